@@ -1,0 +1,62 @@
+# mlx-fleet: `make help` lists what there is.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ONCE ?=
+
+.PHONY: help setup demo test check lint format docs lock bench-apply bench-start bench-gateway clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(READY)  ## make the virtual environment (once)
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $$($(PYTHON) --version) is too old; mlx-fleet needs Python 3.11 or newer. Try: make PYTHON=python3.12"; exit 1; }
+	@echo "setting up $(VENV) (once, about a minute)"
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "make: could not create $(VENV). On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down)
+	@$(BIN)/fleetctl demo $(if $(ONCE),--once)
+
+test: check  ## what CI runs: ruff, mypy, import-linter, pytest
+
+check: lint
+	@$(BIN)/pytest
+
+lint: $(READY)  ## ruff, mypy and import-linter only
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(READY)  ## put the code in the house's format
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+
+docs: $(READY)  ## generate docs/reference and the pictures
+	@$(BIN)/python -m docs.generate
+
+lock: $(READY)  ## renew requirements.txt from pyproject.toml
+	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install --quiet uv
+	@$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.txt
+
+bench-apply: $(READY)  ## 1,000 ModelDeployments: apply, and apply again
+	@$(BIN)/python -m bench.apply
+
+bench-start: $(READY)  ## from apply returning to the engine process being started
+	@$(BIN)/python -m bench.start
+
+bench-gateway: $(READY)  ## latency the gateway adds to an engine
+	@$(BIN)/python -m bench.gateway
+
+clean:  ## remove the virtual environment and the caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build

@@ -1,0 +1,1 @@
+"""YAML to typed objects to a set of changes: load, defaults, validate, diff, apply."""

@@ -1,0 +1,1 @@
+"""What this machine is: chip, cores, memory, addresses. Parsing is pure; reading is one thin file per system."""

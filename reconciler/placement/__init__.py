@@ -1,0 +1,1 @@
+"""Pure placement: the memory proof, filters and scores. No clock, no I/O, no logging."""

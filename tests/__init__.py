@@ -1,0 +1,1 @@
+"""Tests of mlx-fleet, on real parts."""
