@@ -1,0 +1,49 @@
+"""Stop words, matched on text as the API promises and never on tokens. Pure: no mlx, no I/O."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes text through until a stop word is complete, holding back what may become one.
+
+    What comes out does not depend on how the text was cut into pieces: of several stop words the
+    one that is complete first wins, and of those that end together the longest.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self._is_stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop word was seen; all later text is swallowed."""
+        return self._is_stopped
+
+    def feed(self, text: str) -> str:
+        """Take the next text and return what may be shown now."""
+        if self._is_stopped:
+            return ""
+        seen = self._held + text
+        hits = [(at + len(stop), at) for stop in self._stops if (at := seen.find(stop)) >= 0]
+        if hits:
+            self._is_stopped = True
+            self._held = ""
+            return seen[: min(hits)[1]]
+        keep = self._open_length(seen)
+        self._held = seen[len(seen) - keep :]
+        return seen[: len(seen) - keep]
+
+    def flush(self) -> str:
+        """Return what was held back: the text is over, so it cannot become a stop word."""
+        held, self._held = self._held, ""
+        return held
+
+    def _open_length(self, text: str) -> int:
+        """Return the length of the longest end of `text` with which a stop word begins."""
+        longest = max((len(stop) for stop in self._stops), default=0)
+        for length in range(min(longest - 1, len(text)), 0, -1):
+            tail = text[len(text) - length :]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,94 @@
+"""ModelDeployment: which model should run, how often, and where it may go."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from schemas.meta import ApiModel, ApiObject, Labels, ObjectName, Status
+
+ServedName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
+]
+
+
+def _within(path: str) -> str:
+    """Refuse paths that would step out of an agent's models folder."""
+    if ".." in path.split("/"):
+        raise ValueError(
+            "must not contain '..'; give an absolute path or one below the models folder"
+        )
+    return path
+
+
+ModelPath = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$"),
+    AfterValidator(_within),
+]
+
+
+class ModelSource(ApiModel):
+    """Where the weights come from."""
+
+    path: ModelPath
+    """A folder in MLX format on the node: absolute, or below the agent's models folder."""
+
+
+class Placement(ApiModel):
+    """Where replicas may go."""
+
+    pools: tuple[ObjectName, ...] = ()
+    """NodePools whose nodes may run replicas; empty means every node."""
+    node_selector: Labels = Field(default_factory=dict)
+    """Labels that a node must carry, all of them."""
+
+
+class ModelDeploymentSpec(ApiModel):
+    """What should run."""
+
+    model: ModelSource
+    """Where the weights come from."""
+    served_names: tuple[ServedName, ...] = ()
+    """Names that clients may use in "model" besides the deployment's own: other names, tiers."""
+    replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
+    """How many complete copies of the model should serve."""
+    context_length: Annotated[int, Field(ge=16, le=16_777_216)] = 4096
+    """Longest prompt plus answer of one request, in tokens."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
+    """How many requests one replica works on at once."""
+    placement: Placement = Placement()
+    """Where replicas may go."""
+
+
+class NodeRefusal(ApiModel):
+    """Why one node cannot take a replica."""
+
+    node: ObjectName
+    reason: str
+    message: str
+
+
+class ModelDeploymentStatus(Status):
+    """What is true of a deployment."""
+
+    replicas: int = 0
+    """Replicas that are placed."""
+    ready_replicas: int = 0
+    """Replicas that answer."""
+    refusals: tuple[NodeRefusal, ...] = ()
+    """Why nodes could not take the replicas that are missing (at most 20 nodes)."""
+
+
+class ModelDeployment(ApiObject):
+    """A model that the fleet keeps serving."""
+
+    kind: Literal["ModelDeployment"] = "ModelDeployment"
+    spec: ModelDeploymentSpec
+    """What should run."""
+    status: ModelDeploymentStatus | None = None
+    """What is true; written by the reconciler."""
+
+
+def served_names(deployment: ModelDeployment) -> tuple[str, ...]:
+    """Return every name that clients may use for it, its own first, without repeats."""
+    return tuple(dict.fromkeys((deployment.metadata.name, *deployment.spec.served_names)))

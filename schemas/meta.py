@@ -1,0 +1,148 @@
+"""The parts every API object has: metadata, owner references, conditions. Knows no kind."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+ApiVersion = Literal["fleet/v1alpha1"]
+API_VERSION: ApiVersion = "fleet/v1alpha1"
+
+# RFC 1123 subdomain, as in Kubernetes; shorter, because names become file names and derived names.
+NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+ObjectName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=128)]
+LabelKey = Annotated[
+    str, StringConstraints(pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)
+]
+LabelValue = Annotated[
+    str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$", max_length=63)
+]
+Labels = dict[LabelKey, LabelValue]
+
+
+class ApiModel(BaseModel):
+    """Base of every API type: frozen, strict, camelCase in JSON, unknown fields refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+        # `model` is the word users know for what they deploy; pydantic's `model_` guard would warn.
+        protected_namespaces=(),
+    )
+
+
+class OwnerReference(ApiModel):
+    """Who created this object; when the owner goes, it goes."""
+
+    kind: str
+    name: ObjectName
+    uid: str
+
+
+class ObjectMeta(ApiModel):
+    """What identifies an object and what the fleet keeps about it."""
+
+    name: ObjectName
+    """Unique among objects of its kind: lower-case letters, digits, '-' and '.'."""
+    labels: Labels = Field(default_factory=dict)
+    """Identifying key/value pairs that selectors match."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Notes for people and tools; nothing selects on them."""
+    uid: str = ""
+    """Set by the fleet: tells this object from an earlier one of the same name."""
+    generation: int = 0
+    """Set by the fleet: counts changes of the spec."""
+    resource_version: str = ""
+    """Set by the fleet: the version that was read; opaque, compared for equality only."""
+    creation_timestamp: datetime | None = None
+    """Set by the fleet: when the object was first written."""
+    deletion_timestamp: datetime | None = None
+    """Set by the fleet: deletion was asked for; finalizers are being worked off."""
+    finalizers: tuple[str, ...] = ()
+    """Set by the fleet: who must clean up before the object may go."""
+    owner_references: tuple[OwnerReference, ...] = ()
+    """Set by the fleet: who created this object."""
+
+
+# What the fleet keeps; a manifest that sets them is refused.
+FLEET_OWNED = (
+    "uid",
+    "generation",
+    "resource_version",
+    "creation_timestamp",
+    "deletion_timestamp",
+    "finalizers",
+    "owner_references",
+)
+
+
+class Truth(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """One observation about an object, in the form of Kubernetes' conditions."""
+
+    type: str
+    """An adjective or participle: Available, Placed, Ready."""
+    status: Truth
+    reason: str
+    """One CamelCase word for machines."""
+    message: str = ""
+    """One sentence for people."""
+    observed_generation: int = 0
+    """The generation of the spec that this speaks of."""
+    last_transition_time: datetime | None = None
+    """When the status last changed (not when it was last looked at)."""
+
+
+def with_condition(old: Sequence[Condition], new: Condition) -> tuple[Condition, ...]:
+    """Return `old` with `new` in it; the time moves only when the truth moves."""
+    previous = find_condition(old, new.type)
+    if previous is not None and previous.status == new.status:
+        new = new.model_copy(update={"last_transition_time": previous.last_transition_time})
+    return tuple(sorted([*(c for c in old if c.type != new.type), new], key=lambda c: c.type))
+
+
+def find_condition(conditions: Sequence[Condition], type_: str) -> Condition | None:
+    """Return the condition of that type; None means unknown."""
+    return next((c for c in conditions if c.type == type_), None)
+
+
+def is_true(conditions: Sequence[Condition], type_: str) -> bool:
+    """Return whether the condition is there and true."""
+    found = find_condition(conditions, type_)
+    return found is not None and found.status == Truth.TRUE
+
+
+class Status(ApiModel):
+    """What every status has."""
+
+    observed_generation: int = 0
+    """The generation of the spec that this status was computed from."""
+    conditions: tuple[Condition, ...] = ()
+
+
+class ApiObject(ApiModel):
+    """What every object has; each kind narrows `kind`, `spec` and `status`."""
+
+    api_version: ApiVersion = API_VERSION
+    """The version of the API; only fleet/v1alpha1 exists."""
+    kind: str
+    """The kind of the object."""
+    metadata: ObjectMeta = Field(...)
+    """Name, labels and what the fleet keeps about the object."""
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name

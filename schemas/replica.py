@@ -1,0 +1,90 @@
+"""Replica and Endpoint: one complete copy of a model on its way to serving, and where it answers."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.deployment import ModelSource
+from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
+
+
+class MemoryProof(ApiModel):
+    """Why a rank fits: what it needs, part by part."""
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    activation_bytes: int
+    overhead_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
+        )
+
+
+class RankAssignment(ApiModel):
+    """One process of the replica and its Mac; the place in the list is the rank."""
+
+    node: ObjectName
+    memory: MemoryProof
+    """The proof that it fits."""
+
+
+class ReplicaSpec(ApiModel):
+    """What an agent must run."""
+
+    deployment: ObjectName
+    template: str
+    """Hash of everything in the deployment's spec that the engine depends on."""
+    model: ModelSource
+    served_names: tuple[str, ...]
+    context_length: int
+    concurrency: int
+    ranks: Annotated[tuple[RankAssignment, ...], Field(min_length=1)]
+
+
+class ReplicaStatus(Status):
+    """What is true of a replica; computed from its ranks by the reconciler."""
+
+
+class Replica(ApiObject):
+    """One complete copy of a model, assigned to its node."""
+
+    kind: Literal["Replica"] = "Replica"
+    spec: ReplicaSpec
+    status: ReplicaStatus | None = None
+
+
+class RankStatus(ApiModel):
+    """What the agent says of the rank it runs; conditions Started, Loaded, Ready."""
+
+    replica_uid: str
+    """The very replica this speaks of; a status of an earlier one of the same name is void."""
+    node: ObjectName
+    restarts: int = 0
+    """How often the engine was started again after it had ended by itself."""
+    conditions: tuple[Condition, ...] = ()
+
+
+class EndpointSpec(ApiModel):
+    """Where requests go."""
+
+    deployment: ObjectName
+    replica_uid: str
+    node: ObjectName
+    url: str
+    """Base address of the engine, such as http://10.0.0.5:4100."""
+    served_names: tuple[str, ...]
+
+
+class Endpoint(ApiObject):
+    """Where a ready replica answers; lives as long as its agent's lease."""
+
+    kind: Literal["Endpoint"] = "Endpoint"
+    spec: EndpointSpec
+
+
+def replica_name(deployment: ObjectName, ordinal: int) -> ObjectName:
+    """Return the name of a deployment's replica: derived, so that creating it twice collides."""
+    return f"{deployment}-{ordinal}"

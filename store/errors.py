@@ -1,0 +1,40 @@
+"""What can go wrong with the store, named after what the caller should do."""
+
+
+class StoreError(Exception):
+    """Base of everything the store raises."""
+
+
+class UnavailableError(StoreError):
+    """The store did not answer: try again later, on another endpoint.
+
+    `ambiguous` says that a write may have been applied all the same: read before writing again.
+    """
+
+    def __init__(self, message: str, *, ambiguous: bool = False) -> None:
+        super().__init__(message)
+        self.ambiguous = ambiguous
+
+
+class ConflictError(StoreError):
+    """What was read has changed since: look again, then decide again."""
+
+
+class CompactedError(StoreError):
+    """The history asked for is gone: list again."""
+
+
+class PermissionDeniedError(StoreError):
+    """The store knows us and refuses: a person must mend credentials or roles."""
+
+
+class TooLargeError(StoreError):
+    """The object or transaction is larger than the store takes: make it smaller."""
+
+
+class NoSpaceError(StoreError):
+    """The store has used up its quota: reads go on, writes wait for a person or a compaction."""
+
+
+class LeaseLostError(StoreError):
+    """The lease is gone: others think that its owner is dead, so it must act like it."""

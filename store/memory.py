@@ -1,0 +1,163 @@
+"""The memory adapter: etcd's semantics in a dictionary, for tests. Never on a user's path."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from machinery.clock import Clock
+from store.errors import CompactedError, ConflictError, LeaseLostError, TooLargeError
+from store.port import (
+    MAX_OPERATIONS,
+    Change,
+    CreatedAt,
+    Delete,
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    Put,
+    ServerStatus,
+    Unchanged,
+    WatchBatch,
+)
+
+# etcd's default --max-request-bytes.
+_MAX_BYTES = 1_572_864
+
+
+class MemoryTransport:
+    """`store.port.Transport` in memory; shared by all who hold it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._keys: dict[str, KeyValue] = {}
+        self._history: list[Change] = []
+        self._revision = 1
+        self._compacted = 0
+        self._leases: dict[int, tuple[int, float]] = {}
+        self._moved = asyncio.Event()
+
+    async def get(self, key: str) -> KeyValue | None:
+        self._expire()
+        return self._keys.get(key)
+
+    async def list(self, prefix: str) -> Listing:
+        self._expire()
+        items = sorted(k for k in self._keys if k.startswith(prefix))
+        return Listing(revision=self._revision, items=tuple(self._keys[k] for k in items))
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        self._expire()
+        self._check_size(guards, operations)
+        if not all(self._holds(guard) for guard in guards):
+            raise ConflictError("what was read has changed since")
+        self._apply(operations)
+        return self._revision
+
+    def _check_size(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> None:
+        if max(len(guards), len(operations)) > MAX_OPERATIONS:
+            raise TooLargeError(f"a transaction takes {MAX_OPERATIONS} operations")
+        if sum(len(op.value) for op in operations if isinstance(op, Put)) > _MAX_BYTES:
+            raise TooLargeError("request is too large")
+        for op in operations:
+            if isinstance(op, Put) and op.lease and op.lease not in self._leases:
+                raise LeaseLostError("requested lease not found")
+
+    def _holds(self, guard: Guard) -> bool:
+        now = self._keys.get(guard.key)
+        if isinstance(guard, CreatedAt):
+            return (now.create_revision if now else 0) == guard.create_revision
+        assert isinstance(guard, Unchanged)
+        return (now.mod_revision if now else 0) == guard.mod_revision
+
+    def _apply(self, operations: Sequence[Operation]) -> None:
+        effective = [o for o in operations if isinstance(o, Put) or o.key in self._keys]
+        if not effective:
+            return
+        self._revision += 1
+        for operation in effective:
+            self._history.append(self._change(operation))
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _change(self, operation: Operation) -> Change:
+        if isinstance(operation, Delete):
+            self._keys.pop(operation.key, None)
+            return Change(key=operation.key, mod_revision=self._revision, now=None)
+        before = self._keys.get(operation.key)
+        now = KeyValue(
+            key=operation.key,
+            value=operation.value,
+            create_revision=before.create_revision if before else self._revision,
+            mod_revision=self._revision,
+            lease=operation.lease,
+        )
+        self._keys[operation.key] = now
+        return Change(key=now.key, mod_revision=self._revision, now=now)
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        yield WatchBatch(revision=after_revision, changes=())
+        while True:
+            self._expire()
+            if after_revision < self._compacted or after_revision > self._revision:
+                raise CompactedError("the history is gone")
+            moved, upto = self._moved, self._revision
+            fresh = tuple(
+                change
+                for change in self._history
+                if change.mod_revision > after_revision and change.key.startswith(prefix)
+            )
+            if fresh:
+                after_revision = upto
+                yield WatchBatch(revision=upto, changes=fresh)
+                continue
+            await self._wait(moved)
+
+    async def _wait(self, moved: asyncio.Event) -> None:
+        """Wait for a change, looking at the leases now and then as etcd does."""
+        try:
+            async with asyncio.timeout(0.1 if self._leases else None):
+                await moved.wait()
+        except TimeoutError:
+            return
+
+    def compact(self) -> None:
+        """Drop the history, as etcd's compaction does."""
+        self._compacted = self._revision
+        self._history.clear()
+
+    async def grant(self, ttl_s: int) -> int:
+        self._expire()
+        lease = max(self._leases, default=1000) + 1 + self._revision
+        self._leases[lease] = (ttl_s, self._clock.monotonic() + ttl_s)
+        self._moved.set()
+        self._moved = asyncio.Event()
+        return lease
+
+    async def keep_alive(self, lease: int) -> int:
+        self._expire()
+        if lease not in self._leases:
+            return 0
+        ttl_s, _ = self._leases[lease]
+        self._leases[lease] = (ttl_s, self._clock.monotonic() + ttl_s)
+        return ttl_s
+
+    async def revoke(self, lease: int) -> None:
+        self._expire()
+        if self._leases.pop(lease, None) is not None:
+            self._drop_keys_of(lease)
+
+    async def status(self) -> ServerStatus:
+        return ServerStatus(version="memory", revision=self._revision)
+
+    async def close(self) -> None:
+        return
+
+    def _expire(self) -> None:
+        now = self._clock.monotonic()
+        for lease in [lease for lease, (_, due) in self._leases.items() if due <= now]:
+            del self._leases[lease]
+            self._drop_keys_of(lease)
+
+    def _drop_keys_of(self, lease: int) -> None:
+        bound = [kv.key for kv in self._keys.values() if kv.lease == lease]
+        self._apply([Delete(key=key) for key in bound])

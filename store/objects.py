@@ -1,0 +1,41 @@
+"""Typed reading of objects: spec and status brought together. Writing is a guarded transaction."""
+
+from typing import TypeVar
+
+from schemas.meta import ApiObject
+from store import codec, keys
+from store.port import Transport
+
+O = TypeVar("O", bound=ApiObject)  # noqa: E741 - one letter as type variables have
+
+
+async def get(transport: Transport, kind: type[O], name: str) -> O | None:
+    """Return the object with its status; None if it is not there."""
+    item = await transport.get(_key(kind, name))
+    if item is None:
+        return None
+    found = codec.decode_object(kind, item)
+    if codec.status_type(kind) is None:
+        return found
+    return codec.with_status(found, await transport.get(keys.status_key(kind.__name__, name)))
+
+
+async def list_all(transport: Transport, kind: type[O]) -> list[O]:
+    """Return all objects of a kind with their statuses, by name."""
+    listing = await transport.list(_prefix(kind))
+    found = [codec.decode_object(kind, item) for item in listing.items]
+    if codec.status_type(kind) is not None:
+        statuses = await transport.list(keys.status_prefix(kind.__name__))
+        by_name = {keys.kind_and_name(item.key)[1]: item for item in statuses.items}
+        found = [codec.with_status(obj, by_name.get(obj.name)) for obj in found]
+    return sorted(found, key=lambda obj: obj.name)
+
+
+def _key(kind: type[ApiObject], name: str) -> str:
+    return f"{_prefix(kind)}{name}"
+
+
+def _prefix(kind: type[ApiObject]) -> str:
+    """Return where objects of the kind lie; leased kinds lie beside the specs."""
+    leased = {"Endpoint": keys.ENDPOINT_PREFIX, "Event": keys.EVENT_PREFIX}
+    return leased.get(kind.__name__) or keys.spec_prefix(kind.__name__)

@@ -1,0 +1,153 @@
+"""etcd's JSON gateway as text: requests to bytes, answers to values, errors to ours. Pure.
+
+Formats differ between builds (spacing, grpc-gateway v1 and v2 error bodies); int64 are strings,
+bytes are base64, zeros and empty values are left out.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+import orjson
+
+from store.errors import (
+    CompactedError,
+    LeaseLostError,
+    NoSpaceError,
+    PermissionDeniedError,
+    StoreError,
+    TooLargeError,
+    UnavailableError,
+)
+from store.port import Change, CreatedAt, Delete, Guard, KeyValue, Operation, Put, Unchanged
+
+Json = dict[str, Any]
+
+# gRPC status codes: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
+_DEADLINE, _NOT_FOUND, _DENIED, _EXHAUSTED, _RANGE, _UNAVAILABLE, UNAUTHENTICATED = (
+    4,
+    5,
+    7,
+    8,
+    11,
+    14,
+    16,
+)
+
+
+def dumps(body: Json) -> bytes:
+    return orjson.dumps(body)
+
+
+def loads(raw: bytes) -> Json:
+    """Return the object that the text says.
+
+    Raises:
+        UnavailableError: it is not JSON, so whoever answered is not etcd, or broke off.
+
+    """
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise UnavailableError(f"not an answer of etcd: {raw[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise UnavailableError(f"not an answer of etcd: {raw[:80]!r}")
+    return value
+
+
+def b64(text: str | bytes) -> str:
+    return b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def key_value(tree: Json) -> KeyValue:
+    return KeyValue(
+        key=b64decode(tree["key"]).decode(),
+        value=b64decode(tree.get("value", "")),
+        create_revision=int(tree.get("create_revision", 0)),
+        mod_revision=int(tree.get("mod_revision", 0)),
+        lease=int(tree.get("lease", 0)),
+    )
+
+
+def change(tree: Json) -> Change:
+    """Return one event of a watch; a put carries no type."""
+    now = key_value(tree["kv"])
+    gone = tree.get("type") == "DELETE"
+    return Change(key=now.key, mod_revision=now.mod_revision, now=None if gone else now)
+
+
+def transaction(guards: Sequence[Guard], operations: Sequence[Operation]) -> Json:
+    return {
+        "compare": [_compare(guard) for guard in guards],
+        "success": [_operation(operation) for operation in operations],
+    }
+
+
+def _compare(guard: Guard) -> Json:
+    match guard:
+        case Unchanged(key=key, mod_revision=revision):
+            return {
+                "key": b64(key),
+                "target": "MOD",
+                "result": "EQUAL",
+                "mod_revision": str(revision),
+            }
+        case CreatedAt(key=key, create_revision=revision):
+            return {
+                "key": b64(key),
+                "target": "CREATE",
+                "result": "EQUAL",
+                "create_revision": str(revision),
+            }
+        case _:
+            assert_never(guard)
+
+
+def _operation(operation: Operation) -> Json:
+    match operation:
+        case Put(key=key, value=value, lease=lease):
+            put = {"key": b64(key), "value": b64(value)}
+            return {"request_put": {**put, "lease": str(lease)} if lease else put}
+        case Delete(key=key):
+            return {"request_delete_range": {"key": b64(key)}}
+        case _:
+            assert_never(operation)
+
+
+def error_of(raw: bytes) -> tuple[int, str]:
+    """Return the gRPC code and the text of an error body, whatever build wrote it."""
+    try:
+        tree = loads(raw)
+    except UnavailableError:
+        return 2, raw[:200].decode("utf-8", "replace")
+    nested = tree.get("error")
+    if isinstance(nested, dict):  # streams nest it
+        tree = nested
+    text = tree.get("message") or tree.get("error") or "no reason given"
+    return int(tree.get("grpc_code") or tree.get("code") or 2), str(text)
+
+
+# Texts that etcd has used for the same thing over the years, and gRPC codes; first match wins.
+_MEANINGS: tuple[tuple[tuple[int, ...], tuple[str, ...], type[StoreError]], ...] = (
+    ((_RANGE,), ("compacted",), CompactedError),
+    ((), ("too large", "larger than max", "too many operations"), TooLargeError),
+    ((), ("space exceeded",), NoSpaceError),
+    ((_NOT_FOUND,), ("lease not found",), LeaseLostError),
+    ((_DENIED, UNAUTHENTICATED), (), PermissionDeniedError),
+    (
+        (_UNAVAILABLE, _DEADLINE, _EXHAUSTED),
+        ("deadline exceeded", "timed out", "no leader", "leader changed"),
+        UnavailableError,
+    ),
+)
+
+
+def exception_of(code: int, text: str) -> StoreError:
+    """Return our error for etcd's; matched on code and text, for HTTP statuses differ by build."""
+    low = text.lower()
+    for codes, phrases, error in _MEANINGS:
+        if code in codes or any(phrase in low for phrase in phrases):
+            if error is UnavailableError:
+                return UnavailableError(text, ambiguous=True)
+            return error(text)
+    return StoreError(f"etcd: {text} (code {code})")
