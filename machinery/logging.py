@@ -6,6 +6,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from typing_extensions import override
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -16,6 +18,7 @@ class JsonFormatter(logging.Formatter):
         super().__init__()
         self._process = process
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, tz=UTC).isoformat(

@@ -96,9 +96,10 @@ def settle(stored: Identity | None, machine: Machine, path: Path) -> Identity:
 
 def label(hostname: str, *, fallback: str) -> str:
     """Make an RFC 1123 label of a host name: "Änna's Mac.local" is "anna-s-mac". Never empty if fallback is not."""
-    plain = unicodedata.normalize("NFKD", hostname.strip().rstrip(".").lower())
-    plain = "".join(sign for sign in plain if not unicodedata.combining(sign))
-    made = re.sub(r"[^a-z0-9]+", "-", plain.removesuffix(".local")).strip("-")
+    apart = unicodedata.normalize("NFKD", hostname).lower()
+    plain = "".join(sign for sign in apart if not unicodedata.combining(sign))
+    host = plain.strip().rstrip(".").removesuffix(".local")
+    made = re.sub(r"[^a-z0-9]+", "-", host).strip("-")
     made = made[:MAX_LABEL].rstrip("-")
     return fallback if made in _NO_NAME else made
 
@@ -164,20 +165,20 @@ def _load(path: Path) -> Identity | None:
     except UnicodeDecodeError as error:
         raise _corrupt(path, "it is not UTF-8 text") from error
     try:
-        return _parse(text)
-    except ValueError as error:
+        return _parse(text, path)
+    except (ValueError, RecursionError) as error:
         raise _corrupt(path, str(error)) from error
 
 
-def _parse(text: str) -> Identity:
+def _parse(text: str, path: Path) -> Identity:
     tree: object = json.loads(text)
     if not isinstance(tree, dict):
-        raise ValueError("it is not a JSON object")  # noqa: TRY004 - one error for all that is wrong
+        raise _corrupt(path, "it is not a JSON object")
     name, uid, hardware_uuid = (tree.get(key) for key in ("name", "uid", "hardwareUuid"))
     if not isinstance(name, str) or not _LABEL.fullmatch(name):
-        raise ValueError('"name" is not a node name')
+        raise _corrupt(path, '"name" is not a node name')
     if not isinstance(uid, str) or not isinstance(hardware_uuid, str):
-        raise ValueError('"uid" and "hardwareUuid" are not both texts')
+        raise _corrupt(path, '"uid" and "hardwareUuid" are not both texts')
     return Identity(name=name, uid=str(uuid.UUID(uid)), hardware_uuid=hardware_uuid.strip().lower())
 
 

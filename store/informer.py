@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -79,9 +80,10 @@ class Informer(Generic[T]):
                     self._replace(await self._transport.list(self._prefix))
                     must_list = False
                 watch = self._transport.watch(self._prefix, after_revision=self.revision)
-                async for batch in watch:
-                    failures = 0
-                    self._take(batch)
+                async with aclosing(watch):
+                    async for batch in watch:
+                        failures = 0
+                        self._take(batch)
             except CompactedError as error:
                 log.info("listing again", extra={"prefix": self._prefix, "why": str(error)})
                 must_list = True

@@ -6,9 +6,15 @@ from typing import Literal, TypeAlias
 ErrorType: TypeAlias = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 INVALID: ErrorType = "invalid_request_error"
 
+_REASON_LENGTH = 400
+
 
 class ModelUnusableError(Exception):
     """The model directory cannot be served as it is; starting again changes nothing."""
+
+
+class StoppedError(Exception):
+    """The process was asked to end while it was loading."""
 
 
 class PromptRefusedError(Exception):
@@ -83,3 +89,10 @@ def queue_full(concurrency: int, limit: int) -> RefusedError:
 def internal(message: str) -> RefusedError:
     """Return the refusal for which the engine is to blame."""
     return RefusedError(Refusal(status=500, message=message, type="server_error"))
+
+
+def reason(error: BaseException) -> str:
+    """Return an exception as one line of bounded length."""
+    words = " ".join(str(error).split())
+    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return text if len(text) <= _REASON_LENGTH else f"{text[: _REASON_LENGTH - 3]}..."

@@ -42,7 +42,8 @@ async def output(argv: Sequence[str], *, timeout_s: float) -> str | None:
 async def _reap(process: Process) -> None:
     if process.returncode is not None:
         return
-    with contextlib.suppress(ProcessLookupError):
+    # macOS answers EPERM, not ESRCH, for a group of which only a zombie is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(REAP_TIMEOUT_S):

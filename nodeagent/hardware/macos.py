@@ -1,7 +1,7 @@
 """What a Mac is, from the commands that macOS ships. Parsing is pure; only `capture` touches the machine.
 
-These readers have been run against captured output only, not on a Mac: the captures in tests/nodeagent/captures
-follow published output of real machines, with identifiers made up.
+These readers have never run on a Mac, only against the captures in tests/nodeagent/captures: plausible output,
+modelled on what owners published. The README there says which parts are assumed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MIB: Final = 2**20
 RDMA_SINCE: Final = (26, 2)  # Apple TN3205
 
 _UNITS: Final = (("MB", 2**20), ("GB", 2**30), ("TB", 2**40))
-# The model table's own boundary (LLMKube, and macOS' default until version 15): .66 up to 36 GB, .75 above.
+# LLMKube plans with the same boundary: two thirds up to 36 GB, three quarters above.
 _SMALL_MAC_BYTES: Final = 36 * 2**30
 _SYSCTLS: Final = (
     "machdep.cpu.brand_string",

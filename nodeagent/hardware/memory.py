@@ -2,6 +2,7 @@
 
 Free memory alone is a poor signal on macOS (exo#976): the kernel keeps caches and compresses before it frees. Its
 own verdict, the pressure level, therefore decides how much of the reclaimable memory counts.
+Run against captured output only, not on a Mac.
 """
 
 import re

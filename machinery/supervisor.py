@@ -1,0 +1,114 @@
+"""Keeps programs running, as launchd does: adopts them, restarts them with backoff, ends them."""
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from machinery import processes
+from machinery.backoff import Backoff
+from machinery.clock import Clock
+
+log = logging.getLogger(__name__)
+
+# Who ran this long is not in a crash loop.
+_STABLE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One long-running program."""
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    record: Path
+    cwd: Path | None = None
+    grace_s: float = 10.0
+    before_start: Callable[[], None] | None = None
+    """Called before each start: clears what a killed predecessor left."""
+
+
+class Supervisor:
+    """Keeps one program running while `run()` runs; `stop()` ends it for good."""
+
+    def __init__(self, program: Program, clock: Clock) -> None:
+        self.program = program
+        self._clock = clock
+        self._child: processes.Child | None = None
+        self._wanted = True
+        self.restarts = 0
+
+    def wanted(self) -> bool:
+        """Whether the program is to run; stop() ends that for good."""
+        return self._wanted
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.running()
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.record.pid if self._child is not None else None
+
+    async def start(self) -> None:
+        """Adopt what a predecessor of ours left running with the same command, or start it.
+
+        Raises:
+            OSError: the program cannot be started.
+
+        """
+        child = processes.adopt(self.program.record)
+        if child is not None and child.record.command != self.program.command:
+            log.info("ending a program with other flags", extra={"program": self.program.name})
+            await processes.end(child, self._clock, grace_s=self.program.grace_s)
+            child = None
+        self._child = child or self._spawn()
+
+    def _spawn(self) -> processes.Child:
+        if self.program.before_start is not None:
+            self.program.before_start()
+        child = processes.spawn(self.program.command, log=self.program.log, cwd=self.program.cwd)
+        child.record.save(self.program.record)
+        return child
+
+    async def run(self) -> None:
+        """Start the program again whenever it ends, until stop()."""
+        failures = 0
+        backoff = Backoff(first_s=0.1, limit_s=10.0)
+        while self.wanted():
+            started_at = self._clock.monotonic()
+            while self.running:
+                await self._clock.sleep(0.1)
+            if not self.wanted():
+                return
+            lived_s = self._clock.monotonic() - started_at
+            failures = 1 if lived_s > _STABLE_S else failures + 1
+            self.restarts += 1
+            self._log_end(lived_s)
+            await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))  # noqa: S311
+            if self.wanted():
+                self._child = self._spawn()
+
+    def _log_end(self, lived_s: float) -> None:
+        log.warning(
+            "a program ended; starting it again",
+            extra={
+                "program": self.program.name,
+                "exit_code": self._child.exit_code() if self._child else None,
+                "lived_s": round(lived_s, 1),
+                "last_words": processes.last_lines(self.program.log),
+            },
+        )
+
+    async def end(self) -> None:
+        """End the program; run() would start it again."""
+        if self._child is not None:
+            await processes.end(self._child, self._clock, grace_s=self.program.grace_s)
+
+    async def stop(self) -> None:
+        """End the program, and do not start it again."""
+        self._wanted = False
+        await self.end()
+        self.program.record.unlink(missing_ok=True)

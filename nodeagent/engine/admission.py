@@ -1,0 +1,130 @@
+"""Who runs, who waits, who is refused. Lives on the event loop alone, so it needs no lock.
+
+Slots are counted here and not in the batch: a waiting request costs no memory of the GPU, can be
+refused at once when the engine drains, and leaves without the worker ever having heard of it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nodeagent.engine import errors
+from nodeagent.engine.errors import RefusedError
+from nodeagent.engine.jobs import Cancel, Event, Fault, Job, Piece
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ticket:
+    """One request's place, and the stream of what was made for it."""
+
+    job: Job
+    _events: asyncio.Queue[Piece | RefusedError] = field(default_factory=asyncio.Queue)
+
+    async def next(self) -> Piece:
+        """Wait for the next piece.
+
+        Raises:
+            RefusedError: there will be none.
+
+        """
+        event = await self._events.get()
+        if isinstance(event, RefusedError):
+            raise event
+        return event
+
+    def put(self, event: Piece | RefusedError) -> None:
+        """Add what `next` will return. At most `max_tokens` times, so the queue is bounded."""
+        self._events.put_nowait(event)
+
+
+class Admission:
+    """A fixed number of slots and a bounded queue, first come first served."""
+
+    def __init__(
+        self, *, concurrency: int, queue_limit: int, send: Callable[[Job | Cancel], None]
+    ) -> None:
+        self._concurrency = concurrency
+        self._queue_limit = queue_limit
+        self._send = send
+        self._running: dict[int, Ticket] = {}
+        self._queue: deque[Ticket] = deque()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that hold a slot."""
+        return len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """The number of requests that wait for one."""
+        return len(self._queue)
+
+    def enter(self, job: Job) -> Ticket:
+        """Give a job a slot, or a place in the queue.
+
+        Raises:
+            RefusedError: both are taken.
+
+        """
+        ticket = Ticket(job=job)
+        if len(self._running) < self._concurrency:
+            self._run(ticket)
+        elif len(self._queue) < self._queue_limit:
+            self._queue.append(ticket)
+        else:
+            raise errors.queue_full(self._concurrency, self._queue_limit)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Forget a request, in whatever state; what was not finished is cancelled."""
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+        elif self._running.pop(ticket.job.id, None) is not None:
+            # Before the job that takes the slot: the worker's inbox keeps the order.
+            self._send(Cancel(ticket.job.id))
+            self._fill()
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hand out what a step made; events of requests that left are dropped."""
+        for event in events:
+            ticket = self._running.get(event.job_id)
+            if ticket is None:
+                continue
+            if isinstance(event, Fault):
+                ticket.put(errors.internal(f"The model failed on this request: {event.reason}"))
+                del self._running[event.job_id]
+                continue
+            ticket.put(event)
+            if event.finish is not None:
+                del self._running[event.job_id]
+        self._fill()
+
+    def refuse_queued(self, refusal: RefusedError) -> None:
+        """Turn away all who wait."""
+        while self._queue:
+            self._queue.popleft().put(refusal)
+
+    def refuse_all(self, refusal: RefusedError) -> None:
+        """Turn away all who wait and break off all who run."""
+        self.refuse_queued(refusal)
+        for ticket in list(self._running.values()):
+            ticket.put(refusal)
+            self.leave(ticket)
+
+    async def until_idle(self) -> None:
+        """Wait until no request holds a slot."""
+        await self._idle.wait()
+
+    def _run(self, ticket: Ticket) -> None:
+        self._idle.clear()
+        self._running[ticket.job.id] = ticket
+        self._send(ticket.job)
+
+    def _fill(self) -> None:
+        while self._queue and len(self._running) < self._concurrency:
+            self._run(self._queue.popleft())
+        if not self._running:
+            self._idle.set()

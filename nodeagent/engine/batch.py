@@ -1,0 +1,158 @@
+"""Continuous batching: many jobs in one mlx-lm BatchGenerator. One thread, no I/O, no clock.
+
+A fault costs the jobs that were in the batch, never the process: after an exception the state of a
+batch cannot be trusted, so the generator is thrown away and a new one made.
+"""
+
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+
+from nodeagent.engine import sampling
+from nodeagent.engine.errors import reason
+from nodeagent.engine.jobs import Event, Fault, FinishReason, Job, Piece
+from nodeagent.engine.loading import Detokenizer, Loaded
+from nodeagent.engine.state import Gauges
+from nodeagent.engine.stopping import StopMatcher
+
+# Between two tokens of every running stream lies at most one prefill of (batch x step) tokens: 2,048
+# on a GPU, which is mlx-lm's own default; on a CPU, at some 200 tokens/s, that would be ten seconds.
+_PREFILL_BATCH, _PREFILL_STEP = (2, 256) if sys.platform == "linux" else (4, 512)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sequence:
+    """A job in the batch, with its way back from tokens to text."""
+
+    job: Job
+    detokenizer: Detokenizer
+    stops: StopMatcher
+
+    def take(self, token: int, finish: FinishReason | None) -> Piece:
+        """Turn one token into what the client may see of it."""
+        if finish != "stop":  # the end token itself is no text
+            self.detokenizer.add_token(token)
+        if finish is not None:
+            self.detokenizer.finalize()
+        text = self.stops.feed(self.detokenizer.last_segment)
+        if self.stops.is_stopped:
+            finish = "stop"
+        elif finish is not None:
+            text += self.stops.flush()
+        return Piece(job_id=self.job.id, token=token, text=text, finish=finish)
+
+
+class Batch:
+    """The jobs that run now. The caller bounds their number; more than `width` would wait inside."""
+
+    def __init__(self, loaded: Loaded, gauges: Gauges, *, width: int) -> None:
+        self._loaded = loaded
+        self._gauges = gauges
+        self._width = width
+        self._sequences: dict[int, _Sequence] = {}  # by the generator's uid
+        self._generator = self._new_generator()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._sequences
+
+    def add(self, job: Job) -> list[Event]:
+        """Let a job join at the next step; a job that cannot is lost alone."""
+        detokenizer = self._loaded.codec.detokenizer()
+        try:
+            for token in job.primer:
+                detokenizer.add_token(token)
+            _ = detokenizer.last_segment
+            uid = self._generator.insert(
+                [list(job.prompt)], [job.max_tokens], samplers=[sampling.make(job.sampling)]
+            )[0]
+        except (ValueError, RuntimeError, LookupError) as error:
+            log.exception("a job could not join the batch", extra={"job": job.id})
+            return [Fault(job_id=job.id, reason=reason(error))]
+        self._sequences[uid] = _Sequence(
+            job=job, detokenizer=detokenizer, stops=StopMatcher(job.stops)
+        )
+        return []
+
+    def remove(self, job_id: int) -> None:
+        """Take a job out before the next step, in whichever stage it is."""
+        uids = [uid for uid, sequence in self._sequences.items() if sequence.job.id == job_id]
+        self._drop(uids)
+        if not self._sequences:
+            self._settle()
+
+    def step(self) -> list[Event]:
+        """Generate at most one token for every job."""
+        try:
+            events = self._step()
+        except Exception as error:
+            # Whatever it was, the caches of all sequences may be half written.
+            log.exception("a step failed; its jobs are lost", extra={"jobs": len(self._sequences)})
+            return self._restart(error)
+        self._gauges.steps += 1
+        if not self._sequences:
+            self._settle()
+        self._measure()
+        return events
+
+    def close(self) -> None:
+        """Give back what the generator holds."""
+        self._sequences.clear()
+        self._generator.close()
+
+    def _step(self) -> list[Event]:
+        _, responses = self._generator.next()
+        pieces: list[Event] = []
+        stopped: list[int] = []
+        for response in responses:
+            sequence = self._sequences[response.uid]
+            piece = sequence.take(response.token, response.finish_reason)
+            pieces.append(piece)
+            if response.finish_reason is not None:
+                del self._sequences[response.uid]
+            elif piece.finish is not None:
+                stopped.append(response.uid)
+        self._drop(stopped)
+        return pieces
+
+    def _drop(self, uids: list[int]) -> None:
+        if not uids:
+            return
+        self._generator.remove(uids)
+        for uid in uids:
+            del self._sequences[uid]
+
+    def _restart(self, error: Exception) -> list[Event]:
+        faults = [
+            Fault(job_id=sequence.job.id, reason=reason(error))
+            for sequence in self._sequences.values()
+        ]
+        self.close()
+        self._settle()
+        self._generator = self._new_generator()
+        return list(faults)
+
+    def _settle(self) -> None:
+        """Return the buffers of finished sequences to the system while nobody waits for a token."""
+        mx.clear_cache()
+        self._measure()
+
+    def _measure(self) -> None:
+        self._gauges.active_bytes = mx.get_active_memory()
+        self._gauges.peak_bytes = mx.get_peak_memory()
+
+    def _new_generator(self) -> Any:
+        return BatchGenerator(
+            self._loaded.model,
+            stop_tokens=[[token] for token in self._loaded.codec.eos_ids],
+            completion_batch_size=self._width,
+            prefill_batch_size=min(_PREFILL_BATCH, self._width),
+            prefill_step_size=_PREFILL_STEP,
+        )

@@ -1,0 +1,178 @@
+"""From a checked folder to a model in memory, through mlx-lm. Runs in the worker thread alone."""
+
+import gc
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
+
+import jinja2
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model, load_tokenizer
+
+from nodeagent.engine.errors import ModelUnusableError, PromptRefusedError, StoppedError, reason
+from nodeagent.engine.modeldir import ModelFacts
+from nodeagent.engine.state import Gauges
+
+Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
+
+# Weights are read this many bytes at a time, so that progress is seen and a stop is obeyed.
+_SLICE_BYTES = 256 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Detokenizer(Protocol):
+    """One sequence's way from tokens to text; never yields half a character."""
+
+    def add_token(self, token: int) -> None:
+        """Take one token."""
+        ...
+
+    def finalize(self) -> None:
+        """Give up waiting for the rest of a character."""
+        ...
+
+    @property
+    def last_segment(self) -> str:
+        """The text since this was last read."""
+        ...
+
+
+class TextCodec:
+    """The tokenizer in our own words. `encode_*` may run in one other thread than the worker."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens which end a text."""
+        return tuple(sorted(self._tokenizer.eos_token_ids))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be turned into a prompt."""
+        return bool(self._tokenizer.has_chat_template)
+
+    @property
+    def size(self) -> int:
+        """The number of tokens known."""
+        return len(self._tokenizer)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return a text's tokens, with the ones the model wants at a start."""
+        return list(self._tokenizer.encode(text))
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the tokens of (role, text) messages, up to where the assistant speaks.
+
+        Raises:
+            PromptRefusedError: the template does not allow these messages.
+
+        """
+        turns = [{"role": role, "content": text} for role, text in messages]
+        try:
+            return list(self._tokenizer.apply_chat_template(turns, add_generation_prompt=True))
+        except jinja2.TemplateError as error:
+            raise PromptRefusedError(str(error)) from error
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a fresh detokenizer."""
+        detokenizer: Detokenizer = self._tokenizer.detokenizer
+        return detokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model that is ready to generate."""
+
+    model: Model
+    codec: TextCodec
+    vocab_size: int
+
+
+def load(
+    folder: Path, facts: ModelFacts, gauges: Gauges, *, is_stopping: Callable[[], bool]
+) -> Loaded:
+    """Load the folder's model, telling `gauges` how far it got.
+
+    Raises:
+        ModelUnusableError: mlx-lm cannot serve what is in the folder.
+        StoppedError: `is_stopping` became true.
+
+    """
+    try:
+        model, config = load_model(folder, lazy=True)
+        eos = config.get("eos_token_id")
+        # Without a False, transformers asks on stdin whether to run a model's own code.
+        extra = {"trust_remote_code": False}
+        make_tokenizer: Callable[..., Any] = load_tokenizer
+        codec = TextCodec(make_tokenizer(folder, extra, eos_token_ids=eos))
+        caches = make_prompt_cache(model)
+    except Exception as error:
+        # Nothing has touched the device yet, so whatever went wrong is the folder's fault; and
+        # there is no list to catch: the tokenizers library raises bare Exception, and a config's
+        # oddities come out of mlx-lm as TypeError, KeyError, AttributeError and ValueError.
+        raise ModelUnusableError(f"{folder}: {reason(error)}") from error
+    if not all(hasattr(cache, "merge") for cache in caches):
+        name = config.get("model_type")
+        raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
+    _materialize(model, gauges, is_stopping=is_stopping)
+    log.info(
+        "model loaded",
+        extra={
+            "bytes": gauges.loaded_bytes,
+            "mlx_lm": importlib.metadata.version("mlx-lm"),
+            "has_chat_template": codec.has_chat_template,
+        },
+    )
+    return Loaded(model=model, codec=codec, vocab_size=facts.vocab_size or codec.size)
+
+
+def free() -> None:
+    """Return the memory of a model which nobody holds any more."""
+    gc.collect()
+    mx.clear_cache()
+
+
+def _materialize(model: Model, gauges: Gauges, *, is_stopping: Callable[[], bool]) -> None:
+    """Read the weights, a slice at a time; on Linux as float32.
+
+    MLX's CPU backend multiplies float16 and bfloat16 some 30 times slower than float32, in dense
+    layers as well as by the scales of quantized ones. Packed integers stay as they are. The price
+    is memory: twice the size of a dense float16 file.
+    """
+    parameters = cast("list[tuple[str, Any]]", tree_flatten(model.parameters()))
+    gauges.total_bytes = sum(array.nbytes for _, array in parameters)
+    for part in _slices(parameters):
+        if is_stopping():
+            raise StoppedError
+        wide = [(name, _widened(array)) for name, array in part]
+        mx.eval([array for _, array in wide])
+        model.update(tree_unflatten(wide))
+        gauges.loaded_bytes += sum(array.nbytes for _, array in part)
+        gauges.active_bytes = mx.get_active_memory()
+        gauges.peak_bytes = mx.get_peak_memory()
+
+
+def _widened(array: Any) -> Any:
+    if sys.platform == "linux" and array.dtype in (mx.float16, mx.bfloat16):
+        return array.astype(mx.float32)
+    return array
+
+
+def _slices(parameters: Iterable[tuple[str, Any]]) -> Iterable[list[tuple[str, Any]]]:
+    part: list[tuple[str, Any]] = []
+    for entry in parameters:
+        part.append(entry)
+        if sum(array.nbytes for _, array in part) >= _SLICE_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part

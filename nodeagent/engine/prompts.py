@@ -1,0 +1,129 @@
+"""From a checked request to a job: tokens, and the limits that depend on their number.
+
+Tokenizing runs in a thread of its own: one, since tokenizers are not safe to share between many.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import assert_never
+
+from nodeagent.engine import errors
+from nodeagent.engine.errors import PromptRefusedError, RefusedError
+from nodeagent.engine.jobs import Job, Sampling
+from nodeagent.engine.openai import Conversation, Request, Text
+from nodeagent.engine.worker import Codec, Ready
+
+# OpenAI's own; a chat's default is all that is left.
+_COMPLETION_DEFAULT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompter:
+    """Makes jobs for one loaded model."""
+
+    ready: Ready
+    context_length: int
+    thread: ThreadPoolExecutor
+
+    async def job(self, request: Request, *, job_id: int, fresh_seed: int) -> Job:
+        """Return the job a request asks for; `fresh_seed` serves one that names none.
+
+        Raises:
+            RefusedError: the prompt is empty, too long, or not for this model.
+
+        """
+        loop = asyncio.get_running_loop()
+        tokens = await loop.run_in_executor(self.thread, encode, request, self.ready.codec)
+        check_tokens(tokens, self.ready.vocab_size)
+        return Job(
+            id=job_id,
+            prompt=tuple(tokens),
+            primer=() if request.is_chat else (tokens[-1],),
+            max_tokens=budget(request, len(tokens), self.context_length),
+            sampling=Sampling(
+                temperature=request.temperature,
+                top_p=request.top_p,
+                seed=fresh_seed if request.seed is None else request.seed,
+            ),
+            stops=request.stops,
+        )
+
+
+def encode(request: Request, codec: Codec) -> list[int]:
+    """Return the tokens of a request's prompt.
+
+    Raises:
+        RefusedError: the model has no chat template, or the template refuses the messages.
+
+    """
+    match request.prompt:
+        case Text(content=str(text)):
+            return codec.encode_text(text)
+        case Text(content=tuple(tokens)):
+            return list(tokens)
+        case Conversation(turns=turns):
+            return _encode_chat(turns, codec)
+        case Text():  # pragma: no cover - str and tuple are all there is
+            raise AssertionError
+        case _:
+            assert_never(request.prompt)
+
+
+def _encode_chat(turns: Sequence[tuple[str, str]], codec: Codec) -> list[int]:
+    if not codec.has_chat_template:
+        raise errors.invalid(
+            "This model has no chat template; use /v1/completions.", param="messages"
+        )
+    try:
+        return codec.encode_chat(turns)
+    except PromptRefusedError as error:
+        message = f"The model's chat template refuses these messages: {error}"
+        raise errors.invalid(message, param="messages") from error
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse what would crash a model or make it read beyond its embedding.
+
+    Raises:
+        RefusedError: there are no tokens, or some that the model does not have.
+
+    """
+    if not tokens:
+        raise errors.invalid("The prompt must not be empty.", param="prompt")
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            message = f"Token {token} is not in the model's vocabulary of {vocab_size}."
+            raise errors.invalid(message, param="prompt")
+
+
+def budget(request: Request, prompt_tokens: int, context_length: int) -> int:
+    """Return how many tokens may be generated.
+
+    Raises:
+        RefusedError: the context has no room for the prompt and what was asked for.
+
+    """
+    left = context_length - prompt_tokens
+    if left >= 1 and request.max_tokens is None:
+        return left if request.is_chat else min(_COMPLETION_DEFAULT, left)
+    if request.max_tokens is not None and request.max_tokens <= left:
+        return request.max_tokens
+    raise _too_long(request, prompt_tokens, context_length)
+
+
+def _too_long(request: Request, prompt_tokens: int, context_length: int) -> RefusedError:
+    what = "messages" if request.is_chat else "prompt"
+    limit = f"This model's maximum context length is {context_length} tokens."
+    if request.max_tokens is None or prompt_tokens >= context_length:
+        wish = f"However, your {what} resulted in {prompt_tokens} tokens."
+        cure = f"Please reduce the length of the {what}."
+    else:
+        total = prompt_tokens + request.max_tokens
+        wish = (
+            f"However, you requested {total} tokens ({prompt_tokens} in the {what}, "
+            f"{request.max_tokens} in the completion)."
+        )
+        cure = f"Please reduce the length of the {what} or completion."
+    return errors.invalid(f"{limit} {wish} {cure}", param=what, code="context_length_exceeded")

@@ -1,0 +1,195 @@
+"""The engine's life: loading, ready, draining, over. Joins the worker, admission and the prompts.
+
+Everything here runs on the event loop, except `_FromWorker`, whose methods only hop onto it. Knows
+nothing of HTTP.
+"""
+
+import asyncio
+import logging
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from machinery.clock import Clock
+from nodeagent.engine import errors
+from nodeagent.engine.admission import Admission, Ticket
+from nodeagent.engine.config import EngineConfig
+from nodeagent.engine.errors import ModelUnusableError, RefusedError
+from nodeagent.engine.jobs import Event
+from nodeagent.engine.openai import Request
+from nodeagent.engine.prompts import Prompter
+from nodeagent.engine.state import Gauges, State
+from nodeagent.engine.worker import Ready, Worker
+
+EXIT_OK, EXIT_CRASH, EXIT_MODEL = 0, 1, 2
+# After this long the thread is stuck in the driver and will not end by itself.
+_UNLOAD_TIMEOUT_S = 120
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _FromWorker:
+    """Carries the worker's words over to the event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    service: "Service"
+
+    def on_ready(self, ready: Ready) -> None:
+        self.loop.call_soon_threadsafe(self.service.became_ready, ready)
+
+    def on_events(self, events: list[Event]) -> None:
+        self.loop.call_soon_threadsafe(self.service.admission.deliver, events)
+
+    def on_end(self, error: Exception | None) -> None:
+        self.loop.call_soon_threadsafe(self.service.worker_ended, error)
+
+
+class Service:
+    """One model behind one queue. `run` is its life; `request_stop` ends it."""
+
+    def __init__(self, config: EngineConfig, *, clock: Clock, entropy: random.Random) -> None:
+        self.config = config
+        self.clock = clock
+        self.started = clock.now()
+        self.state = State.LOADING
+        self.message = "loading the model"
+        self.gauges = Gauges()
+        self._entropy = entropy
+        self._worker = Worker(config=config, gauges=self.gauges)
+        self.admission = Admission(
+            concurrency=config.concurrency,
+            queue_limit=config.queue_limit,
+            send=self._worker.send,
+        )
+        self._prefix = f"{entropy.getrandbits(64):016x}"
+        self._count = 0
+        self._prompter: Prompter | None = None
+        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._exit_code = EXIT_OK
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the worker thread is still in the driver although it was asked to end."""
+        return not self._ended.is_set()
+
+    async def run(self) -> int:
+        """Load, serve until asked to stop, drain, unload; return the process's exit code."""
+        self._worker.start(_FromWorker(asyncio.get_running_loop(), self))
+        await self._stop.wait()
+        if self.state is not State.FAILED:
+            await self._drain()
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        return self._exit_code
+
+    def request_stop(self) -> None:
+        """Drain and end; asked again, end without waiting for the requests that run."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def became_ready(self, ready: Ready) -> None:
+        """Take requests from now on."""
+        if self.state is not State.LOADING:
+            return
+        self._prompter = Prompter(
+            ready=ready, context_length=self.config.context_length, thread=self._tokenizing
+        )
+        self.state, self.message = State.READY, "serving"
+        log.info("engine ready", extra={"replica": self.config.replica})
+
+    def worker_ended(self, error: Exception | None) -> None:
+        """Learn that the worker is gone: on purpose, or as the end of this process."""
+        self._ended.set()
+        if error is None:
+            return
+        unusable = isinstance(error, ModelUnusableError)
+        self._exit_code = EXIT_MODEL if unusable else EXIT_CRASH
+        self.state = State.FAILED
+        self.message = str(error) if unusable else errors.reason(error)
+        self.admission.refuse_all(errors.internal(f"The engine failed: {self.message}"))
+        self._stop.set()
+
+    async def enter(self, request: Request) -> Ticket:
+        """Turn a request into a job that runs or waits.
+
+        Raises:
+            RefusedError: not now, or never.
+
+        """
+        prompter = self._open()
+        self._count += 1
+        job = await prompter.job(
+            request, job_id=self._count, fresh_seed=self._entropy.getrandbits(63)
+        )
+        self._open()  # a drain may have begun while the prompt was being read
+        return self.admission.enter(job)
+
+    def check_open(self) -> None:
+        """Refuse early, before a body is read, what would be refused anyway.
+
+        Raises:
+            RefusedError: the engine takes no requests.
+
+        """
+        self._open()
+
+    def response_id(self, ticket: Ticket, *, kind: str) -> str:
+        """Return an id that no other process and no other request has."""
+        return f"{kind}-{self._prefix}{ticket.job.id:08x}"
+
+    def _open(self) -> Prompter:
+        if self.state is State.READY and self._prompter is not None:
+            return self._prompter
+        if self.state is State.DRAINING:
+            raise _draining()
+        # Loading takes seconds to minutes; a gateway has other replicas in the meantime.
+        code = "loading" if self.state is State.LOADING else "failed"
+        message = f"This replica is not ready: {self.message}."
+        raise errors.unavailable(message, code, retry_after_s=5)
+
+    async def _drain(self) -> None:
+        self.state = State.DRAINING
+        self.message = "finishing what runs; taking nothing new"
+        log.info("draining", extra={"in_flight": self.admission.in_flight})
+        # They have not been told anything yet, so another replica can serve them from the start.
+        self.admission.refuse_queued(_draining())
+        await self._until_idle_or_hurried()
+        self.admission.refuse_all(_draining())
+        self._worker.stop()
+        try:
+            async with asyncio.timeout(_UNLOAD_TIMEOUT_S):
+                await self._ended.wait()
+        except TimeoutError:
+            log.exception("the worker thread does not end; leaving without it")
+            self._exit_code = EXIT_CRASH
+
+    async def _until_idle_or_hurried(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            idle = group.create_task(self.admission.until_idle())
+            hurry = group.create_task(_wait(self._hurry))
+            done, _ = await asyncio.wait(
+                (idle, hurry),
+                timeout=self.config.drain_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            idle.cancel()
+            hurry.cancel()
+        if idle not in done:
+            log.warning(
+                "not waiting any longer; breaking off what runs",
+                extra={"in_flight": self.admission.in_flight},
+            )
+
+
+def _draining() -> RefusedError:
+    return errors.unavailable(
+        "This replica is shutting down; repeat the request.", "draining", retry_after_s=1
+    )
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,171 @@
+"""The one thread that touches MLX: it imports, loads, generates and frees.
+
+One thread, because on Metal streams belong to a thread. It learns of the world through a queue of
+orders and tells it through a listener; it knows nothing of HTTP. Importing this module must not
+import mlx: that takes seconds, and the port has to answer first.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+from nodeagent.engine import blas, modeldir
+from nodeagent.engine.config import EngineConfig
+from nodeagent.engine.errors import ModelUnusableError, StoppedError
+from nodeagent.engine.jobs import Cancel, Event, Job, Order, Stop
+from nodeagent.engine.state import Gauges
+
+log = logging.getLogger(__name__)
+
+
+class Codec(Protocol):
+    """The half of the tokenizer that makes prompts; safe to call from one other thread."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be turned into a prompt."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+        ...
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Return a conversation's tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The model is in memory."""
+
+    codec: Codec
+    vocab_size: int
+
+
+class Listener(Protocol):
+    """Whom the worker tells. Called in the worker's thread."""
+
+    def on_ready(self, ready: Ready) -> None:
+        """Hear that jobs may come."""
+        ...
+
+    def on_events(self, events: list[Event]) -> None:
+        """Hear what a step made."""
+        ...
+
+    def on_end(self, error: Exception | None) -> None:
+        """Hear that the thread is over; without an error if it was asked to be."""
+        ...
+
+
+class Runner(Protocol):
+    """What runs jobs: the batch, in this file's words."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        ...
+
+    def add(self, job: Job) -> list[Event]:
+        """Let a job join."""
+        ...
+
+    def remove(self, job_id: int) -> None:
+        """Take a job out, if it is still there."""
+        ...
+
+    def step(self) -> list[Event]:
+        """Generate at most one token for every job."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Owns the thread. The inbox is bounded by whoever admits jobs: one job a slot, and its end."""
+
+    config: EngineConfig
+    gauges: Gauges
+    _inbox: queue.SimpleQueue[Order] = field(default_factory=queue.SimpleQueue)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def start(self, listener: Listener) -> None:
+        """Begin to load. A daemon: a thread that hangs in the driver must not hold the process."""
+        threading.Thread(target=self._run, args=(listener,), name="mlx", daemon=True).start()
+
+    def send(self, order: Job | Cancel) -> None:
+        """Pass an order on; never waits."""
+        self._inbox.put(order)
+
+    def stop(self) -> None:
+        """Ask the thread to drop everything, free the model and end."""
+        self._stopping.set()
+        self._inbox.put(Stop())
+
+    def _run(self, listener: Listener) -> None:
+        try:
+            self._work(listener)
+        except StoppedError:
+            listener.on_end(None)
+        except ModelUnusableError as error:
+            listener.on_end(error)
+        except Exception as error:
+            # The edge of the thread: an exception that ended here would leave a process which
+            # answers health checks and serves nobody.
+            log.exception("the worker thread died")
+            listener.on_end(error)
+        else:
+            listener.on_end(None)
+
+    def _work(self, listener: Listener) -> None:
+        facts = modeldir.inspect(self.config.model_dir)
+        modeldir.check_context(facts, self.config.context_length)
+        self.gauges.total_bytes = facts.weight_bytes
+        blas.install(self.config.blas_cache)
+        # Not at the top: it takes seconds, while the port answers, and needs the BLAS in place.
+        from nodeagent.engine import batch, loading  # noqa: PLC0415
+
+        loaded = loading.load(
+            self.config.model_dir, facts, self.gauges, is_stopping=self._stopping.is_set
+        )
+        runner = batch.Batch(loaded, self.gauges, width=self.config.concurrency)
+        listener.on_ready(Ready(codec=loaded.codec, vocab_size=loaded.vocab_size))
+        self._serve(runner, listener)
+        runner.close()
+        del loaded, runner
+        loading.free()
+
+    def _serve(self, runner: Runner, listener: Listener) -> None:
+        while not self._stopping.is_set():
+            events: list[Event] = []
+            for order in self._orders(can_wait=runner.is_idle):
+                match order:
+                    case Job():
+                        events += runner.add(order)
+                    case Cancel(job_id=job_id):
+                        runner.remove(job_id)
+                    case Stop():
+                        return
+                    case _:
+                        assert_never(order)
+            if not runner.is_idle:
+                events += runner.step()
+            if events:
+                listener.on_events(events)
+
+    def _orders(self, *, can_wait: bool) -> Iterator[Order]:
+        """Yield what has come; with nothing else to do, wait for the first."""
+        if can_wait:
+            yield self._inbox.get()
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except queue.Empty:
+                return

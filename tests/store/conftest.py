@@ -1,0 +1,48 @@
+"""A transport of each kind, each test in a corner of its own."""
+
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from machinery.clock import SystemClock
+from store.embedded import EmbeddedEtcd
+from store.etcd import EtcdTransport
+from store.memory import MemoryTransport
+from store.port import Transport
+from tests.support.etcd import running_etcd
+
+_corners = count(1)
+
+
+@pytest.fixture(scope="session")
+async def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedEtcd]:
+    async with running_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+@pytest.fixture
+async def etcd(tmp_path: Path) -> AsyncIterator[EmbeddedEtcd]:
+    """An etcd of the test's own, to be killed."""
+    async with running_etcd(tmp_path) as own:
+        yield own
+
+
+@pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
+async def transport(
+    request: pytest.FixtureRequest, shared_etcd: EmbeddedEtcd
+) -> AsyncIterator[Transport]:
+    made: Transport
+    if request.param == "memory":
+        made = MemoryTransport(SystemClock())
+    else:
+        made = EtcdTransport(shared_etcd.address)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def corner() -> str:
+    """A prefix nobody else uses."""
+    return f"/test/{next(_corners)}/"

@@ -1,0 +1,44 @@
+"""A clock that tests own."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+
+class FakeClock:
+    """Time stands still until `advance()`; sleepers wake when their time has come."""
+
+    def __init__(self) -> None:
+        self._elapsed = 0.0
+        self._sleepers: list[tuple[float, asyncio.Event]] = []
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._elapsed)
+
+    def monotonic(self) -> float:
+        return self._elapsed
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.Event()
+        self._sleepers.append((self._elapsed + seconds, woken))
+        await woken.wait()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, waking who sleeps, in small steps so that they can sleep again."""
+        target = self._elapsed + seconds
+        while True:
+            await _settle()
+            due = [when for when, _ in self._sleepers if when <= target]
+            if not due:
+                break
+            self._elapsed = max(self._elapsed, min(due))
+            ready = [s for s in self._sleepers if s[0] <= self._elapsed]
+            self._sleepers = [s for s in self._sleepers if s[0] > self._elapsed]
+            for _, woken in ready:
+                woken.set()
+        self._elapsed = target
+        await _settle()
+
+
+async def _settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
