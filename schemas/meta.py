@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
+from typing_extensions import override
 
 ApiVersion = Literal["fleet/v1alpha1"]
 API_VERSION: ApiVersion = "fleet/v1alpha1"
@@ -37,6 +38,17 @@ class ApiModel(BaseModel):
         # `model` is the word users know for what they deploy; pydantic's `model_` guard would warn.
         protected_namespaces=(),
     )
+
+
+class ObjectKey(NamedTuple):
+    """Which object: what work queues carry."""
+
+    kind: str
+    name: str
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
 
 
 class OwnerReference(ApiModel):

@@ -50,8 +50,7 @@ class NodeStatus(Status):
     """Stable identity of the node, from its hardware and its name."""
     hostname: str
     address: str
-    """Where other machines reach the agent and the engines."""
-    agent_port: int
+    """Where gateways reach the node's engines."""
     agent_version: str
     os: str
     os_version: str

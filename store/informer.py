@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
@@ -19,6 +19,14 @@ from store.port import KeyValue, Listing, Transport, WatchBatch
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class Cache(Protocol):
+    """An informer of whatever type, to be run and waited for."""
+
+    async def run(self) -> None: ...
+
+    async def wait_synced(self) -> None: ...
 
 
 class Informer(Generic[T]):

@@ -38,7 +38,7 @@ _MAX_BODY_BYTES = 8 << 20
 class _Server(uvicorn.Server):
     """A server whose signals mean what the service says, not an end of listening."""
 
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], object]) -> None:
         super().__init__(config)
         self._on_signal = on_signal
 

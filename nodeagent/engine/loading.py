@@ -45,7 +45,7 @@ class Detokenizer(Protocol):
 
 
 class TextCodec:
-    """The tokenizer in our own words. `encode_*` may run in one other thread than the worker."""
+    """The tokenizer in our own words. `encode_*` run in other threads than the worker."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -7,7 +7,6 @@ nothing of HTTP.
 import asyncio
 import logging
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from machinery.clock import Clock
@@ -17,7 +16,7 @@ from nodeagent.engine.config import EngineConfig
 from nodeagent.engine.errors import ModelUnusableError, RefusedError
 from nodeagent.engine.jobs import Event
 from nodeagent.engine.openai import Request
-from nodeagent.engine.prompts import Prompter
+from nodeagent.engine.prompts import Lanes, Prompter
 from nodeagent.engine.state import Gauges, State
 from nodeagent.engine.worker import Ready, Worker
 
@@ -65,7 +64,7 @@ class Service:
         self._prefix = f"{entropy.getrandbits(64):016x}"
         self._count = 0
         self._prompter: Prompter | None = None
-        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._lanes = Lanes()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._ended = asyncio.Event()
@@ -82,7 +81,7 @@ class Service:
         await self._stop.wait()
         if self.state is not State.FAILED:
             await self._drain()
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self._lanes.close()
         return self._exit_code
 
     def request_stop(self) -> None:
@@ -96,7 +95,7 @@ class Service:
         if self.state is not State.LOADING:
             return
         self._prompter = Prompter(
-            ready=ready, context_length=self.config.context_length, thread=self._tokenizing
+            ready=ready, context_length=self.config.context_length, lanes=self._lanes
         )
         self.state, self.message = State.READY, "serving"
         log.info("engine ready", extra={"replica": self.config.replica})

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Codec(Protocol):
-    """The half of the tokenizer that makes prompts; safe to call from one other thread."""
+    """The half of the tokenizer that makes prompts; read only, so other threads may call it."""
 
     @property
     def has_chat_template(self) -> bool:

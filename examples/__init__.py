@@ -1,0 +1,1 @@
+"""Manifests and models to try mlx-fleet with."""

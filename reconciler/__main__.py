@@ -1,0 +1,52 @@
+"""The command `fleet-reconciler`: flags and wiring, nothing else."""
+
+import os
+import socket
+import sys
+from typing import Any
+
+import click
+
+from machinery import logging as house_logging
+from machinery.clock import SystemClock
+from machinery.process_main import run_until_signal
+from reconciler.controller import Controller
+from store.etcd import EtcdTransport
+from store.flags import address, etcd_options
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@etcd_options
+@click.option(
+    "--node-grace-period",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    envvar="FLEET_NODE_GRACE_PERIOD",
+    help="Seconds after which the replicas of a node that went away are placed elsewhere.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    envvar="FLEET_LOG_LEVEL",
+)
+def main(node_grace_period: float, log_level: str, **etcd: Any) -> None:
+    """Decide which Mac runs which replica. Run as many as you like: one leads."""
+    house_logging.setup("reconciler", log_level)
+    where = address(etcd)
+    identity = f"{socket.gethostname()}/{os.getpid()}"
+
+    async def run() -> None:
+        clock = SystemClock()
+        transport = EtcdTransport(where)
+        try:
+            await Controller(transport, clock, identity=identity, grace_s=node_grace_period).run()
+        finally:
+            await transport.close()
+
+    sys.exit(run_until_signal(run))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Carries out actions and status writes: each one guarded transaction, fenced by the leadership."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import assert_never
+from uuid import NAMESPACE_OID, uuid5
+
+from machinery.clock import Clock
+from reconciler.actions import (
+    Action,
+    CreateReplica,
+    DeleteReplica,
+    MoveReplica,
+    RemoveDeployment,
+    RemoveReplica,
+)
+from reconciler.plan import template
+from schemas.deployment import ModelDeployment, served_names
+from schemas.meta import ObjectKey, ObjectMeta, OwnerReference, Status
+from schemas.node import Node, NodeSpec
+from schemas.replica import RankAssignment, Replica, ReplicaSpec
+from store import codec, keys
+from store.port import Delete, Guard, Operation, Put, Transport, Unchanged
+
+
+class Executor:
+    """Writes for the leader; `fence` is the guard of its leadership.
+
+    Raises the store's errors; a ConflictError says that the plan was made from old news.
+    """
+
+    def __init__(self, transport: Transport, clock: Clock, fence: Callable[[], Guard]) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._fence = fence
+
+    async def do(
+        self, action: Action, deployment: ModelDeployment | None, replicas: dict[str, Replica]
+    ) -> int:
+        """Carry out one action; return the revision at which it was written."""
+        match action:
+            case CreateReplica(name=name):
+                assert deployment is not None
+                return await self._assign(action, deployment, version=0, stale=())
+            case MoveReplica(name=name, version=version):
+                assert deployment is not None
+                stale = (Delete(key=keys.rank_key(name, 0)),)
+                return await self._assign(action, deployment, version=version, stale=stale)
+            case DeleteReplica(name=name, version=version):
+                return await self._mark_deleted(replicas[name], version)
+            case RemoveReplica(name=name, version=version):
+                return await self._remove(
+                    "Replica", name, version, Delete(key=keys.rank_key(name, 0))
+                )
+            case RemoveDeployment(name=name, version=version):
+                return await self._remove("ModelDeployment", name, version)
+            case _:
+                assert_never(action)
+
+    async def _assign(
+        self,
+        action: CreateReplica | MoveReplica,
+        deployment: ModelDeployment,
+        *,
+        version: int,
+        stale: tuple[Operation, ...],
+    ) -> int:
+        replica = make_replica(action, deployment, self._clock.now())
+        guards = [
+            self._fence(),
+            Unchanged(key=keys.spec_key("Replica", action.name), mod_revision=version),
+            # A deployment that was edited or deleted meanwhile is planned anew.
+            codec.unchanged(deployment),
+        ]
+        return await self._transport.commit(guards, [codec.put_spec(replica), *stale])
+
+    async def _mark_deleted(self, replica: Replica, version: int) -> int:
+        metadata = replica.metadata.model_copy(update={"deletion_timestamp": self._clock.now()})
+        guards = [
+            self._fence(),
+            Unchanged(key=keys.spec_key("Replica", replica.name), mod_revision=version),
+        ]
+        marked = replica.model_copy(update={"metadata": metadata})
+        return await self._transport.commit(guards, [codec.put_spec(marked)])
+
+    async def _remove(self, kind: str, name: str, version: int, *more: Operation) -> int:
+        key = keys.spec_key(kind, name)
+        guards = [self._fence(), Unchanged(key=key, mod_revision=version)]
+        operations = [Delete(key=key), Delete(key=keys.status_key(kind, name)), *more]
+        return await self._transport.commit(guards, operations)
+
+    async def write_status(self, key: ObjectKey, status: Status) -> None:
+        """Write a status, if its object is still there."""
+        await self._transport.commit(
+            [self._fence()], [Put(key=keys.status_key(*key), value=codec.encode(status))]
+        )
+
+    async def register_node(self, name: str, uid: str) -> None:
+        """Write the spec of a node that joined, unless somebody did."""
+        metadata = ObjectMeta(
+            name=name, uid=uid, generation=1, creation_timestamp=self._clock.now()
+        )
+        put = codec.put_spec(Node(metadata=metadata, spec=NodeSpec()))
+        guards = [self._fence(), Unchanged(key=put.key, mod_revision=0)]
+        await self._transport.commit(guards, [put])
+
+
+def make_replica(
+    action: CreateReplica | MoveReplica, deployment: ModelDeployment, now: datetime
+) -> Replica:
+    """Return the replica that the action assigns; its uid tells it from earlier ones of the name."""
+    owner = OwnerReference(
+        kind="ModelDeployment", name=deployment.name, uid=deployment.metadata.uid
+    )
+    return Replica(
+        metadata=ObjectMeta(
+            name=action.name,
+            labels=deployment.metadata.labels,
+            uid=str(uuid5(NAMESPACE_OID, f"Replica/{action.name}/{now.isoformat()}")),
+            generation=1,
+            creation_timestamp=now,
+            owner_references=(owner,),
+        ),
+        spec=ReplicaSpec(
+            deployment=deployment.name,
+            template=template(deployment),
+            model=deployment.spec.model,
+            served_names=served_names(deployment),
+            context_length=deployment.spec.context_length,
+            concurrency=deployment.spec.concurrency,
+            ranks=(RankAssignment(node=action.node, memory=action.memory),),
+        ),
+    )

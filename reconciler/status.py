@@ -1,0 +1,177 @@
+"""What is true of each object, as conditions computed from what is seen. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from reconciler.observe import Observed, ReplicaView
+from reconciler.placement.place import Unschedulable, explain
+from reconciler.plan import wanted_names
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus, NodeRefusal
+from schemas.meta import Condition, Status, Truth, with_condition
+from schemas.pools import NodePool, NodePoolStatus, ShardGroup, ShardGroupStatus
+from schemas.replica import RankStatus, Replica, ReplicaStatus
+from schemas.route import ModelRoute, ModelRouteStatus
+
+# A status is read by people; a thousand refusals say no more than twenty.
+_REFUSALS_SHOWN = 20
+
+
+def condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Condition:
+    """Return a condition; generation and time are put in by settle()."""
+    truth = Truth.TRUE if holds else Truth.FALSE
+    return Condition(type=type_, status=truth, reason=reason, message=message)
+
+
+def settle(
+    old: Status | None, new: Sequence[Condition], *, generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    """Return the conditions as they are written: times move only where the truth moved."""
+    settled = old.conditions if old is not None else ()
+    wanted = {c.type for c in new}
+    settled = tuple(c for c in settled if c.type in wanted)
+    for found in new:
+        stamped = found.model_copy(
+            update={"observed_generation": generation, "last_transition_time": now}
+        )
+        settled = with_condition(settled, stamped)
+    return settled
+
+
+def of_deployment(
+    deployment: ModelDeployment,
+    seen: Observed,
+    unschedulable: Unschedulable | None,
+    *,
+    old: Status | None,
+    now: datetime,
+) -> ModelDeploymentStatus:
+    """Return the status of a deployment."""
+    wanted = wanted_names(deployment)
+    placed = [r for r in seen.replicas if r.name in wanted and r.is_ours]
+    ready = [r for r in placed if r.is_ready]
+    conditions = (
+        _available(wanted, ready, placed, unschedulable),
+        _placed(wanted, placed, unschedulable),
+    )
+    generation = deployment.metadata.generation
+    refusals = unschedulable.refusals[:_REFUSALS_SHOWN] if unschedulable is not None else ()
+    return ModelDeploymentStatus(
+        observed_generation=generation,
+        replicas=len(placed),
+        ready_replicas=len(ready),
+        refusals=tuple(
+            NodeRefusal(node=node, reason=why.reason, message=why.message) for node, why in refusals
+        ),
+        conditions=settle(old, conditions, generation=generation, now=now),
+    )
+
+
+def _available(
+    wanted: Sequence[str],
+    ready: Sequence[ReplicaView],
+    placed: Sequence[ReplicaView],
+    unschedulable: Unschedulable | None,
+) -> Condition:
+    count = f"{len(ready)} of {len(wanted)} replicas ready"
+    if len(ready) >= len(wanted):
+        reason = "ScaledToZero" if not wanted else "AllReplicasReady"
+        return condition("Available", reason, count, holds=True)
+    troubled = next((r for r in placed if r.trouble and not r.is_ready), None)
+    if unschedulable is not None:
+        return condition(
+            "Available", "Unschedulable", f"{count}; {explain(unschedulable)}", holds=False
+        )
+    if troubled is not None:
+        message = f"{count}; {troubled.name} on {troubled.node}: {troubled.trouble}"
+        return condition("Available", "ReplicaNotReady", message, holds=False)
+    return condition("Available", "ReplicasStarting", count, holds=False)
+
+
+def _placed(
+    wanted: Sequence[str], placed: Sequence[ReplicaView], unschedulable: Unschedulable | None
+) -> Condition:
+    if unschedulable is not None:
+        return condition("Placed", "Unschedulable", explain(unschedulable), holds=False)
+    if len(placed) < len(wanted):
+        message = f"{len(placed)} of {len(wanted)} replicas have a node"
+        return condition("Placed", "Placing", message, holds=False)
+    return condition("Placed", "AllPlaced", holds=True)
+
+
+def of_replica(
+    replica: Replica,
+    rank: RankStatus | None,
+    *,
+    is_serving: bool,
+    old: Status | None,
+    now: datetime,
+) -> ReplicaStatus:
+    """Return the status of a replica: what its rank's agent says, and whether it is published."""
+    reported = tuple(rank.conditions) if rank is not None else ()
+    ready = next((c for c in reported if c.type == "Ready"), None)
+    if is_serving:
+        own = condition("Ready", "Serving", holds=True)
+    elif ready is not None and ready.status is not Truth.TRUE:
+        own = condition("Ready", ready.reason, ready.message, holds=False)
+    else:
+        own = condition("Ready", "WaitingForAgent", "its agent has not reported yet", holds=False)
+    generation = replica.metadata.generation
+    return ReplicaStatus(
+        observed_generation=generation,
+        conditions=settle(old, (own,), generation=generation, now=now),
+    )
+
+
+def of_pool(
+    pool: NodePool, members: Sequence[str], ready: set[str], *, old: Status | None, now: datetime
+) -> NodePoolStatus:
+    """Return the status of a pool."""
+    alive = [name for name in members if name in ready]
+    message = f"{len(alive)} of {len(members)} nodes ready"
+    own = condition("Ready", "NodesReady" if alive else "NoNodes", message, holds=bool(alive))
+    generation = pool.metadata.generation
+    return NodePoolStatus(
+        observed_generation=generation,
+        nodes=len(members),
+        ready_nodes=len(alive),
+        conditions=settle(old, (own,), generation=generation, now=now),
+    )
+
+
+def of_group(
+    group: ShardGroup, known: Sequence[str], ready: set[str], *, old: Status | None, now: datetime
+) -> ShardGroupStatus:
+    """Return the status of a group: ready if every member is."""
+    members = [member.node for member in group.spec.members]
+    alive = [name for name in members if name in ready]
+    unknown = [name for name in members if name not in known]
+    away = [name for name in members if name in known and name not in ready]
+    if unknown:
+        own = condition("Ready", "UnknownNode", f"no such node: {', '.join(unknown)}", holds=False)
+    elif away:
+        own = condition("Ready", "MemberNotReady", f"not ready: {', '.join(away)}", holds=False)
+    else:
+        own = condition("Ready", "MembersReady", holds=True)
+    generation = group.metadata.generation
+    return ShardGroupStatus(
+        observed_generation=generation,
+        ready_members=len(alive),
+        conditions=settle(old, (own,), generation=generation, now=now),
+    )
+
+
+def of_route(
+    route: ModelRoute, deployments: set[str], *, old: Status | None, now: datetime
+) -> ModelRouteStatus:
+    """Return the status of a route: accepted if every backend exists."""
+    missing = [b.deployment for b in route.spec.backends if b.deployment not in deployments]
+    if missing:
+        message = f"no such ModelDeployment: {', '.join(missing)}"
+        own = condition("Accepted", "BackendNotFound", message, holds=False)
+    else:
+        own = condition("Accepted", "BackendsFound", holds=True)
+    generation = route.metadata.generation
+    return ModelRouteStatus(
+        observed_generation=generation,
+        conditions=settle(old, (own,), generation=generation, now=now),
+    )
