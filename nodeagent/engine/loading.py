@@ -4,7 +4,8 @@ import gc
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
@@ -107,19 +108,15 @@ def load(
         StoppedError: `is_stopping` became true.
 
     """
-    try:
+    with _blaming(folder):
         model, config = load_model(folder, lazy=True)
-        eos = config.get("eos_token_id")
+        caches = make_prompt_cache(model)
+    with _blaming(f"{folder}: tokenizer"):
         # Without a False, transformers asks on stdin whether to run a model's own code.
         extra = {"trust_remote_code": False}
         make_tokenizer: Callable[..., Any] = load_tokenizer
+        eos = config.get("eos_token_id")
         codec = TextCodec(make_tokenizer(folder, extra, eos_token_ids=eos))
-        caches = make_prompt_cache(model)
-    except Exception as error:
-        # Nothing has touched the device yet, so whatever went wrong is the folder's fault; and
-        # there is no list to catch: the tokenizers library raises bare Exception, and a config's
-        # oddities come out of mlx-lm as TypeError, KeyError, AttributeError and ValueError.
-        raise ModelUnusableError(f"{folder}: {reason(error)}") from error
     if not all(hasattr(cache, "merge") for cache in caches):
         name = config.get("model_type")
         raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
@@ -133,6 +130,17 @@ def load(
         },
     )
     return Loaded(model=model, codec=codec, vocab_size=facts.vocab_size or codec.size)
+
+
+@contextmanager
+def _blaming(culprit: Path | str) -> Iterator[None]:
+    """Say whose fault it is, while nothing but files can be at fault."""
+    try:
+        yield
+    except Exception as error:
+        # There is no list to catch: the tokenizers library raises bare Exception, and a config's
+        # oddities come out of mlx-lm as TypeError, KeyError, AttributeError and ValueError.
+        raise ModelUnusableError(f"{culprit}: {reason(error)}") from error
 
 
 def free() -> None:

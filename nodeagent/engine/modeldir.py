@@ -65,7 +65,8 @@ def inspect(folder: Path) -> ModelFacts:
         raise ModelUnusableError(f"{folder} has no config.json: not a model directory")
     config = _parse(_Config, config_path)
     # mlx-lm reads files of this name and no others.
-    present = {path.name: path for path in sorted(folder.glob("model*.safetensors"))}
+    found = [path for path in sorted(folder.glob("model*.safetensors")) if path.is_file()]
+    present = {path.name: path for path in found}
     index_path = folder / "model.safetensors.index.json"
     if index_path.is_file():
         wanted = set(_parse(_Index, index_path).weight_map.values())

@@ -202,9 +202,10 @@ def _validated(kind: type[_B], fields: Mapping[str, Any]) -> _B:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = _path(first["loc"])
-        raise errors.invalid(f"Invalid '{param}': {first['msg']}.", param=param) from error
+        # Of a union's complaints, the deepest is about the member that nearly fitted.
+        found = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+        param = _path(found["loc"])
+        raise errors.invalid(f"Invalid '{param}': {found['msg']}.", param=param) from error
 
 
 def _path(location: Sequence[str | int]) -> str:

@@ -88,7 +88,7 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "value"), REFUSED, ids=str)
 def test_what_the_engine_does_not_do_is_refused_by_name(name: str, value: Any) -> None:
     refusal = refused(chat, **{name: value})
-    assert (refusal.status, refusal.param) == (400, name)
+    assert (refusal.status, (refusal.param or "").removesuffix("[0]")) == (400, name)
     assert refusal.type == "invalid_request_error"
     assert name in refusal.message
 
@@ -148,7 +148,7 @@ def test_prompts_come_in_four_shapes(prompt: Any, content: Any) -> None:
 
 @pytest.mark.parametrize("prompt", [[], ["a", "b"], [[1], [2]], None, 3, [1, "a"], [True]], ids=str)
 def test_other_prompts_are_refused(prompt: Any) -> None:
-    assert refused(complete, prompt=prompt).param == "prompt"
+    assert (refused(complete, prompt=prompt).param or "").removesuffix("[0]") == "prompt"
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff{", b"[1]", b'"x"', b"[" * 5000, b'{"a":NaN}'])

@@ -1,5 +1,7 @@
 """Stop words, in every way a text can be cut."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
 @given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 20), max_size=6))
 def test_how_the_text_is_cut_changes_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     assert run(stops, pieces) == run(stops, list(text)) == run(stops, [text])
 
 

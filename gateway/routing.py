@@ -1,0 +1,150 @@
+"""Which engine gets a request. Pure: no clock, no randomness, no I/O; all of that arrives."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+
+class Origin(NamedTuple):
+    """Where an engine listens; what connections, load and penalties are counted by."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One engine that may be asked."""
+
+    replica: str
+    node: str
+    deployment: str
+    origin: Origin
+    names: tuple[str, ...]
+    """Names that the engine itself answers to, its deployment's own first."""
+    version: int
+    """Changes when the endpoint is published anew: then it may be tried once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A part of a name's requests and who may serve it."""
+
+    deployments: tuple[str, ...]
+    weight: int = 1
+    leased: tuple[Target, ...] = ()
+    orphans: tuple[Target, ...] = ()
+    """Engines whose lease is lost but which may live on; asked when nobody else is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One name that clients may use."""
+
+    name: str
+    created: int
+    shares: tuple[Share, ...]
+    reason: str
+    """Why nothing is ready, should that be so."""
+
+    def ready(self) -> int:
+        """Return how many leased endpoints serve the name."""
+        return sum(len(share.leased) for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Everything a gateway knows of names and engines at one moment."""
+
+    models: Mapping[str, Model] = field(default_factory=lambda: MappingProxyType({}))
+    endpoints: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    target: Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownModel:
+    """Nobody declared the name."""
+
+    known: tuple[str, ...]
+    nearest: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingReady:
+    """The name is declared, and there is nobody (left) to ask."""
+
+    reason: str
+
+
+Choice: TypeAlias = Chosen | UnknownModel | NothingReady
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How the engines stand with this gateway right now."""
+
+    in_flight: Mapping[Origin, int] = field(default_factory=lambda: MappingProxyType({}))
+    penalised: AbstractSet[Origin] = frozenset()
+    """Those that failed a moment ago: asked only if nobody else is left."""
+
+
+def choose(
+    table: Table,
+    name: str,
+    standing: Standing,
+    *,
+    draw: float,
+    failed: AbstractSet[Target] = frozenset(),
+) -> Choice:
+    """Return the engine to ask; `draw` in 0..1 decides between weights.
+
+    `failed` are the engines that this very request has tried: never chosen again.
+    """
+    model = table.models.get(name)
+    if model is None:
+        known = tuple(sorted(table.models))
+        close = difflib.get_close_matches(name, known, n=1)
+        return UnknownModel(known=known, nearest=close[0] if close else None)
+    weighted = [share for share in model.shares if share.weight > 0]
+    ranked = [_tiers(share, standing.penalised, failed) for share in weighted]
+    for tier in zip(*ranked, strict=True):
+        able = [(s.weight, found) for s, found in zip(weighted, tier, strict=True) if found]
+        if able:
+            return Chosen(target=_least_loaded(_drawn(able, draw), standing.in_flight))
+    return NothingReady(reason=model.reason)
+
+
+def _tiers(
+    share: Share, penalised: AbstractSet[Origin], failed: AbstractSet[Target]
+) -> tuple[Sequence[Target], ...]:
+    """Return who may be asked: rather these, else those, and as the last resort the orphans."""
+    leased: Sequence[Target] = share.leased
+    orphans: Sequence[Target] = share.orphans
+    if failed:
+        leased = [target for target in leased if target not in failed]
+        orphans = [target for target in orphans if target not in failed]
+    if not penalised:
+        return leased, (), orphans
+    return [target for target in leased if target.origin not in penalised], leased, orphans
+
+
+def _drawn(able: Sequence[tuple[int, Sequence[Target]]], draw: float) -> Sequence[Target]:
+    if len(able) == 1:
+        return able[0][1]
+    point = draw * sum(weight for weight, _ in able)
+    for weight, found in able:
+        point -= weight
+        if point < 0:
+            return found
+    return able[-1][1]
+
+
+def _least_loaded(targets: Sequence[Target], in_flight: Mapping[Origin, int]) -> Target:
+    return min(targets, key=lambda t: (in_flight.get(t.origin, 0), t.replica, t.origin, t.version))

@@ -1,0 +1,95 @@
+"""What can be wrong with manifests and with applying them, in words for people. Never a traceback."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from manifests.tree import ObjectKey
+
+_SHOWN = 20
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestError:
+    """One problem, and where it is. A value; `ManifestErrors` is what is raised."""
+
+    source: str
+    """The file, or "standard input"."""
+    message: str
+    """What is wrong."""
+    hint: str = ""
+    """What would cure it."""
+    line: int = 0
+    """From 1; 0 says that the problem is the file as a whole."""
+    column: int = 0
+    """From 1."""
+    about: str = ""
+    """The object, as `ModelDeployment/qwen`."""
+    path: str = ""
+    """The field, as `spec.placement.pools[0]`."""
+
+    @override
+    def __str__(self) -> str:
+        place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        text = ": ".join(part for part in (place, self.about, self.path, self.message) if part)
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class ManifestErrors(Exception):  # noqa: N818 - many errors in one, and named so
+    """Everything that is wrong with what was to be applied; nothing was written."""
+
+    def __init__(self, problems: Sequence[ManifestError]) -> None:
+        in_order = sorted(set(problems), key=lambda p: (p.source, p.line, p.column, str(p)))
+        self.problems = tuple(in_order)
+        super().__init__(self.show())
+
+    def show(self, limit: int = _SHOWN) -> str:
+        """Return the problems, one paragraph each, `limit` at most."""
+        lines = [str(problem) for problem in self.problems[:limit]]
+        rest = len(self.problems) - limit
+        if rest > 0:
+            lines.append(f"... and {rest} more {'problem' if rest == 1 else 'problems'}")
+        return "\n".join(lines)
+
+
+class ApplyError(Exception):
+    """Applying stopped on its way; `__cause__` is the store's error, if it was the store.
+
+    Applying again is always safe: what is written is found unchanged and left alone.
+    """
+
+    def __init__(
+        self, reason: str, *, written: Sequence[ObjectKey], missing: Sequence[ObjectKey]
+    ) -> None:
+        self.reason = reason
+        self.written = tuple(written)
+        self.missing = tuple(missing)
+        total = len(self.written) + len(self.missing)
+        objects = "object" if total == 1 else "objects"
+        count = f"wrote {len(self.written) or 'none'} of {total} {objects}"
+        parts = [f"{count}: {reason}", f"Not written: {names(self.missing)}"]
+        if self.written:
+            parts.append(f"Written: {names(self.written)}")
+        parts.append("Applying again is safe: what is written already is left alone")
+        super().__init__(". ".join(parts) + ".")
+
+
+class NotFoundError(Exception):
+    """There is no such object."""
+
+
+class InUseError(Exception):
+    """Other objects name it; deleting it would leave them without it."""
+
+
+class RefusedError(Exception):
+    """It is not for users to do this."""
+
+
+def names(keys: Sequence[ObjectKey], limit: int = _NAMED) -> str:
+    """Return `Kind/name, Kind/name and 3 more`."""
+    shown = ", ".join(f"{kind}/{name}" for kind, name in keys[:limit])
+    rest = len(keys) - limit
+    return f"{shown} and {rest} more" if rest > 0 else shown

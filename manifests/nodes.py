@@ -1,0 +1,90 @@
+"""A parsed document: values that know where they stand. Pure; knows no API kind."""
+
+from dataclasses import dataclass
+
+from manifests.tree import Path, Tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A place in a file, both from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One field of a mapping: where its key stands, and its value."""
+
+    mark: Mark
+    node: "Node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One value; aliases share nodes, so a tree of nodes may be larger than the file."""
+
+    mark: Mark
+    content: "dict[str, Entry] | list[Node] | str | int | float | bool | None"
+    text: str = ""
+    """A scalar as it is spelled in the file: 1.10 is not 1.1 to a person."""
+    size: int = 1
+    """Nodes in it with aliases expanded; long texts count for several."""
+    height: int = 1
+    """Levels in it."""
+
+
+def plain(node: Node) -> Tree:
+    """Return the value without places."""
+    content = node.content
+    if isinstance(content, dict):
+        return {key: plain(entry.node) for key, entry in content.items()}
+    if isinstance(content, list):
+        return [plain(item) for item in content]
+    return content
+
+
+def find(root: Node, path: Path) -> Node | None:
+    """Return the node at the path; None if there is none."""
+    node: Node | None = root
+    for part in path:
+        node = _child(node, part)
+        if node is None:
+            return None
+    return node
+
+
+def mark_of_value(root: Node, path: Path) -> Mark:
+    """Return where the value stands; what is missing stands at the key it is missing under."""
+    node = find(root, path)
+    if node is None:
+        return mark_of_key(root, path)
+    # A block below its key begins a line later; people look for it where the key is.
+    return node.mark if not isinstance(node.content, dict | list) else mark_of_key(root, path)
+
+
+def mark_of_key(root: Node, path: Path) -> Mark:
+    """Return where the last key on the path stands that is there."""
+    node, mark = root, root.mark
+    for part in path:
+        child = _child(node, part)
+        if child is None:
+            break
+        if isinstance(node.content, dict) and isinstance(part, str):
+            mark = node.content[part].mark
+        else:
+            mark = child.mark
+        node = child
+    return mark
+
+
+def _child(node: Node | None, part: str | int) -> Node | None:
+    if node is None:
+        return None
+    if isinstance(node.content, dict) and isinstance(part, str):
+        entry = node.content.get(part)
+        return entry.node if entry is not None else None
+    if isinstance(node.content, list) and isinstance(part, int) and part < len(node.content):
+        return node.content[part]
+    return None

@@ -1,0 +1,136 @@
+"""Where manifests come from: files, folders, standard input. Reads; knows nothing of YAML."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from manifests.errors import ManifestError, ManifestErrors
+
+# Ten thousand deployments of 400 bytes; a larger file is not a manifest but a mistake.
+MAX_BYTES = 4 * 2**20
+STDIN = "-"
+STDIN_NAME = "standard input"
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def read_all(
+    sources: Sequence[str], *, recursive: bool, stdin: BinaryIO | None
+) -> Iterator[tuple[str, str | ManifestError]]:
+    """Yield every file's name with its text, or with what is wrong with it.
+
+    A file that is named twice (itself, and by its folder) is read once.
+    """
+    seen: set[Path] = set()
+    for source in dict.fromkeys(sources):
+        if source == STDIN:
+            yield STDIN_NAME, _caught(lambda: _read_stdin(stdin))
+            continue
+        try:
+            paths = _expand(Path(source), recursive=recursive)
+        except ManifestErrors as errors:
+            yield source, errors.problems[0]
+            continue
+        for path in paths:
+            real = path.resolve() if "\0" not in source else path
+            if real not in seen:
+                seen.add(real)
+                yield str(path), _caught(partial(_read_file, path))
+
+
+def _caught(read: Callable[[], str]) -> str | ManifestError:
+    try:
+        return read()
+    except ManifestErrors as errors:
+        return errors.problems[0]
+
+
+def _expand(path: Path, *, recursive: bool) -> list[Path]:
+    """Return the file itself, or the manifests in the folder, sorted; hidden files are no manifests."""
+    if not path.is_dir():
+        return [path]
+    found: list[Path] = []
+    try:
+        for folder, folders, files in os.walk(path, onerror=_raise):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if not recursive:
+                folders.clear()
+            names = (n for n in files if n.endswith(_SUFFIXES) and not n.startswith("."))
+            found.extend(Path(folder) / name for name in names)
+    except OSError as error:
+        raise _failed(str(path), f"cannot be read: {error.strerror}") from error
+    if not found:
+        hint = "" if recursive else "Folders inside it are read with --recursive"
+        raise _failed(str(path), "is a folder without *.yaml, *.yml or *.json files", hint)
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _read_file(path: Path) -> str:
+    name = str(path)
+    try:
+        _check(name, path.stat())
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)  # it may have grown since it was looked at
+    except FileNotFoundError as error:
+        missing = "is a link to a file that is not there" if path.is_symlink() else "does not exist"
+        raise _failed(name, missing) from error
+    except PermissionError as error:
+        raise _failed(name, "may not be read by you", f"See: ls -l {name}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _failed(name, f"cannot be read: {_reason(error)}") from error
+    return _decode(name, raw)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _check(name: str, found: os.stat_result) -> None:
+    """Refuse before opening: opening a FIFO waits for a writer, and may wait for ever."""
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a FIFO" if stat.S_ISFIFO(found.st_mode) else "a device or socket"
+        raise _failed(name, f"is {kind}, not a file", "Pipe it: ... | fleetctl apply -f -")
+    if found.st_size > MAX_BYTES:
+        raise _too_large(name, f"{found.st_size:,} bytes")
+
+
+def _read_stdin(stdin: BinaryIO | None) -> str:
+    if stdin is None:
+        raise _failed(STDIN_NAME, "is not open")
+    try:
+        raw = stdin.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _failed(STDIN_NAME, f"cannot be read: {_reason(error)}") from error
+    return _decode(STDIN_NAME, raw)
+
+
+def _decode(name: str, raw: bytes) -> str:
+    if len(raw) > MAX_BYTES:
+        raise _too_large(name, "more")
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise _failed(name, "is UTF-16, not UTF-8", "Save it as UTF-8")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        byte = raw[error.start]
+        raise _failed(
+            name, f"is not UTF-8: byte 0x{byte:02x} in line {line}", "Save it as UTF-8"
+        ) from error
+
+
+def _too_large(name: str, size: str) -> ManifestErrors:
+    limit = f"{MAX_BYTES:,} bytes"
+    return _failed(
+        name, f"is too large for a manifest: {size}; the limit is {limit}", "Split it into files"
+    )
+
+
+def _failed(name: str, message: str, hint: str = "") -> ManifestErrors:
+    return ManifestErrors([ManifestError(source=name, message=message, hint=hint)])

@@ -1,0 +1,165 @@
+"""The command `fleet-nodeagent`: flags and wiring, nothing else."""
+
+import asyncio
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from machinery import logging as house_logging
+from machinery.clock import SystemClock
+from machinery.process_main import run_until_signal
+from nodeagent.agent import Agent, AgentConfig
+from nodeagent.hardware.facts import HardwareError, HardwareFacts
+from nodeagent.hardware.probe import probe
+from nodeagent.identity import Identity, IdentityError, load_or_create
+from nodeagent.presence import NameTakenError
+from schemas import quantity
+from schemas.node import NodeStatus
+from store.etcd import EtcdTransport
+from store.flags import address, etcd_options
+
+VERSION = "0.1.0"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@etcd_options
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    envvar="FLEET_STATE_DIR",
+    help="Folder of this agent's own: identity, engine logs.",
+)
+@click.option(
+    "--models-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("~/models"),
+    show_default=True,
+    envvar="FLEET_MODELS_DIR",
+    help="Folder below which relative model paths are looked up.",
+)
+@click.option("--name", envvar="FLEET_NODE_NAME", help="Name of the node (else the host's name).")
+@click.option(
+    "--address",
+    "node_address",
+    default="127.0.0.1",
+    show_default=True,
+    envvar="FLEET_NODE_ADDRESS",
+    help="Address on which engines listen, and gateways reach them.",
+)
+@click.option(
+    "--engine-port",
+    type=click.IntRange(1024, 65000),
+    default=4100,
+    show_default=True,
+    envvar="FLEET_ENGINE_PORT",
+    help="First port for engines; a hundred from there on may be used.",
+)
+@click.option(
+    "--memory",
+    envvar="FLEET_NODE_MEMORY",
+    help="What models may use here, such as 24Gi (else what the hardware recommends).",
+)
+@click.option("--label", "labels", multiple=True, help="KEY=VALUE for selectors; may be repeated.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    envvar="FLEET_LOG_LEVEL",
+)
+def main(log_level: str, **options: Any) -> None:
+    """Run this Mac's part of the fleet: its engines, its lease, its status."""
+    house_logging.setup("nodeagent", log_level)
+    where = address(options)
+    state_dir: Path = options["state_dir"].expanduser().resolve()
+    lock = _lock(state_dir)
+    try:
+        facts = asyncio.run(probe())
+        identity = load_or_create(
+            state_dir,
+            hardware_uuid=facts.hardware_uuid,
+            name=options["name"],
+            hostname=facts.hostname,
+        )
+    except (HardwareError, IdentityError) as error:
+        raise SystemExit(f"nodeagent: {error}") from error
+    if identity.notice:
+        click.echo(f"nodeagent: {identity.notice}", err=True)
+    config = AgentConfig(
+        state_dir=state_dir,
+        models_dir=options["models_dir"].expanduser().resolve(),
+        engine_host=options["node_address"],
+        first_port=options["engine_port"],
+        session=str(os.getpid()),
+        name=identity.name,
+        status=describe(facts, identity, options),
+        casts_to_float32=facts.os == "Linux",
+    )
+
+    async def run() -> None:
+        transport = EtcdTransport(where)
+        try:
+            await Agent(transport, SystemClock(), config).run()
+        except BaseExceptionGroup as group:
+            taken = group.subgroup(NameTakenError)
+            if taken is None:
+                raise
+            raise SystemExit(f"nodeagent: {taken.exceptions[0]}") from None
+        finally:
+            await transport.close()
+
+    code = run_until_signal(run)
+    lock.close()
+    sys.exit(code)
+
+
+def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) -> NodeStatus:
+    """Return the node's status, without its models.
+
+    Raises:
+        click.UsageError: a flag is not what it should be.
+
+    """
+    try:
+        memory = quantity.parse(options["memory"]) if options["memory"] else None
+        labels = dict(label.split("=", 1) for label in options["labels"])
+    except ValueError as error:
+        raise click.UsageError(f"--memory or --label: {error}") from error
+    return NodeStatus(
+        uid=identity.uid,
+        hostname=facts.hostname,
+        address=options["node_address"],
+        agent_version=VERSION,
+        os=facts.os,
+        os_version=facts.os_version,
+        machine=facts.machine,
+        chip=facts.chip,
+        cpu_cores=facts.cpu_cores,
+        gpu_cores=facts.gpu_cores,
+        memory_bytes=facts.memory_bytes,
+        allocatable_bytes=memory if memory is not None else facts.gpu_memory_limit_bytes,
+        labels=labels,
+    )
+
+
+def _lock(state_dir: Path) -> IO[str]:
+    """Hold the folder for this process: two agents in one folder would end each other's engines."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        lock = (state_dir / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise SystemExit(
+            f"nodeagent: another agent runs with {state_dir}; give each its own --state-dir"
+        ) from error
+    except OSError as error:
+        raise SystemExit(f"nodeagent: cannot use {state_dir}: {error.strerror}") from error
+    return lock
+
+
+if __name__ == "__main__":
+    main()

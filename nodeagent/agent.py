@@ -1,0 +1,198 @@
+"""Wires one node's caches, lease, engines and loop together."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from machinery.backoff import Backoff
+from machinery.clock import Clock
+from machinery.loop import Again, run_loop
+from machinery.workqueue import WorkQueue
+from nodeagent import models
+from nodeagent.engines import EngineProcess, Engines
+from nodeagent.execute import Executor, Node
+from nodeagent.health import HealthClient
+from nodeagent.local import Engine, Prober
+from nodeagent.observe import LocalState
+from nodeagent.plan import plan
+from nodeagent.presence import Presence
+from schemas.deployment import ModelDeployment
+from schemas.node import ModelReport, NodeStatus
+from schemas.replica import RankStatus, Replica
+from store import codec, keys
+from store.errors import StoreError
+from store.informer import Informer
+from store.port import Transport
+
+log = logging.getLogger(__name__)
+
+# Folders are looked at again this often: a person may mend one.
+_INSPECT_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What an agent was told, and what it found out about its machine."""
+
+    state_dir: Path
+    models_dir: Path
+    engine_host: str
+    first_port: int
+    session: str
+    status: NodeStatus
+    """The node's description; its models are filled in as they are looked at."""
+    name: str
+    casts_to_float32: bool
+
+
+class Agent:
+    """One node: looks at what is assigned to it, and makes it so."""
+
+    def __init__(self, transport: Transport, clock: Clock, config: AgentConfig) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._config = config
+        self._node = Node(config.name, config.status.address, config.models_dir)
+        self._processes = Engines(
+            config.state_dir / "engines",
+            node=config.name,
+            host=config.engine_host,
+            first_port=config.first_port,
+        )
+        self._health = HealthClient(config.engine_host)
+        self._presence = Presence(
+            transport, clock, node=config.name, uid=config.status.uid, session=config.session
+        )
+        # While etcd is away every look fails at its end; engines must be tended all the same.
+        self._queue: WorkQueue[str] = WorkQueue(clock, Backoff(first_s=0.05, limit_s=1.0))
+        self._replicas = Informer(
+            transport,
+            keys.spec_prefix("Replica"),
+            lambda item: codec.decode_object(Replica, item),
+            clock,
+        )
+        self._deployments = Informer(
+            transport,
+            keys.spec_prefix("ModelDeployment"),
+            lambda item: codec.decode_object(ModelDeployment, item),
+            clock,
+        )
+        self._models_wanted = asyncio.Event()
+        self._reports: tuple[ModelReport, ...] = ()
+
+    async def run(self) -> None:
+        """Run for ever. Ends engines only when told so by the store, never because it ends."""
+        for found in self._processes.find():
+            self._adopt(found)
+        self._replicas.on_change(self._replica_changed)
+        self._deployments.on_change(lambda _: self._models_wanted.set())
+        try:
+            async with asyncio.TaskGroup() as group:
+                executor = Executor(
+                    self._node,
+                    self._processes,
+                    self._presence,
+                    self._transport,
+                    clock=self._clock,
+                    prober=Prober(self._health, group),
+                )
+                group.create_task(self._replicas.run())
+                group.create_task(self._deployments.run())
+                group.create_task(self._presence.keep(self._new_session))
+                group.create_task(self._describe())
+                group.create_task(self._tend(executor))
+        finally:
+            await self._health.close()
+
+    def _adopt(self, found: EngineProcess) -> None:
+        now = self._clock.monotonic()
+        self._node.engines[found.replica] = Engine(process=found, started_at=now, heard_at=now)
+        log.info("engine adopted", extra={"replica": found.replica, "pid": found.child.record.pid})
+
+    def _replica_changed(self, key: str) -> None:
+        self._queue.add(key.removeprefix(keys.spec_prefix("Replica")))
+
+    def _new_session(self) -> None:
+        """Everything of ours in the store hangs on the lease: publish it anew."""
+        self._node.published.clear()
+        self._models_wanted.set()
+        if self._replicas.synced:
+            for name in {*self._node.engines, *self._assigned()}:
+                self._queue.add(name)
+
+    def _assigned(self) -> list[str]:
+        return [r.name for r in self._replicas.items.values() if self._is_ours(r)]
+
+    def _is_ours(self, replica: Replica) -> bool:
+        return any(rank.node == self._config.name for rank in replica.spec.ranks)
+
+    async def _tend(self, executor: Executor) -> None:
+        # Before the first list, an engine without a replica is no orphan: we do not know yet.
+        await self._replicas.wait_synced()
+        for name in self._node.engines:
+            self._queue.add(name)
+
+        async def look(name: str) -> Again | None:
+            return await self._reconcile(name, executor)
+
+        await run_loop(self._queue, look, transient=(StoreError, OSError))
+
+    async def _reconcile(self, name: str, executor: Executor) -> Again | None:
+        key = keys.spec_key("Replica", name)
+        replica = self._replicas.items.get(key)
+        if replica is not None and not self._is_ours(replica):
+            replica = None
+        engine = self._node.engines.get(name)
+        if replica is None and engine is None and name not in self._node.published:
+            self._node.reported.pop(name, None)
+            return None
+        if engine is not None:
+            await engine.look(self._health, self._clock)
+        seen = LocalState(
+            replica=replica,
+            engine=engine.view(self._clock) if engine is not None else None,
+            is_published=name in self._node.published,
+            reported=await self._reported(name) if replica is not None else None,
+        )
+        decided = plan(seen)
+        await executor.do(name, replica, decided.actions)
+        return None if decided.look_again_s is None else Again(after_s=decided.look_again_s)
+
+    async def _reported(self, name: str) -> RankStatus | None:
+        """Return what we last said; asked of the store once, after a restart of ours."""
+        if name not in self._node.reported:
+            try:
+                there = await self._transport.get(keys.rank_key(name, 0))
+            except StoreError:
+                return None
+            if there is not None:
+                self._node.reported[name] = codec.decode(RankStatus, there)
+        return self._node.reported.get(name)
+
+    async def _describe(self) -> None:
+        """Look at deployed models and write the node's status, whenever either is news."""
+        await self._deployments.wait_synced()
+        while True:
+            self._models_wanted.clear()
+            try:
+                await self._describe_once()
+                wait_s = _INSPECT_EVERY_S
+            except StoreError as error:
+                log.info("status not written yet", extra={"why": str(error)})
+                wait_s = 0.5
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._models_wanted.wait()
+            except TimeoutError:
+                continue
+
+    async def _describe_once(self) -> None:
+        paths = {found.spec.model.path for found in self._deployments.items.values()}
+        reports = await asyncio.to_thread(
+            models.report_all,
+            paths,
+            self._config.models_dir,
+            casts_to_float32=self._config.casts_to_float32,
+        )
+        await self._presence.describe(self._config.status.model_copy(update={"models": reports}))

@@ -1,0 +1,177 @@
+"""Engine processes of this node: start, find again, end. Knows nothing of the store.
+
+The process table is the record: an engine's orders are its command line, and its working folder
+says whose it is. So an agent that was killed at any moment, even between starting an engine and
+writing that down, finds all its engines again.
+"""
+
+import argparse
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from machinery import processes
+from machinery.clock import Clock
+
+_MODULE = "nodeagent.engine"
+_PORTS = 100
+_LOG_LIMIT_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOrder:
+    """What an engine is started with."""
+
+    replica: str
+    replica_uid: str
+    model_dir: Path
+    served_names: tuple[str, ...]
+    context_length: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcess:
+    """An engine that was started, by us or by an earlier run of this agent."""
+
+    replica: str
+    replica_uid: str
+    served_name: str
+    port: int
+    child: processes.Child
+    log: Path
+
+
+def command(order: EngineOrder, *, node: str, host: str, port: int) -> list[str]:
+    """Return the engine's command line (nodeagent/engine/__main__.py says what it takes)."""
+    names = [part for name in order.served_names for part in ("--served-name", name)]
+    return [
+        *(sys.executable, "-m", _MODULE),
+        *("--model-dir", str(order.model_dir)),
+        *("--replica", order.replica),
+        *("--replica-uid", order.replica_uid),
+        *("--node", node),
+        *names,
+        *("--host", host),
+        *("--port", str(port)),
+        *("--context-length", str(order.context_length)),
+        *("--concurrency", str(order.concurrency)),
+    ]
+
+
+class Engines:
+    """The engines below one agent's state folder."""
+
+    def __init__(self, folder: Path, *, node: str, host: str, first_port: int) -> None:
+        self._folder = folder
+        self._node = node
+        self._host = host
+        self._first_port = first_port
+
+    def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
+        """Start an engine on a free port.
+
+        Raises:
+            OSError: it cannot be started: no free port, no process, no disk.
+
+        """
+        folder = self._folder / order.replica
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "engine.log"
+        if log.exists() and log.stat().st_size > _LOG_LIMIT_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+        port = free_port(self._host, self._first_port, taken)
+        argv = command(order, node=self._node, host=self._host, port=port)
+        child = processes.spawn(argv, log=log, cwd=folder)
+        return EngineProcess(
+            replica=order.replica,
+            replica_uid=order.replica_uid,
+            served_name=order.served_names[0],
+            port=port,
+            child=child,
+            log=log,
+        )
+
+    def find(self) -> list[EngineProcess]:
+        """Return the engines that an earlier run of this agent left running."""
+        return [found for found in map(self._adopt, psutil.process_iter()) if found is not None]
+
+    def _adopt(self, process: psutil.Process) -> EngineProcess | None:
+        try:
+            argv = process.cmdline()
+            if _MODULE not in argv or process.status() == psutil.STATUS_ZOMBIE:
+                return None
+            folder = Path(process.cwd())
+            started_at = process.create_time()
+        except psutil.Error:
+            return None
+        if folder.parent.resolve() != self._folder.resolve():
+            return None
+        orders = _parse(argv)
+        record = processes.Record(pid=process.pid, started_at=started_at, command=tuple(argv))
+        return EngineProcess(
+            replica=orders.replica,
+            replica_uid=orders.replica_uid,
+            served_name=orders.served_name[0],
+            port=orders.port,
+            child=processes.Child(record, None),
+            log=folder / "engine.log",
+        )
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return what of an engine's command line its agent needs to go on with it."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--replica", default="")
+    parser.add_argument("--replica-uid", default="")
+    parser.add_argument("--served-name", action="append", default=[])
+    parser.add_argument("--port", type=int, default=0)
+    return parser.parse_known_args(argv)[0]
+
+
+def ask_to_stop(engine: EngineProcess) -> None:
+    """Ask the engine to drain and end."""
+    engine.child.send(signal.SIGTERM)
+
+
+def kill(engine: EngineProcess) -> None:
+    """End the engine now."""
+    engine.child.send(signal.SIGKILL)
+
+
+async def stop_all(folder: Path, clock: Clock, *, grace_s: float) -> int:
+    """End every engine below an agent's folder, for good; return how many there were."""
+    found = Engines(folder, node="", host="", first_port=0).find()
+    for engine in found:
+        ask_to_stop(engine)
+    for engine in found:
+        await processes.end(engine.child, clock, grace_s=grace_s)
+    return len(found)
+
+
+def free_port(host: str, first: int, taken: Sequence[int]) -> int:
+    """Return the lowest port from `first` that nobody listens on.
+
+    Somebody may take it before the engine does; then the engine ends with its own exit code for
+    that, and the next start tries the next port.
+
+    Raises:
+        OSError: a hundred ports in a row are taken.
+
+    """
+    for port in range(first, first + _PORTS):
+        if port in taken:
+            continue
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"ports {first} to {first + _PORTS - 1} on {host} are all taken")

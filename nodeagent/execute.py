@@ -1,0 +1,194 @@
+"""Carries out the agent's actions: engine processes here, endpoint and rank status in the store."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import assert_never
+
+from machinery.clock import Clock
+from nodeagent import engines, models
+from nodeagent.actions import (
+    Action,
+    Forget,
+    ProbeEngine,
+    Publish,
+    Report,
+    StartEngine,
+    StopEngine,
+    Withdraw,
+)
+from nodeagent.engines import EngineOrder, Engines
+from nodeagent.local import Engine, Prober
+from nodeagent.presence import Presence
+from schemas.meta import Condition, ObjectMeta, find_condition
+from schemas.replica import Endpoint, EndpointSpec, RankStatus, Replica
+from store import codec, keys
+from store.errors import StoreError, UnavailableError
+from store.port import Delete, Put, Transport, Unchanged
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """What the executor acts on: this node's engines, and what of them is in the store."""
+
+    def __init__(self, name: str, address: str, models_dir: Path) -> None:
+        self.name = name
+        self.address = address
+        self.models_dir = models_dir
+        self.engines: dict[str, Engine] = {}
+        self.published: dict[str, int] = {}
+        """Replica name to the lease under which its endpoint was written."""
+        self.reported: dict[str, RankStatus] = {}
+
+
+class Executor:
+    """Does one action after the other; the store being away stops none of the local ones."""
+
+    def __init__(
+        self,
+        node: Node,
+        processes: Engines,
+        presence: Presence,
+        transport: Transport,
+        *,
+        clock: Clock,
+        prober: Prober,
+    ) -> None:
+        self._node = node
+        self._processes = processes
+        self._presence = presence
+        self._transport = transport
+        self._clock = clock
+        self._prober = prober
+
+    async def do(self, name: str, replica: Replica | None, actions: Sequence[Action]) -> None:
+        """Carry out the actions for one replica.
+
+        Raises:
+            StoreError: what concerned the store could not be done; the rest was.
+
+        """
+        failed: StoreError | None = None
+        for action in actions:
+            try:
+                await self._do(name, replica, action)
+            except StoreError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    async def _do(self, name: str, replica: Replica | None, action: Action) -> None:
+        match action:
+            case StartEngine():
+                assert replica is not None
+                self._start(replica)
+            case StopEngine(kill=kill):
+                self._stop(self._node.engines[name], kill=kill)
+            case ProbeEngine():
+                self._prober.start(self._node.engines[name])
+            case Forget():
+                self._node.engines.pop(name, None)
+            case Publish():
+                assert replica is not None
+                await self._publish(replica)
+            case Withdraw():
+                await self._withdraw(name)
+            case Report(conditions=conditions):
+                assert replica is not None
+                await self._report(replica, conditions)
+            case _:
+                assert_never(action)
+
+    def _start(self, replica: Replica) -> None:
+        before = self._node.engines.get(replica.name)
+        order = EngineOrder(
+            replica=replica.name,
+            replica_uid=replica.metadata.uid,
+            model_dir=models.resolve(replica.spec.model.path, self._node.models_dir),
+            served_names=replica.spec.served_names,
+            context_length=replica.spec.context_length,
+            concurrency=replica.spec.concurrency,
+        )
+        taken = [engine.process.port for engine in self._node.engines.values()]
+        now = self._clock.monotonic()
+        process = self._processes.start(order, taken)
+        log.info(
+            "engine started",
+            extra={"replica": replica.name, "pid": process.child.record.pid, "port": process.port},
+        )
+        self._node.engines[replica.name] = Engine(
+            process=process,
+            started_at=now,
+            heard_at=now,
+            failures=before.failures if before is not None else 0,
+        )
+
+    def _stop(self, engine: Engine, *, kill: bool) -> None:
+        if engine.stopping_since is None:
+            engine.stopping_since = self._clock.monotonic()
+        if kill:
+            log.warning(
+                "engine ignored the request to stop; killing it",
+                extra={"replica": engine.process.replica},
+            )
+            engines.kill(engine.process)
+        else:
+            engines.ask_to_stop(engine.process)
+
+    async def _publish(self, replica: Replica) -> None:
+        lease = self._presence.lease
+        if lease is None:
+            raise UnavailableError("no lease to publish under yet")
+        engine = self._node.engines[replica.name]
+        endpoint = Endpoint(
+            metadata=ObjectMeta(name=replica.name, labels=replica.metadata.labels),
+            spec=EndpointSpec(
+                deployment=replica.spec.deployment,
+                replica_uid=replica.metadata.uid,
+                node=self._node.name,
+                url=f"http://{self._node.address}:{engine.process.port}",
+                served_names=replica.spec.served_names,
+            ),
+        )
+        put = Put(key=keys.endpoint_key(replica.name), value=codec.encode(endpoint), lease=lease)
+        # If the replica was assigned elsewhere meanwhile, it is not ours to publish.
+        await self._transport.commit([_still_assigned(replica)], [put])
+        self._node.published[replica.name] = lease
+        log.info("endpoint published", extra={"replica": replica.name, "url": endpoint.spec.url})
+
+    async def _withdraw(self, name: str) -> None:
+        key = keys.endpoint_key(name)
+        there = await self._transport.get(key)
+        lease = self._node.published.get(name)
+        # Another node may serve the replica of that name by now: its endpoint is not ours.
+        if there is not None and there.lease == lease:
+            guard = Unchanged(key=key, mod_revision=there.mod_revision)
+            await self._transport.commit([guard], [Delete(key=key)])
+        self._node.published.pop(name, None)
+        log.info("endpoint withdrawn", extra={"replica": name})
+
+    async def _report(self, replica: Replica, conditions: tuple[Condition, ...]) -> None:
+        before = self._node.reported.get(replica.name)
+        old = before.conditions if before is not None else ()
+        engine = self._node.engines.get(replica.name)
+        status = RankStatus(
+            replica_uid=replica.metadata.uid,
+            node=self._node.name,
+            restarts=engine.failures if engine is not None else 0,
+            conditions=tuple(self._stamped(old, c) for c in conditions),
+        )
+        put = Put(key=keys.rank_key(replica.name, 0), value=codec.encode(status))
+        await self._transport.commit([_still_assigned(replica)], [put])
+        self._node.reported[replica.name] = status
+
+    def _stamped(self, old: Sequence[Condition], new: Condition) -> Condition:
+        """Return the condition with the time at which its truth moved."""
+        before = find_condition(old, new.type)
+        same = before is not None and before.status == new.status
+        moved = before.last_transition_time if before is not None and same else self._clock.now()
+        return new.model_copy(update={"last_transition_time": moved})
+
+
+def _still_assigned(replica: Replica) -> Unchanged:
+    return codec.unchanged(replica)

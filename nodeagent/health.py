@@ -1,0 +1,71 @@
+"""Asking an engine how it is, over loopback, with a time limit on everything."""
+
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+
+_HEALTH_S = 2.0
+# A first token on a cold model on a busy machine.
+_PROBE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What the engine says of itself."""
+
+    state: str
+    message: str
+
+
+class HealthClient:
+    """Asks engines. `close()` when done."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._session: aiohttp.ClientSession | None = None
+
+    def _url(self, port: int, path: str) -> str:
+        return f"http://{self._host}:{port}{path}"
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return self._session
+
+    async def ask(self, port: int) -> Health | None:
+        """Return what the engine says; None if it does not answer."""
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_S)
+        try:
+            async with self._client().get(self._url(port, "/health"), timeout=timeout) as response:
+                tree = orjson.loads(await response.read())
+            return Health(state=str(tree["state"]), message=str(tree.get("message", "")))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            return None
+
+    async def probe(self, port: int, model: str) -> str:
+        """Have one token generated; return what went wrong, or nothing."""
+        body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        url = self._url(port, "/v1/completions")
+        try:
+            async with self._client().post(url, json=body, timeout=timeout) as response:
+                raw = await response.read()
+                if response.status != 200:
+                    return f"the first token failed: {raw[:200].decode('utf-8', 'replace')}"
+                tokens = orjson.loads(raw)["usage"]["completion_tokens"]
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as error:
+            return f"the first token failed: {type(error).__name__} {error}"
+        return "" if tokens >= 1 else "the engine answered without a token"
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,101 @@
+"""What the agent remembers of its engines between two looks: the mutable heart of one node.
+
+It observes and keeps count; deciding is plan.py's job, doing is execute.py's.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from machinery import processes
+from machinery.backoff import Backoff
+from machinery.clock import Clock
+from nodeagent.engines import EngineProcess
+from nodeagent.health import Health, HealthClient
+from nodeagent.observe import EngineView, Probe
+
+# Restarting a broken engine must not grind the Mac: mlx models take memory and minutes to load.
+_RESTARTS = Backoff(first_s=1.0, limit_s=60.0)
+# Who served this long starts counting its failures anew.
+_STABLE_S = 60.0
+# Health is asked at most this often, however often the queue looks.
+_ASK_EVERY_S = 0.1
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One engine and what is known of it."""
+
+    process: EngineProcess
+    started_at: float
+    heard_at: float
+    asked_at: float = float("-inf")
+    health: Health | None = None
+    probe: Probe = Probe.NOT_TRIED
+    probe_message: str = ""
+    stopping_since: float | None = None
+    ended_at: float | None = None
+    failures: int = 0
+
+    async def look(self, client: HealthClient, clock: Clock) -> None:
+        """Ask the engine how it is, if it runs and was not just asked."""
+        now = clock.monotonic()
+        if not self.process.child.running():
+            if self.ended_at is None:
+                self.ended_at = now
+                self._count_failure(now)
+            return
+        if now - self.asked_at < _ASK_EVERY_S:
+            return
+        self.asked_at = now
+        health = await client.ask(self.process.port)
+        if health is not None:
+            self.health, self.heard_at = health, clock.monotonic()
+
+    def _count_failure(self, now: float) -> None:
+        if self.stopping_since is not None:
+            return
+        self.failures = 1 if now - self.started_at > _STABLE_S else self.failures + 1
+
+    def view(self, clock: Clock) -> EngineView:
+        """Return what the planner may know."""
+        now = clock.monotonic()
+        running = self.process.child.running()
+        since = self.stopping_since
+        silent_s = now - self.heard_at
+        return EngineView(
+            replica_uid=self.process.replica_uid,
+            is_running=running,
+            state=self.health.state if self.health else "",
+            message=self.probe_message or (self.health.message if self.health else ""),
+            # One slow answer is no silence.
+            silent_s=silent_s if silent_s > 3.0 else 0.0,
+            probe=self.probe,
+            stopping_s=None if since is None else now - since,
+            exit_code=None if running else self.process.child.exit_code(),
+            last_words="" if running else processes.last_lines(self.process.log, 1),
+            start_again_in_s=self._backoff_left(now),
+            restarts=self.failures,
+        )
+
+    def _backoff_left(self, now: float) -> float:
+        if self.ended_at is None:
+            return 0.0
+        return max(0.0, self.ended_at + _RESTARTS.delay_s(self.failures) - now)
+
+
+class Prober:
+    """Runs probes beside the loop: one takes as long as a first token, and others must not wait."""
+
+    def __init__(self, client: HealthClient, group: asyncio.TaskGroup) -> None:
+        self._client = client
+        self._group = group
+
+    def start(self, engine: Engine) -> None:
+        """Have the engine make one token; what came of it shows in `engine.probe`."""
+        engine.probe = Probe.RUNNING
+        self._group.create_task(self._run(engine))
+
+    async def _run(self, engine: Engine) -> None:
+        process = engine.process
+        engine.probe_message = await self._client.probe(process.port, process.served_name)
+        engine.probe = Probe.FAILED if engine.probe_message else Probe.PASSED

@@ -1,0 +1,31 @@
+"""Looking at deployed models on this node's disk. Reads; decides nothing."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodeagent import modeldir
+from schemas.node import ModelReport
+
+
+def resolve(path: str, models_dir: Path) -> Path:
+    """Return the folder that a deployment's path means on this node."""
+    return Path(path) if path.startswith("/") else models_dir / path
+
+
+def report(path: str, models_dir: Path, *, casts_to_float32: bool) -> ModelReport:
+    """Return what this node says of a model: its geometry, or why it cannot be used."""
+    try:
+        facts = modeldir.inspect(resolve(path, models_dir))
+        geometry = modeldir.geometry(facts, casts_to_float32=casts_to_float32)
+    except modeldir.ModelUnusableError as error:
+        return ModelReport(path=path, reason=error.reason, message=str(error))
+    return ModelReport(path=path, geometry=geometry)
+
+
+def report_all(
+    paths: Iterable[str], models_dir: Path, *, casts_to_float32: bool
+) -> tuple[ModelReport, ...]:
+    """Return the reports of all paths, in order of the paths."""
+    return tuple(
+        report(path, models_dir, casts_to_float32=casts_to_float32) for path in sorted(set(paths))
+    )

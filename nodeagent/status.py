@@ -1,0 +1,56 @@
+"""What the agent says of a rank: conditions computed from what it sees. Pure."""
+
+from nodeagent.observe import EngineView, LocalState, Probe
+from schemas.meta import Condition, Truth
+
+# What an engine says when it ends with one of its own exit codes (nodeagent/engine/__main__.py).
+_EXIT_REASONS = {2: "ModelUnusable", 3: "PortInUse"}
+
+
+def conditions_of(seen: LocalState) -> tuple[Condition, ...]:
+    """Return Ready, and Stopped once a deletion is done; times are put in when it is written."""
+    assert seen.replica is not None
+    if seen.replica.metadata.deletion_timestamp is None:
+        return (_ready(seen),)
+    stopped = seen.engine is None or not seen.engine.is_running
+    reason = "EngineEnded" if stopped else "EngineEnding"
+    return (
+        _condition("Ready", "Stopping", "it is being deleted", holds=False),
+        _condition("Stopped", reason, holds=stopped),
+    )
+
+
+def _ready(seen: LocalState) -> Condition:
+    engine = seen.engine
+    assert seen.replica is not None
+    if engine is None or engine.replica_uid != seen.replica.metadata.uid:
+        return _condition("Ready", "Starting", "its engine is about to start", holds=False)
+    if not engine.is_running:
+        return _ended(engine)
+    if seen.is_published:
+        return _condition("Ready", "Serving", holds=True)
+    return _running(engine)
+
+
+def _ended(engine: EngineView) -> Condition:
+    code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
+    words = f": {engine.last_words}" if engine.last_words else ""
+    reason = _EXIT_REASONS.get(engine.exit_code or 0, "EngineEnded")
+    return _condition("Ready", reason, f"its engine ended {code}{words}", holds=False)
+
+
+def _running(engine: EngineView) -> Condition:
+    if engine.silent_s > 0 and engine.state:
+        return _condition("Ready", "EngineSilent", "its engine does not answer", holds=False)
+    if engine.state in ("Draining", "Failed"):
+        return _condition("Ready", f"Engine{engine.state}", engine.message, holds=False)
+    if engine.state != "Ready":
+        return _condition("Ready", "Loading", "its engine is loading the model", holds=False)
+    if engine.probe is Probe.FAILED:
+        return _condition("Ready", "ProbeFailed", engine.message, holds=False)
+    return _condition("Ready", "WarmingUp", "its engine is making a first token", holds=False)
+
+
+def _condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Condition:
+    truth = Truth.TRUE if holds else Truth.FALSE
+    return Condition(type=type_, status=truth, reason=reason, message=message)

@@ -1,0 +1,87 @@
+"""Who gets a slot, in which order, and what the worker hears of it."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from nodeagent.engine import errors
+from nodeagent.engine.admission import Admission, Ticket
+from nodeagent.engine.errors import RefusedError
+from nodeagent.engine.jobs import Cancel, Fault, Job, Piece, Sampling
+
+
+def job(number: int) -> Job:
+    sampling = Sampling(temperature=0, top_p=1, seed=0)
+    return Job(id=number, prompt=(1,), primer=(), max_tokens=9, sampling=sampling, stops=())
+
+
+@dataclass(slots=True)
+class Desk:
+    """An admission with two slots and two places, and the orders it gave."""
+
+    orders: list[int] = field(default_factory=list)
+
+    def admission(self) -> Admission:
+        return Admission(concurrency=2, queue_limit=2, send=self._note)
+
+    def _note(self, order: Job | Cancel) -> None:
+        self.orders.append(-order.job_id if isinstance(order, Cancel) else order.id)
+
+
+def fill() -> tuple[Desk, Admission, list[Ticket]]:
+    desk = Desk()
+    admission = desk.admission()
+    return desk, admission, [admission.enter(job(number)) for number in (1, 2, 3, 4)]
+
+
+def last(number: int) -> Piece:
+    return Piece(job_id=number, token=5, text="x", finish="stop")
+
+
+async def test_two_run_two_wait_and_the_fifth_is_refused() -> None:
+    desk, admission, _ = fill()
+    assert (admission.in_flight, admission.queued, desk.orders) == (2, 2, [1, 2])
+    with pytest.raises(RefusedError) as caught:
+        admission.enter(job(5))
+    assert (caught.value.refusal.status, caught.value.refusal.code) == (429, "queue_full")
+
+
+async def test_the_longest_waiting_takes_a_freed_slot() -> None:
+    desk, admission, tickets = fill()
+    admission.deliver([last(2)])
+    assert desk.orders == [1, 2, 3]
+    assert (await tickets[1].next()).finish == "stop"
+    admission.leave(tickets[1])  # what is finished is not cancelled
+    assert desk.orders == [1, 2, 3]
+    admission.leave(tickets[0])
+    assert desk.orders == [1, 2, 3, -1, 4]
+    admission.leave(tickets[0])
+    assert (admission.in_flight, admission.queued) == (2, 0)
+
+
+async def test_who_waits_may_leave_unheard() -> None:
+    desk, admission, tickets = fill()
+    admission.leave(tickets[2])
+    admission.deliver([last(1), last(99)])
+    assert desk.orders == [1, 2, 4]
+
+
+async def test_a_fault_frees_the_slot_and_is_told() -> None:
+    desk, admission, tickets = fill()
+    admission.deliver([Fault(job_id=1, reason="boom")])
+    with pytest.raises(RefusedError, match="boom") as caught:
+        await tickets[0].next()
+    assert caught.value.refusal.status == 500
+    assert desk.orders == [1, 2, 3]
+
+
+async def test_refusing_all_lets_nobody_of_the_queue_run() -> None:
+    desk, admission, tickets = fill()
+    admission.refuse_all(errors.internal("over"))
+    for ticket in tickets:
+        with pytest.raises(RefusedError, match="over"):
+            await ticket.next()
+    assert desk.orders == [1, 2, -1, -2]
+    async with asyncio.timeout(1):
+        await admission.until_idle()

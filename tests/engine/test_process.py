@@ -1,0 +1,200 @@
+"""An engine as its agent sees it: starting, filling up, draining, and every way of ending."""
+
+import json
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Engine, Start, eventually
+
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
+READY_S = 60
+
+
+def ready(engine: Engine) -> Engine:
+    eventually(engine.is_ready, within_s=READY_S)
+    return engine
+
+
+def test_it_answers_while_it_loads(start: Start, tiny: Path) -> None:
+    engine = start(tiny)
+    eventually(engine.answers, within_s=READY_S)
+    health = engine.health()
+    assert (health.status, health.json["state"]) == (503, "Loading")
+    early = engine.chat()
+    assert (early.status, early.error["code"]) == (503, "loading")
+    assert early.headers["retry-after"]
+    ready(engine)
+    health = engine.health()
+    body = health.json
+    assert body["pid"] == engine.process.pid
+    assert (body["replica"], body["replicaUid"], body["node"]) == ("tiny-0", "uid-0", "mac-1")
+    assert body["models"] == ["tiny", "fast"]
+    assert body["loadedBytes"] == body["totalBytes"] > 500_000
+    assert body["activeBytes"] > 0
+    engine.process.send_signal(signal.SIGHUP)  # the terminal of a parent that is gone
+    assert engine.chat().status == 200
+
+
+def test_a_full_queue_refuses_and_a_drain_lets_the_running_finish(start: Start, tiny: Path) -> None:
+    engine = ready(start(tiny, concurrency=1, queue_limit=1))
+    running = engine.begin(max_tokens=600)
+    eventually(lambda: engine.busy() == (1, 0))
+    waiting = engine.begin(max_tokens=600)
+    eventually(lambda: engine.busy() == (1, 1))
+    refused = engine.chat()
+    assert (refused.status, refused.error["code"]) == (429, "queue_full")
+    assert refused.error["type"] == "rate_limit_error"
+    assert refused.headers["retry-after"]
+    assert (refused.headers["x-fleet-in-flight"], refused.headers["x-fleet-queued"]) == ("1", "1")
+
+    engine.process.send_signal(signal.SIGTERM)
+    eventually(lambda: engine.health().json["state"] == "Draining")
+    late = engine.chat()
+    assert (late.status, late.error["code"]) == (503, "draining")
+    assert late.headers["retry-after"]
+    turned_away = waiting.getresponse()
+    assert (turned_away.status, json.load(turned_away)["error"]["code"]) == (503, "draining")
+    finished = running.getresponse()
+    assert finished.status == 200
+    assert json.load(finished)["usage"]["completion_tokens"] == 600
+    running.close()
+    waiting.close()
+    assert engine.wait() == 0
+
+
+def test_a_waiting_request_gets_the_next_slot_or_leaves(start: Start, tiny: Path) -> None:
+    engine = ready(start(tiny, concurrency=1))
+    running = engine.begin(max_tokens=4000)
+    eventually(lambda: engine.busy() == (1, 0))
+    leaving = engine.begin(max_tokens=5)
+    staying = engine.begin(max_tokens=5)
+    eventually(lambda: engine.busy() == (1, 2))
+    leaving.close()
+    eventually(lambda: engine.busy() == (1, 1))
+    running.close()
+    response = staying.getresponse()
+    assert json.load(response)["usage"]["completion_tokens"] == 5
+    staying.close()
+
+
+@pytest.mark.parametrize("is_hurried", [True, False], ids=["second signal", "timeout"])
+def test_a_drain_does_not_wait_for_ever(start: Start, tiny: Path, *, is_hurried: bool) -> None:
+    engine = ready(start(tiny, drain_timeout=60 if is_hurried else 0.2))
+    streamed = engine.begin(max_tokens=4000, stream=True)
+    whole = engine.begin(max_tokens=4000)
+    response = streamed.getresponse()
+    assert response.readline().startswith(b"data: ")
+    engine.process.send_signal(signal.SIGTERM)
+    eventually(lambda: not engine.answers() or engine.health().json["state"] == "Draining")
+    if is_hurried:
+        engine.process.send_signal(signal.SIGTERM)
+    events = [line for line in response.read().split(b"\n\n") if line]
+    assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "draining"
+    broken = whole.getresponse()
+    assert (broken.status, json.load(broken)["error"]["code"]) == (503, "draining")
+    streamed.close()
+    whole.close()
+    assert engine.wait() == 0
+
+
+def test_a_taken_port(start: Start, tiny: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        engine = start(tiny, port=port)
+        assert engine.wait() == 3
+    assert engine.last_words().startswith(f"engine: port {port} is in use on 127.0.0.1")
+
+
+def no_config(folder: Path) -> str:
+    (folder / "config.json").unlink()
+    return "config.json"
+
+
+def bad_config(folder: Path) -> str:
+    (folder / "config.json").write_text("{")
+    return "config.json"
+
+
+def no_weights(folder: Path) -> str:
+    (folder / "model.safetensors").unlink()
+    return "model.safetensors"
+
+
+def cut_short(folder: Path) -> str:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return "cut short"
+
+
+def no_safetensors(folder: Path) -> str:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    return "not a safetensors file"
+
+
+def unknown_type(folder: Path) -> str:
+    change(folder, model_type="notamodel")
+    return "notamodel not supported"
+
+
+def other_shape(folder: Path) -> str:
+    change(folder, hidden_size=128)
+    return "shape"
+
+
+def short_context(folder: Path) -> str:
+    change(folder, max_position_embeddings=1024)
+    return "max_position_embeddings, 1024"
+
+
+def no_tokenizer(folder: Path) -> str:
+    (folder / "tokenizer.json").write_text('{"model": 1}')
+    return "tokeniz"
+
+
+def change(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+FAULTS = [
+    no_config,
+    bad_config,
+    no_weights,
+    cut_short,
+    no_safetensors,
+    unknown_type,
+    other_shape,
+    short_context,
+    no_tokenizer,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_directory_that_is_no_model(
+    start: Start, tiny: Path, tmp_path: Path, fault: Callable[[Path], str]
+) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "broken")
+    wanted = fault(folder)
+    engine = start(folder)
+    assert engine.wait(READY_S) == 2, engine.stderr.read_text()
+    assert engine.last_words().startswith("engine: ")
+    assert wanted in engine.last_words()
+    assert "Traceback" not in engine.stderr.read_text()
+
+
+def test_wrong_flags(start: Start, tiny: Path) -> None:
+    engine = start(tiny, concurrency=0)
+    assert engine.wait() == 2
+    assert engine.last_words() == "engine: error: argument --concurrency: 0 is less than 1"
+
+
+def test_a_crash_of_the_worker_ends_the_process(start: Start) -> None:
+    # A name longer than a file system takes: not one of the faults that are told apart.
+    engine = start(Path("/tmp") / ("x" * 4000))
+    assert engine.wait(READY_S) == 1
+    assert engine.last_words().startswith("engine: OSError: ")
