@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import httptools
 from typing_extensions import override
@@ -44,6 +44,7 @@ class Exchange:
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._is_framed = False
+        self._keeps_alive = False
         self._pieces: list[bytes] = []
         self._buffered = 0
         self._broken: BrokenError | None = None
@@ -77,7 +78,7 @@ class Exchange:
 
     def can_keep_alive(self) -> bool:
         """Return whether the connection is clean for the next request."""
-        return self.is_complete and not self.is_surplus and self._parser.should_keep_alive()
+        return self.is_complete and not self.is_surplus and self._keeps_alive
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
@@ -130,13 +131,18 @@ class Exchange:
         self.is_surplus = self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if not self.is_complete:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200 or self.is_complete:
-            self.headers = [] if not self.is_complete else self.headers
+        if self.is_complete:
             return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self.headers.clear()
+            return
+        # Now, for the parser forgets it once the message is complete.
+        self._keeps_alive = self._parser.should_keep_alive()
         self._is_framed = status in (204, 304) or any(
             name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
         )
@@ -219,10 +225,15 @@ class Connection(asyncio.Protocol):
             self._is_paused = False
             self._transport.resume_reading()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._transport is None
+
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not isinstance: uvloop's transports are none by inheritance.
+        self._transport = cast("asyncio.Transport", transport)
 
     @override
     def data_received(self, data: bytes) -> None:

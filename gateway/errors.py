@@ -72,6 +72,12 @@ def too_large(limit: int) -> RefusedError:
     )
 
 
+def too_slow(seconds: int) -> RefusedError:
+    """Return the refusal of a body that does not come."""
+    message = f"The body did not arrive within {seconds} s."
+    return RefusedError(Refusal(status=408, message=message, code="body_timeout"))
+
+
 def unknown_model(name: str, known: Sequence[str], nearest: str | None) -> Refusal:
     """Return what to say of a model name that nobody declared."""
     shown = name if len(name) <= 200 else f"{name[:200]}..."

@@ -109,9 +109,7 @@ def choose(
     """
     model = table.models.get(name)
     if model is None:
-        known = tuple(sorted(table.models))
-        close = difflib.get_close_matches(name, known, n=1)
-        return UnknownModel(known=known, nearest=close[0] if close else None)
+        return UnknownModel(known=tuple(sorted(table.models)), nearest=nearest(table, name))
     weighted = [share for share in model.shares if share.weight > 0]
     ranked = [_tiers(share, standing.penalised, failed) for share in weighted]
     for tier in zip(*ranked, strict=True):
@@ -119,6 +117,13 @@ def choose(
         if able:
             return Chosen(target=_least_loaded(_drawn(able, draw), standing.in_flight))
     return NothingReady(reason=model.reason)
+
+
+def nearest(table: Table, name: str) -> str | None:
+    """Return the known name that is spelled most alike; None if none is near."""
+    # Quadratic in the name's length, and the name is a stranger's.
+    close = difflib.get_close_matches(name[:200], sorted(table.models), n=1)
+    return close[0] if close else None
 
 
 def _tiers(

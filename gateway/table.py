@@ -111,7 +111,10 @@ class TableKeeper:
         )
         orphans = orphans_of(self._orphans, self._leased, seen, self._clock.monotonic())
         for replica in orphans.keys() - self._orphans.keys():
-            log.info("an endpoint lost its lease; keeping it as a last resort", extra={"replica": replica})
+            log.info(
+                "an endpoint lost its lease; keeping it as a last resort",
+                extra={"replica": replica},
+            )
         self._orphans, self._leased = orphans, dict(seen.leased)
         self.table = tabulate(seen, [orphan.target for orphan in orphans.values()])
 
@@ -123,10 +126,21 @@ class TableKeeper:
                 found[target.replica] = target
             elif key not in self._deaf:
                 self._deaf.add(key)
-                log.error("an endpoint's url is not http://host:port; it gets no requests", extra={"key": key})
+                log.error(
+                    "an endpoint's url is not http://host:port; it gets no requests",
+                    extra={"key": key},
+                )
         return found
 
-    def _informers(self) -> tuple[Informer[Endpoint] | Informer[ModelDeployment] | Informer[ModelDeploymentStatus] | Informer[ModelRoute], ...]:
+    def _informers(
+        self,
+    ) -> tuple[
+        Informer[Endpoint]
+        | Informer[ModelDeployment]
+        | Informer[ModelDeploymentStatus]
+        | Informer[ModelRoute],
+        ...,
+    ]:
         return (self._endpoints, self._deployments, self._statuses, self._routes)
 
 

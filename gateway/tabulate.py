@@ -118,10 +118,11 @@ def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, 
 
 def _model(name: str, shares: tuple[Share, ...], seen: Seen) -> Model:
     involved = [deployment for share in shares for deployment in share.deployments]
+    found = [seen.deployments[one].metadata for one in involved if one in seen.deployments]
     created = [
-        int(seen.deployments[one].metadata.creation_timestamp.timestamp())
-        for one in involved
-        if one in seen.deployments and seen.deployments[one].metadata.creation_timestamp
+        int(metadata.creation_timestamp.timestamp())
+        for metadata in found
+        if metadata.creation_timestamp is not None
     ]
     if all(share.weight == 0 for share in shares):
         reason = "Every backend of its ModelRoute has weight 0."

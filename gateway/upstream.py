@@ -122,7 +122,8 @@ class Pool:
 
     async def _exchange(self, connection: Connection, raw: bytes) -> Exchange:
         exchange = connection.start(raw)
-        self._open.add(connection)
+        if not connection.is_gone:
+            self._open.add(connection)
         try:
             await exchange.head()
         except BaseException:
@@ -149,8 +150,10 @@ def _notice_dead_peers(sock: socket.socket) -> None:
     Without it a request to such a Mac waits for the whole time limit instead of moving on.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = socket.TCP_KEEPALIVE if sys.platform == "darwin" else socket.TCP_KEEPIDLE
-    sock.setsockopt(socket.IPPROTO_TCP, idle, 5)
+    if sys.platform == "darwin":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, 5)
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     if sys.platform == "linux":

@@ -85,6 +85,16 @@ def adopt(path: Path) -> Child | None:
     return Child(record, None) if record is not None and is_running(record) else None
 
 
+def running(pid: int) -> Child | None:
+    """Return the process that has this pid now; only for pids that a lock proves to be alive."""
+    try:
+        process = psutil.Process(pid)
+        record = Record(pid=pid, started_at=process.create_time(), command=tuple(process.cmdline()))
+    except psutil.Error:
+        return None
+    return Child(record, None)
+
+
 def spawn(command: Sequence[str], *, log: Path, cwd: Path | None = None) -> Child:
     """Start a process in a session of its own, its output appended to a file.
 

@@ -60,8 +60,10 @@ def mark_of_value(root: Node, path: Path) -> Mark:
     node = find(root, path)
     if node is None:
         return mark_of_key(root, path)
-    # A block below its key begins a line later; people look for it where the key is.
-    return node.mark if not isinstance(node.content, dict | list) else mark_of_key(root, path)
+    # A block begins a line below its key, and nothing at all "stands" even later: people look for
+    # both where the key is.
+    is_below = isinstance(node.content, dict | list) or (node.content is None and not node.text)
+    return mark_of_key(root, path) if is_below else node.mark
 
 
 def mark_of_key(root: Node, path: Path) -> Mark:

@@ -93,7 +93,7 @@ def show(node: Node | None) -> str:
             kind = "a boolean"
         case int():
             kind = "an integer"
-        case float():
+        case _:
             kind = "a number"
     return f"{node.text if node is not None else content} ({kind})"
 
@@ -108,7 +108,7 @@ def _lower_first(text: str) -> str:
 
 def _missing(it: Complaint) -> Words:
     says = fields.description(it.model, it.path)
-    return "is required but not given", f"It says: {_lower_first(says)}".rstrip(".") if says else ""
+    return "is required but not given", f"Meaning: {says}".rstrip(".") if says else ""
 
 
 def _unknown(it: Complaint) -> Words:

@@ -12,6 +12,7 @@ import click
 from machinery import logging as house_logging
 from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
+from machinery.version import version
 from nodeagent.agent import Agent, AgentConfig
 from nodeagent.hardware.facts import HardwareError, HardwareFacts
 from nodeagent.hardware.probe import probe
@@ -21,8 +22,6 @@ from schemas import quantity
 from schemas.node import NodeStatus
 from store.etcd import EtcdTransport
 from store.flags import address, etcd_options
-
-VERSION = "0.1.0"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -133,7 +132,7 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
         uid=identity.uid,
         hostname=facts.hostname,
         address=options["node_address"],
-        agent_version=VERSION,
+        agent_version=version(),
         os=facts.os,
         os_version=facts.os_version,
         machine=facts.machine,

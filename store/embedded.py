@@ -4,13 +4,9 @@ A loopback port would take writes from any web page that the user has open (etcd
 cross-origin text/plain posts); a socket in a folder of mode 0700 takes them from its owner.
 """
 
-import hashlib
-import os
 import re
 import shutil
-import stat
 import subprocess
-import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +17,8 @@ from machinery.supervisor import Program, Supervisor
 from store.address import EtcdAddress
 from store.errors import StoreError
 from store.etcd import EtcdTransport
+from store.sockets import CLIENT_SOCKET, PEER_SOCKET, make_folder
 
-# etcd before 3.5.5 takes only NAME:PORT for a socket, a file of that name in its working folder.
-_CLIENT_SOCKET, _PEER_SOCKET = "client:1", "peer:1"
-# sun_path holds 104 bytes on macOS, 108 on Linux.
-_LONGEST_SOCKET_PATH = 100
 _READY_S = 30.0
 
 Version = tuple[int, int, int]
@@ -118,37 +111,16 @@ def _version_of(path: Path) -> Version | None:
     return parse_version(done.stdout)
 
 
-def socket_folder(data_dir: Path) -> Path:
-    """Return a folder of ours with a path short enough for sockets, the same for the same data.
-
-    Raises:
-        EmbeddedEtcdError: somebody else owns the folder.
-
-    """
-    inside = data_dir / "sock"
-    if len(str(inside / _CLIENT_SOCKET)) <= _LONGEST_SOCKET_PATH:
-        folder = inside
-    else:
-        digest = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
-        folder = Path(tempfile.gettempdir()) / f"mlx-fleet-{os.getuid()}-{digest}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    seen = folder.lstat()
-    if seen.st_uid != os.getuid() or not stat.S_ISDIR(seen.st_mode):
-        raise EmbeddedEtcdError(f"{folder} belongs to somebody else; choose another --data-dir")
-    folder.chmod(0o700)
-    return folder
-
-
 def command(binary: Binary, data_dir: Path) -> tuple[str, ...]:
     """Return the command line for one member of a small fleet."""
     flags = {
         "name": "embedded",
         "data-dir": str(data_dir),
-        "listen-client-urls": f"unix://{_CLIENT_SOCKET}",
-        "advertise-client-urls": f"unix://{_CLIENT_SOCKET}",
-        "listen-peer-urls": f"unix://{_PEER_SOCKET}",
-        "initial-advertise-peer-urls": f"unix://{_PEER_SOCKET}",
-        "initial-cluster": f"embedded=unix://{_PEER_SOCKET}",
+        "listen-client-urls": f"unix://{CLIENT_SOCKET}",
+        "advertise-client-urls": f"unix://{CLIENT_SOCKET}",
+        "listen-peer-urls": f"unix://{PEER_SOCKET}",
+        "initial-advertise-peer-urls": f"unix://{PEER_SOCKET}",
+        "initial-cluster": f"embedded=unix://{PEER_SOCKET}",
         "initial-cluster-token": "mlx-fleet",
         "logger": "zap",
         "log-outputs": "stderr",
@@ -172,13 +144,13 @@ class EmbeddedEtcd:
     """One member: start (or adopt), wait until ready, keep running, stop."""
 
     def __init__(self, binary: Binary, data_dir: Path, clock: Clock) -> None:
-        folder = socket_folder(data_dir)
-        self.address = EtcdAddress(socket=folder / _CLIENT_SOCKET)
+        folder = make_folder(data_dir)
+        self.address = EtcdAddress(socket=folder / CLIENT_SOCKET)
         self._log = data_dir / "etcd.log"
         self._clock = clock
 
         def clear_sockets() -> None:
-            for name in (_CLIENT_SOCKET, _PEER_SOCKET):
+            for name in (CLIENT_SOCKET, PEER_SOCKET):
                 (folder / name).unlink(missing_ok=True)
 
         self.supervisor = Supervisor(

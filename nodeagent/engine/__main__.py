@@ -8,11 +8,11 @@ import argparse
 import asyncio
 import contextlib
 import os
-import random
 import secrets
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,8 @@ _EXIT_PORT = 3
 _BACKLOG = 1024
 # For responses whose last byte is on its way when the drain is over.
 _CLOSE_TIMEOUT_S = 5
+# Longer than a gateway keeps an idle connection: the side that sends next should be the one to close.
+_KEEP_ALIVE_S = 75
 _MAX_BODY_BYTES = 8 << 20
 
 
@@ -62,20 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"port {config.port} is in use on {config.host} or cannot be had: {error.strerror}")
         return _EXIT_PORT
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, message, is_abandoned = runner.run(serve(config, listener))
+        code, message = runner.run(serve(config, listener))
     if code != EXIT_OK:
         say(message)
-    if is_abandoned:
-        # Python would wait for nothing, but MLX's own clean-up would run under a live thread.
+    if threading.active_count() > 1:
+        # Stuck in the driver, or in the middle of a huge prompt: Python would wait for the latter,
+        # and MLX's own clean-up would run under the former.
         os._exit(code)
     return code
 
 
-async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str, bool]:
-    """Serve until told to stop; return the exit code, the last word, whether a thread is stuck."""
+async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str]:
+    """Serve until told to stop; return the exit code and the last word."""
     # Seeds and ids must differ between two processes that start in the same moment.
-    entropy = random.Random(secrets.randbits(128))  # noqa: S311  sampling, not secrecy
-    service = Service(config, clock=SystemClock(), entropy=entropy)
+    service = Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
     loop = asyncio.get_running_loop()
     server = _Server(
         uvicorn.Config(
@@ -86,6 +88,7 @@ async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str
             log_level="warning",
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         ),
         lambda: loop.call_soon_threadsafe(service.request_stop),
@@ -94,7 +97,7 @@ async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str
         group.create_task(server.serve(sockets=[listener]))
         code = await service.run()
         server.should_exit = True
-    return code, service.message, service.is_abandoned
+    return code, service.message
 
 
 def listen(host: str, port: int) -> socket.socket:

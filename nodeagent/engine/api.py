@@ -105,7 +105,8 @@ class Routes:
         return await self._answer(request, openai.parse_completion)
 
     async def _answer(self, request: Request, parse: Callable[[bytes], openai.Request]) -> "Answer":
-        self.service.check_open()
+        self.service.admit()  # before the body is read
+
         raw = await http.read_body(request, self.service.config.max_body_bytes)
         wanted = parse(raw)
         served = self.service.config.served_names

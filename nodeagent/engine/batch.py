@@ -13,9 +13,10 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from nodeagent.engine import sampling
+from nodeagent.engine.codec import Detokenizer
 from nodeagent.engine.errors import reason
 from nodeagent.engine.jobs import Event, Fault, FinishReason, Job, Piece
-from nodeagent.engine.loading import Detokenizer, Loaded
+from nodeagent.engine.loading import Loaded
 from nodeagent.engine.state import Gauges
 from nodeagent.engine.stopping import StopMatcher
 
@@ -73,7 +74,8 @@ class Batch:
             uid = self._generator.insert(
                 [list(job.prompt)], [job.max_tokens], samplers=[sampling.make(job.sampling)]
             )[0]
-        except (ValueError, RuntimeError, LookupError) as error:
+        except Exception as error:
+            # Nothing of it has reached the others, whatever it was.
             log.exception("a job could not join the batch", extra={"job": job.id})
             return [Fault(job_id=job.id, reason=reason(error))]
         self._sequences[uid] = _Sequence(
@@ -81,12 +83,18 @@ class Batch:
         )
         return []
 
-    def remove(self, job_id: int) -> None:
+    def remove(self, job_id: int) -> list[Event]:
         """Take a job out before the next step, in whichever stage it is."""
         uids = [uid for uid, sequence in self._sequences.items() if sequence.job.id == job_id]
-        self._drop(uids)
+        try:
+            self._drop(uids)
+        except Exception as error:
+            # Cutting a row out of the caches is work for the device, and may fail like a step.
+            log.exception("a job could not be taken out", extra={"job": job_id})
+            return self._restart(error)
         if not self._sequences:
             self._settle()
+        return []
 
     def step(self) -> list[Event]:
         """Generate at most one token for every job."""

@@ -69,6 +69,12 @@ def unavailable(message: str, code: str, *, retry_after_s: int) -> RefusedError:
     )
 
 
+def draining() -> RefusedError:
+    """Return the refusal of a request that came, or would have to end, after the stop."""
+    message = "This replica is shutting down; repeat the request."
+    return unavailable(message, "draining", retry_after_s=1)
+
+
 def queue_full(concurrency: int, limit: int) -> RefusedError:
     """Return the refusal of a request for which not even a place in the queue is left."""
     message = (

@@ -4,19 +4,19 @@ import gc
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-import jinja2
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
-from nodeagent.engine.errors import ModelUnusableError, PromptRefusedError, StoppedError, reason
+from nodeagent.engine.codec import TextCodec
+from nodeagent.engine.errors import ModelUnusableError, StoppedError, reason
 from nodeagent.engine.modeldir import ModelFacts
 from nodeagent.engine.state import Gauges
 
@@ -26,67 +26,6 @@ Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
 _SLICE_BYTES = 256 << 20
 
 log = logging.getLogger(__name__)
-
-
-class Detokenizer(Protocol):
-    """One sequence's way from tokens to text; never yields half a character."""
-
-    def add_token(self, token: int) -> None:
-        """Take one token."""
-        ...
-
-    def finalize(self) -> None:
-        """Give up waiting for the rest of a character."""
-        ...
-
-    @property
-    def last_segment(self) -> str:
-        """The text since this was last read."""
-        ...
-
-
-class TextCodec:
-    """The tokenizer in our own words. `encode_*` run in other threads than the worker."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The tokens which end a text."""
-        return tuple(sorted(self._tokenizer.eos_token_ids))
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether messages can be turned into a prompt."""
-        return bool(self._tokenizer.has_chat_template)
-
-    @property
-    def size(self) -> int:
-        """The number of tokens known."""
-        return len(self._tokenizer)
-
-    def encode_text(self, text: str) -> list[int]:
-        """Return a text's tokens, with the ones the model wants at a start."""
-        return list(self._tokenizer.encode(text))
-
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Return the tokens of (role, text) messages, up to where the assistant speaks.
-
-        Raises:
-            PromptRefusedError: the template does not allow these messages.
-
-        """
-        turns = [{"role": role, "content": text} for role, text in messages]
-        try:
-            return list(self._tokenizer.apply_chat_template(turns, add_generation_prompt=True))
-        except jinja2.TemplateError as error:
-            raise PromptRefusedError(str(error)) from error
-
-    def detokenizer(self) -> Detokenizer:
-        """Return a fresh detokenizer."""
-        detokenizer: Detokenizer = self._tokenizer.detokenizer
-        return detokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

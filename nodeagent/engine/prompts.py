@@ -14,7 +14,7 @@ from nodeagent.engine import errors
 from nodeagent.engine.errors import PromptRefusedError, RefusedError
 from nodeagent.engine.jobs import Job, Sampling
 from nodeagent.engine.openai import Conversation, Request, Text
-from nodeagent.engine.worker import Codec, Ready
+from nodeagent.engine.ports import Codec, Ready
 
 # OpenAI's own; a chat's default is all that is left.
 _COMPLETION_DEFAULT = 16

@@ -7,18 +7,21 @@ nothing of HTTP.
 import asyncio
 import logging
 import random
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from machinery.clock import Clock
 from nodeagent.engine import errors
 from nodeagent.engine.admission import Admission, Ticket
 from nodeagent.engine.config import EngineConfig
 from nodeagent.engine.errors import ModelUnusableError, RefusedError
-from nodeagent.engine.jobs import Event
+from nodeagent.engine.jobs import Event, Job
 from nodeagent.engine.openai import Request
+from nodeagent.engine.ports import Ready
 from nodeagent.engine.prompts import Lanes, Prompter
 from nodeagent.engine.state import Gauges, State
-from nodeagent.engine.worker import Ready, Worker
+from nodeagent.engine.worker import Worker
 
 EXIT_OK, EXIT_CRASH, EXIT_MODEL = 0, 1, 2
 # After this long the thread is stuck in the driver and will not end by itself.
@@ -70,11 +73,6 @@ class Service:
         self._ended = asyncio.Event()
         self._exit_code = EXIT_OK
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the worker thread is still in the driver although it was asked to end."""
-        return not self._ended.is_set()
-
     async def run(self) -> int:
         """Load, serve until asked to stop, drain, unload; return the process's exit code."""
         self._worker.start(_FromWorker(asyncio.get_running_loop(), self))
@@ -119,45 +117,53 @@ class Service:
             RefusedError: not now, or never.
 
         """
-        prompter = self._open()
+        prompter = self.admit()
         self._count += 1
-        job = await prompter.job(
-            request, job_id=self._count, fresh_seed=self._entropy.getrandbits(63)
-        )
-        self._open()  # a drain may have begun while the prompt was being read
-        return self.admission.enter(job)
-
-    def check_open(self) -> None:
-        """Refuse early, before a body is read, what would be refused anyway.
-
-        Raises:
-            RefusedError: the engine takes no requests.
-
-        """
-        self._open()
+        making = prompter.job(request, job_id=self._count, fresh_seed=self._entropy.getrandbits(63))
+        made = await self._unless_stopped(making)
+        self.admit()  # a drain may have begun while the prompt was being read
+        if isinstance(made, Job):
+            return self.admission.enter(made)
+        raise made
 
     def response_id(self, ticket: Ticket, *, kind: str) -> str:
         """Return an id that no other process and no other request has."""
         return f"{kind}-{self._prefix}{ticket.job.id:08x}"
 
-    def _open(self) -> Prompter:
+    def admit(self) -> Prompter:
+        """Return what makes jobs.
+
+        Raises:
+            RefusedError: the engine takes no requests, for now or for ever.
+
+        """
         if self.state is State.READY and self._prompter is not None:
             return self._prompter
         if self.state is State.DRAINING:
-            raise _draining()
+            raise errors.draining()
         # Loading takes seconds to minutes; a gateway has other replicas in the meantime.
         code = "loading" if self.state is State.LOADING else "failed"
         message = f"This replica is not ready: {self.message}."
         raise errors.unavailable(message, code, retry_after_s=5)
+
+    async def _unless_stopped(self, making: Coroutine[Any, Any, Job]) -> Job | RefusedError:
+        """Wait for a job, but not beyond the stop: a huge prompt takes seconds to read."""
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(_as_value(making))
+            waits: list[asyncio.Task[Any]] = [working, group.create_task(self._stop.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        return errors.draining() if working.cancelled() else working.result()
 
     async def _drain(self) -> None:
         self.state = State.DRAINING
         self.message = "finishing what runs; taking nothing new"
         log.info("draining", extra={"in_flight": self.admission.in_flight})
         # They have not been told anything yet, so another replica can serve them from the start.
-        self.admission.refuse_queued(_draining())
+        self.admission.refuse_queued(errors.draining())
         await self._until_idle_or_hurried()
-        self.admission.refuse_all(_draining())
+        self.admission.refuse_all(errors.draining())
         self._worker.stop()
         try:
             async with asyncio.timeout(_UNLOAD_TIMEOUT_S):
@@ -168,27 +174,27 @@ class Service:
 
     async def _until_idle_or_hurried(self) -> None:
         async with asyncio.TaskGroup() as group:
-            idle = group.create_task(self.admission.until_idle())
-            hurry = group.create_task(_wait(self._hurry))
-            done, _ = await asyncio.wait(
-                (idle, hurry),
+            waits: list[asyncio.Task[Any]] = [
+                group.create_task(self.admission.until_idle()),
+                group.create_task(self._hurry.wait()),
+            ]
+            await asyncio.wait(
+                waits,
                 timeout=self.config.drain_timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            idle.cancel()
-            hurry.cancel()
-        if idle not in done:
+            for wait in waits:
+                wait.cancel()
+        if self.admission.in_flight:
             log.warning(
                 "not waiting any longer; breaking off what runs",
                 extra={"in_flight": self.admission.in_flight},
             )
 
 
-def _draining() -> RefusedError:
-    return errors.unavailable(
-        "This replica is shutting down; repeat the request.", "draining", retry_after_s=1
-    )
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()
+async def _as_value(making: Coroutine[Any, Any, Job]) -> Job | RefusedError:
+    # A refusal raised in a task group would arrive as a group of one.
+    try:
+        return await making
+    except RefusedError as error:
+        return error

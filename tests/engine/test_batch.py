@@ -3,7 +3,11 @@
 mlx-lm declares none of this as its API; a new version has to pass here first.
 """
 
+import contextlib
+import dataclasses
+import importlib
 import json
+import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -22,11 +26,18 @@ GREEDY = Sampling(temperature=0, top_p=1, seed=0)
 Load = Callable[[Path], Any]
 
 
+def module(name: str) -> Any:
+    """Import late: mlx_lm takes seconds, which those who run other tests should not wait for."""
+    return importlib.import_module(name)
+
+
 @pytest.fixture(scope="module")
 def load() -> Load:
-    # mlx is imported by the tests that need it and not by those that merely pass by.
-    with pytest.MonkeyPatch.context():
-        from nodeagent.engine import loading
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loading = module("nodeagent.engine.loading")
+    # mlx_lm lowers it at import, for this process and for all that other tests start from it.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     def function(folder: Path, gauges: Gauges | None = None) -> Any:
         facts = modeldir.inspect(folder)
@@ -46,9 +57,7 @@ def batch(loaded: Any) -> Any:
 
 
 def new_batch(loaded: Any, gauges: Gauges | None = None) -> Any:
-    from nodeagent.engine.batch import Batch
-
-    return Batch(loaded, gauges or Gauges(), width=16)
+    return module("nodeagent.engine.batch").Batch(loaded, gauges or Gauges(), width=16)
 
 
 def job(number: int, prompt: list[int], **changes: Any) -> Job:
@@ -81,14 +90,13 @@ PROMPTS = [[(7 * row + 3 * at) % 480 + 10 for at in range(3 + 40 * row)] for row
 
 
 def test_a_batch_equals_mlx_lms_plain_generation(loaded: Any, batch: Any) -> None:
-    from mlx_lm import stream_generate
-
+    mlx_lm = module("mlx_lm")
     for number, prompt in enumerate(PROMPTS):
         assert batch.add(job(number, prompt)) == []
     found = drain(batch)
     tokenizer = loaded.codec._tokenizer
     for number, prompt in enumerate(PROMPTS):
-        plain = stream_generate(loaded.model, tokenizer, prompt, max_tokens=20)
+        plain = mlx_lm.stream_generate(loaded.model, tokenizer, prompt, max_tokens=20)
         assert tokens(found[number]) == [response.token for response in plain]
         assert found[number][-1].finish == "length"
 
@@ -131,7 +139,7 @@ def test_a_completion_goes_on_exactly_where_its_prompt_ends(loaded: Any, batch: 
     decode = loaded.codec._tokenizer.decode
     number = 0
     for first in range(10, 480, 5):
-        prompt = loaded.codec.encode_text("hello") + [first]
+        prompt = [*loaded.codec.encode_text("hello"), first]
         before = decode(prompt)
         if before.endswith("\ufffd"):
             continue
@@ -165,11 +173,7 @@ class Flaky:
 
 @pytest.mark.parametrize("fails_at", [1, 2, 5])
 def test_a_failed_step_costs_its_jobs_and_nothing_else(loaded: Any, fails_at: int) -> None:
-    from nodeagent.engine.loading import Loaded
-
-    flaky = Loaded(
-        model=Flaky(loaded.model, fails_at), codec=loaded.codec, vocab_size=loaded.vocab_size
-    )
+    flaky = dataclasses.replace(loaded, model=Flaky(loaded.model, fails_at))
     batch = new_batch(flaky)
     batch.add(job(1, PROMPTS[1]))
     batch.add(job(2, PROMPTS[2]))
@@ -215,8 +219,7 @@ def test_progress_is_seen_while_loading(load: Callable[..., Any], tiny: Path) ->
 
 
 def test_loading_stops_when_told(tiny: Path, load: Load) -> None:
-    from nodeagent.engine import loading
-
+    loading = module("nodeagent.engine.loading")
     facts = modeldir.inspect(tiny)
     with pytest.raises(StoppedError):
         loading.load(tiny, facts, Gauges(), is_stopping=lambda: True)
@@ -227,16 +230,12 @@ def test_loading_stops_when_told(tiny: Path, load: Load) -> None:
 def test_half_precision_becomes_float32_on_linux(
     load: Load, tmp_path: Path, *, is_quantized: bool
 ) -> None:
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-    from mlx_lm import convert
-
-    from tests.support.tiny_model import make
-
-    folder = make(tmp_path / "half", dtype="float16")
+    mx, tree_flatten = module("mlx.core"), module("mlx.utils").tree_flatten
+    folder = module("tests.support.tiny_model").make(tmp_path / "half", dtype="float16")
     if is_quantized:
         packed = tmp_path / "packed"
-        convert(str(folder), str(packed), quantize=True, q_group_size=32, dtype="float16")
+        options = {"quantize": True, "q_group_size": 32, "dtype": "float16"}
+        module("mlx_lm").convert(str(folder), str(packed), **options)
         folder = packed
     loaded = load(folder)
     kinds = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}

@@ -102,6 +102,21 @@ def test_a_drain_does_not_wait_for_ever(start: Start, tiny: Path, *, is_hurried:
     assert engine.wait() == 0
 
 
+def test_a_drain_refuses_who_is_still_being_read(start: Start, tiny: Path) -> None:
+    engine = ready(start(tiny))
+    huge = engine.connect()
+    prompt = "one two three " * 550_000  # seconds in the tokenizer
+    huge.request("POST", "/v1/completions", json.dumps({"model": "tiny", "prompt": prompt}))
+    # Read by the time that a request sent after it, on a connection of its own, is answered.
+    assert engine.chat().status == 200
+    engine.process.send_signal(signal.SIGTERM)
+    response = huge.getresponse()
+    assert (response.status, json.load(response)["error"]["code"]) == (503, "draining")
+    huge.close()
+    assert engine.wait() == 0
+    assert "Traceback" not in engine.stderr.read_text()
+
+
 def test_a_taken_port(start: Start, tiny: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])

@@ -1,0 +1,48 @@
+"""The command `fleetctl`: its verbs, each loaded when it is used."""
+
+import importlib
+
+import click
+from typing_extensions import override
+
+# Verb to module and function: a verb's imports are paid for by that verb alone.
+_VERBS = {
+    "apply": "fleetctl.apply:apply",
+    "delete": "fleetctl.delete:delete",
+    "demo": "fleetctl.demo:demo",
+    "describe": "fleetctl.describe:describe",
+    "diff": "fleetctl.apply:diff",
+    "down": "fleetctl.up:down",
+    "get": "fleetctl.get:get",
+    "up": "fleetctl.up:up",
+    "version": "fleetctl.version:version",
+    "wait": "fleetctl.wait:wait",
+}
+
+
+class Verbs(click.Group):
+    """A group whose commands are imported on use."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_VERBS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module, _, function = _VERBS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), function)
+        return command
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
+)
+def main() -> None:
+    """Declare which models your Macs serve, and see that they do."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""From a command's flags to an open store, and from its coroutine to an exit code."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import platformdirs
+
+from fleetctl import errors
+from store.address import EtcdAddress
+from store.errors import StoreError
+from store.etcd import EtcdTransport
+from store.flags import address, etcd_options
+from store.sockets import SocketFolderError, client_socket
+
+T = TypeVar("T")
+
+
+def data_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --data-dir: the folder of a fleet that `fleetctl up` runs on this machine."""
+    return click.option(
+        "--data-dir",
+        envvar="FLEET_DATA_DIR",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path(platformdirs.user_data_dir("mlx-fleet")),
+        show_default=True,
+        help="Folder of the fleet that `fleetctl up` runs on this machine.",
+    )(command)
+
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that say which fleet is meant."""
+    return data_dir_option(etcd_options(command))
+
+
+def find(options: dict[str, Any]) -> EtcdAddress:
+    """Return where the store is: what --etcd says, else the fleet of the data folder."""
+    try:
+        local = EtcdAddress(socket=client_socket(etcd_dir(options["data_dir"])))
+    except SocketFolderError as error:
+        raise errors.FleetctlError(str(error)) from error
+    return address(options, default=local)
+
+
+def etcd_dir(data_dir: Path) -> Path:
+    """Return where the embedded etcd of a data folder lives."""
+    return data_dir.expanduser().absolute() / "etcd"
+
+
+@asynccontextmanager
+async def opened(options: dict[str, Any]) -> AsyncIterator[EtcdTransport]:
+    """Open the store for the length of a command."""
+    transport = EtcdTransport(find(options))
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine; the store's failures become refusals."""
+    try:
+        return asyncio.run(main)
+    except StoreError as error:
+        raise errors.of_store(error) from error
+    except KeyboardInterrupt:
+        raise errors.InterruptedByUser("interrupted") from None

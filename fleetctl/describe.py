@@ -1,0 +1,135 @@
+"""`fleetctl describe`: everything about one object, with its events."""
+
+from datetime import datetime
+from typing import Any, cast
+
+import click
+from tabulate import tabulate
+
+from fleetctl import printers, reader
+from fleetctl.connect import opened, run, store_options
+from fleetctl.get import tree_of
+from fleetctl.kinds import one_of
+from machinery.clock import SystemClock
+from manifests import yamlio
+from schemas import kinds, quantity
+from schemas.deployment import ModelDeployment
+from schemas.event import Event
+from schemas.kinds import Kind
+from schemas.meta import ApiObject
+from schemas.replica import Replica
+from store.port import Transport
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="KIND NAME | KIND/NAME")
+@store_options
+def describe(what: tuple[str, ...], **options: Any) -> None:
+    """Show everything about one object: spec, status, replicas, and what happened to it."""
+    kind, name = one_of(what)
+    run(_describe(kind, name, options))
+
+
+async def _describe(kind: Kind, name: str, options: dict[str, Any]) -> None:
+    async with opened(options) as transport:
+        (obj,) = await reader.read(transport, kind, (name,))
+        now = SystemClock().now()
+        parts = [_head(obj, now), _section("Spec", tree_of(obj).get("spec")), _conditions(obj, now)]
+        if isinstance(obj, ModelDeployment):
+            parts += [_refusals(obj), await _replicas(transport, obj)]
+        if isinstance(obj, Replica):
+            parts.append(_proof(obj))
+        if kind.name == "Node":
+            parts.append(_section("Status", tree_of(obj).get("status")))
+        parts.append(await _events(transport, obj, now))
+        click.echo("\n".join(part for part in parts if part))
+
+
+def _head(obj: ApiObject, now: datetime) -> str:
+    meta = obj.metadata
+    rows = [
+        ("Name:", meta.name),
+        ("Kind:", obj.kind),
+        ("Labels:", ", ".join(f"{k}={v}" for k, v in sorted(meta.labels.items())) or "<none>"),
+        ("Generation:", str(meta.generation)),
+        ("Age:", printers.age(meta.creation_timestamp, now)),
+    ]
+    if meta.deletion_timestamp is not None:
+        rows.append(("Deleting:", f"since {printers.age(meta.deletion_timestamp, now)}"))
+    return tabulate(rows, tablefmt="plain")
+
+
+def _section(title: str, tree: object) -> str:
+    if not tree:
+        return ""
+    text = yamlio.dump(cast("dict[str, Any]", tree))
+    return f"{title}:\n" + "".join(f"  {line}\n" for line in text.splitlines()).rstrip()
+
+
+def _conditions(obj: ApiObject, now: datetime) -> str:
+    status = getattr(obj, "status", None)
+    if status is None or not status.conditions:
+        return ""
+    rows = [
+        (c.type, c.status, printers.age(c.last_transition_time, now), c.reason, c.message)
+        for c in status.conditions
+    ]
+    return _table("Conditions", ("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), rows)
+
+
+def _refusals(deployment: ModelDeployment) -> str:
+    refusals = deployment.status.refusals if deployment.status is not None else ()
+    rows = [(r.node, r.reason, r.message) for r in refusals]
+    return _table("Nodes that cannot take a replica", ("NODE", "REASON", "MESSAGE"), rows)
+
+
+async def _replicas(transport: Transport, deployment: ModelDeployment) -> str:
+    kind = kinds.by_name("Replica")
+    assert kind is not None
+    found = [
+        obj
+        for obj in await reader.read(transport, kind, ())
+        if isinstance(obj, Replica) and obj.spec.deployment == deployment.name
+    ]
+    moment = await reader.moment(transport, SystemClock(), kind)
+    text = printers.table(found, moment, is_wide=True)
+    return "Replicas:\n" + _indented(text) if text else ""
+
+
+def _proof(replica: Replica) -> str:
+    show = quantity.show
+    rows = [
+        (
+            rank.node,
+            show(rank.memory.weights_bytes),
+            show(rank.memory.kv_cache_bytes),
+            show(rank.memory.activation_bytes),
+            show(rank.memory.overhead_bytes),
+            show(rank.memory.total_bytes),
+        )
+        for rank in replica.spec.ranks
+    ]
+    titles = ("NODE", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "PROCESS", "TOTAL")
+    return _table("Memory proof", titles, rows)
+
+
+async def _events(transport: Transport, obj: ApiObject, now: datetime) -> str:
+    kind = kinds.by_name("Event")
+    assert kind is not None
+    rows = []
+    for found in await reader.read(transport, kind, ()):
+        spec = cast("Event", found).spec
+        if (spec.about.kind, spec.about.name) == (obj.kind, obj.name):
+            rows.append((printers.age(spec.last_seen, now), spec.type, spec.reason, spec.message))
+    return _table("Events", ("LAST SEEN", "TYPE", "REASON", "MESSAGE"), rows) or "Events: <none>"
+
+
+def _table(title: str, titles: tuple[str, ...], rows: list[Any]) -> str:
+    if not rows:
+        return ""
+    text = tabulate(rows, headers=titles, tablefmt="plain", disable_numparse=True)
+    return f"{title}:\n{_indented(text)}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

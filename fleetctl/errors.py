@@ -1,0 +1,47 @@
+"""From exceptions to what a user reads: what was wrong, where, and what to do. No tracebacks."""
+
+import click
+from typing_extensions import override
+
+from store.errors import (
+    ConflictError,
+    NoSpaceError,
+    PermissionDeniedError,
+    StoreError,
+    TooLargeError,
+    UnavailableError,
+)
+
+
+class FleetctlError(click.ClickException):
+    """A refusal: its message is all that is shown."""
+
+    @override
+    def show(self, file: object = None) -> None:
+        click.echo(f"error: {self.format_message()}", err=True)
+
+
+class InterruptedByUser(FleetctlError):  # noqa: N818 - nothing went wrong
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130
+
+
+_ADVICE: tuple[tuple[type[StoreError], str], ...] = (
+    (
+        UnavailableError,
+        "Is the fleet up? `fleetctl up` starts one on this machine; for another one say where its "
+        "etcd is with --etcd or FLEET_ETCD",
+    ),
+    (PermissionDeniedError, "Check --etcd-user, its password and its roles"),
+    (ConflictError, "Somebody else wrote at the same time; run the command again"),
+    (TooLargeError, "Make the object smaller: etcd takes about 1 MiB"),
+    (NoSpaceError, "The store's quota is used up; an administrator must compact it"),
+)
+
+
+def of_store(error: StoreError) -> FleetctlError:
+    """Return what a user reads when the store failed."""
+    advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "")
+    sentence = str(error).rstrip(".")
+    return FleetctlError(f"{sentence}. {advice}." if advice else sentence)

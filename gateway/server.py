@@ -1,0 +1,134 @@
+"""The gateway's parts put together, and its life from listening to drained. Reads no environment."""
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+from typing_extensions import override
+
+from gateway.app import Front, make_app
+from gateway.failover import Failover
+from gateway.loads import Loads
+from gateway.metrics import Metrics
+from gateway.proxy import Proxy
+from gateway.table import TableKeeper
+from gateway.upstream import Pool
+from machinery.clock import Clock
+from store.port import Transport
+
+_BACKLOG = 2048
+# After the drain: for the last events of streams that were cut off to get out.
+_CLOSE_S = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a gateway puts up with."""
+
+    max_body_bytes: int = 8 << 20
+    request_timeout_s: float = 600.0
+    """The longest silence of an engine."""
+    drain_timeout_s: float = 30.0
+
+
+class Gateway:
+    """One gateway. `run()` is its life; `stop()` ends it after a drain, `stop()` again at once."""
+
+    def __init__(
+        self, transport: Transport, clock: Clock, entropy: random.Random, limits: Limits
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self.keeper = TableKeeper(transport, clock)
+        self.loads = Loads()
+        self.pool = Pool(clock, silence_s=limits.request_timeout_s)
+        self.metrics = Metrics(
+            in_flight=self.loads.total, endpoints=lambda: self.keeper.table.endpoints
+        )
+        failover = Failover(
+            keeper=self.keeper,
+            upstream=self.pool,
+            loads=self.loads,
+            metrics=self.metrics,
+            clock=clock,
+            random=entropy,
+        )
+        self.proxy = Proxy(
+            failover, max_body=limits.max_body_bytes, id_prefix=f"{entropy.getrandbits(48):012x}"
+        )
+        self._stopping = asyncio.Event()
+        self._server = _Server(
+            uvicorn.Config(
+                Front(self.proxy, make_app(self.keeper, self.metrics)),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=int(limits.drain_timeout_s) + 1 + _CLOSE_S,
+            ),
+            self.stop,
+        )
+
+    def stop(self) -> None:
+        """Take no more connections, finish what runs; asked again, finish nothing."""
+        if self._stopping.is_set():
+            self.proxy.cut_off()
+        self._stopping.set()
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve until stopped and drained."""
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(self.keeper.run()),
+                group.create_task(self.pool.keep()),
+                group.create_task(self._drain()),
+            ]
+            await self._server.serve(sockets=[listener])
+            for task in background:
+                task.cancel()
+        self.pool.close()
+
+    async def _drain(self) -> None:
+        await self._stopping.wait()
+        self._server.should_exit = True
+        await self._clock.sleep(self._limits.drain_timeout_s)
+        self.proxy.cut_off()
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals mean what the gateway says."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # From a signal handler: nothing of asyncio may be touched before the loop's next turn.
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._on_signal)
+
+    @override
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        OSError: somebody else listens there, or the address is not ours.
+
+    """
+    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -1,0 +1,143 @@
+"""Deleting one object, unless others name it. Decides and writes; never deletes what runs.
+
+A ModelDeployment is only marked: its replicas must go first, and the reconciler removes the key then
+(Kubernetes' foreground cascading deletion).
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from machinery.clock import Clock
+from manifests.errors import InUseError, NotFoundError, RefusedError, names
+from manifests.tree import ObjectKey
+from manifests.wording import did_you_mean
+from schemas import kinds
+from schemas.deployment import ModelDeployment
+from schemas.meta import ApiObject
+from schemas.route import ModelRoute
+from store import codec, keys, objects
+from store.errors import ConflictError, UnavailableError
+from store.port import Delete, Transport, Unchanged
+
+FINALIZER = "fleet/foreground"
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """The object is gone."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleting:
+    """The object is marked; it goes when what was done for it is undone."""
+
+    obj: ApiObject
+
+
+Deletion: TypeAlias = Deleted | Deleting
+
+
+async def delete(transport: Transport, kind: str, name: str, clock: Clock) -> Deletion:
+    """Delete the object, or begin to; beginning again changes nothing.
+
+    Raises:
+        NotFoundError: there is no such object.
+        InUseError: other objects name it.
+        RefusedError: the kind is not for users.
+        StoreError: the store did not answer, or somebody else kept changing the object.
+
+    """
+    found = kinds.by_name(kind)
+    if found is None or not found.written_by_users:
+        raise RefusedError(f"{kind}/{name} is not for users to delete: the fleet writes it")
+    for attempt in range(1, _ATTEMPTS + 1):
+        await _refuse_if_used(transport, (kind, name))
+        try:
+            if found.type is ModelDeployment:
+                return await _mark(transport, name, clock)
+            return await _remove(transport, found.type, name)
+        except ConflictError as error:
+            if attempt == _ATTEMPTS:
+                raise ConflictError(
+                    f"{kind}/{name} was changed by others {_ATTEMPTS} times in a row; nothing was "
+                    "deleted"
+                ) from error
+    raise AssertionError("unreachable")
+
+
+async def _mark(transport: Transport, name: str, clock: Clock) -> Deleting:
+    obj = await objects.get(transport, ModelDeployment, name)
+    if obj is None:
+        raise await _not_found(transport, ModelDeployment, name)
+    if obj.metadata.deletion_timestamp is not None:
+        return Deleting(obj=obj)
+    finalizers = tuple(dict.fromkeys((*obj.metadata.finalizers, FINALIZER)))
+    marks = {"deletion_timestamp": clock.now(), "finalizers": finalizers}
+    metadata = obj.metadata.model_copy(update=marks)
+    marked = obj.model_copy(update={"metadata": metadata})
+    try:
+        await transport.commit([codec.unchanged(obj)], [codec.put_spec(marked)])
+    except UnavailableError as error:
+        # The answer was lost, not the deed, if the mark is there.
+        seen = await objects.get(transport, ModelDeployment, name) if error.ambiguous else None
+        if seen is None or seen.metadata.deletion_timestamp is None:
+            raise
+    return Deleting(obj=marked)
+
+
+async def _remove(transport: Transport, kind: type[ApiObject], name: str) -> Deleted:
+    """Delete spec and status in one transaction, guarded by the version of the spec."""
+    spec_key = keys.spec_key(kind.__name__, name)
+    status_key = keys.status_key(kind.__name__, name)
+    spec, status = await transport.get(spec_key), await transport.get(status_key)
+    if spec is None and status is None:
+        raise await _not_found(transport, kind, name)
+    guard = Unchanged(key=spec_key, mod_revision=spec.mod_revision if spec is not None else 0)
+    try:
+        await transport.commit([guard], [Delete(key=spec_key), Delete(key=status_key)])
+    except UnavailableError as error:
+        # The answer was lost, not the deed, if the key is gone.
+        if not error.ambiguous or await transport.get(spec_key) is not None:
+            raise
+    return Deleted(kind=kind.__name__, name=name)
+
+
+async def _refuse_if_used(transport: Transport, key: ObjectKey) -> None:
+    users = await _users(transport, key)
+    if users:
+        raise InUseError(
+            f"{key[0]}/{key[1]} is named by {names(users)}. Change or delete "
+            f"{'it' if len(users) == 1 else 'them'} first"
+        )
+
+
+async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
+    """Return the objects that name this one; what is being deleted itself does not count."""
+    kind, name = key
+    if kind == "NodePool":
+        deployments = await objects.list_all(transport, ModelDeployment)
+        return [
+            (obj.kind, obj.name)
+            for obj in deployments
+            if name in obj.spec.placement.pools and obj.metadata.deletion_timestamp is None
+        ]
+    if kind == "ModelDeployment":
+        routes = await objects.list_all(transport, ModelRoute)
+        return [
+            (obj.kind, obj.name)
+            for obj in routes
+            if name in [backend.deployment for backend in obj.spec.backends]
+        ]
+    return []
+
+
+async def _not_found(transport: Transport, kind: type[ApiObject], name: str) -> NotFoundError:
+    listing = await transport.list(keys.spec_prefix(kind.__name__))
+    there = [keys.kind_and_name(item.key)[1] for item in listing.items]
+    message = f"there is no {kind.__name__} {name}"
+    hint = did_you_mean(name, there[:20], "There are")
+    return NotFoundError(f"{message}. {hint}" if hint else message)

@@ -1,0 +1,66 @@
+"""What the store has, as far as an apply or a delete must know. Reads only; few requests, not many.
+
+One list per kind, however many objects: a thousand deployments are two pages, not a thousand gets.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from manifests.tree import ObjectKey
+from manifests.validate import Known
+from schemas import kinds
+from schemas.meta import ApiObject
+from schemas.route import ModelRoute
+from store import codec, keys
+from store.port import KeyValue, Transport
+
+# Kinds whose objects decide whether an object of a kind may be written.
+_RELATED: Mapping[str, tuple[str, ...]] = {
+    "ModelDeployment": ("NodePool", "ModelRoute"),
+    "ModelRoute": ("ModelDeployment",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The store as it was looked at."""
+
+    objects: Mapping[ObjectKey, ApiObject]
+    """The objects that were asked for and are there, without status."""
+    known: Known
+
+
+async def observe(transport: Transport, wanted: Iterable[ObjectKey]) -> Observed:
+    """Return what the store has of the wanted objects and of those they depend on."""
+    asked = frozenset(wanted)
+    names = sorted({kind for kind, _ in asked})
+    related = [other for kind in names for other in _RELATED.get(kind, ())]
+    every = list(dict.fromkeys((*names, *related)))
+    items = {kind: (await transport.list(keys.spec_prefix(kind))).items for kind in every}
+    # Others are not even decoded: one bad document must not stand in the way of every apply.
+    objects = {
+        key: decode(kind, item)
+        for kind in names
+        for item in items[kind]
+        if (key := keys.kind_and_name(item.key)) in asked
+    }
+    return Observed(objects=objects, known=_known(items))
+
+
+def decode(kind: str, item: KeyValue) -> ApiObject:
+    """Return the object under a spec key of that kind."""
+    found = kinds.by_name(kind)
+    assert found is not None
+    return codec.decode_object(found.type, item)
+
+
+def _known(items: Mapping[str, tuple[KeyValue, ...]]) -> Known:
+    def names(kind: str) -> frozenset[str]:
+        return frozenset(keys.kind_and_name(item.key)[1] for item in items.get(kind, ()))
+
+    routes = items.get("ModelRoute", ())
+    return Known(
+        node_pools=names("NodePool"),
+        model_deployments=names("ModelDeployment"),
+        model_routes=tuple(codec.decode_object(ModelRoute, item) for item in routes),
+    )

@@ -1,0 +1,174 @@
+"""Checks across objects: what is named must exist, what must be unique is. Pure; reads no store.
+
+An object that is named may be in the store or among the manifests, so both can be applied together.
+What is not refused on purpose: nodes that are not there yet (Macs join later), and a served name that
+several deployments claim (tiers such as "fast").
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from manifests import wording
+from manifests.errors import ManifestError
+from manifests.load import Loaded
+from manifests.tree import Path
+from schemas.deployment import ModelDeployment
+from schemas.pools import NodePool, ShardGroup
+from schemas.replica import replica_name
+from schemas.route import ModelRoute
+
+# The limit of schemas.meta.ObjectName; a replica's name is one, too.
+_MAX_NAME = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the store has."""
+
+    node_pools: frozenset[str] = frozenset()
+    model_deployments: frozenset[str] = frozenset()
+    model_routes: tuple[ModelRoute, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """What there will be once everything is applied."""
+
+    node_pools: frozenset[str]
+    model_deployments: frozenset[str]
+    declared_routes: tuple[tuple[Loaded, ModelRoute], ...]
+    other_routes: tuple[ModelRoute, ...]
+    """Routes in the store that the manifests do not speak of."""
+
+
+def validate(loaded: Sequence[Loaded], known: Known) -> list[ManifestError]:
+    """Return what is wrong between the objects, at the fields where it is."""
+    world = _world(loaded, known)
+    problems: list[ManifestError] = []
+    for item in loaded:
+        match item.obj:
+            case ModelDeployment():
+                problems.extend(_deployment(item, item.obj, world))
+            case NodePool():
+                problems.extend(_pool(item, item.obj))
+            case ShardGroup():
+                problems.extend(_group(item, item.obj))
+            case ModelRoute():
+                problems.extend(_route(item, item.obj, world))
+            case _:  # a Node names nothing
+                continue
+    return problems
+
+
+def _world(loaded: Sequence[Loaded], known: Known) -> _World:
+    pools = {item.obj.name for item in loaded if isinstance(item.obj, NodePool)}
+    deployments = {item.obj.name for item in loaded if isinstance(item.obj, ModelDeployment)}
+    routes = tuple((item, item.obj) for item in loaded if isinstance(item.obj, ModelRoute))
+    named = {route.name for _, route in routes}
+    return _World(
+        node_pools=known.node_pools | pools,
+        model_deployments=known.model_deployments | deployments,
+        declared_routes=routes,
+        other_routes=tuple(route for route in known.model_routes if route.name not in named),
+    )
+
+
+def _deployment(item: Loaded, obj: ModelDeployment, world: _World) -> Iterator[ManifestError]:
+    for index, pool in enumerate(obj.spec.placement.pools):
+        if pool not in world.node_pools:
+            path = ("spec", "placement", "pools", index)
+            yield _absent(item, path, ("NodePool", pool), world.node_pools)
+    last = replica_name(obj.name, max(obj.spec.replicas - 1, 0))
+    if len(last) > _MAX_NAME:
+        room = _MAX_NAME - (len(last) - len(obj.name))
+        yield item.document.problem(
+            ("metadata", "name"),
+            f"has {len(obj.name)} characters, so the name of its last replica would have "
+            f"{len(last)}; at most {_MAX_NAME} are allowed",
+            f"Use {room} characters or fewer",
+        )
+    for route in world.other_routes:
+        if _shadows(route, obj.name):
+            yield item.document.problem(
+                ("metadata", "name"),
+                f'ModelRoute/{route.name} gives the model "{obj.name}" to other deployments',
+                "Use another name, or put the deployment among the route's backends",
+            )
+
+
+def _pool(item: Loaded, obj: NodePool) -> Iterator[ManifestError]:
+    if not obj.spec.nodes and obj.spec.selector is None:
+        yield item.document.problem(
+            ("spec",),
+            "names no nodes and has no selector, so no Mac would be in the pool",
+            "Write: nodes: [name-of-a-mac], or a selector ({} takes every Mac)",
+        )
+    yield from _repeats(item, ("spec", "nodes"), "", obj.spec.nodes)
+
+
+def _group(item: Loaded, obj: ShardGroup) -> Iterator[ManifestError]:
+    yield from _repeats(item, ("spec", "members"), "node", [m.node for m in obj.spec.members])
+
+
+def _route(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestError]:
+    backends = [backend.deployment for backend in obj.spec.backends]
+    for index, name in enumerate(backends):
+        if name not in world.model_deployments:
+            path = ("spec", "backends", index, "deployment")
+            yield _absent(item, path, ("ModelDeployment", name), world.model_deployments)
+    yield from _repeats(item, ("spec", "backends"), "deployment", backends)
+    if not any(backend.weight for backend in obj.spec.backends):
+        message = "every weight is 0, so no backend would get a request"
+        yield item.document.problem(("spec", "backends"), message, "Give one of them a weight")
+    if obj.spec.model in world.model_deployments and _shadows(obj, obj.spec.model):
+        yield item.document.problem(
+            ("spec", "model"),
+            f"ModelDeployment/{obj.spec.model} serves this name itself and is not among the backends",
+            f"Add it to the backends, or route another name than {obj.spec.model}",
+        )
+    yield from _rivals(item, obj, world)
+
+
+def _rivals(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestError]:
+    """Yield the other route for the same model; of two manifests, the later one is at fault."""
+    earlier = world.declared_routes[: world.declared_routes.index((item, obj))]
+    there = [(r, f" at {i.source}:{i.line}") for i, r in earlier]
+    there.extend((route, "") for route in world.other_routes)
+    for route, place in there:
+        if route.spec.model == obj.spec.model:
+            yield item.document.problem(
+                ("spec", "model"),
+                f'ModelRoute/{route.name}{place} routes "{obj.spec.model}" already',
+                "Put all backends into one route",
+            )
+
+
+def _shadows(route: ModelRoute, deployment: str) -> bool:
+    """Return whether the route takes the deployment's own name away from it."""
+    backends = {backend.deployment for backend in route.spec.backends}
+    return route.spec.model == deployment and deployment not in backends
+
+
+def _repeats(item: Loaded, path: Path, field: str, found: Sequence[str]) -> Iterator[ManifestError]:
+    """Yield every name in the list that stands there for the second time."""
+    counts: Counter[str] = Counter()
+    for index, name in enumerate(found):
+        counts[name] += 1
+        if counts[name] == 2:
+            where = (*path, index, field) if field else (*path, index)
+            yield item.document.problem(where, f"{name} is named twice", "Remove one of them")
+
+
+def _absent(
+    item: Loaded, path: Path, named: tuple[str, str], there: frozenset[str]
+) -> ManifestError:
+    """Return the complaint about a name that nothing has: a typo must not wait for ever."""
+    kind, name = named
+    close = wording.nearest(name, sorted(there))
+    guess = f"Did you mean {close}? " if close is not None else ""
+    return item.document.problem(
+        path,
+        f"there is no {kind} {name}",
+        f"{guess}Create it first, or apply its manifest together with this one",
+    )

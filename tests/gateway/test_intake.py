@@ -1,0 +1,142 @@
+"""What is taken from a request, how it is written for an engine, and where events end."""
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Message, Scope
+
+from gateway import intake
+from gateway.errors import RefusedError
+from gateway.intake import Ask, ClientGoneError
+from gateway.sse import whole_events
+from tests.gateway.world import target
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b'"m"', None),
+        (b"{}", "model"),
+        (b'{"model": null}', "model"),
+        (b'{"model": 1}', "model"),
+        (b'{"model": ""}', "model"),
+        (b'{"model": ["m"]}', "model"),
+    ],
+)
+def test_bodies_without_a_model_are_refused(body: bytes, param: str | None) -> None:
+    with pytest.raises(RefusedError) as caught:
+        intake.parse_model(body)
+    assert (caught.value.refusal.status, caught.value.refusal.param) == (400, param)
+
+
+def test_the_body_goes_to_the_engine_as_it_came() -> None:
+    body = b'{ "model" :"m",  "temperature": 1.10, "seed": 18446744073709551615 }'
+    ask = Ask(path="/v1/completions", model="m", body=body, request_id=b"r-1")
+    head, _, sent = intake.encode(ask, target("m-0")).partition(b"\r\n\r\n")
+    assert sent == body
+    assert head.startswith(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
+    assert b"x-request-id: r-1" in head
+    assert b"content-length: %d" % len(body) in head
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(
+            b'{ "model" : "route" , "x": 1.10}', b'{ "model" : "m" , "x": 1.10}', id="in-place"
+        ),
+        pytest.param(
+            rb'{"p": "\"model\": \"route\"", "model": "route"}',
+            rb'{"p": "\"model\": \"route\"", "model": "m"}',
+            id="not-in-text",
+        ),
+        pytest.param(rb'{"model": "r\u006fute"}', b'{"model": "m"}', id="escaped-value"),
+        pytest.param(
+            b'{"tool": {"model": "x"}, "model": "route"}',
+            b'{"tool":{"model":"x"},"model":"m"}',
+            id="ambiguous-is-written-anew",
+        ),
+        pytest.param(rb'{"mod\u0065l": "route"}', b'{"model":"m"}', id="escaped-key"),
+    ],
+)
+def test_a_routes_name_becomes_the_engines(body: bytes, expected: bytes) -> None:
+    assert intake.renamed(body, "route", "m") == expected
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.just("model"),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["model", "a", '"model":']), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(rest=st.dictionaries(st.text(max_size=5), json), old=st.text(min_size=1, max_size=8))
+def test_renaming_changes_the_name_only(rest: dict[str, object], old: str) -> None:
+    tree = {**rest, "model": old}
+    changed = orjson.loads(intake.renamed(orjson.dumps(tree), old, "new"))
+    assert changed == {**tree, "model": "new"}
+
+
+def scope(**headers: str) -> Scope:
+    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    return {"type": "http", "headers": pairs}
+
+
+@pytest.mark.parametrize(
+    ("given_id", "expected"),
+    [("abc-1", b"abc-1"), ("", b"own"), ("a b", b"own"), ("x" * 129, b"own"), ("é", b"own")],
+)
+def test_request_ids(given_id: str, expected: bytes) -> None:
+    assert intake.request_id(scope(x_request_id=given_id), b"own") == expected
+
+
+async def test_bodies_in_parts_and_their_limit() -> None:
+    messages: list[Message] = [
+        {"type": "http.request", "body": b"123", "more_body": True},
+        {"type": "http.request", "body": b"456", "more_body": False},
+    ]
+
+    def receiver() -> object:
+        left = iter(messages)
+
+        async def receive() -> Message:
+            return next(left)
+
+        return receive
+
+    assert await intake.read_body(scope(), receiver(), 6) == b"123456"  # type: ignore[arg-type]  # a callable
+    with pytest.raises(RefusedError, match="5 bytes"):
+        await intake.read_body(scope(), receiver(), 5)  # type: ignore[arg-type]  # a callable
+    messages[1] = {"type": "http.disconnect"}
+    with pytest.raises(ClientGoneError):
+        await intake.read_body(scope(), receiver(), 6)  # type: ignore[arg-type]  # a callable
+
+
+@given(
+    events=st.lists(st.text("ab:", min_size=1, max_size=5), max_size=6),
+    tail=st.text("ab", max_size=3),
+    separator=st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+)
+def test_only_whole_events_are_passed_on(
+    events: list[str], tail: str, separator: bytes, cuts: list[int]
+) -> None:
+    whole = b"".join(event.encode() + separator for event in events)
+    data = whole + tail.encode()
+    edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    passed, held = b"", b""
+    for start, end in zip(edges, edges[1:], strict=False):
+        out, held = whole_events(held, data[start:end])
+        assert not out or out.endswith((b"\n\n", b"\r\n\r\n"))
+        passed += out
+    assert (passed, held) == (whole, tail.encode())
+
+
+def test_an_event_without_end_is_not_held_for_ever() -> None:
+    held = b"x" * (1 << 20)
+    assert whole_events(held, b"y") == (held + b"y", b"")

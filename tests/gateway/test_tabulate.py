@@ -1,0 +1,185 @@
+"""From objects to the table: whose names win, who is an orphan for how long, what reasons say."""
+
+import random
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.routing import Table, Target
+from gateway.tabulate import ORPHAN_S, Orphan, Seen, orphans_of, tabulate, target_of
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.meta import Condition, Truth
+from schemas.route import ModelRoute
+from tests.gateway.world import deployment, endpoint, route, target
+
+
+def seen(
+    *objects: ModelDeployment | ModelRoute | Target,
+    statuses: dict[str, ModelDeploymentStatus] | None = None,
+) -> Seen:
+    return Seen(
+        deployments={o.name: o for o in objects if isinstance(o, ModelDeployment)},
+        routes={o.name: o for o in objects if isinstance(o, ModelRoute)},
+        leased={o.replica: o for o in objects if isinstance(o, Target)},
+        statuses=statuses or {},
+    )
+
+
+def serving(table: Table, name: str) -> list[str]:
+    return [t.replica for share in table.models[name].shares for t in share.leased]
+
+
+@pytest.mark.parametrize(
+    ("objects", "name", "expected"),
+    [
+        pytest.param((deployment("a"), target("a-0", "a")), "a", ["a-0"], id="own-name"),
+        pytest.param((deployment("a", "fast"), target("a-0", "a")), "fast", ["a-0"], id="served"),
+        pytest.param(
+            (
+                deployment("a", "fast"),
+                deployment("b", "fast"),
+                target("b-0", "b"),
+                target("a-0", "a"),
+            ),
+            "fast",
+            ["a-0", "b-0"],
+            id="a-tier-of-two",
+        ),
+        pytest.param(
+            (deployment("a", "b"), deployment("b"), target("a-0", "a"), target("b-0", "b")),
+            "b",
+            ["b-0"],
+            id="own-name-beats-served",
+        ),
+        pytest.param(
+            (deployment("a"), deployment("b"), target("b-0", "b"), route("r", "a", b=1)),
+            "a",
+            ["b-0"],
+            id="route-beats-own-name",
+        ),
+        pytest.param(
+            (deployment("b"), target("b-0", "b"), route("r2", "x", a=1), route("r1", "x", b=1)),
+            "x",
+            ["b-0"],
+            id="first-route-wins",
+        ),
+    ],
+)
+def test_names(
+    objects: tuple[ModelDeployment | ModelRoute | Target, ...], name: str, expected: list[str]
+) -> None:
+    assert serving(tabulate(seen(*objects), ()), name) == expected
+    mixed = random.Random(1).sample(objects, len(objects))
+    assert tabulate(seen(*mixed), ()) == tabulate(seen(*objects), ())
+
+
+def test_an_endpoint_without_its_deployment_serves_no_name() -> None:
+    assert tabulate(seen(target("a-0", "a")), ()).models == {}
+
+
+def status(*conditions: tuple[str, Truth, str, str]) -> ModelDeploymentStatus:
+    return ModelDeploymentStatus(
+        conditions=tuple(
+            Condition(type=t, status=s, reason=r, message=m) for t, s, r, m in conditions
+        )
+    )
+
+
+REFUSED = ("Placed", Truth.FALSE, "InsufficientMemory", "no node has 40 GiB free")
+PLACED = ("Placed", Truth.TRUE, "Placed", "")
+LOADING = ("Progressing", Truth.TRUE, "Loading", "1 of 1 replicas loads weights")
+DOWN = ("Available", Truth.FALSE, "NoReplicaReady", "")
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ((REFUSED, LOADING), "InsufficientMemory: no node has 40 GiB free"),
+        ((PLACED, LOADING, DOWN), "Loading: 1 of 1 replicas loads weights"),
+        ((PLACED, DOWN), "NoReplicaReady: Available"),
+        ((PLACED,), "Placed: Placed"),
+        ((), "the reconciler says nothing"),
+    ],
+)
+def test_the_reason_is_the_reconcilers(
+    told: tuple[tuple[str, Truth, str, str], ...], expected: str
+) -> None:
+    table = tabulate(seen(deployment("a"), statuses={"a": status(*told)}), ())
+    assert expected in table.models["a"].reason
+
+
+def test_reasons_without_a_status() -> None:
+    objects = (deployment("zero", replicas=0), route("r", "x", gone=1), route("s", "y", zero=0))
+    table = tabulate(seen(*objects), ())
+    assert "scaled to 0" in table.models["zero"].reason
+    assert "gone does not exist" in table.models["x"].reason
+    assert "weight 0" in table.models["y"].reason
+
+
+def test_created_is_the_oldest_deployments() -> None:
+    made = deployment("a")
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    made = made.model_copy(
+        update={"metadata": made.metadata.model_copy(update={"creation_timestamp": when})}
+    )
+    table = tabulate(seen(made, deployment("b"), route("r", "x", a=1, b=1)), ())
+    assert table.models["x"].created == int(when.timestamp())
+
+
+GONE, LEASED = target("m-0"), target("m-1")
+
+
+def deleting(name: str) -> ModelDeployment:
+    made = deployment(name)
+    metadata = made.metadata.model_copy(update={"deletion_timestamp": datetime.now(tz=UTC)})
+    return made.model_copy(update={"metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    ("now", "known", "expected"),
+    [
+        pytest.param(seen(deployment("m")), {}, ["m-0"], id="lease-lost"),
+        pytest.param(seen(), {}, [], id="deployment-deleted"),
+        pytest.param(seen(deleting("m")), {}, [], id="deployment-being-deleted"),
+        pytest.param(seen(deployment("m"), target("m-0", version=2)), {}, [], id="published-anew"),
+        pytest.param(
+            seen(deployment("m"), GONE),
+            {"m-1": Orphan(target=LEASED, until_s=101.0)},
+            ["m-1"],
+            id="an-orphan-stays-one",
+        ),
+        pytest.param(
+            seen(deployment("m"), GONE),
+            {"m-1": Orphan(target=LEASED, until_s=100.0)},
+            [],
+            id="until-its-time-is-over",
+        ),
+    ],
+)
+def test_orphans(now: Seen, known: dict[str, Orphan], expected: list[str]) -> None:
+    assert list(orphans_of(known, {"m-0": GONE}, now, 100.0)) == expected
+
+
+def test_an_orphans_time_counts_from_the_loss_of_its_lease() -> None:
+    now = seen(deployment("m"))
+    first = orphans_of({}, {"m-0": GONE}, now, 100.0)
+    assert first["m-0"].until_s == 100.0 + ORPHAN_S
+    assert orphans_of(first, {}, now, 200.0) == first
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://10.0.0.5:4100", ("10.0.0.5", 4100)),
+        ("http://10.0.0.5:4100/", ("10.0.0.5", 4100)),
+        ("http://[fe80::1]:4100", ("fe80::1", 4100)),
+        ("http://mac.local", ("mac.local", 80)),
+        ("https://10.0.0.5:4100", None),
+        ("http://10.0.0.5:99999", None),
+        ("http://10.0.0.5:1/v1", None),
+        ("nonsense", None),
+    ],
+)
+def test_addresses(url: str, origin: tuple[str, int] | None) -> None:
+    found = target_of(endpoint("m-0", "m", url), 1)
+    assert (found.origin if found else None) == origin

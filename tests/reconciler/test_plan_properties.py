@@ -1,0 +1,181 @@
+"""Planning properties over all situations: docs/architecture.md, section 7, numbers 1, 2 and 8."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.actions import (
+    Action,
+    CreateReplica,
+    DeleteReplica,
+    MoveReplica,
+    RemoveDeployment,
+    RemoveReplica,
+)
+from reconciler.observe import NodeView, Observed
+from reconciler.plan import is_gone, plan
+from tests.support.fleets import NOW, deployment, node, observed, replica
+
+NAMES = ("a", "b", "c", "d")
+
+nodes = st.lists(
+    st.builds(
+        node,
+        st.sampled_from(NAMES),
+        memory_gib=st.floats(0, 20),
+        is_ready=st.booleans(),
+        is_cordoned=st.booleans(),
+    ),
+    unique_by=lambda view: view.name,
+    max_size=4,
+).map(tuple)
+
+replicas = st.lists(
+    st.builds(
+        replica,
+        st.integers(0, 6),
+        on=st.sampled_from(NAMES),
+        is_ready=st.booleans(),
+        is_deleting=st.booleans(),
+        is_stopped=st.booleans(),
+        is_node_lost=st.booleans(),
+        is_outdated=st.booleans(),
+    ),
+    unique_by=lambda view: view.name,
+    max_size=6,
+).map(tuple)
+
+situations = st.builds(
+    observed,
+    st.one_of(
+        st.none(), st.builds(deployment, replicas=st.integers(0, 6), is_deleting=st.booleans())
+    ),
+    replicas,
+    nodes,
+)
+
+
+def sound(seen: Observed) -> Observed:
+    """Return the situation with the memory of what runs counted, as observing does."""
+    counted = []
+    for view in seen.nodes:
+        there = [r for r in seen.replicas if r.node == view.name]
+        used = sum(r.replica.spec.ranks[0].memory.total_bytes for r in there)
+        siblings = {seen.name: len(there)} if there else {}
+        lost = any(r.is_node_lost for r in there)
+        counted.append(
+            replace(
+                view,
+                used_bytes=used,
+                allocatable_bytes=max(view.allocatable_bytes, used),
+                replicas=siblings,
+                is_ready=view.is_ready and not lost,
+            )
+        )
+    return replace(seen, nodes=tuple(counted))
+
+
+def apply(seen: Observed, action: Action) -> Observed:
+    """Return what is seen after an action, as the store and the agents would make it."""
+    kept = {r.name: r for r in seen.replicas}
+    match action:
+        case CreateReplica(name=name) | MoveReplica(name=name):
+            assert seen.deployment is not None
+            kept[name] = replica(
+                int(name.rpartition("-")[2]),
+                on=action.node,
+                of=seen.deployment,
+                memory=action.memory,
+            )
+        case DeleteReplica(name=name):
+            metadata = kept[name].replica.metadata.model_copy(update={"deletion_timestamp": NOW})
+            marked = kept[name].replica.model_copy(update={"metadata": metadata})
+            kept[name] = replace(kept[name], replica=marked, is_ready=False)
+        case RemoveReplica(name=name):
+            del kept[name]
+        case RemoveDeployment():
+            seen = replace(seen, deployment=None)
+    return sound(replace(seen, replicas=tuple(kept.values())))
+
+
+def agents_act(seen: Observed) -> Observed:
+    """Return what is seen when the agents of living nodes have done their part."""
+    return replace(
+        seen,
+        replicas=tuple(
+            replace(r, is_stopped=True)
+            if r.is_deleting
+            else replace(r, is_ready=not r.is_node_lost)
+            for r in seen.replicas
+        ),
+    )
+
+
+def settle(seen: Observed) -> Observed:
+    """Plan and act until nothing is left to do."""
+    for _ in range(60):
+        actions = plan(seen).actions
+        for action in actions:
+            seen = apply(seen, action)
+        settled = agents_act(seen)
+        if not actions and settled == seen:
+            return seen
+        seen = settled
+    raise AssertionError("the plan does not settle")
+
+
+@given(situations)
+def test_planning_is_deterministic_and_blind_to_order(seen: Observed) -> None:
+    seen = sound(seen)
+    shuffled = replace(
+        seen, nodes=tuple(reversed(seen.nodes)), replicas=tuple(reversed(seen.replicas))
+    )
+    assert plan(seen) == plan(seen)
+    assert set(plan(seen).actions) == set(plan(shuffled).actions)
+
+
+@given(situations)
+def test_a_settled_fleet_is_left_alone(seen: Observed) -> None:
+    settled = settle(sound(seen))
+    assert plan(settled).actions == ()
+    assert not any(is_gone(r) for r in settled.replicas)
+
+
+@given(situations, st.integers(0, 12))
+def test_any_prefix_of_a_plan_converges_to_the_same(seen: Observed, length: int) -> None:
+    seen = sound(seen)
+    partly = seen
+    for action in plan(seen).actions[:length]:
+        partly = apply(partly, action)
+    wanted = {r.name for r in settle(seen).replicas}
+    got = {r.name for r in settle(partly).replicas}
+    assert got == wanted
+
+
+@given(situations)
+def test_no_node_is_assigned_more_than_it_has(seen: Observed) -> None:
+    seen = sound(seen)
+    before = {view.name: view for view in seen.nodes}
+    assert_fits(settle(seen).nodes, before)
+
+
+def assert_fits(after: Sequence[NodeView], before: dict[str, NodeView]) -> None:
+    for view in after:
+        room = max(before[view.name].allocatable_bytes, before[view.name].used_bytes)
+        assert view.used_bytes <= room
+
+
+@given(situations)
+def test_no_action_is_taken_twice_on_one_replica(seen: Observed) -> None:
+    names = [a.name for a in plan(sound(seen)).actions if not isinstance(a, RemoveDeployment)]
+    assert len(names) == len(set(names))
+
+
+@given(situations)
+def test_a_deleted_deployment_places_nothing(seen: Observed) -> None:
+    if seen.deployment is not None and seen.deployment.metadata.deletion_timestamp is None:
+        return
+    kinds = {type(action) for action in plan(sound(seen)).actions}
+    assert kinds <= {DeleteReplica, RemoveReplica, RemoveDeployment}
