@@ -12,8 +12,8 @@ from manifests.nodes import Entry, Mark, Node
 
 # Deeper than any manifest; far below Python's stack and pydantic's JSON reader (200).
 _MAX_DEPTH = 64
-# What aliases may add to a file; one document of 1,000 fields is far below it.
-_MAX_ALIASED = 100_000
+# What one file may hold, with aliases expanded: about 4,000 deployments, and 5 s of reading.
+_MAX_NODES = 100_000
 # So many characters of a text weigh as much as a node.
 _TEXT_PER_NODE = 40
 
@@ -45,7 +45,7 @@ class Builder:
         self.roots: list[Node] = []
         self.problems: list[ManifestError] = []
         self._source = source
-        self._aliased = 0
+        self._nodes = 0
         self._stack: list[_Frame] = []
         self._anchors: dict[str, Node] = {}
         self._root: Node | None = None
@@ -71,6 +71,7 @@ class Builder:
         if self._wants_key():
             self._take_key(mark, content, text, is_plain=is_plain)
             return
+        self._count(mark, 1)
         size = 1 + len(text) // _TEXT_PER_NODE
         self._take(Node(mark=mark, content=content, text=text, size=size), anchor)
 
@@ -83,13 +84,7 @@ class Builder:
                 f"the alias *{anchor} has no complete anchor &{anchor} before it",
                 f'Write "*{anchor}" in quotes if it is a text',
             )
-        self._aliased += node.size
-        if self._aliased > _MAX_ALIASED:
-            self.stop(
-                mark,
-                f"aliases make this file grow to more than {_MAX_ALIASED} values",
-                "Write the values out",
-            )
+        self._count(mark, node.size)
         if self._wants_key():
             self._take_key(mark, node.content, node.text, is_plain=False)
             return
@@ -110,6 +105,7 @@ class Builder:
             self.stop(mark, "a field's name must be a text", "Write it as: name: value")
         if len(self._stack) >= _MAX_DEPTH:
             self._too_deep(mark)
+        self._count(mark, 1)
         self._stack.append(_Frame(mark=mark, is_mapping=is_mapping, anchor=anchor))
 
     def close(self) -> None:
@@ -169,6 +165,15 @@ class Builder:
         except UnicodeDecodeError:
             self._add(mark, "half of a pair of surrogates stands in a text", "Write it as UTF-8")
             return text.encode(errors="replace").decode()
+
+    def _count(self, mark: Mark, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > _MAX_NODES:
+            self.stop(
+                mark,
+                f"the file holds more than {_MAX_NODES:,} values, those that aliases repeat included",
+                "Split it into files",
+            )
 
     def _too_deep(self, mark: Mark) -> NoReturn:
         self.stop(mark, f"is nested more than {_MAX_DEPTH} levels deep", "No manifest is so deep")

@@ -1,4 +1,4 @@
-"""YAML text to nodes with places. The only importer of ruamel.yaml; reads no files.
+"""YAML text to nodes with places, and back. The only importer of ruamel.yaml; reads no files.
 
 Of ruamel only the scanner and the parser are used, event by event: building values ourselves is what
 keeps a hostile file from running code, from nesting deeper than our stack, and from growing beyond
@@ -24,8 +24,11 @@ from ruamel.yaml.events import (
 
 from manifests import faults
 from manifests.builder import Builder, StopError
+from manifests.emit import dump
 from manifests.errors import ManifestError
 from manifests.nodes import Mark, Node
+
+__all__ = ["Parsed", "dump", "parse"]
 
 # What YAML 1.2 allows in a text (5.1), turned round; a byte order mark is taken off before.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -9,10 +9,6 @@ INVALID: ErrorType = "invalid_request_error"
 _REASON_LENGTH = 400
 
 
-class ModelUnusableError(Exception):
-    """The model directory cannot be served as it is; starting again changes nothing."""
-
-
 class StoppedError(Exception):
     """The process was asked to end while it was loading."""
 

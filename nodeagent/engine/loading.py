@@ -16,9 +16,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from nodeagent.engine.codec import TextCodec
-from nodeagent.engine.errors import ModelUnusableError, StoppedError, reason
-from nodeagent.engine.modeldir import ModelFacts
+from nodeagent.engine.errors import StoppedError, reason
 from nodeagent.engine.state import Gauges
+from nodeagent.modeldir import ModelFacts, ModelUnusableError
 
 Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
 

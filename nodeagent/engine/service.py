@@ -15,13 +15,14 @@ from machinery.clock import Clock
 from nodeagent.engine import errors
 from nodeagent.engine.admission import Admission, Ticket
 from nodeagent.engine.config import EngineConfig
-from nodeagent.engine.errors import ModelUnusableError, RefusedError
+from nodeagent.engine.errors import RefusedError
 from nodeagent.engine.jobs import Event, Job
 from nodeagent.engine.openai import Request
 from nodeagent.engine.ports import Ready
 from nodeagent.engine.prompts import Lanes, Prompter
 from nodeagent.engine.state import Gauges, State
 from nodeagent.engine.worker import Worker
+from nodeagent.modeldir import ModelUnusableError
 
 EXIT_OK, EXIT_CRASH, EXIT_MODEL = 0, 1, 2
 # After this long the thread is stuck in the driver and will not end by itself.

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from nodeagent.engine import blas, modeldir
+from nodeagent import modeldir
+from nodeagent.engine import blas
 from nodeagent.engine.config import EngineConfig
-from nodeagent.engine.errors import ModelUnusableError, StoppedError
+from nodeagent.engine.errors import StoppedError
 from nodeagent.engine.jobs import Cancel, Event, Job, Order, Stop
 from nodeagent.engine.ports import Listener, Ready, Runner
 from nodeagent.engine.state import Gauges
+from nodeagent.modeldir import ModelUnusableError
 
 log = logging.getLogger(__name__)
 

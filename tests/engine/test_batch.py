@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine import modeldir
+from nodeagent import modeldir
 from nodeagent.engine.errors import PromptRefusedError, StoppedError
 from nodeagent.engine.jobs import Event, Fault, Job, Piece, Sampling
 from nodeagent.engine.state import Gauges

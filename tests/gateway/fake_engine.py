@@ -116,7 +116,7 @@ async def _quietly(work: Awaitable[None]) -> None:
 
 
 async def _gone(reader: asyncio.StreamReader) -> None:
-    while not reader.at_eof():
+    while not reader.at_eof():  # noqa: ASYNC110 - a StreamReader has no event for its end
         await asyncio.sleep(0.005)
 
 

@@ -1,5 +1,7 @@
 """What is taken from a request, how it is written for an engine, and where events end."""
 
+from itertools import pairwise
+
 import orjson
 import pytest
 from hypothesis import given
@@ -130,7 +132,7 @@ def test_only_whole_events_are_passed_on(
     data = whole + tail.encode()
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
     passed, held = b"", b""
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         out, held = whole_events(held, data[start:end])
         assert not out or out.endswith((b"\n\n", b"\r\n\r\n"))
         passed += out

@@ -131,7 +131,9 @@ GONE, LEASED = target("m-0"), target("m-1")
 
 def deleting(name: str) -> ModelDeployment:
     made = deployment(name)
-    metadata = made.metadata.model_copy(update={"deletion_timestamp": datetime.now(tz=UTC)})
+    metadata = made.metadata.model_copy(
+        update={"deletion_timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
+    )
     return made.model_copy(update={"metadata": metadata})
 
 

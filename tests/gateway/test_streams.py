@@ -1,0 +1,168 @@
+"""What happens once bytes have flowed: interruption, leaving clients, slow clients, shut-down."""
+
+import asyncio
+
+import aiohttp
+import openai
+import orjson
+import pytest
+
+from gateway.server import Limits
+from tests.gateway import fake_engine
+from tests.gateway.fake_engine import DONE, FakeEngine, chat, delta, running, slow, streams
+from tests.gateway.world import Running, World, running_gateway
+from tests.support.waiting import until
+
+CHAT = "/v1/chat/completions"
+STREAM = {"model": "m", "messages": [], "stream": True}
+
+
+async def test_a_stream_that_breaks_says_so_and_is_not_done(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", fake_engine.dies_mid_stream)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            raw = await response.read()
+    events = [orjson.loads(line[6:]) for line in raw.split(b"\n\n") if line]
+    assert DONE not in raw
+    assert [e["choices"][0]["delta"]["content"] for e in events[:-1]] == ["one", "two"]
+    assert events[-1]["error"]["type"] == "server_error"
+    assert events[-1]["error"]["code"] == "stream_interrupted"
+    assert gateway.gateway.metrics.requests.value("m", "interrupted") == 1
+
+
+async def test_bytes_come_as_they_were_sent_and_when(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: fake_engine.Call) -> None:
+        await call.begin_stream()
+        await call.chunk(delta("first"))
+        await go_on.wait()
+        await call.chunk(b": comment\n\ndata: odd   bytes \xff\n\n" + DONE)
+        await call.send(b"0\r\n\r\n")
+
+    async with running(FakeEngine("m-0", script)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert response.headers["x-fleet-node"] == "mac-1"
+            assert "x-fleet-queued" not in response.headers
+            assert await response.content.readany() == delta("first")
+            go_on.set()
+            rest = await response.content.read()
+            assert rest == b": comment\n\ndata: odd   bytes \xff\n\n" + DONE
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_client_that_leaves_frees_the_engine(
+    world: World, gateway: Running, http: aiohttp.ClientSession, is_streamed: bool
+) -> None:
+    script = streams(1000, pause_s=0.02) if is_streamed else slow(30)
+    async with running(FakeEngine("m-0", script)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        with pytest.raises(TimeoutError):
+            async with (
+                asyncio.timeout(0.2),
+                http.post(gateway.url + CHAT, json=STREAM | {"stream": is_streamed}) as response,
+            ):
+                await response.read()
+        await until(lambda: engine.abandoned == 1, limit_s=1, what="the engine noticing")
+        assert gateway.gateway.loads.total() == 0
+        metrics = gateway.gateway.metrics
+        await until(lambda: metrics.requests.value("m", "client_gone"), what="the count")
+
+
+async def test_a_client_that_reads_slowly_holds_the_engine_back(
+    world: World, gateway: Running
+) -> None:
+    sent = 0
+
+    async def flood(call: fake_engine.Call) -> None:
+        nonlocal sent
+        await call.begin_stream()
+        for _ in range(1000):
+            await call.chunk(delta("x" * 20_000))
+            sent += 1
+        await call.send(b"0\r\n\r\n")
+
+    async with running(FakeEngine("m-0", flood)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        host, port = gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = orjson.dumps(STREAM)
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT.encode())
+        writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+        await asyncio.sleep(0.5)
+        assert 0 < sent < 1000
+        raw = await reader.read()
+        assert sent == 1000
+        assert raw.count(b"data: ") == 1000
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_streams_outlive_the_stop_within_the_drain(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    limits = Limits(drain_timeout_s=5)
+    async with (
+        running(FakeEngine("m-0", streams(20, pause_s=0.02))) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            first = await response.content.readany()
+            gateway.gateway.stop()
+            await asyncio.sleep(0.15)
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await http.get(f"{gateway.url}/health")
+            assert (first + await response.content.read()).endswith(DONE)
+
+
+async def test_streams_beyond_the_drain_are_told(world: World, http: aiohttp.ClientSession) -> None:
+    limits = Limits(drain_timeout_s=0.2)
+    async with (
+        running(FakeEngine("m-0", streams(1000, pause_s=0.02))) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            await response.content.readany()
+            gateway.gateway.stop()
+            raw = await response.content.read()
+        assert orjson.loads(raw.split(b"\n\n")[-2][6:])["error"]["code"] == "gateway_shutting_down"
+        await until(lambda: engine.abandoned == 1, what="the engine noticing")
+
+
+async def test_the_official_client(world: World, gateway: Running) -> None:
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
+        ) as client:
+            assert [model.id async for model in client.models.list()] == ["m"]
+            whole = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hi"}]
+            )
+            assert whole.choices[0].message.content == "hello from m-0"
+            stream = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            words = [c.choices[0].delta.content or "" async for c in stream]
+            assert "".join(words) == "hello from m-0"
+            with pytest.raises(openai.NotFoundError, match="Did you mean 'm'"):
+                await client.chat.completions.create(model="mm", messages=[])
+            engine.script = fake_engine.dies_mid_stream
+            broken = await client.chat.completions.create(model="m", messages=[], stream=True)
+            with pytest.raises(openai.APIError, match="interrupted"):
+                _ = [chunk async for chunk in broken]

@@ -1,0 +1,283 @@
+"""The pool against a real server that sends what it likes: splits, ends, surplus, slowness."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.connection import BrokenError
+from gateway.routing import Origin
+from gateway.upstream import Pool, UnreachableError
+from machinery.clock import SystemClock
+from tests.support.clock import FakeClock
+from tests.support.waiting import until
+
+Answering = Callable[[asyncio.StreamWriter], Awaitable[object]]
+REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n"
+)
+
+
+class Server:
+    """Answers every request with the next of its answers; the last one again and again."""
+
+    def __init__(self, *answers: Answering | bytes) -> None:
+        self._answers = list(answers)
+        self.connections = 0
+        self.requests = 0
+        self.writers: list[asyncio.StreamWriter] = []
+        self.ended = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.append(writer)
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                self.requests += 1
+                answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+                if isinstance(answer, bytes):
+                    writer.write(answer)
+                else:
+                    await answer(writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self.ended += 1
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(*answers: Answering | bytes) -> AsyncIterator[tuple[Server, Origin]]:
+    server = Server(*answers)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    try:
+        yield server, Origin("127.0.0.1", listening.sockets[0].getsockname()[1])
+    finally:
+        listening.close()
+        for writer in server.writers:
+            writer.transport.abort()
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    made = Pool(SystemClock(), silence_s=60)
+    yield made
+    made.close()
+    await asyncio.sleep(0)
+
+
+async def ask(pool: Pool, origin: Origin) -> bytes:
+    answer = await pool.request(origin, REQUEST)
+    try:
+        parts = []
+        while piece := await answer.read():
+            parts.append(piece)
+        assert await answer.read() == b""
+        return b"%d " % answer.status + b"".join(parts)
+    finally:
+        answer.close()
+
+
+def in_steps(data: bytes, size: int) -> Answering:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        for at in range(0, len(data), size):
+            writer.write(data[at : at + size])
+            await writer.drain()
+            await asyncio.sleep(0.0005)
+
+    return answer
+
+
+def then_closing(data: bytes, *, is_abrupt: bool = False) -> Answering:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        if is_abrupt:
+            writer.transport.abort()
+        else:
+            writer.close()
+
+    return answer
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("data", [LENGTH, CHUNKED], ids=["length", "chunked"])
+async def test_any_split_gives_the_same_answer_and_the_connection_again(
+    pool: Pool, data: bytes, size: int
+) -> None:
+    async with serving(in_steps(data, size)) as (server, origin):
+        assert [await ask(pool, origin) for _ in range(3)] == [b"200 hello"] * 3
+        assert (server.connections, server.requests) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", b"204 ", id="no-content"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", b"200 ", id="empty"),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" + LENGTH, b"200 hello", id="continue"),
+        pytest.param(
+            b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + CHUNKED, b"200 hello", id="hints"
+        ),
+    ],
+)
+async def test_odd_but_right(pool: Pool, data: bytes, expected: bytes) -> None:
+    async with serving(data) as (server, origin):
+        assert [await ask(pool, origin) for _ in range(2)] == [expected] * 2
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(LENGTH.replace(b"X-A: b", b"Connection: close"), id="asked-to-close"),
+        pytest.param(b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello", id="http-1.0"),
+        pytest.param(LENGTH + b"HTTP/1.1 200 OK\r\n", id="surplus"),
+        pytest.param(LENGTH + b"garbage", id="garbage-after"),
+        pytest.param(then_closing(LENGTH), id="closed-after"),
+        pytest.param(then_closing(b"HTTP/1.1 200 OK\r\n\r\nhello"), id="ends-with-connection"),
+    ],
+)
+async def test_such_connections_are_not_used_again(pool: Pool, answer: Answering | bytes) -> None:
+    async with serving(answer) as (server, origin):
+        for _ in range(2):
+            assert await ask(pool, origin) == b"200 hello"
+            await asyncio.sleep(0.03)
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "had_bytes"),
+    [
+        pytest.param(then_closing(b""), False, id="nothing"),
+        pytest.param(then_closing(b"", is_abrupt=True), False, id="reset"),
+        pytest.param(then_closing(LENGTH[:20]), True, id="half-a-head"),
+        pytest.param(then_closing(LENGTH[:-1]), True, id="half-a-body"),
+        pytest.param(then_closing(CHUNKED[:-2]), True, id="no-last-chunk"),
+        pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n", True, id="not-http"),
+        pytest.param(b"HTTP/1.1 101 Switching\r\nupgrade: x\r\n\r\n", True, id="upgrade"),
+        pytest.param(CHUNKED.replace(b"2\r\n", b"zz\r\n"), True, id="bad-chunk"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 500_000, True, id="endless-head"),
+    ],
+)
+async def test_broken_answers(pool: Pool, answer: Answering | bytes, had_bytes: bool) -> None:
+    async with serving(answer) as (server, origin):
+        with pytest.raises(BrokenError) as caught:
+            await ask(pool, origin)
+        assert caught.value.had_bytes == had_bytes
+        await until(lambda: server.ended or server.writers[0].is_closing(), what="the end")
+
+
+async def test_a_connection_closed_while_idle_costs_nothing(pool: Pool) -> None:
+    """The engine closes in the moment in which the next request is sent."""
+    async with serving(LENGTH, then_closing(b"", is_abrupt=True), LENGTH) as (server, origin):
+        assert await ask(pool, origin) == b"200 hello"
+        assert await ask(pool, origin) == b"200 hello"
+        assert (server.connections, server.requests) == (2, 3)
+
+
+async def test_a_fresh_connection_gets_no_second_chance(pool: Pool) -> None:
+    async with serving(then_closing(b"")) as (server, origin):
+        with pytest.raises(BrokenError):
+            await ask(pool, origin)
+        assert server.requests == 1
+
+
+async def test_after_a_first_byte_nothing_is_sent_again(pool: Pool) -> None:
+    async with serving(LENGTH, then_closing(LENGTH[:9])) as (server, origin):
+        await ask(pool, origin)
+        with pytest.raises(BrokenError):
+            await ask(pool, origin)
+        assert server.requests == 2
+
+
+async def test_nobody_listens(pool: Pool) -> None:
+    async with serving(LENGTH) as (_, origin):
+        pass
+    with pytest.raises(UnreachableError, match="refused"):
+        await ask(pool, origin)
+
+
+async def test_unasked_bytes_become_nobodys_answer(pool: Pool) -> None:
+    async with serving(LENGTH) as (server, origin):
+        await ask(pool, origin)
+        server.writers[0].write(LENGTH.replace(b"hello", b"wrong"))
+        await until(lambda: server.ended, what="the connection being cut")
+        assert await ask(pool, origin) == b"200 hello"
+
+
+async def test_closing_early_cuts_the_connection(pool: Pool) -> None:
+    async with serving(CHUNKED[:-5]) as (server, origin):
+        answer = await pool.request(origin, REQUEST)
+        assert await answer.read() == b"hello"
+        answer.close()
+        await until(lambda: server.ended, what="the engine noticing")
+
+
+async def test_a_cancelled_request_cuts_the_connection(pool: Pool) -> None:
+    async with serving(in_steps(b"", 1)) as (server, origin):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await pool.request(origin, REQUEST)
+        await until(lambda: server.ended, what="the engine noticing")
+
+
+async def test_a_slow_reader_holds_the_engine_back(pool: Pool) -> None:
+    sent = 0
+
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(400):
+            writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            await writer.drain()
+            sent += 65536
+        writer.write(b"0\r\n\r\n")
+
+    async with serving(flood) as (_, origin):
+        answer = await pool.request(origin, REQUEST)
+        await asyncio.sleep(0.3)
+        held_back = sent
+        assert held_back < 400 * 65536
+        got = 0
+        while piece := await answer.read():
+            got += len(piece)
+        answer.close()
+        assert got == sent == 400 * 65536
+
+
+async def test_silence_is_ended_and_idleness_too() -> None:
+    clock = FakeClock()
+    pool = Pool(clock, silence_s=10)
+    async with serving(LENGTH, in_steps(b"", 1)) as (server, origin):
+        assert await ask(pool, origin) == b"200 hello"
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(_broken(pool, origin))
+            await until(lambda: server.requests == 2, what="the second request")
+            await clock.advance(9.9)
+            pool.sweep(clock.monotonic())
+            assert not asking.done()
+            await clock.advance(0.2)
+            pool.sweep(clock.monotonic())
+        assert asking.result().is_silence
+        assert server.requests == 2
+    pool.close()
+
+
+async def test_idle_connections_are_closed_before_engines_close_them() -> None:
+    clock = FakeClock()
+    pool = Pool(clock, silence_s=10)
+    async with serving(LENGTH) as (server, origin):
+        await ask(pool, origin)
+        await clock.advance(4.1)
+        pool.sweep(clock.monotonic())
+        await until(lambda: server.ended, what="the connection being closed")
+
+
+async def _broken(pool: Pool, origin: Origin) -> BrokenError:
+    with pytest.raises(BrokenError) as caught:
+        await ask(pool, origin)
+    return caught.value
