@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ONCE ?=
 
-.PHONY: help setup demo test check lint format docs lock bench-apply bench-start bench-gateway clean
+.PHONY: help setup demo stop test check lint format docs lock bench-apply bench-start bench-gateway clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,7 +24,10 @@ $(READY): requirements.txt pyproject.toml
 	@touch $@
 
 demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down)
-	@$(BIN)/fleetctl demo $(if $(ONCE),--once)
+	@$(BIN)/fleetctl demo --data-dir .fleet $(if $(ONCE),--once)
+
+stop: $(READY)  ## stop the fleet that `make demo` left running
+	@$(BIN)/fleetctl down --data-dir .fleet
 
 test: check  ## what CI runs: ruff, mypy, import-linter, pytest
 

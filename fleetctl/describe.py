@@ -4,8 +4,6 @@ from datetime import datetime
 from typing import Any, cast
 
 import click
-from tabulate import tabulate
-
 from fleetctl import printers, reader
 from fleetctl.connect import opened, run, store_options
 from fleetctl.get import tree_of
@@ -56,7 +54,7 @@ def _head(obj: ApiObject, now: datetime) -> str:
     ]
     if meta.deletion_timestamp is not None:
         rows.append(("Deleting:", f"since {printers.age(meta.deletion_timestamp, now)}"))
-    return tabulate(rows, tablefmt="plain")
+    return printers.lined_up(rows)
 
 
 def _section(title: str, tree: object) -> str:
@@ -127,7 +125,7 @@ async def _events(transport: Transport, obj: ApiObject, now: datetime) -> str:
 def _table(title: str, titles: tuple[str, ...], rows: list[Any]) -> str:
     if not rows:
         return ""
-    text = tabulate(rows, headers=titles, tablefmt="plain", disable_numparse=True)
+    text = printers.lined_up(rows, titles)
     return f"{title}:\n{_indented(text)}"
 
 

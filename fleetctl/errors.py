@@ -21,6 +21,12 @@ class FleetctlError(click.ClickException):
         click.echo(f"error: {self.format_message()}", err=True)
 
 
+class DiffError(FleetctlError):
+    """A diff that could not be made: 1 would say that there are differences."""
+
+    exit_code = 2
+
+
 class InterruptedByUser(FleetctlError):  # noqa: N818 - nothing went wrong
     """The user pressed Ctrl-C."""
 

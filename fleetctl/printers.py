@@ -57,6 +57,11 @@ def table(
     columns = [c for c in COLUMNS[objects[0].kind] if is_wide or not c.is_wide]
     rows = [[column.cell(obj, moment) for column in columns] for obj in objects]
     titles = [column.title for column in columns] if headers else []
+    return lined_up(rows, titles)
+
+
+def lined_up(rows: Sequence[Sequence[str]], titles: Sequence[str] = ()) -> str:
+    """Return the rows in columns, as kubectl prints them; the one place where tabulate is used."""
     return tabulate(rows, headers=titles, tablefmt="plain", disable_numparse=True)
 
 

@@ -1,6 +1,7 @@
 """The way to engines: pooled connections, one request at a time on each. Knows no models."""
 
 import asyncio
+import os
 import socket
 import sys
 from typing import Protocol
@@ -116,7 +117,9 @@ class Pool:
         except TimeoutError:
             raise UnreachableError(f"no connection within {_CONNECT_S:g} s") from None
         except OSError as error:
-            raise UnreachableError(error.strerror or str(error)) from error
+            # Not asyncio's own words: they repeat the address and leave out the reason.
+            said = os.strerror(error.errno) if error.errno else str(error)
+            raise UnreachableError(said) from error
         _notice_dead_peers(transport.get_extra_info("socket"))
         return connection
 

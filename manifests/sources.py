@@ -34,9 +34,8 @@ def read_all(
             yield source, errors.problems[0]
             continue
         for path in paths:
-            real = path.resolve() if "\0" not in source else path
-            if real not in seen:
-                seen.add(real)
+            if path.absolute() not in seen:
+                seen.add(path.absolute())
                 yield str(path), _caught(partial(_read_file, path))
 
 
@@ -97,7 +96,7 @@ def _check(name: str, found: os.stat_result) -> None:
         kind = "a FIFO" if stat.S_ISFIFO(found.st_mode) else "a device or socket"
         raise _failed(name, f"is {kind}, not a file", "Pipe it: ... | fleetctl apply -f -")
     if found.st_size > MAX_BYTES:
-        raise _too_large(name, f"{found.st_size:,} bytes")
+        raise _too_large(name, f"{found.st_size:,} bytes; the limit is")
 
 
 def _read_stdin(stdin: BinaryIO | None) -> str:
@@ -112,7 +111,7 @@ def _read_stdin(stdin: BinaryIO | None) -> str:
 
 def _decode(name: str, raw: bytes) -> str:
     if len(raw) > MAX_BYTES:
-        raise _too_large(name, "more")
+        raise _too_large(name, "more than")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise _failed(name, "is UTF-16, not UTF-8", "Save it as UTF-8")
     try:
@@ -126,10 +125,8 @@ def _decode(name: str, raw: bytes) -> str:
 
 
 def _too_large(name: str, size: str) -> ManifestErrors:
-    limit = f"{MAX_BYTES:,} bytes"
-    return _failed(
-        name, f"is too large for a manifest: {size}; the limit is {limit}", "Split it into files"
-    )
+    message = f"is too large for a manifest: {size} {MAX_BYTES:,} bytes"
+    return _failed(name, message, "Split it into files")
 
 
 def _failed(name: str, message: str, hint: str = "") -> ManifestErrors:

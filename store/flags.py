@@ -1,5 +1,6 @@
 """The command-line flags that say where etcd is: the same for every process of the fleet."""
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def etcd_options(command: Command) -> Command:
             "--etcd-password",
             envvar="FLEET_ETCD_PASSWORD",
             default="",
-            help="Its password; better set in the environment (FLEET_ETCD_PASSWORD).",
+            hidden=True,  # on a command line everybody on the machine could read it
         ),
         click.option("--etcd-key", envvar="FLEET_ETCD_KEY", type=path, help="Client key (PEM)."),
         click.option(
@@ -59,7 +60,7 @@ def address(options: dict[str, Any], default: EtcdAddress | None = None) -> Etcd
         raise click.UsageError(f"--etcd {wrong[0]}: write http://HOST:PORT, https:// or unix:PATH")
     if sockets and len(urls) > 1:
         raise click.UsageError("--etcd takes one unix:PATH, or URLs, not both")
-    return EtcdAddress(
+    found = EtcdAddress(
         endpoints=() if sockets else urls,
         socket=Path(sockets[0].removeprefix("unix:")) if sockets else None,
         ca=options["etcd_ca"],
@@ -68,3 +69,8 @@ def address(options: dict[str, Any], default: EtcdAddress | None = None) -> Etcd
         username=options["etcd_user"],
         password=options["etcd_password"],
     )
+    try:
+        found.ssl_context()
+    except (OSError, ssl.SSLError) as error:
+        raise click.UsageError(f"etcd's TLS files cannot be used: {error}") from error
+    return found

@@ -7,10 +7,18 @@ import aiohttp
 import orjson
 import pytest
 
+from gateway.server import Limits
 from store import keys
 from tests.gateway import fake_engine
 from tests.gateway.fake_engine import FakeEngine, Script, chat, refuses, running, slow, streams
-from tests.gateway.world import Running, World, deployment, published, route
+from tests.gateway.world import (
+    Running,
+    World,
+    deployment,
+    published,
+    route,
+    running_gateway,
+)
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -39,21 +47,21 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("mode", ["whole", "streamed"])
 @pytest.mark.parametrize("script", FAILURES)
 async def test_another_engine_answers(
     world: World,
     gateway: Running,
     http: aiohttp.ClientSession,
     script: Script,
-    is_streamed: bool,
+    mode: str,
 ) -> None:
     async with running(FakeEngine("m-0", script)) as bad, running(FakeEngine("m-1", chat)) as good:
         await world.serve("m", bad, good)
         await gateway.knows("m", ready=2)
-        status, body, response = await ask(http, gateway, stream=is_streamed)
+        status, body, response = await ask(http, gateway, stream=mode == "streamed")
         assert status == 200
-        assert b"m-1" in (body if is_streamed else orjson.dumps(body))
+        assert b"m-1" in (body if mode == "streamed" else orjson.dumps(body))
         assert response.headers["x-fleet-attempts"] == "2"
         assert response.headers["x-fleet-replica"] == "m-1"
         assert (len(bad.calls), len(good.calls)) == (1, 1)
@@ -154,9 +162,6 @@ async def test_a_request_waits_for_an_engine_that_is_being_restarted(
 
 
 async def test_a_silent_engine_is_given_up(world: World, http: aiohttp.ClientSession) -> None:
-    from gateway.server import Limits
-    from tests.gateway.world import running_gateway
-
     limits = Limits(request_timeout_s=0.1, drain_timeout_s=0)
     async with (
         running(FakeEngine("m-0", slow(30))) as engine,

@@ -163,7 +163,11 @@ async def test_such_connections_are_not_used_again(pool: Pool, answer: Answering
         pytest.param(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 500_000, True, id="endless-head"),
     ],
 )
-async def test_broken_answers(pool: Pool, answer: Answering | bytes, had_bytes: bool) -> None:
+async def test_broken_answers(
+    pool: Pool,
+    answer: Answering | bytes,
+    had_bytes: bool,  # noqa: FBT001 - pytest passes it by name
+) -> None:
     async with serving(answer) as (server, origin):
         with pytest.raises(BrokenError) as caught:
             await ask(pool, origin)

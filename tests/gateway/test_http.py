@@ -1,0 +1,192 @@
+"""What clients and operators see besides answers: refusals, models, health, metrics."""
+
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from gateway.metrics import Counter, Histogram
+from gateway.server import Limits
+from schemas.deployment import ModelDeploymentStatus
+from schemas.meta import Condition, Truth
+from tests.gateway.fake_engine import FakeEngine, chat, echo, running
+from tests.gateway.world import Running, World, deployment, route, running_gateway
+
+CHAT = "/v1/chat/completions"
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    assert response.content_type == "application/json"
+    body: dict[str, dict[str, Any]] = orjson.loads(await response.read())
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+async def test_an_unknown_model(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await world.put(deployment("qwen-8b", "fast"))
+    await gateway.knows("fast", ready=0)
+    async with http.post(gateway.url + CHAT, json={"model": "qwen-8"}) as response:
+        error = await error_of(response)
+        assert (response.status, error["code"], error["param"]) == (
+            404,
+            "model_not_found",
+            "model",
+        )
+        assert "Did you mean 'qwen-8b'?" in error["message"]
+        assert "fast, qwen-8b" in error["message"]
+
+
+async def test_nothing_deployed(gateway: Running, http: aiohttp.ClientSession) -> None:
+    async with http.post(gateway.url + CHAT, json={"model": "x" * 1000}) as response:
+        error = await error_of(response)
+        if response.status == 404:  # 503 until the first list is in
+            assert "fleetctl apply" in error["message"]
+            assert len(error["message"]) < 500
+
+
+async def test_nothing_ready(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    said = Condition(
+        type="Placed", status=Truth.FALSE, reason="InsufficientMemory", message="2 GiB short"
+    )
+    await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
+    await world.put(deployment("m"))
+    await gateway.knows("m", ready=0)
+    async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+        error = await error_of(response)
+        assert (response.status, error["code"]) == (503, "model_not_ready")
+        assert int(response.headers["retry-after"]) > 0
+        assert "InsufficientMemory: 2 GiB short" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "param"),
+    [(b"{", 400, None), (b"{}", 400, "model"), (b'{"model":7}', 400, "model")],
+)
+async def test_bad_bodies(
+    gateway: Running, http: aiohttp.ClientSession, raw: bytes, status: int, param: str | None
+) -> None:
+    async with http.post(gateway.url + CHAT, data=raw) as response:
+        error = await error_of(response)
+        assert (response.status, error["param"]) == (status, param)
+        assert error["type"] == "invalid_request_error"
+        assert response.headers["x-request-id"]
+
+
+async def test_bodies_too_large(world: World, http: aiohttp.ClientSession) -> None:
+    limits = Limits(max_body_bytes=100, drain_timeout_s=0)
+
+    async def parts() -> Any:
+        for _ in range(3):
+            yield b"x" * 50
+
+    async with running_gateway(world.transport, limits) as gateway:
+        for data in (b"x" * 101, parts()):
+            async with http.post(gateway.url + CHAT, data=data) as response:
+                assert (await error_of(response))["code"] == "body_too_large"
+                assert response.status == 413
+
+
+async def test_request_ids(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    async with running(FakeEngine("m-0", echo)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        url, ids = gateway.url + CHAT, set()
+        async with http.post(url, json={"model": "m"}, headers={"x-request-id": "mine"}) as got:
+            assert got.headers["x-request-id"] == "mine"
+            assert engine.calls[0].headers["x-request-id"] == "mine"
+        for _ in range(2):
+            async with http.post(url, json={"model": "m"}) as got:
+                ids.add(got.headers["x-request-id"])
+        assert len(ids) == 2
+
+
+async def test_what_the_engine_is_sent(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    raw = b'{ "model":"m", "n" : 1.50 }'
+    async with running(FakeEngine("m-0", echo)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        headers = {"authorization": "Bearer secret", "cookie": "a=b"}
+        async with http.post(gateway.url + CHAT, data=raw, headers=headers) as response:
+            assert await response.read() == raw
+        sent = engine.calls[0]
+        assert (sent.path, sent.body) == (CHAT, raw)
+        assert sent.headers.keys() == {"host", "content-type", "content-length", "x-request-id"}
+
+
+async def test_models(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    await world.put(deployment("m", "org/m", "fast"), deployment("n", "fast"))
+    await world.put(route("r", "public", m=1))
+    await gateway.knows("public", ready=0)
+    async with http.get(f"{gateway.url}/v1/models") as response:
+        body = await response.json()
+        assert [model["id"] for model in body["data"]] == ["fast", "m", "n", "org/m", "public"]
+        assert body["data"][0] == {
+            "id": "fast",
+            "object": "model",
+            "created": 0,
+            "owned_by": "mlx-fleet",
+        }
+    async with http.get(f"{gateway.url}/v1/models/org/m") as response:
+        assert (await response.json())["id"] == "org/m"
+    async with http.get(f"{gateway.url}/v1/models/zzz") as response:
+        assert (response.status, (await error_of(response))["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/docs", 404),
+    ],
+)
+async def test_what_is_not_there(
+    gateway: Running, http: aiohttp.ClientSession, method: str, path: str, status: int
+) -> None:
+    async with http.request(method, gateway.url + path) as response:
+        assert response.status == status
+        assert path in (await error_of(response))["message"]
+
+
+async def test_health_and_metrics(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.get(f"{gateway.url}/health") as response:
+            body = await response.json()
+            assert response.status == 200
+            assert (body["status"], body["endpoints"]) == ("ok", 1)
+            assert body["models"] == {"m": {"ready": 1}}
+            assert body["storeStalenessSeconds"] >= 0
+        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+            await response.read()
+        async with http.get(f"{gateway.url}/metrics") as response:
+            text = await response.text()
+        assert 'fleet_gateway_requests_total{model="m",outcome="ok"} 1\n' in text
+        assert 'fleet_gateway_attempts_total{outcome="answered"} 1\n' in text
+        assert 'fleet_gateway_first_byte_seconds_count{model="m"} 1\n' in text
+        assert "fleet_gateway_in_flight 0\n" in text
+        assert "fleet_gateway_endpoints 1\n" in text
+
+
+def test_histograms_and_labels() -> None:
+    histogram = Histogram("h", "help", ())
+    for seconds in (0.005, 0.006, 1000.0):
+        histogram.observe(seconds)
+    lines = list(histogram.lines())
+    assert 'h_bucket{le="0.005"} 1' in lines
+    assert 'h_bucket{le="0.01"} 2' in lines
+    assert 'h_bucket{le="300"} 2' in lines
+    assert 'h_bucket{le="+Inf"} 3' in lines
+    counter = Counter("c", "help", ("a",))
+    counter.add('x"\\\n')
+    assert list(counter.lines())[-1] == 'c{a="x\\"\\\\\\n"} 1'

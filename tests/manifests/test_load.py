@@ -1,0 +1,254 @@
+"""What is read from where, what the words of YAML 1.2 mean, and that no text is a surprise."""
+
+import math
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from manifests import load, nodes, yamlio
+from manifests.errors import ManifestErrors
+from manifests.tree import Tree, show_path, tree_of
+from schemas import kinds
+from schemas.deployment import ModelDeployment
+from tests.manifests.making import deployment, pool, read
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
+
+
+def test_every_example_loads() -> None:
+    loaded = load.load_objects([str(EXAMPLES)])
+    shown = {item.obj.kind for item in loaded}
+    assert shown == {"ModelDeployment", "NodePool", "ShardGroup", "ModelRoute"}
+
+
+def test_documents_know_their_file_and_line() -> None:
+    loaded = read("# first\n" + deployment("a") + "---\n---\n" + pool("p"))
+    assert [(i.key, i.source, i.line) for i in loaded] == [
+        (("ModelDeployment", "a"), "standard input", 3),
+        (("NodePool", "p"), "standard input", 13),
+    ]
+
+
+def test_a_folder_is_read_in_order_and_hidden_files_are_not(tmp_path: Path) -> None:
+    for name in ("b.yml", "a.yaml", "inner/c.yaml", ".hidden.yaml", ".git/d.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(pool(name.strip(".").replace("/", "-").lower()))
+    (tmp_path / "note.txt").write_text("nothing")
+    flat = load.load_objects([str(tmp_path)])
+    assert [i.obj.name for i in flat] == ["a.yaml", "b.yml"]
+    deep = load.load_objects([str(tmp_path)], recursive=True)
+    assert [i.obj.name for i in deep] == ["a.yaml", "b.yml", "inner-c.yaml"]
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(pool())
+    assert len(load.load_objects([str(path), str(tmp_path), str(path)])) == 1
+
+
+def test_files_folders_and_standard_input_together(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(pool("a"))
+    found = load.load_objects([str(tmp_path), "-"], stdin=BytesIO(pool("b").encode()))
+    assert [item.obj.name for item in found] == ["a", "b"]
+
+
+def test_json_is_read_with_tabs_escapes_and_pairs_of_surrogates(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(
+        '{\n\t"apiVersion":"fleet\\/v1alpha1",\n\t"kind": "ModelDeployment",\n'
+        '\t"metadata": {"name": "a", "annotations": {"x": "\\ud83d\\ude00"}},\n'
+        '\t"spec": {"model": {"path": "m"}, "replicas":2}\n}\n'
+    )
+    [item] = load.load_objects([str(path)])
+    assert isinstance(item.obj, ModelDeployment)
+    assert (item.obj.metadata.annotations, item.obj.spec.replicas) == ({"x": "😀"}, 2)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine() -> None:
+    raw = b"\xef\xbb\xbf" + deployment().replace("\n", "\r\n").encode()
+    assert len(load.load_objects(["-"], stdin=BytesIO(raw))) == 1
+
+
+def test_documents_before_a_fault_are_still_judged() -> None:
+    with pytest.raises(ManifestErrors) as caught:
+        read(deployment(replicas=-1) + "---\na: [\n")
+    assert len(caught.value.problems) == 2
+
+
+def test_read_objects_of_load_is_load_objects(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(deployment() + pool())
+    assert load.read_objects(load.load([str(path)])) == load.load_objects([str(path)])
+    path.write_text("a: [")
+    with pytest.raises(ManifestErrors):
+        load.load([str(path)])
+    path.write_text("a: 1")
+    with pytest.raises(ManifestErrors):
+        load.read_objects(load.load([str(path)]))
+
+
+def value(text: str) -> Tree:
+    parsed = yamlio.parse(f"a: {text}\n", "f")
+    assert parsed.problems == ()
+    tree = nodes.plain(parsed.documents[0])
+    assert isinstance(tree, dict)
+    return tree["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("y", "y"),
+        ("True", True),
+        ("FALSE", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("012", 12),
+        ("-7", -7),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("1_000", "1_000"),
+        ("12:30:45", "12:30:45"),
+        ("2026-01-01", "2026-01-01"),
+        ("1.5", 1.5),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        (".inf", math.inf),
+        ("-.inf", -math.inf),
+        ("'12'", "12"),
+        ("!!str 12", "12"),
+        ("=", "="),
+        ("|\n  x\n  y\n", "x\ny\n"),
+        ("&x [1]\nb: *x", [1]),
+    ],
+)
+def test_words_mean_what_yaml_1_2_says(text: str, expected: Tree) -> None:
+    found = value(text)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+def test_nan_is_a_number() -> None:
+    found = value(".nan")
+    assert isinstance(found, float)
+    assert math.isnan(found)
+
+
+def test_an_alias_stands_where_it_is_used() -> None:
+    [root] = yamlio.parse("a: &x\n  b: 1\nc: *x\n*x2 : 1\n".replace("*x2 ", "d"), "f").documents
+    assert nodes.plain(root) == {"a": {"b": 1}, "c": {"b": 1}, "d": 1}
+    node = nodes.find(root, ("c",))
+    assert node is not None
+    assert (node.mark.line, node.mark.column) == (3, 4)
+
+
+def test_an_alias_may_be_a_key() -> None:
+    [root] = yamlio.parse("a: &x word\n*x : 1\n", "f").documents
+    assert nodes.plain(root) == {"a": "word", "word": 1}
+
+
+def test_paths_are_shown_as_they_are_written() -> None:
+    assert show_path(()) == ""
+    assert show_path(("spec", "backends", 0, "weight")) == "spec.backends[0].weight"
+    assert show_path(("metadata", "labels", "fleet/os")) == 'metadata.labels["fleet/os"]'
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+YAMLISH = st.text(st.sampled_from("a: -\n\t[]{}&*!|>%@`'\"#,?<~1.\\x0ué😀\r\u2028=+"))
+
+
+@given(tree=st.dictionaries(st.text(), TREES, max_size=5))
+@example(tree={"k" * 2000: [1, [2, {"a": []}]], "b": [[["x"]], {}], "": {"": ""}})
+@example(tree={"a": "no", "b": "12:30", "c": "x: y", "d": "x #y", "e": " x", "f": "---", "g": "x:"})
+@example(tree={"spec": 1, "apiVersion": "2"})
+def test_what_is_dumped_is_read_back(tree: dict[str, Tree]) -> None:
+    text = yamlio.dump(tree)
+    parsed = yamlio.parse(text, "f")
+    assert parsed.problems == ()
+    assert [nodes.plain(root) for root in parsed.documents] == [tree]
+
+
+@given(tree=TREES.filter(lambda tree: tree is not None))
+def test_anything_is_dumped_and_read_back(tree: Tree) -> None:
+    [root] = yamlio.parse(yamlio.dump(tree), "f").documents
+    assert nodes.plain(root) == tree
+
+
+def never_surprised(raw: bytes) -> None:
+    try:
+        load.load_objects(["-"], stdin=BytesIO(raw))
+    except ManifestErrors as errors:
+        assert str(errors)
+        assert "pydantic" not in str(errors)
+        assert "Input should" not in str(errors)
+
+
+@given(raw=st.binary() | st.text().map(str.encode) | YAMLISH.map(str.encode))
+@example(raw=b'"\\U00110000"')
+@example(raw=b'a: "\\ud800"')
+@example(raw=b"%YAML 2.0\n---\n")
+@example(raw=b"%TAG ! x\n")
+def test_any_bytes_raise_manifest_errors_or_nothing(raw: bytes) -> None:
+    never_surprised(raw)
+
+
+@given(
+    kind=st.sampled_from([kind.name for kind in kinds.KINDS]),
+    metadata=TREES,
+    spec=TREES | st.dictionaries(st.sampled_from(["model", "replicas", "nodes", "members"]), TREES),
+    rest=st.dictionaries(st.text(), TREES, max_size=2),
+)
+def test_any_object_raises_manifest_errors_or_nothing(
+    kind: str, metadata: Tree, spec: Tree, rest: dict[str, Tree]
+) -> None:
+    tree = {
+        **rest,
+        "apiVersion": "fleet/v1alpha1",
+        "kind": kind,
+        "metadata": metadata,
+        "spec": spec,
+    }
+    never_surprised(yamlio.dump(tree).encode())
+
+
+@given(edit=st.text(max_size=6), place=st.integers(0, 200), cut=st.integers(0, 12))
+def test_a_slip_of_the_finger_raises_manifest_errors_or_nothing(
+    edit: str, place: int, cut: int
+) -> None:
+    text = deployment(rest="  servedNames: [fast]\n  placement:\n    pools:\n    - studio\n")
+    never_surprised((text[:place] + edit + text[place + cut :]).encode())
+
+
+def test_output_is_in_the_order_people_know() -> None:
+    [item] = read(
+        deployment(rest="  placement:\n    pools: [studio]\n    nodeSelector: {a/b: '1'}\n")
+    )
+    assert yamlio.dump(tree_of(item.obj)) == (
+        "apiVersion: fleet/v1alpha1\n"
+        "kind: ModelDeployment\n"
+        "metadata:\n"
+        "  name: qwen\n"
+        "spec:\n"
+        "  model:\n"
+        "    path: models/qwen\n"
+        "  servedNames: []\n"
+        "  replicas: 1\n"
+        "  contextLength: 4096\n"
+        "  concurrency: 4\n"
+        "  placement:\n"
+        "    pools:\n"
+        "    - studio\n"
+        "    nodeSelector:\n"
+        '      a/b: "1"\n'
+    )
