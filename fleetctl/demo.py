@@ -70,7 +70,7 @@ class Steps:
         self._console = Console(stderr=False, highlight=False)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def step(self, text: str) -> Iterator["Step"]:

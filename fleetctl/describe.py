@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any, cast
 
 import click
+
 from fleetctl import printers, reader
 from fleetctl.connect import opened, run, store_options
 from fleetctl.get import tree_of

@@ -72,10 +72,10 @@ def too_large(limit: int) -> RefusedError:
     )
 
 
-def too_slow(seconds: int) -> RefusedError:
-    """Return the refusal of a body that does not come."""
+def too_slow(seconds: int) -> Refusal:
+    """Return what to say of a body that does not come."""
     message = f"The body did not arrive within {seconds} s."
-    return RefusedError(Refusal(status=408, message=message, code="body_timeout"))
+    return Refusal(status=408, message=message, code="body_timeout")
 
 
 def unknown_model(name: str, known: Sequence[str], nearest: str | None) -> Refusal:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from gateway import errors, intake
-from gateway.connection import BrokenError, Headers
 from gateway.errors import Refusal
+from gateway.exchange import BrokenError, Headers
 from gateway.intake import Ask
 from gateway.loads import Loads
 from gateway.metrics import Metrics

@@ -12,8 +12,8 @@ from typing import assert_never
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors, intake
-from gateway.connection import BrokenError, Headers
 from gateway.errors import Refusal, RefusedError
+from gateway.exchange import BrokenError, Headers
 from gateway.failover import Failover, Result, Streaming, Trail, Whole
 from gateway.intake import Ask, ClientGoneError
 from gateway.routing import Target
@@ -21,6 +21,8 @@ from gateway.sse import whole_events
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
+_NEVER = float("inf")
+_SWEEP_S = 1.0
 # The largest body within this is 140 kB/s.
 _BODY_S = 60
 
@@ -53,6 +55,7 @@ class Visit:
     is_started: bool = False
     is_streamed: bool = False
     is_gone: bool = False
+    sending_since: float = _NEVER
 
 
 class Proxy:
@@ -63,15 +66,15 @@ class Proxy:
         self._max_body = max_body
         self._id_prefix = id_prefix
         self._count = itertools.count(1)
-        self._leashes: set[asyncio.Timeout] = set()
+        self._visits: dict[asyncio.Timeout, Visit] = {}
+        self._is_ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         otherwise = f"{self._id_prefix}-{next(self._count):x}".encode()
         visit = Visit(intake.request_id(scope, otherwise), send, Trail())
         try:
-            ask = await self._ask(scope, receive, visit)
-            await self._leashed(ask, receive, visit)
+            await self._leashed(scope, receive, visit)
         except RefusedError as error:
             await self._refuse(visit, error.refusal)
         except ClientGoneError:
@@ -81,34 +84,48 @@ class Proxy:
 
     def cut_off(self) -> None:
         """End what still runs; clients are told."""
-        for leash in tuple(self._leashes):
+        self._is_ending = True
+        for leash in tuple(self._visits):
             _pull(leash)
 
-    async def _ask(self, scope: Scope, receive: Receive, visit: Visit) -> Ask:
+    async def keep(self, *, patience_s: float) -> None:
+        """Give up clients that read nothing for so long: they hold a place at an engine."""
+        clock = self._failover.clock
+        while True:
+            await clock.sleep(_SWEEP_S)
+            oldest = clock.monotonic() - patience_s
+            for leash, visit in tuple(self._visits.items()):
+                if visit.sending_since < oldest:
+                    visit.is_gone = True
+                    _pull(leash)
+
+    async def _leashed(self, scope: Scope, receive: Receive, visit: Visit) -> None:
+        """Answer, for as long as the client is there and the gateway is not told to end."""
+        leash = asyncio.timeout(_BODY_S)
         try:
-            async with asyncio.timeout(_BODY_S):
-                body = await intake.read_body(scope, receive, self._max_body)
+            async with leash:
+                self._visits[leash] = visit
+                ask = await self._ask(scope, receive, visit)
+                leash.reschedule(None)
+                async with asyncio.TaskGroup() as group:
+                    watching = group.create_task(_watch(receive, leash, visit))
+                    await self._answer(ask, visit)
+                    watching.cancel()
         except TimeoutError:
-            raise errors.too_slow(_BODY_S) from None
+            if not visit.is_gone:
+                ending = errors.shutting_down()
+                await self._break_off(
+                    visit, ending if self._is_ending else errors.too_slow(_BODY_S)
+                )
+        finally:
+            self._visits.pop(leash, None)
+
+    async def _ask(self, scope: Scope, receive: Receive, visit: Visit) -> Ask:
+        body = await intake.read_body(scope, receive, self._max_body)
         model = intake.parse_model(body)
         if model in self._failover.keeper.table.models:
             visit.model = model
         return Ask(path=scope["path"], model=model, body=body, request_id=visit.request_id)
-
-    async def _leashed(self, ask: Ask, receive: Receive, visit: Visit) -> None:
-        """Answer, for as long as the client is there and the gateway is not told to end."""
-        leash = asyncio.timeout(None)
-        try:
-            async with leash, asyncio.TaskGroup() as group:
-                self._leashes.add(leash)
-                watching = group.create_task(_watch(receive, leash, visit))
-                await self._answer(ask, visit)
-                watching.cancel()
-        except TimeoutError:
-            if not visit.is_gone:
-                await self._break_off(visit, errors.shutting_down())
-        finally:
-            self._leashes.discard(leash)
 
     async def _answer(self, ask: Ask, visit: Visit) -> None:
         clock = self._failover.clock
@@ -131,22 +148,27 @@ class Proxy:
 
     async def _stream(self, result: Streaming, visit: Visit) -> None:
         """Pass an engine's stream through, event by event as it comes."""
-        answer, send = result.held.answer, visit.send
+        answer = result.held.answer
         visit.is_streamed = True
         await _start(visit, answer.status, _passed_on(answer.headers, result.held.target, visit))
-        await send({"type": "http.response.body", "body": result.first, "more_body": True})
+        await self._pass_on(visit, result.first)
         rest = result.rest
         try:
             while piece := await answer.read():
                 whole, rest = whole_events(rest, piece)
                 if whole:
-                    await send({"type": "http.response.body", "body": whole, "more_body": True})
+                    await self._pass_on(visit, whole)
         except BrokenError as error:
             self._failover.interrupted(result.held.target)
             await self._break_off(visit, errors.interrupted(str(error)))
             return
-        await send({"type": "http.response.body", "body": rest, "more_body": False})
+        await visit.send({"type": "http.response.body", "body": rest, "more_body": False})
         visit.outcome = "ok"
+
+    async def _pass_on(self, visit: Visit, data: bytes) -> None:
+        visit.sending_since = self._failover.clock.monotonic()
+        await visit.send({"type": "http.response.body", "body": data, "more_body": True})
+        visit.sending_since = _NEVER
 
     async def _whole(self, result: Whole, visit: Visit) -> None:
         headers = _passed_on(result.headers, result.target, visit)

@@ -22,6 +22,8 @@ from machinery.clock import Clock
 from store.port import Transport
 
 _BACKLOG = 2048
+# Longer than clients keep theirs (httpx: 5 s), so that they never write into a closing one.
+_KEEP_ALIVE_S = 75
 # After the drain: for the last events of streams that were cut off to get out.
 _CLOSE_S = 2
 
@@ -32,7 +34,7 @@ class Limits:
 
     max_body_bytes: int = 8 << 20
     request_timeout_s: float = 600.0
-    """The longest silence of an engine."""
+    """The longest silence of an engine, and of a client that reads nothing."""
     drain_timeout_s: float = 30.0
 
 
@@ -73,6 +75,7 @@ class Gateway:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(limits.drain_timeout_s) + 1 + _CLOSE_S,
             ),
             self.stop,
@@ -90,6 +93,7 @@ class Gateway:
             background = [
                 group.create_task(self.keeper.run()),
                 group.create_task(self.pool.keep()),
+                group.create_task(self.proxy.keep(patience_s=self._limits.request_timeout_s)),
                 group.create_task(self._drain()),
             ]
             await self._server.serve(sockets=[listener])

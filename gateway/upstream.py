@@ -6,7 +6,8 @@ import socket
 import sys
 from typing import Protocol
 
-from gateway.connection import BrokenError, Connection, Exchange, Headers
+from gateway.connection import Connection
+from gateway.exchange import BrokenError, Exchange, Headers
 from gateway.routing import Origin
 from machinery.clock import Clock
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from machinery.clock import Clock
 from manifests.errors import InUseError, NotFoundError, RefusedError, names
 from manifests.tree import ObjectKey
-from manifests.wording import did_you_mean
+from manifests.words import did_you_mean
 from schemas import kinds
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject

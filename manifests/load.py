@@ -13,7 +13,7 @@ from typing import BinaryIO
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from manifests import nodes, sources, wording, yamlio
+from manifests import nodes, sources, wording, words, yamlio
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.nodes import Node
 from manifests.tree import ObjectKey, Path, key_of, show_path
@@ -175,7 +175,7 @@ def _duplicate(document: Document, first: Document) -> ManifestError:
 def _object(document: Document) -> ApiObject | list[ManifestError]:
     """Return the document as an object, or everything that is wrong with it."""
     if not isinstance(document.root.content, dict):
-        message = f"expected an object, got {wording.show(document.root)}"
+        message = f"expected an object, got {words.show(document.root)}"
         return [document.problem((), message, "Begin with: apiVersion, kind, metadata, spec")]
     problems = _version_problems(document)
     kind = _kind(document)
@@ -200,7 +200,7 @@ def _version_problems(document: Document) -> list[ManifestError]:
         return [document.problem(("apiVersion",), "is required but not given", hint)]
     if node.content == API_VERSION:
         return []
-    message = f"unknown version {wording.show(node)}; there is only {API_VERSION}"
+    message = f"unknown version {words.show(node)}; there is only {API_VERSION}"
     return [document.problem(("apiVersion",), message, hint)]
 
 
@@ -213,12 +213,12 @@ def _kind(document: Document) -> Kind | ManifestError:
         return document.problem(("kind",), "is required but not given", every)
     word = document.text_at("kind")
     if word is None:
-        return document.problem(("kind",), f"expected a string, got {wording.show(node)}")
+        return document.problem(("kind",), f"expected a string, got {words.show(node)}")
     kind = kinds.by_name(word)
     if kind is None:
         alias = kinds.by_alias(word)
-        words = [alias.name] if alias is not None and alias.written_by_users else known
-        hint = wording.did_you_mean(alias.name if alias else word, words, "Known are")
+        options = [alias.name] if alias is not None and alias.written_by_users else known
+        hint = words.did_you_mean(alias.name if alias else word, options, "Known are")
         return document.problem(("kind",), f"unknown kind {json.dumps(word)}", hint)
     if not kind.written_by_users:
         writer = _WRITERS.get(kind.name, "the fleet writes it")

@@ -6,10 +6,10 @@ several deployments claim (tiers such as "fast").
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from manifests import wording
+from manifests import words
 from manifests.errors import ManifestError
 from manifests.load import Loaded
 from manifests.tree import Path
@@ -37,7 +37,8 @@ class _World:
 
     node_pools: frozenset[str]
     model_deployments: frozenset[str]
-    declared_routes: tuple[tuple[Loaded, ModelRoute], ...]
+    declared_routes: Mapping[str, tuple[Loaded, ModelRoute]]
+    """For every model, the first manifest of a route that takes it."""
     other_routes: tuple[ModelRoute, ...]
     """Routes in the store that the manifests do not speak of."""
 
@@ -64,12 +65,12 @@ def validate(loaded: Sequence[Loaded], known: Known) -> list[ManifestError]:
 def _world(loaded: Sequence[Loaded], known: Known) -> _World:
     pools = {item.obj.name for item in loaded if isinstance(item.obj, NodePool)}
     deployments = {item.obj.name for item in loaded if isinstance(item.obj, ModelDeployment)}
-    routes = tuple((item, item.obj) for item in loaded if isinstance(item.obj, ModelRoute))
+    routes = [(item, item.obj) for item in loaded if isinstance(item.obj, ModelRoute)]
     named = {route.name for _, route in routes}
     return _World(
         node_pools=known.node_pools | pools,
         model_deployments=known.model_deployments | deployments,
-        declared_routes=routes,
+        declared_routes={route.spec.model: (i, route) for i, route in reversed(routes)},
         other_routes=tuple(route for route in known.model_routes if route.name not in named),
     )
 
@@ -132,22 +133,23 @@ def _route(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestErr
 
 def _rivals(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestError]:
     """Yield the other route for the same model; of two manifests, the later one is at fault."""
-    earlier = world.declared_routes[: world.declared_routes.index((item, obj))]
-    there = [(r, f" at {i.source}:{i.line}") for i, r in earlier]
-    there.extend((route, "") for route in world.other_routes)
-    for route, place in there:
-        if route.spec.model == obj.spec.model:
-            yield item.document.problem(
-                ("spec", "model"),
-                f'ModelRoute/{route.name}{place} routes "{obj.spec.model}" already',
-                "Put all backends into one route",
-            )
+    first, declared = world.declared_routes[obj.spec.model]
+    rivals = [r.name for r in world.other_routes if r.spec.model == obj.spec.model]
+    if first is not item:
+        rivals.append(f"{declared.name} at {first.source}:{first.line}")
+    for rival in rivals:
+        yield item.document.problem(
+            ("spec", "model"),
+            f'ModelRoute/{rival} routes "{obj.spec.model}" already',
+            "Put all backends into one route",
+        )
 
 
 def _shadows(route: ModelRoute, deployment: str) -> bool:
     """Return whether the route takes the deployment's own name away from it."""
-    backends = {backend.deployment for backend in route.spec.backends}
-    return route.spec.model == deployment and deployment not in backends
+    return route.spec.model == deployment and all(
+        backend.deployment != deployment for backend in route.spec.backends
+    )
 
 
 def _repeats(item: Loaded, path: Path, field: str, found: Sequence[str]) -> Iterator[ManifestError]:
@@ -165,7 +167,7 @@ def _absent(
 ) -> ManifestError:
     """Return the complaint about a name that nothing has: a typo must not wait for ever."""
     kind, name = named
-    close = wording.nearest(name, sorted(there))
+    close = words.nearest(name, sorted(there))
     guess = f"Did you mean {close}? " if close is not None else ""
     return item.document.problem(
         path,

@@ -5,9 +5,8 @@ A table from pydantic's error types to sentences: what was expected, what is the
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import get_args
 
 from pydantic import BaseModel, StringConstraints
@@ -16,6 +15,7 @@ from pydantic_core import ErrorDetails
 from manifests import fields
 from manifests.nodes import Node
 from manifests.tree import Path
+from manifests.words import did_you_mean, nearest, show
 from schemas.deployment import ModelPath, ServedName
 from schemas.meta import LabelKey, LabelValue, ObjectName
 from schemas.quantity import Quantity
@@ -59,47 +59,6 @@ def explain(found: ErrorDetails, *, path: Path, node: Node | None, model: type[B
     )
     speak = _TABLE.get(found["type"])
     return speak(complaint) if speak is not None else (_lower_first(complaint.fallback), "")
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that was probably meant."""
-    plain_words = {_squeezed(name): name for name in known}
-    close = get_close_matches(_squeezed(word), plain_words, n=1, cutoff=0.6)
-    return plain_words[close[0]] if close else None
-
-
-def did_you_mean(word: str, known: Sequence[str], what: str) -> str:
-    """Return a hint: the nearest known word, or all of them."""
-    close = nearest(word, known)
-    if close is not None:
-        return f"Did you mean {close}?"
-    return f"{what}: {', '.join(known)}" if known else ""
-
-
-def show(node: Node | None) -> str:
-    """Return what stands there, with its type: `"two" (a string)`."""
-    content = node.content if node is not None else None
-    match content:
-        case dict():
-            return "a mapping"
-        case list():
-            return "a list"
-        case None:
-            return "nothing"
-        case str():
-            short = content if len(content) <= 60 else f"{content[:57]}..."
-            return f"{json.dumps(short, ensure_ascii=False)} (a string)"
-        case bool():
-            kind = "a boolean"
-        case int():
-            kind = "an integer"
-        case _:
-            kind = "a number"
-    return f"{node.text if node is not None else content} ({kind})"
-
-
-def _squeezed(word: str) -> str:
-    return word.lower().replace("_", "").replace("-", "")
 
 
 def _lower_first(text: str) -> str:

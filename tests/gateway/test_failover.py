@@ -9,8 +9,9 @@ import pytest
 
 from gateway.server import Limits
 from store import keys
-from tests.gateway import fake_engine
-from tests.gateway.fake_engine import FakeEngine, Script, chat, refuses, running, slow, streams
+from tests.gateway import scripts
+from tests.gateway.fake_engine import FakeEngine, Script, running
+from tests.gateway.scripts import chat, refuses, slow, streams
 from tests.gateway.world import (
     Running,
     World,
@@ -35,10 +36,10 @@ async def ask(
 
 
 FAILURES = [
-    pytest.param(fake_engine.dies_at_once, id="dies-at-once"),
-    pytest.param(fake_engine.dies_after_the_head, id="dies-after-the-head"),
-    pytest.param(fake_engine.dies_in_the_first_event, id="dies-in-the-first-event"),
-    pytest.param(fake_engine.dies_mid_answer, id="dies-mid-answer"),
+    pytest.param(scripts.dies_at_once, id="dies-at-once"),
+    pytest.param(scripts.dies_after_the_head, id="dies-after-the-head"),
+    pytest.param(scripts.dies_in_the_first_event, id="dies-in-the-first-event"),
+    pytest.param(scripts.dies_mid_answer, id="dies-mid-answer"),
     pytest.param(refuses(503, "draining"), id="draining"),
     pytest.param(refuses(429, "queue_full"), id="queue-full"),
     pytest.param(refuses(500, "broken"), id="broken"),
@@ -122,8 +123,8 @@ async def test_when_all_are_dead_each_was_asked_once(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running(FakeEngine("m-0", fake_engine.dies_at_once)) as one,
-        running(FakeEngine("m-1", fake_engine.dies_at_once)) as other,
+        running(FakeEngine("m-0", scripts.dies_at_once)) as one,
+        running(FakeEngine("m-1", scripts.dies_at_once)) as other,
     ):
         await world.serve("m", one, other)
         await gateway.knows("m", ready=2)
@@ -190,8 +191,8 @@ async def test_a_route_shares_out_and_engines_are_called_by_their_own_name(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running(FakeEngine("a-0", fake_engine.echo)) as a,
-        running(FakeEngine("b-0", fake_engine.echo)) as b,
+        running(FakeEngine("a-0", scripts.echo)) as a,
+        running(FakeEngine("b-0", scripts.echo)) as b,
     ):
         await world.serve("a", a)
         await world.serve("b", b)
@@ -226,6 +227,6 @@ async def test_sixteen_streams_and_one_engine_killed(
         results = [task.result() for task in asked]
         assert [status for status, _, _ in results] == [200] * 16
         assert len({body for _, body, _ in results}) == 1
-        assert all(body.endswith(fake_engine.DONE) for _, body, _ in results)
+        assert all(body.endswith(scripts.DONE) for _, body, _ in results)
         attempts = sorted(r.headers["x-fleet-attempts"] for _, _, r in results)
         assert attempts == ["1"] * 8 + ["2"] * 8

@@ -10,7 +10,8 @@ from gateway.metrics import Counter, Histogram
 from gateway.server import Limits
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, Truth
-from tests.gateway.fake_engine import FakeEngine, chat, echo, running
+from tests.gateway.fake_engine import FakeEngine, running
+from tests.gateway.scripts import chat, echo
 from tests.gateway.world import Running, World, deployment, route, running_gateway
 
 CHAT = "/v1/chat/completions"

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from gateway.__main__ import main
 from store.etcd import EtcdTransport
-from tests.gateway.fake_engine import DONE, FakeEngine, running, streams
+from tests.gateway.fake_engine import FakeEngine, running
+from tests.gateway.scripts import DONE, streams
 from tests.gateway.world import World
 from tests.support.etcd import running_etcd
 from tests.support.waiting import until_async

@@ -8,8 +8,9 @@ import orjson
 import pytest
 
 from gateway.server import Limits
-from tests.gateway import fake_engine
-from tests.gateway.fake_engine import DONE, FakeEngine, chat, delta, running, slow, streams
+from tests.gateway import scripts
+from tests.gateway.fake_engine import Call, FakeEngine, running
+from tests.gateway.scripts import DONE, chat, delta, slow, streams
 from tests.gateway.world import Running, World, running_gateway
 from tests.support.waiting import until
 
@@ -20,7 +21,7 @@ STREAM = {"model": "m", "messages": [], "stream": True}
 async def test_a_stream_that_breaks_says_so_and_is_not_done(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
-    async with running(FakeEngine("m-0", fake_engine.dies_mid_stream)) as engine:
+    async with running(FakeEngine("m-0", scripts.dies_mid_stream)) as engine:
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
         async with http.post(gateway.url + CHAT, json=STREAM) as response:
@@ -38,7 +39,7 @@ async def test_bytes_come_as_they_were_sent_and_when(
 ) -> None:
     go_on = asyncio.Event()
 
-    async def script(call: fake_engine.Call) -> None:
+    async def script(call: Call) -> None:
         await call.begin_stream()
         await call.chunk(delta("first"))
         await go_on.wait()
@@ -79,12 +80,23 @@ async def test_a_client_that_leaves_frees_the_engine(
         await until(lambda: metrics.requests.value("m", "client_gone"), what="the count")
 
 
+async def stream_without_reading(
+    gateway: Running,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = orjson.dumps(STREAM)
+    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT.encode())
+    writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+    return reader, writer
+
+
 async def test_a_client_that_reads_slowly_holds_the_engine_back(
     world: World, gateway: Running
 ) -> None:
     sent = 0
 
-    async def flood(call: fake_engine.Call) -> None:
+    async def flood(call: Call) -> None:
         nonlocal sent
         await call.begin_stream()
         for _ in range(1000):
@@ -95,11 +107,7 @@ async def test_a_client_that_reads_slowly_holds_the_engine_back(
     async with running(FakeEngine("m-0", flood)) as engine:
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
-        host, port = gateway.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        body = orjson.dumps(STREAM)
-        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT.encode())
-        writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+        reader, writer = await stream_without_reading(gateway)
         await asyncio.sleep(0.5)
         assert 0 < sent < 1000
         raw = await reader.read()
@@ -107,6 +115,21 @@ async def test_a_client_that_reads_slowly_holds_the_engine_back(
         assert raw.count(b"data: ") == 1000
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
+    limits = Limits(request_timeout_s=0.2, drain_timeout_s=0)
+    script = streams(1000, pause_s=0.0, size=5000)
+    async with (
+        running(FakeEngine("m-0", script)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        _, writer = await stream_without_reading(gateway)
+        await until(lambda: engine.abandoned == 1, what="the engine being freed")
+        assert gateway.gateway.loads.total() == 0
+        writer.transport.abort()
 
 
 async def test_streams_outlive_the_stop_within_the_drain(
@@ -163,7 +186,7 @@ async def test_the_official_client(world: World, gateway: Running) -> None:
             assert "".join(words) == "hello from m-0"
             with pytest.raises(openai.NotFoundError, match="Did you mean 'm'"):
                 await client.chat.completions.create(model="mm", messages=[])
-            engine.script = fake_engine.dies_mid_stream
+            engine.script = scripts.dies_mid_stream
             broken = await client.chat.completions.create(model="m", messages=[], stream=True)
             with pytest.raises(openai.APIError, match="interrupted"):
                 _ = [chunk async for chunk in broken]

@@ -20,7 +20,8 @@ from store.address import EtcdAddress
 from store.etcd import EtcdTransport
 from store.memory import MemoryTransport
 from store.port import Put, Transport
-from tests.gateway.fake_engine import FakeEngine, chat, running
+from tests.gateway.fake_engine import FakeEngine, running
+from tests.gateway.scripts import chat
 from tests.gateway.world import World, deployment, endpoint, published, route, running_gateway
 from tests.support.clock import FakeClock
 from tests.support.etcd import running_etcd

@@ -13,7 +13,7 @@ from manifests.errors import ManifestErrors
 from manifests.tree import Tree, show_path, tree_of
 from schemas import kinds
 from schemas.deployment import ModelDeployment
-from tests.manifests.making import deployment, pool, read
+from tests.manifests.making import complaints, deployment, pool, read
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
 
@@ -28,7 +28,7 @@ def test_documents_know_their_file_and_line() -> None:
     loaded = read("# first\n" + deployment("a") + "---\n---\n" + pool("p"))
     assert [(i.key, i.source, i.line) for i in loaded] == [
         (("ModelDeployment", "a"), "standard input", 3),
-        (("NodePool", "p"), "standard input", 13),
+        (("NodePool", "p"), "standard input", 14),
     ]
 
 
@@ -186,12 +186,9 @@ def test_anything_is_dumped_and_read_back(tree: Tree) -> None:
 
 
 def never_surprised(raw: bytes) -> None:
-    try:
-        load.load_objects(["-"], stdin=BytesIO(raw))
-    except ManifestErrors as errors:
-        assert str(errors)
-        assert "pydantic" not in str(errors)
-        assert "Input should" not in str(errors)
+    said = "\n".join(complaints(raw))
+    assert "pydantic" not in said
+    assert "Input should" not in said
 
 
 @given(raw=st.binary() | st.text().map(str.encode) | YAMLISH.map(str.encode))

@@ -1,0 +1,169 @@
+"""One request's response on a connection to an engine, as it comes in. Pools nothing, sends nothing."""
+
+import asyncio
+from typing import Protocol, TypeAlias
+
+import httptools
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+# Engines send a few hundred bytes of headers; more than this is not an engine.
+_HEAD_LIMIT = 64 << 10
+# What may lie here unread by a slow client before the engine is held back.
+_BUFFER_LIMIT = 256 << 10
+
+
+class BrokenError(Exception):
+    """The connection ended before the response did."""
+
+    def __init__(self, message: str, *, had_bytes: bool, is_silence: bool = False) -> None:
+        super().__init__(message)
+        self.had_bytes = had_bytes
+        """Whether any byte of the response had come."""
+        self.is_silence = is_silence
+        """Whether the engine was given up for saying nothing for too long."""
+
+
+class Carrier(Protocol):
+    """The connection, as far as the exchange needs it."""
+
+    def waits(self, *, is_waiting: bool) -> None:
+        """Note whether somebody waits for the engine."""
+        ...
+
+    def resume(self) -> None:
+        """Let the engine send again."""
+        ...
+
+    def finish(self, exchange: "Exchange") -> None:
+        """Have done with the exchange."""
+        ...
+
+
+class Exchange:
+    """One request's response as it comes in: `gateway.upstream.Answer`."""
+
+    def __init__(self, connection: Carrier, loop: asyncio.AbstractEventLoop) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.is_complete = False
+        self.has_bytes = False
+        self.is_surplus = False
+        self._connection = connection
+        self._loop = loop
+        self._parser = httptools.HttpResponseParser(self)
+        self._head_bytes = 0
+        self._is_framed = False
+        self._keeps_alive = False
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._broken: BrokenError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_closed = False
+
+    async def head(self) -> None:
+        """Wait for the response's head. Raises BrokenError."""
+        while not self.status:
+            if self._broken is not None:
+                raise self._broken
+            await self._wait()
+
+    async def read(self) -> bytes:
+        while not self._pieces:
+            if self.is_complete:
+                return b""
+            if self._broken is not None:
+                raise self._broken
+            await self._wait()
+        data = b"".join(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
+        self._pieces.clear()
+        self._buffered = 0
+        self._connection.resume()
+        return data
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._connection.finish(self)
+
+    def can_keep_alive(self) -> bool:
+        """Return whether the connection is clean for the next request."""
+        return self.is_complete and not self.is_surplus and self._keeps_alive
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        self._connection.waits(is_waiting=True)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            self._connection.waits(is_waiting=False)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def feed(self, data: bytes) -> bool:
+        """Take bytes; return whether there is still room for more."""
+        self.has_bytes = True
+        if not self.status:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self.is_complete:
+                self.is_surplus = True
+            else:
+                self.fail(f"not HTTP: {error}")
+        if not self.status and self._head_bytes > _HEAD_LIMIT:
+            self.fail(f"the response's head is larger than {_HEAD_LIMIT} bytes")
+        self._wake()
+        return self._buffered < _BUFFER_LIMIT
+
+    def end_of_input(self, why: str, *, is_orderly: bool) -> None:
+        """Learn that nothing more will come."""
+        if self.status and not self._is_framed and is_orderly:
+            # Neither length nor chunks: such a body ends with the connection.
+            self.is_complete = self.is_surplus = True
+            self._wake()
+            return
+        self.fail(why)
+
+    def fail(self, why: str, *, is_silence: bool = False) -> None:
+        """Have readers raise once they have read what came."""
+        if not self.is_complete and self._broken is None:
+            self._broken = BrokenError(why, had_bytes=self.has_bytes, is_silence=is_silence)
+        self._wake()
+
+    # What httptools calls while it is fed.
+
+    def on_message_begin(self) -> None:
+        self.is_surplus = self.is_complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.is_complete:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self.is_complete:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self.headers.clear()
+            return
+        # Now, for the parser forgets it once the message is complete.
+        self._keeps_alive = self._parser.should_keep_alive()
+        self._is_framed = status in (204, 304) or any(
+            name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
+        )
+        self.status = status
+
+    def on_body(self, data: bytes) -> None:
+        if not self.is_complete:
+            self._pieces.append(data)
+            self._buffered += len(data)
+
+    def on_message_complete(self) -> None:
+        # Without a status it was a 1xx, and the real response follows.
+        if self.status:
+            self.is_complete = True

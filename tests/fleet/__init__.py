@@ -1,0 +1,1 @@
+"""Whole fleets of real processes: what must be shown of them."""

@@ -1,0 +1,52 @@
+"""Models that cannot run: the deployment says why, per node, and recovers when it is mended."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run_module
+from tests.support.fleet import Fleet, running_fleet
+from tests.support.waiting import until_async
+
+MANIFEST = """
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {{name: {name}}}
+spec: {{model: {{path: {path}}}, contextLength: {context}}}
+"""
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(180)
+async def test_models_that_cannot_run(tmp_path: Path, models_dir: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    await run_module("tests.support.tiny_model", str(models / "cut"))
+    weights = models / "cut" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1000])
+    (models / "bare").mkdir()
+    (models / "tiny").symlink_to(models_dir / "tiny")
+    async with running_fleet(tmp_path / "fleet", models) as fleet:
+        await judged(fleet, "missing", "nowhere", "ModelNotFound", "is not a directory")
+        await judged(fleet, "bare", "bare", "has no config.json")
+        await judged(fleet, "cut", "cut", "was cut short")
+        await judged(fleet, "long", "tiny", "ContextTooLong", "4096", context=100_000)
+        weights.write_bytes(whole)
+        await fleet.available("cut")
+
+        fleet.kill("node-1")
+        await fleet.ended("node-1")
+        fleet.start_agent("node-1", memory="100Mi")
+        await judged(fleet, "large", "tiny", "InsufficientMemory", "needs ", "100 MiB")
+
+
+async def judged(fleet: Fleet, name: str, path: str, *said: str, context: int = 512) -> None:
+    """Apply a deployment and wait until its refusal says all of `said`."""
+    await fleet.applied(MANIFEST.format(name=name, path=path, context=context))
+
+    async def look() -> bool:
+        described = (await fleet.ctl("describe", f"md/{name}")).out
+        return all(word in described for word in (*said, "0/1 nodes fit", "Warning", "node-1"))
+
+    await until_async(look, limit_s=20, what=f"{name}: {said}")

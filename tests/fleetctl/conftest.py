@@ -1,0 +1,27 @@
+"""A store for the command line to work on, with a reconciler, without agents."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import Fleet
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Fleet]:
+    """Return an etcd and nothing else."""
+    fleet = Fleet(tmp_path / "fleet", tmp_path / "models")
+    await fleet.etcd.start()
+    yield fleet
+    await fleet.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_fleet_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the commands away from whatever fleet this machine runs."""
+    for name in list(os.environ):
+        if name.startswith("FLEET_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "nobody"))

@@ -1,0 +1,144 @@
+"""Bad input: a clear paragraph each, the right exit code, and nothing written."""
+
+from pathlib import Path
+
+import pytest
+
+from store.etcd import EtcdTransport
+from tests.support.fleet import Fleet, fleetctl
+
+GOOD = "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n"
+SPEC = "spec: {model: {path: m}}\n"
+
+# What is applied, and what the refusal must say: where, what, and what would cure it.
+BAD = [
+    pytest.param("a: [1,\n", ["standard input:", "is not YAML"], id="not-yaml"),
+    pytest.param("\tkind: x\n", ["standard input:1:1", "tab"], id="tab"),
+    pytest.param(
+        GOOD + "spec: {model: {path: m}, replicas: two}\n",
+        ["standard input:4:", "ModelDeployment/a", "spec.replicas", "integer", '"two"'],
+        id="wrong-type",
+    ),
+    pytest.param(
+        GOOD.replace("ModelDeployment", "ModelDeploymnet") + SPEC,
+        ["standard input:2:7", "ModelDeploymnet", "ModelDeployment"],
+        id="unknown-kind",
+    ),
+    pytest.param(
+        GOOD + "spec: {model: {path: m}, replica: 2}\n",
+        ["spec.replica", "unknown", "replicas"],
+        id="unknown-field",
+    ),
+    pytest.param(
+        "apiVersion: fleet/v1alpha1\nkind: ShardGroup\nmetadata: {name: g}\n"
+        "spec: {members: [{node: a}, {node: b}], reservation: Exclusiv}\n",
+        ["spec.reservation", "Exclusiv", "Exclusive"],
+        id="unknown-enum",
+    ),
+    pytest.param(
+        f"{GOOD}{SPEC}---\n{GOOD}{SPEC}",
+        ["ModelDeployment/a", "first at standard input:1"],
+        id="duplicate-names",
+    ),
+    pytest.param(
+        "apiVersion: fleet/v1alpha1\nkind: Replica\nmetadata: {name: a}\nspec: {}\n",
+        ["Replica", "reconciler"],
+        id="a-kind-of-the-fleet's",
+    ),
+    pytest.param(
+        GOOD + "spec: {model: {path: ../etc}}\n", ["spec.model.path", "'..'"], id="traversal"
+    ),
+]
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("text", "said"), BAD)
+async def test_a_bad_manifest_writes_nothing(store: Fleet, text: str, said: list[str]) -> None:
+    before = await revision(store)
+    # A good object beside the bad one is not written either.
+    good = "apiVersion: fleet/v1alpha1\nkind: NodePool\nmetadata: {name: p}\nspec: {nodes: [n]}\n"
+    (store.root / "good.yaml").write_text(good)
+    done = await store.ctl(
+        "apply", "-f", str(store.root / "good.yaml"), "-f", "-", stdin=text.encode()
+    )
+    assert done.code == 1
+    assert done.err.startswith("error: nothing was written:")
+    for word in said:
+        assert word in done.err
+    assert await revision(store) == before
+
+
+async def revision(store: Fleet) -> int:
+    transport = EtcdTransport(store.etcd.address)
+    try:
+        return (await transport.status()).revision
+    finally:
+        await transport.close()
+
+
+@pytest.mark.timeout(60)
+async def test_a_hundred_megabytes_are_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "huge.yaml"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+    done = await fleetctl("apply", "-f", str(path), "--etcd", "unix:/nowhere")
+    assert done.code == 1
+    assert "huge.yaml" in done.err
+    assert "104,857,600 bytes; the limit is 4,194,304 bytes" in done.err
+
+
+@pytest.mark.timeout(60)
+async def test_nothing_at_all() -> None:
+    done = await fleetctl("apply", "-f", "-", "--etcd", "unix:/nowhere")
+    assert done.code == 1
+    assert "standard input" in done.err
+
+
+@pytest.mark.timeout(60)
+async def test_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    for name in ("missing.yaml", "empty", "loop.yaml"):
+        done = await fleetctl("apply", "-f", str(tmp_path / name), "--etcd", "unix:/nowhere")
+        assert done.code == 1
+        assert name in done.err
+        assert done.err.count("\n") < 5
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("etcd", ["unix:/nowhere/sock", "http://127.0.0.1:1"])
+async def test_etcd_unreachable(etcd: str) -> None:
+    done = await fleetctl("get", "nodes", "--etcd", etcd)
+    assert done.code == 1
+    assert done.err.startswith("error: etcd at ")
+    assert "Is the fleet up?" in done.err
+
+
+@pytest.mark.timeout(60)
+async def test_no_fleet_at_all() -> None:
+    done = await fleetctl("get", "nodes")
+    assert done.code == 1
+    assert "`fleetctl up` starts one" in done.err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("get", "nodse"), "did you mean nodes?"),
+        (("get", "nodes/a", "b"), "KIND/NAME"),
+        (("get", "nodes", "-o", "yml"), "yaml"),
+        (("wait", "md/a", "--for=ready"), "condition=Available"),
+        (("wait", "md/a", "--for=delete", "--timeout=soon"), "30s"),
+        (("delete",), "say what to delete"),
+        (("delete", "md"), "Name them"),
+        (("apply",), "--filename"),
+        (("aply",), "aply"),
+        (("get", "md", "--etcd", "ftp://x"), "http://HOST:PORT"),
+    ],
+)
+async def test_misused_flags(words: tuple[str, ...], said: str) -> None:
+    done = await fleetctl(*words)
+    assert done.code == 2
+    assert said in done.err

@@ -1,0 +1,143 @@
+"""`fleetctl up` and `down`: a fleet on this machine, whatever was killed before."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from machinery import processes
+from nodeagent.engines import Engines
+from tests.support.fleet import Done, fleetctl, free_port
+from tests.support.streams import Stream, stream
+from tests.support.waiting import until
+
+MANIFEST = b"""
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: tiny}
+spec: {model: {path: tiny}, contextLength: 512}
+"""
+
+
+async def up(folder: Path, models: Path, port: int, *flags: str) -> Done:
+    words = ("--data-dir", str(folder), "--models-dir", str(models), "--port", str(port))
+    engines = ("--engine-port", str(free_port()))
+    return await fleetctl("up", "--detach", *words, *engines, *flags, limit_s=120)
+
+
+async def on(folder: Path, *words: str, stdin: bytes = b"") -> Done:
+    return await fleetctl(*words, "--data-dir", str(folder), stdin=stdin)
+
+
+def supervisor(folder: Path) -> int:
+    return int(json.loads((folder / "fleet.json").read_text())["pid"])
+
+
+def pids(folder: Path) -> dict[str, int]:
+    """Return the pid of each program that a record names and that runs."""
+    found = {path.stem: processes.load(path) for path in (folder / "run").glob("*.pid")}
+    return {n: r.pid for n, r in found.items() if r is not None and processes.is_running(r)}
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(240)
+async def test_up_killed_up_again_and_down(tmp_path: Path, models_dir: Path) -> None:
+    folder, port = tmp_path / "data", free_port()
+    try:
+        done = await up(folder, models_dir, port, "--nodes", "2")
+        assert done.code == 0, done.err
+        assert f"http://127.0.0.1:{port}/v1" in done.out
+        nodes = await on(folder, "get", "nodes", "--no-headers")
+        rows = [line.split()[:2] for line in nodes.out.splitlines()]
+        assert rows == [["node-1", "Ready"], ["node-2", "Ready"]]
+        second = await up(folder, models_dir, port)
+        assert second.code == 1
+        assert "already runs" in second.err
+        applied = await on(folder, "apply", "-f", "-", stdin=MANIFEST)
+        assert applied.code == 0, applied.err
+        waited = await on(folder, "wait", "md/tiny", "--for=condition=Available", "--timeout=60s")
+        assert waited.code == 0, waited.err
+
+        before = pids(folder)
+        os.kill(before["reconciler"], signal.SIGKILL)
+        await until(lambda: pids(folder).get("reconciler") not in (None, before["reconciler"]))
+
+        before = pids(folder)
+        os.kill(supervisor(folder), signal.SIGKILL)
+        one = Stream()
+        await stream(f"http://127.0.0.1:{port}", "tiny", "x", max_tokens=4, into=one)
+        assert one.succeeded, one.error
+        again = await up(folder, models_dir, port, "--nodes", "2")
+        assert again.code == 0, again.err
+        assert pids(folder) == {**before, **pids(folder)}, "what ran was not adopted"
+    finally:
+        down = await on(folder, "down")
+    assert (down.code, down.out) == (0, "stopped\n")
+    assert pids(folder) == {}
+    assert engines(folder) == []
+    nothing = await on(folder, "down")
+    assert nothing.out.startswith("no fleet runs in")
+
+
+def engines(folder: Path) -> list[object]:
+    found: list[object] = []
+    for node in (folder / "nodes").glob("*"):
+        found += Engines(node / "engines", node="", host="", first_port=0).find()
+    return found
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(120)
+async def test_down_after_everything_lost_its_parent(tmp_path: Path, models_dir: Path) -> None:
+    folder = tmp_path / "data"
+    done = await up(folder, models_dir, free_port())
+    assert done.code == 0, done.err
+    os.kill(supervisor(folder), signal.SIGKILL)
+    down = await on(folder, "down")
+    assert (down.code, down.out) == (0, "stopped\n")
+    assert pids(folder) == {}
+
+
+@pytest.mark.timeout(60)
+async def test_a_used_gateway_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = await up(tmp_path / "data", tmp_path, port)
+    assert done.code == 1
+    assert f"port {port} on 127.0.0.1" in done.err
+    assert "--port" in done.err
+    assert pids(tmp_path / "data") == {}
+
+
+@pytest.mark.timeout(60)
+async def test_a_folder_of_a_newer_version(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text('{"layout_version": 99}')
+    for words in (("up",), ("down",)):
+        done = await on(tmp_path, *words)
+        assert done.code == 1
+        assert "newer mlx-fleet (layout 99" in done.err
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["fleet.json"]
+
+
+@pytest.mark.timeout(60)
+async def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = await on(tmp_path / "file" / "data", "up")
+    assert done.code == 1
+    assert "cannot use the data folder" in done.err
+    (tmp_path / "fleet.json").write_text("{")
+    damaged = await on(tmp_path, "up")
+    assert damaged.code == 1
+    assert "fleet.json cannot be read" in damaged.err
+
+
+@pytest.mark.timeout(60)
+async def test_an_etcd_that_is_none(tmp_path: Path) -> None:
+    done = await fleetctl("up", "--data-dir", str(tmp_path / "d"), "--etcd-binary", "/bin/true")
+    assert done.code == 1
+    assert "/bin/true" in done.err

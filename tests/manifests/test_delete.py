@@ -1,0 +1,129 @@
+"""Deleting: what goes, what is only marked, and what is refused."""
+
+import pytest
+
+from machinery.clock import SystemClock
+from manifests import apply, delete
+from manifests.errors import InUseError, NotFoundError, RefusedError
+from schemas.deployment import ModelDeployment
+from store import keys, objects
+from store.errors import ConflictError, UnavailableError
+from store.port import Put, Transport
+from tests.manifests.faulty import FaultyTransport, InstantClock, lost
+from tests.manifests.making import deployment, in_pool, pool, read, route
+
+CLOCK = SystemClock()
+
+
+async def applied(transport: Transport, text: str) -> None:
+    await apply.apply(transport, read(text), CLOCK)
+
+
+async def test_a_deployment_is_marked_for_the_reconciler(transport: Transport) -> None:
+    await applied(transport, deployment())
+    outcome = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
+    assert isinstance(outcome, delete.Deleting)
+    found = await objects.get(transport, ModelDeployment, "qwen")
+    assert found is not None
+    assert found.metadata.deletion_timestamp is not None
+    assert found.metadata.finalizers == ("fleet/foreground",)
+    assert found.metadata.generation == 1
+
+
+async def test_marking_twice_changes_nothing(transport: Transport) -> None:
+    await applied(transport, deployment())
+    await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
+    before = (await transport.status()).revision
+    outcome = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
+    assert isinstance(outcome, delete.Deleting)
+    assert (await transport.status()).revision == before
+
+
+async def test_a_pool_goes_with_its_status(transport: Transport) -> None:
+    await applied(transport, pool())
+    await transport.commit([], [Put(key=keys.status_key("NodePool", "studio"), value=b"{}")])
+    outcome = await delete.delete(transport, "NodePool", "studio", CLOCK)
+    assert outcome == delete.Deleted(kind="NodePool", name="studio")
+    assert (await transport.list(f"{keys.ROOT}/")).items == ()
+
+
+async def test_a_node_that_only_reported_goes_too(transport: Transport) -> None:
+    await transport.commit([], [Put(key=keys.status_key("Node", "mac-1"), value=b"{}")])
+    await delete.delete(transport, "Node", "mac-1", CLOCK)
+    assert (await transport.list(f"{keys.ROOT}/")).items == ()
+
+
+async def test_what_is_named_by_others_stays(transport: Transport) -> None:
+    await applied(transport, pool() + deployment(rest=in_pool()) + deployment("b", rest=in_pool()))
+    await applied(transport, route())
+    with pytest.raises(InUseError) as caught:
+        await delete.delete(transport, "NodePool", "studio", CLOCK)
+    assert str(caught.value) == (
+        "NodePool/studio is named by ModelDeployment/b, ModelDeployment/qwen. "
+        "Change or delete them first"
+    )
+    with pytest.raises(InUseError) as caught:
+        await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
+    assert str(caught.value) == (
+        "ModelDeployment/qwen is named by ModelRoute/chat. Change or delete it first"
+    )
+
+
+async def test_what_is_being_deleted_holds_no_pool(transport: Transport) -> None:
+    await applied(transport, pool() + deployment(rest=in_pool()))
+    await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
+    await delete.delete(transport, "NodePool", "studio", CLOCK)
+
+
+async def test_what_is_not_there(transport: Transport) -> None:
+    await applied(transport, deployment() + pool())
+    with pytest.raises(NotFoundError) as caught:
+        await delete.delete(transport, "ModelDeployment", "qwem", CLOCK)
+    assert str(caught.value) == "there is no ModelDeployment qwem. Did you mean qwen?"
+    with pytest.raises(NotFoundError) as caught:
+        await delete.delete(transport, "NodePool", "zzz", CLOCK)
+    assert str(caught.value) == "there is no NodePool zzz. There are: studio"
+    with pytest.raises(NotFoundError) as caught:
+        await delete.delete(transport, "ModelRoute", "zzz", CLOCK)
+    assert str(caught.value) == "there is no ModelRoute zzz"
+
+
+@pytest.mark.parametrize("kind", ["Replica", "Endpoint", "Event", "Pod"])
+async def test_what_the_fleet_writes_is_refused(kind: str) -> None:
+    with pytest.raises(RefusedError, match="is not for users to delete"):
+        await delete.delete(FaultyTransport(InstantClock()), kind, "a", CLOCK)
+
+
+@pytest.mark.parametrize("kind", ["ModelDeployment", "NodePool"])
+async def test_a_lost_answer_is_looked_up(kind: str) -> None:
+    store = FaultyTransport(InstantClock())
+    await applied(store, deployment("a") + pool("a"))
+    store.after = lost(2)
+    await delete.delete(store, kind, "a", CLOCK)
+    assert store.commits == 2
+
+
+@pytest.mark.parametrize("kind", ["ModelDeployment", "NodePool"])
+async def test_a_lost_request_is_not_hidden(kind: str) -> None:
+    store = FaultyTransport(InstantClock())
+    await applied(store, deployment("a") + pool("a"))
+    store.before = lost(2)
+    with pytest.raises(UnavailableError):
+        await delete.delete(store, kind, "a", CLOCK)
+
+
+async def test_a_conflict_looks_again_and_not_for_ever() -> None:
+    store = FaultyTransport(InstantClock())
+    await applied(store, pool())
+    key = keys.spec_key("NodePool", "studio")
+
+    async def before(turn: int) -> None:
+        if turn < limit:
+            await store.quietly([Put(key=key, value=b"{}")])
+
+    store.before = before
+    limit = 100
+    with pytest.raises(ConflictError, match="NodePool/studio was changed by others 5 times"):
+        await delete.delete(store, "NodePool", "studio", CLOCK)
+    limit = 8
+    assert isinstance(await delete.delete(store, "NodePool", "studio", CLOCK), delete.Deleted)

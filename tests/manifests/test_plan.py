@@ -1,0 +1,229 @@
+"""What an apply would change, and in which transactions it would write it."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from manifests import diff, plan
+from manifests.diff import FieldChange
+from manifests.load import Loaded
+from manifests.tree import ObjectKey, Tree
+from schemas import kinds
+from schemas.deployment import ModelDeployment
+from schemas.meta import ApiObject
+from schemas.node import Node
+from store import codec
+from tests.manifests.making import HEAD, deployment, in_pool, pool, read, route
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+
+
+def stored(text: str, **metadata: object) -> ApiObject:
+    """The object as the store would have it."""
+    [item] = read(text)
+    made = diff.merge(None, item.obj, now=NOW, uid="u-1")
+    kept = made.metadata.model_copy(update={"resource_version": "7", **metadata})
+    return made.model_copy(update={"metadata": kept})
+
+
+def planned(text: str, *existing: ApiObject) -> list[plan.Change]:
+    there: dict[ObjectKey, ApiObject] = {(obj.kind, obj.name): obj for obj in existing}
+    return plan.plan_changes(read(text), there, now=LATER, uid_of=lambda k, n, _: f"{k}-{n}")
+
+
+def test_a_new_object_is_created() -> None:
+    [change] = planned(deployment(meta="  labels: {a: b}\n"))
+    assert isinstance(change, plan.Created)
+    meta = change.obj.metadata
+    assert (meta.uid, meta.generation, meta.creation_timestamp) == (
+        "ModelDeployment-qwen",
+        1,
+        LATER,
+    )
+    assert meta.labels == {"a": "b"}
+
+
+def test_the_same_object_is_unchanged() -> None:
+    before = stored(deployment(), generation=4, finalizers=("x",))
+    assert planned(deployment(), before) == [plan.Unchanged(obj=before)]
+
+
+def test_defaults_written_out_are_no_change() -> None:
+    before = stored(deployment())
+    text = deployment(rest="  concurrency: 4\n  placement: {}\n", meta="  labels: {}\n")
+    assert planned(text, before) == [plan.Unchanged(obj=before)]
+
+
+def test_a_new_spec_is_a_new_generation_and_keeps_what_the_fleet_keeps() -> None:
+    before = stored(deployment(), generation=4, finalizers=("x",))
+    [change] = planned(deployment(replicas=3), before)
+    assert isinstance(change, plan.Configured)
+    assert isinstance(change.obj, ModelDeployment)
+    assert change.obj.spec.replicas == 3
+    kept = before.metadata.model_copy(update={"generation": 5})
+    assert change.obj.metadata == kept
+    assert codec.unchanged(change.obj).mod_revision == 7
+
+
+def test_new_labels_are_the_same_generation() -> None:
+    before = stored(deployment(meta="  labels: {old: a}\n"), generation=4)
+    [change] = planned(deployment(meta="  labels: {new: b}\n"), before)
+    assert isinstance(change, plan.Configured)
+    assert (change.obj.metadata.generation, change.obj.metadata.labels) == (4, {"new": "b"})
+
+
+def test_a_status_is_never_written_or_compared() -> None:
+    before = stored(deployment())
+    assert isinstance(before, ModelDeployment)
+    tree: dict[str, Tree] = json.loads(before.model_dump_json(by_alias=True))
+    tree["status"] = {"replicas": 1}
+    with_status = ModelDeployment.model_validate_json(json.dumps(tree))
+    assert planned(deployment(), with_status) == [plan.Unchanged(obj=with_status)]
+    assert diff.text(with_status, before) == ""
+    [change] = planned(deployment(replicas=2), with_status)
+    assert isinstance(change.obj, ModelDeployment)
+    assert change.obj.status is None
+
+
+def test_every_kind_of_users_has_its_place_in_the_order() -> None:
+    assert set(plan.ORDER) == {kind.name for kind in kinds.KINDS if kind.written_by_users}
+
+
+def test_what_is_named_is_written_first() -> None:
+    changes = planned(route() + deployment(rest=in_pool()) + pool())
+    assert [change.obj.kind for change in changes] == ["NodePool", "ModelDeployment", "ModelRoute"]
+
+
+def test_uids_are_derived_and_tell_successors_apart() -> None:
+    first = plan.uid_of("NodePool", "a", NOW)
+    assert first == plan.uid_of("NodePool", "a", NOW)
+    others = {
+        plan.uid_of("NodePool", "a", LATER),
+        plan.uid_of("NodePool", "b", NOW),
+        plan.uid_of("ShardGroup", "a", NOW),
+    }
+    assert len({first, *others}) == 4
+
+
+def test_few_objects_are_one_transaction() -> None:
+    waves = plan.waves(planned(route() + deployment(rest=in_pool()) + pool()))
+    assert [[len(batch) for batch in wave] for wave in waves] == [[3]]
+
+
+def test_nothing_to_write_is_no_transaction() -> None:
+    assert plan.waves([]) == []
+    assert plan.waves(planned(deployment(), stored(deployment()))) == []
+
+
+def test_many_objects_are_waves_of_transactions() -> None:
+    text = "".join(deployment(f"m-{n}") for n in range(250)) + pool()
+    waves = plan.waves(planned(text))
+    assert [[len(batch) for batch in wave] for wave in waves] == [[1], [100, 100, 50]]
+
+
+def test_large_objects_share_no_transaction() -> None:
+    large = f"  annotations: {{a: {'x' * 300_000}}}\n"
+    waves = plan.waves(planned("".join(deployment(f"m-{n}", meta=large) for n in range(5))))
+    assert [[len(batch) for batch in wave] for wave in waves] == [[2, 2, 1]]
+
+
+def problems(loaded: list[Loaded], *existing: ApiObject) -> list[str]:
+    there: dict[ObjectKey, ApiObject] = {(obj.kind, obj.name): obj for obj in existing}
+    return [str(problem) for problem in plan.refusals(loaded, there)]
+
+
+def test_what_is_being_deleted_is_refused() -> None:
+    gone = stored(deployment(), deletion_timestamp=NOW)
+    assert problems(read(deployment()), gone) == [
+        "standard input:5:9: ModelDeployment/qwen: metadata.name: is being deleted. Wait for it, "
+        "then apply again: fleetctl wait modeldeployment/qwen --for=delete"
+    ]
+
+
+def test_what_is_too_large_for_the_store_is_refused() -> None:
+    [message] = problems(read(deployment(meta=f"  annotations: {{a: {'x' * 2**20}}}\n")))
+    assert message.startswith("standard input:2:1: ModelDeployment/qwen: takes 1,0")
+    assert message.endswith(
+        " bytes in the store; at most 716,800 are allowed. Shorten its annotations"
+    )
+
+
+def test_a_difference_names_every_field() -> None:
+    before = stored(deployment(meta="  labels: {a: b}\n", rest="  servedNames: [x]\n"))
+    [after] = read(
+        deployment(
+            replicas=2, meta="  labels: {c: d}\n", rest="  servedNames: [x, y]\n" + in_pool()
+        )
+    )
+    found = diff.diff(before, after.obj)
+    assert found
+    assert found.changes == (
+        FieldChange(path="metadata.labels.a", old="b", new=None),
+        FieldChange(path="metadata.labels.c", old=None, new="d"),
+        FieldChange(path="spec.servedNames", old=["x"], new=["x", "y"]),
+        FieldChange(path="spec.replicas", old=1, new=2),
+        FieldChange(path="spec.placement.pools", old=[], new=["studio"]),
+    )
+
+
+@pytest.mark.parametrize(("old", "new"), [("", "  labels: {c: d}\n"), ("  labels: {c: d}\n", "")])
+def test_a_mapping_that_comes_or_goes_is_named_by_its_fields(old: str, new: str) -> None:
+    [after] = read(deployment(meta=new))
+    [change] = diff.diff(stored(deployment(meta=old)), after.obj).changes
+    assert change.path == "metadata.labels.c"
+
+
+def test_items_of_lists_are_compared_one_by_one() -> None:
+    before = stored(route(backends="[{deployment: qwen}, {deployment: b}]"))
+    [after] = read(route(backends="[{deployment: qwen, weight: 9}, {deployment: b}]"))
+    assert diff.diff(before, after.obj).changes == (
+        FieldChange(path="spec.backends[0].weight", old=1, new=9),
+    )
+
+
+def test_the_same_has_no_difference() -> None:
+    before = stored(deployment())
+    [after] = read(deployment())
+    assert not diff.diff(before, after.obj)
+    assert diff.text(before, after.obj) == ""
+
+
+def test_a_new_object_is_all_difference() -> None:
+    [after] = read(pool())
+    assert [change.path for change in diff.diff(None, after.obj).changes] == [
+        "apiVersion",
+        "kind",
+        "metadata.name",
+        "spec.nodes",
+    ]
+    assert diff.text(None, after.obj).startswith(
+        "--- /dev/null\n+++ NodePool/studio (applied)\n@@ -0,0 +1,7 @@\n+apiVersion: fleet/v1alpha1\n"
+    )
+
+
+def test_the_text_is_a_unified_diff() -> None:
+    [after] = read(deployment(replicas=2))
+    assert diff.text(stored(deployment()), after.obj) == (
+        "--- ModelDeployment/qwen (now)\n"
+        "+++ ModelDeployment/qwen (applied)\n"
+        "@@ -6,7 +6,7 @@\n"
+        "   model:\n"
+        "     path: models/qwen\n"
+        "   servedNames: []\n"
+        "-  replicas: 1\n"
+        "+  replicas: 2\n"
+        "   contextLength: 4096\n"
+        "   concurrency: 4\n"
+        "   placement:\n"
+    )
+
+
+def test_a_node_that_the_fleet_wrote_keeps_its_uid() -> None:
+    node = stored(f"{HEAD}kind: Node\nmetadata: {{name: mac-1}}\n")
+    [change] = planned(
+        f"{HEAD}kind: Node\nmetadata: {{name: mac-1}}\nspec: {{unschedulable: true}}\n", node
+    )
+    assert isinstance(change.obj, Node)
+    assert (change.obj.metadata.uid, change.obj.spec.unschedulable) == ("u-1", True)

@@ -1,0 +1,174 @@
+"""What is checked between objects, and every word of it."""
+
+import json
+
+import pytest
+
+from manifests.validate import Known, validate
+from schemas.route import ModelRoute
+from tests.manifests.making import HEAD, deployment, in_pool, pool, read, route
+
+
+def known_route(name: str, model: str, deployment: str) -> ModelRoute:
+    tree = {
+        "apiVersion": "fleet/v1alpha1",
+        "kind": "ModelRoute",
+        "metadata": {"name": name},
+        "spec": {"model": model, "backends": [{"deployment": deployment}]},
+    }
+    return ModelRoute.model_validate_json(json.dumps(tree))
+
+
+def group(members: str) -> str:
+    return f"---\n{HEAD}kind: ShardGroup\nmetadata: {{name: g}}\nspec:\n  members: {members}\n"
+
+
+TOGETHER = "or apply its manifest together with this one"
+CASES = [
+    pytest.param(deployment(rest=in_pool()) + pool(), Known(), [], id="pool-beside-it"),
+    pytest.param(
+        deployment(rest=in_pool()), Known(node_pools=frozenset({"studio"})), [], id="pool-in-store"
+    ),
+    pytest.param(
+        deployment(rest=in_pool("studoi")),
+        Known(node_pools=frozenset({"studio", "attic"})),
+        [
+            ":11:13: ModelDeployment/qwen: spec.placement.pools[0]: there is no NodePool studoi. "
+            f"Did you mean studio? Create it first, {TOGETHER}"
+        ],
+        id="pool-misspelled",
+    ),
+    pytest.param(
+        deployment(rest=in_pool()),
+        Known(),
+        [
+            ":11:13: ModelDeployment/qwen: spec.placement.pools[0]: there is no NodePool studio. "
+            f"Create it first, {TOGETHER}"
+        ],
+        id="no-pool-at-all",
+    ),
+    pytest.param(
+        deployment("a", rest="  servedNames: [fast]\n")
+        + deployment("b", rest="  servedNames: [fast, a]\n"),
+        Known(),
+        [],
+        id="tiers-are-shared",
+    ),
+    pytest.param(
+        deployment("a" * 125, replicas=101),
+        Known(),
+        [
+            f":5:9: ModelDeployment/{'a' * 125}: metadata.name: has 125 characters, so the name of "
+            "its last replica would have 129; at most 128 are allowed. Use 124 characters or fewer"
+        ],
+        id="replica-name-overflows",
+    ),
+    pytest.param(deployment("a" * 125, replicas=100), Known(), [], id="replica-name-just-fits"),
+    pytest.param(
+        deployment("chat"),
+        Known(
+            model_deployments=frozenset({"qwen"}),
+            model_routes=(known_route("r", "chat", "qwen"),),
+        ),
+        [
+            ':5:9: ModelDeployment/chat: metadata.name: ModelRoute/r gives the model "chat" to other '
+            "deployments. Use another name, or put the deployment among the route's backends"
+        ],
+        id="name-taken-by-a-route-in-the-store",
+    ),
+    pytest.param(
+        f"{HEAD}kind: NodePool\nmetadata: {{name: p}}\nspec: {{}}\n",
+        Known(),
+        [
+            ":4:1: NodePool/p: spec: names no nodes and has no selector, so no Mac would be in the "
+            "pool. Write: nodes: [name-of-a-mac], or a selector ({} takes every Mac)"
+        ],
+        id="pool-of-nothing",
+    ),
+    pytest.param(
+        f"{HEAD}kind: NodePool\nmetadata: {{name: p}}\nspec: {{selector: {{}}}}\n",
+        Known(),
+        [],
+        id="pool-of-everything",
+    ),
+    pytest.param(
+        f"{HEAD}kind: NodePool\nmetadata: {{name: p}}\nspec: {{nodes: [a, b, a, a]}}\n",
+        Known(),
+        [":4:22: NodePool/p: spec.nodes[2]: a is named twice. Remove one of them"],
+        id="node-twice",
+    ),
+    pytest.param(
+        group("[{node: a}, {node: a}]"),
+        Known(),
+        [":6:31: ShardGroup/g: spec.members[1].node: a is named twice. Remove one of them"],
+        id="member-twice",
+    ),
+    pytest.param(group("[{node: a}, {node: b}]"), Known(), [], id="members"),
+    pytest.param(route() + deployment(), Known(), [], id="backend-beside-it"),
+    pytest.param(route(), Known(model_deployments=frozenset({"qwen"})), [], id="backend-in-store"),
+    pytest.param(
+        route(backends="[{deployment: qwe}]"),
+        Known(model_deployments=frozenset({"qwen"})),
+        [
+            ":8:27: ModelRoute/chat: spec.backends[0].deployment: there is no ModelDeployment qwe. "
+            f"Did you mean qwen? Create it first, {TOGETHER}"
+        ],
+        id="backend-misspelled",
+    ),
+    pytest.param(
+        route(backends="[{deployment: qwen}, {deployment: qwen}]") + deployment(),
+        Known(),
+        [
+            ":8:47: ModelRoute/chat: spec.backends[1].deployment: qwen is named twice. "
+            "Remove one of them"
+        ],
+        id="backend-twice",
+    ),
+    pytest.param(
+        route(backends="[{deployment: qwen, weight: 0}]") + deployment(),
+        Known(),
+        [
+            ":8:3: ModelRoute/chat: spec.backends: every weight is 0, so no backend would get a "
+            "request. Give one of them a weight"
+        ],
+        id="no-weight",
+    ),
+    pytest.param(
+        route(model="other") + deployment() + deployment("other"),
+        Known(),
+        [
+            ":7:10: ModelRoute/chat: spec.model: ModelDeployment/other serves this name itself and "
+            "is not among the backends. Add it to the backends, or route another name than other"
+        ],
+        id="takes-a-deployments-name",
+    ),
+    pytest.param(route(model="qwen") + deployment(), Known(), [], id="canary-under-its-own-name"),
+    pytest.param(
+        route("a") + route("b") + deployment(),
+        Known(),
+        [
+            ':15:10: ModelRoute/b: spec.model: ModelRoute/a at standard input:2 routes "chat" '
+            "already. Put all backends into one route"
+        ],
+        id="rivals",
+    ),
+    pytest.param(
+        route("a"),
+        Known(
+            model_deployments=frozenset({"qwen"}),
+            model_routes=(known_route("b", "chat", "qwen"), known_route("a", "chat", "qwen")),
+        ),
+        [
+            ':7:10: ModelRoute/a: spec.model: ModelRoute/b routes "chat" already. '
+            "Put all backends into one route"
+        ],
+        id="rival-in-store",
+    ),
+    pytest.param(f"{HEAD}kind: Node\nmetadata: {{name: mac-1}}\n", Known(), [], id="node"),
+]
+
+
+@pytest.mark.parametrize(("text", "known", "expected"), CASES)
+def test_checks_between_objects(text: str, known: Known, expected: list[str]) -> None:
+    found = validate(read(text), known)
+    assert [str(problem).removeprefix("standard input") for problem in found] == expected

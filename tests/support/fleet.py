@@ -1,0 +1,195 @@
+"""A whole fleet of real processes, each of which a test can kill and start again."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from machinery import processes
+from machinery.clock import SystemClock
+from nodeagent.engines import Engines, stop_all
+from store import keys
+from store.embedded import EmbeddedEtcd, locate
+from store.etcd import EtcdTransport
+from tests.support.waiting import until, until_async
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def fleetctl(*words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:
+    """Run the real command, as a user would."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fleetctl", *words),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(limit_s):
+        out, err = await process.communicate(stdin)
+    assert process.returncode is not None
+    assert b"Traceback" not in err, err.decode()
+    return Done(code=process.returncode, out=out.decode(), err=err.decode())
+
+
+class Fleet:
+    """etcd in this test's hands, the rest as child processes."""
+
+    def __init__(self, root: Path, models_dir: Path) -> None:
+        self.root = root
+        self.models_dir = models_dir
+        self.clock = SystemClock()
+        self.etcd = EmbeddedEtcd(locate(None), root / "etcd", self.clock)
+        self.gateway_port = free_port()
+        self._children: dict[str, processes.Child] = {}
+        self._commands: dict[str, list[str]] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+    def log(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+    def start(self, name: str, module: str, *flags: str) -> None:
+        """Start a process of the fleet under a name of its own."""
+        etcd = str(self.etcd.address)
+        where = ("--etcd-socket", etcd[5:]) if module == "gateway" else ("--etcd", etcd)
+        self._commands[name] = [sys.executable, "-m", module, *where, *flags]
+        self.restart(name)
+
+    def restart(self, name: str) -> None:
+        """Start a process again, with the flags it had."""
+        self._children[name] = processes.spawn(self._commands[name], log=self.log(name))
+
+    def start_reconciler(self, *, grace_s: float = 30.0) -> None:
+        self.start("reconciler", "reconciler", "--node-grace-period", str(grace_s))
+
+    def start_agent(self, name: str, *, memory: str = "8Gi") -> None:
+        self.start(
+            name,
+            "nodeagent",
+            *("--name", name, "--memory", memory),
+            *("--state-dir", str(self.root / name)),
+            *("--models-dir", str(self.models_dir)),
+            *("--engine-port", str(free_port())),
+        )
+
+    def start_gateway(self) -> None:
+        self.start("gateway", "gateway", "--port", str(self.gateway_port))
+
+    def kill(self, name: str) -> None:
+        """End a process as a power cut would."""
+        child = self._children[name]
+        child.send(signal.SIGKILL)
+
+    async def ended(self, name: str) -> None:
+        await processes.wait_ended(self._children[name], self.clock, limit_s=10)
+
+    async def kill_etcd(self) -> None:
+        pid = self.etcd.supervisor.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not self.etcd.supervisor.running, what="etcd's end")
+
+    def kill_engines(self, node: str) -> int:
+        """Kill all engines of a node; return how many there were."""
+        found = Engines(self.root / node / "engines", node="", host="", first_port=0).find()
+        for engine in found:
+            engine.child.send(signal.SIGKILL)
+        return len(found)
+
+    def engine_pids(self, node: str) -> set[int]:
+        found = Engines(self.root / node / "engines", node="", host="", first_port=0).find()
+        return {engine.child.record.pid for engine in found}
+
+    async def ctl(self, *words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:
+        """Run fleetctl against this fleet."""
+        return await fleetctl(
+            *words, "--etcd", str(self.etcd.address), stdin=stdin, limit_s=limit_s
+        )
+
+    async def applied(self, manifest: str) -> None:
+        """Apply a manifest given as text."""
+        done = await self.ctl("apply", "-f", "-", stdin=manifest.encode())
+        assert done.code == 0, done.err
+
+    async def available(self, name: str, *, limit_s: float = 60.0) -> None:
+        """Wait until the deployment is Available."""
+        what = ("wait", f"modeldeployment/{name}", "--for=condition=Available")
+        done = await self.ctl(*what, f"--timeout={limit_s}s", limit_s=limit_s + 20)
+        assert done.code == 0, done.err + self.words()
+
+    def words(self) -> str:
+        """Return the last words of every process, for a failing test."""
+        logs = sorted(self.root.glob("**/*.log"))
+        return "\n".join(f"{log.name}: {processes.last_lines(log, 3)}" for log in logs)
+
+    async def endpoints(self) -> set[str]:
+        """Return the names of the replicas that have an endpoint in the store."""
+        transport = EtcdTransport(self.etcd.address)
+        try:
+            listing = await transport.list(keys.ENDPOINT_PREFIX)
+        finally:
+            await transport.close()
+        return {item.key.removeprefix(keys.ENDPOINT_PREFIX) for item in listing.items}
+
+    async def routed(self, model: str, count: int) -> None:
+        """Wait until the gateway knows of so many endpoints for a model."""
+
+        async def look() -> bool:
+            try:
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.get(f"{self.url}/health") as response,
+                ):
+                    tree = await response.json()
+            except aiohttp.ClientError:
+                return False
+            return bool(tree["models"].get(model, {}).get("ready") == count)
+
+        await until_async(look, limit_s=20, what=f"{count} endpoints of {model} in the gateway")
+
+    async def stop(self) -> None:
+        for child in self._children.values():
+            await processes.end(child, self.clock, grace_s=10)
+        for node in self.root.iterdir():
+            await stop_all(node / "engines", self.clock, grace_s=10)
+        await self.etcd.supervisor.stop()
+
+
+@asynccontextmanager
+async def running_fleet(
+    root: Path, models_dir: Path, *, nodes: int = 1, grace_s: float = 30.0
+) -> AsyncIterator[Fleet]:
+    """Run a fleet: etcd, a reconciler, agents node-1 and up, a gateway."""
+    fleet = Fleet(root, models_dir)
+    try:
+        await fleet.etcd.start()
+        fleet.start_reconciler(grace_s=grace_s)
+        for number in range(1, nodes + 1):
+            fleet.start_agent(f"node-{number}")
+        fleet.start_gateway()
+        yield fleet
+    finally:
+        await fleet.stop()
