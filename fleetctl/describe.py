@@ -7,10 +7,10 @@ import click
 
 from fleetctl import printers, reader
 from fleetctl.connect import opened, run, store_options
-from fleetctl.get import tree_of
 from fleetctl.kinds import one_of
 from machinery.clock import SystemClock
 from manifests import yamlio
+from manifests.tree import tree_of
 from schemas import kinds, quantity
 from schemas.deployment import ModelDeployment
 from schemas.event import Event

@@ -13,6 +13,7 @@ from fleetctl.connect import opened, run, store_options
 from fleetctl.kinds import Target, target_of
 from machinery.clock import SystemClock
 from manifests import yamlio
+from manifests.tree import tree_of
 from schemas.meta import ApiObject
 from store import keys
 from store.errors import CompactedError, UnavailableError
@@ -98,11 +99,6 @@ class Shown:
         if len(self._target.names) == 1 and len(trees) == 1:
             return trees[0]
         return {"apiVersion": "v1", "kind": "List", "items": trees}
-
-
-def tree_of(obj: ApiObject) -> dict[str, Any]:
-    """Return the object as plain values, in the words of a manifest."""
-    return obj.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 async def _watch(shown: Shown, options: dict[str, Any]) -> None:

@@ -69,7 +69,12 @@ def _program(order: FleetOrder, name: str, module: str, etcd: str, *flags: str) 
     return Program(
         name=name,
         command=(
-            *(sys.executable, "-m", module, *(("--etcd-socket", etcd[5:]) if module == "gateway" else ("--etcd", etcd))),
+            *(
+                sys.executable,
+                "-m",
+                module,
+                *(("--etcd-socket", etcd[5:]) if module == "gateway" else ("--etcd", etcd)),
+            ),
             *flags,
             *("--log-level", order.log_level),
         ),

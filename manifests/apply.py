@@ -16,9 +16,9 @@ from manifests.errors import ApplyError, ManifestErrors, names
 from manifests.load import Loaded
 from manifests.observe import Observed, observe
 from manifests.plan import Change, Configured, Created, Unchanged, Write
-from manifests.tree import ObjectKey, key_of
+from manifests.tree import key_of
 from manifests.validate import validate
-from schemas.meta import ApiObject
+from schemas.meta import ApiObject, ObjectKey
 from store import codec
 from store.errors import ConflictError, StoreError, UnavailableError
 from store.port import Transport

@@ -9,11 +9,10 @@ from typing import TypeAlias
 
 from machinery.clock import Clock
 from manifests.errors import InUseError, NotFoundError, RefusedError, names
-from manifests.tree import ObjectKey
 from manifests.words import did_you_mean
 from schemas import kinds
 from schemas.deployment import ModelDeployment
-from schemas.meta import ApiObject
+from schemas.meta import ApiObject, ObjectKey
 from schemas.route import ModelRoute
 from store import codec, keys, objects
 from store.errors import ConflictError, UnavailableError
@@ -55,7 +54,7 @@ async def delete(transport: Transport, kind: str, name: str, clock: Clock) -> De
     if found is None or not found.written_by_users:
         raise RefusedError(f"{kind}/{name} is not for users to delete: the fleet writes it")
     for attempt in range(1, _ATTEMPTS + 1):
-        await _refuse_if_used(transport, (kind, name))
+        await _refuse_if_used(transport, ObjectKey(kind, name))
         try:
             if found.type is ModelDeployment:
                 return await _mark(transport, name, clock)
@@ -121,14 +120,14 @@ async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
     if kind == "NodePool":
         deployments = await objects.list_all(transport, ModelDeployment)
         return [
-            (obj.kind, obj.name)
+            ObjectKey(obj.kind, obj.name)
             for obj in deployments
             if name in obj.spec.placement.pools and obj.metadata.deletion_timestamp is None
         ]
     if kind == "ModelDeployment":
         routes = await objects.list_all(transport, ModelRoute)
         return [
-            (obj.kind, obj.name)
+            ObjectKey(obj.kind, obj.name)
             for obj in routes
             if name in [backend.deployment for backend in obj.spec.backends]
         ]

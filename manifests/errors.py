@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from manifests.tree import ObjectKey
+from schemas.meta import ObjectKey
 
 _SHOWN = 20
 _NAMED = 10

@@ -16,10 +16,10 @@ from pydantic_core import ErrorDetails
 from manifests import nodes, sources, wording, words, yamlio
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.nodes import Node
-from manifests.tree import ObjectKey, Path, key_of, show_path
+from manifests.tree import Path, key_of, show_path
 from schemas import kinds
 from schemas.kinds import Kind
-from schemas.meta import API_VERSION, FLEET_OWNED, ApiObject, ObjectMeta
+from schemas.meta import API_VERSION, FLEET_OWNED, ApiObject, ObjectKey, ObjectMeta
 
 _WRITERS = {
     "Replica": "the reconciler writes it for a ModelDeployment",
@@ -140,12 +140,25 @@ def _scan(
             continue
         parsed = yamlio.parse(text, name)
         problems.extend(parsed.problems)
-        documents.extend(Document(source=name, root=root) for root in parsed.documents)
+        roots = [item for root in parsed.documents for item in _unpacked(root)]
+        documents.extend(Document(source=name, root=root) for root in roots)
     if not documents and not problems:
         named = ", ".join(sources.STDIN_NAME if p == sources.STDIN else p for p in paths)
         message = "no object in it: it is empty, or has only comments"
         problems.append(ManifestError(source=named or "no file", message=message))
     return documents, problems
+
+
+def _unpacked(root: Node) -> list[Node]:
+    """Return the items of a `kind: List`, which `get -o yaml` writes for several objects."""
+    content = root.content
+    if not isinstance(content, dict) or set(content) - {"apiVersion", "kind", "metadata", "items"}:
+        return [root]
+    kind, items = nodes.find(root, ("kind",)), nodes.find(root, ("items",))
+    is_list = kind is not None and kind.content == "List"
+    if not is_list or items is None or not isinstance(items.content, list):
+        return [root]
+    return items.content
 
 
 def _read(documents: Iterable[Document]) -> tuple[list[Loaded], list[ManifestError]]:
@@ -155,7 +168,7 @@ def _read(documents: Iterable[Document]) -> tuple[list[Loaded], list[ManifestErr
     for document in documents:
         found = _object(document)
         problems.extend(found if isinstance(found, list) else [])
-        key = (document.text_at("kind") or "", document.text_at("metadata", "name") or "")
+        key = ObjectKey(document.text_at("kind") or "", document.text_at("metadata", "name") or "")
         if all(key) and key in places:
             problems.append(_duplicate(document, places[key]))
         elif isinstance(found, ApiObject):

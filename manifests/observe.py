@@ -6,10 +6,9 @@ One list per kind, however many objects: a thousand deployments are two pages, n
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from manifests.tree import ObjectKey
 from manifests.validate import Known
 from schemas import kinds
-from schemas.meta import ApiObject
+from schemas.meta import ApiObject, ObjectKey
 from schemas.route import ModelRoute
 from store import codec, keys
 from store.port import KeyValue, Transport

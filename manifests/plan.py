@@ -9,8 +9,8 @@ from uuid import NAMESPACE_URL, uuid5
 from manifests import diff
 from manifests.errors import ManifestError
 from manifests.load import Loaded
-from manifests.tree import ObjectKey, key_of
-from schemas.meta import ApiObject
+from manifests.tree import key_of
+from schemas.meta import ApiObject, ObjectKey
 from store import codec
 from store.port import MAX_OPERATIONS
 

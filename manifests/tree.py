@@ -4,12 +4,10 @@ import json
 import re
 from typing import TypeAlias
 
-from schemas.meta import ApiObject
+from schemas.meta import ApiObject, ObjectKey
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | int | float | bool | None"
 Path: TypeAlias = tuple[str | int, ...]
-ObjectKey: TypeAlias = tuple[str, str]
-"""Kind and name."""
 
 
 def show_path(path: Path) -> str:
@@ -26,7 +24,7 @@ def show_path(path: Path) -> str:
 
 
 def key_of(obj: ApiObject) -> ObjectKey:
-    return (obj.kind, obj.name)
+    return ObjectKey(obj.kind, obj.name)
 
 
 def spec_of(obj: ApiObject) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from machinery import logging as house_logging
 from machinery.clock import SystemClock
@@ -17,11 +18,14 @@ from nodeagent.agent import Agent, AgentConfig
 from nodeagent.hardware.facts import HardwareError, HardwareFacts
 from nodeagent.hardware.probe import probe
 from nodeagent.identity import Identity, IdentityError, load_or_create
-from nodeagent.presence import NameTakenError
+from nodeagent.presence import NameTakenError, session_name
 from schemas import quantity
+from schemas.meta import Labels
 from schemas.node import NodeStatus
 from store.etcd import EtcdTransport
 from store.flags import address, etcd_options
+
+_LABELS = TypeAdapter(Labels)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -93,7 +97,7 @@ def main(log_level: str, **options: Any) -> None:
         models_dir=options["models_dir"].expanduser().resolve(),
         engine_host=options["node_address"],
         first_port=options["engine_port"],
-        session=str(os.getpid()),
+        session=session_name(state_dir, os.getpid()),
         name=identity.name,
         status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
@@ -125,9 +129,8 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
     """
     try:
         memory = quantity.parse(options["memory"]) if options["memory"] else None
-        labels = dict(label.split("=", 1) for label in options["labels"])
     except ValueError as error:
-        raise click.UsageError(f"--memory or --label: {error}") from error
+        raise click.UsageError(f"--memory: {error}") from error
     return NodeStatus(
         uid=identity.uid,
         hostname=facts.hostname,
@@ -141,8 +144,20 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
         gpu_cores=facts.gpu_cores,
         memory_bytes=facts.memory_bytes,
         allocatable_bytes=memory if memory is not None else facts.gpu_memory_limit_bytes,
-        labels=labels,
+        labels=dict(map(_label, options["labels"])),
     )
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    try:
+        _LABELS.validate_python({key: value})
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise click.UsageError(f"--label {text}: {why}; write KEY=VALUE as in rack=a1") from error
+    if "=" not in text:
+        raise click.UsageError(f"--label {text}: write KEY=VALUE as in rack=a1")
+    return key, value
 
 
 def _lock(state_dir: Path) -> IO[str]:

@@ -18,9 +18,10 @@ from nodeagent.observe import LocalState
 from nodeagent.plan import plan
 from nodeagent.presence import Presence
 from schemas.deployment import ModelDeployment
-from schemas.node import ModelReport, NodeStatus
+from schemas.node import NodeStatus
 from schemas.replica import RankStatus, Replica
 from store import codec, keys
+from store.codec import UndecodableError
 from store.errors import StoreError
 from store.informer import Informer
 from store.port import Transport
@@ -79,7 +80,7 @@ class Agent:
             clock,
         )
         self._models_wanted = asyncio.Event()
-        self._reports: tuple[ModelReport, ...] = ()
+        self._named = asyncio.Event()
 
     async def run(self) -> None:
         """Run for ever. Ends engines only when told so by the store, never because it ends."""
@@ -95,7 +96,7 @@ class Agent:
                     self._presence,
                     self._transport,
                     clock=self._clock,
-                    prober=Prober(self._health, group),
+                    prober=Prober(self._health, group, self._clock),
                 )
                 group.create_task(self._replicas.run())
                 group.create_task(self._deployments.run())
@@ -117,6 +118,7 @@ class Agent:
         """Everything of ours in the store hangs on the lease: publish it anew."""
         self._node.published.clear()
         self._models_wanted.set()
+        self._named.set()
         if self._replicas.synced:
             for name in {*self._node.engines, *self._assigned()}:
                 self._queue.add(name)
@@ -128,6 +130,8 @@ class Agent:
         return any(rank.node == self._config.name for rank in replica.spec.ranks)
 
     async def _tend(self, executor: Executor) -> None:
+        # Until the name is known to be ours, its replicas may be another agent's to run.
+        await self._named.wait()
         # Before the first list, an engine without a replica is no orphan: we do not know yet.
         await self._replicas.wait_synced()
         for name in self._node.engines:
@@ -146,6 +150,7 @@ class Agent:
         engine = self._node.engines.get(name)
         if replica is None and engine is None and name not in self._node.published:
             self._node.reported.pop(name, None)
+            self._node.start_errors.pop(name, None)
             return None
         if engine is not None:
             await engine.look(self._health, self._clock)
@@ -153,6 +158,8 @@ class Agent:
             replica=replica,
             engine=engine.view(self._clock) if engine is not None else None,
             is_published=name in self._node.published,
+            is_stale=self._node.is_stale(name),
+            start_error=self._node.start_errors.get(name, ""),
             reported=await self._reported(name) if replica is not None else None,
         )
         decided = plan(seen)
@@ -167,7 +174,10 @@ class Agent:
             except StoreError:
                 return None
             if there is not None:
-                self._node.reported[name] = codec.decode(RankStatus, there)
+                try:
+                    self._node.reported[name] = codec.decode(RankStatus, there)
+                except UndecodableError:
+                    return None  # another version of us wrote it: say anew what is so
         return self._node.reported.get(name)
 
     async def _describe(self) -> None:

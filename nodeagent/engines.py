@@ -6,6 +6,7 @@ writing that down, finds all its engines again.
 """
 
 import argparse
+import errno
 import signal
 import socket
 import sys
@@ -161,7 +162,7 @@ def free_port(host: str, first: int, taken: Sequence[int]) -> int:
     that, and the next start tries the next port.
 
     Raises:
-        OSError: a hundred ports in a row are taken.
+        OSError: a hundred ports in a row are taken, or the host is not this machine.
 
     """
     for port in range(first, first + _PORTS):
@@ -171,7 +172,11 @@ def free_port(host: str, first: int, taken: Sequence[int]) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise OSError(
+                    f"engines cannot listen on {host}: {error.strerror}; is it an address of this Mac?"
+                ) from error
             return port
     raise OSError(f"ports {first} to {first + _PORTS - 1} on {host} are all taken")

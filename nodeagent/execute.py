@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from machinery.clock import Clock
 from nodeagent import engines, models
@@ -29,6 +29,13 @@ from store.port import Delete, Put, Transport, Unchanged
 log = logging.getLogger(__name__)
 
 
+class Published(NamedTuple):
+    """An endpoint of ours in the store: the lease it hangs on, the engine it leads to."""
+
+    lease: int
+    port: int
+
+
 class Node:
     """What the executor acts on: this node's engines, and what of them is in the store."""
 
@@ -37,9 +44,16 @@ class Node:
         self.address = address
         self.models_dir = models_dir
         self.engines: dict[str, Engine] = {}
-        self.published: dict[str, int] = {}
-        """Replica name to the lease under which its endpoint was written."""
+        self.published: dict[str, Published] = {}
+        """By replica name."""
         self.reported: dict[str, RankStatus] = {}
+        self.start_errors: dict[str, str] = {}
+        """Why engines could not be started, by replica name."""
+
+    def is_stale(self, name: str) -> bool:
+        """Return whether the published endpoint leads to an earlier engine than there is now."""
+        published, engine = self.published.get(name), self.engines.get(name)
+        return published is not None and (engine is None or engine.process.port != published.port)
 
 
 class Executor:
@@ -67,13 +81,14 @@ class Executor:
 
         Raises:
             StoreError: what concerned the store could not be done; the rest was.
+            OSError: the engine could not be started; the rest was done.
 
         """
-        failed: StoreError | None = None
+        failed: StoreError | OSError | None = None
         for action in actions:
             try:
                 await self._do(name, replica, action)
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 failed = error
         if failed is not None:
             raise failed
@@ -112,7 +127,12 @@ class Executor:
         )
         taken = [engine.process.port for engine in self._node.engines.values()]
         now = self._clock.monotonic()
-        process = self._processes.start(order, taken)
+        try:
+            process = self._processes.start(order, taken)
+        except OSError as error:
+            self._node.start_errors[replica.name] = str(error)
+            raise
+        self._node.start_errors.pop(replica.name, None)
         log.info(
             "engine started",
             extra={"replica": replica.name, "pid": process.child.record.pid, "port": process.port},
@@ -154,15 +174,15 @@ class Executor:
         put = Put(key=keys.endpoint_key(replica.name), value=codec.encode(endpoint), lease=lease)
         # If the replica was assigned elsewhere meanwhile, it is not ours to publish.
         await self._transport.commit([_still_assigned(replica)], [put])
-        self._node.published[replica.name] = lease
+        self._node.published[replica.name] = Published(lease, engine.process.port)
         log.info("endpoint published", extra={"replica": replica.name, "url": endpoint.spec.url})
 
     async def _withdraw(self, name: str) -> None:
         key = keys.endpoint_key(name)
         there = await self._transport.get(key)
-        lease = self._node.published.get(name)
+        published = self._node.published.get(name)
         # Another node may serve the replica of that name by now: its endpoint is not ours.
-        if there is not None and there.lease == lease:
+        if there is not None and published is not None and there.lease == published.lease:
             guard = Unchanged(key=key, mod_revision=there.mod_revision)
             await self._transport.commit([guard], [Delete(key=key)])
         self._node.published.pop(name, None)

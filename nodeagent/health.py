@@ -33,12 +33,17 @@ class HealthClient:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
-    async def ask(self, port: int) -> Health | None:
-        """Return what the engine says; None if it does not answer."""
+    async def ask(self, port: int, replica_uid: str) -> Health | None:
+        """Return what the replica's engine says; None if it does not answer.
+
+        Somebody else may listen on the port before our engine finds out that it is taken.
+        """
         timeout = aiohttp.ClientTimeout(total=_HEALTH_S)
         try:
             async with self._client().get(self._url(port, "/health"), timeout=timeout) as response:
                 tree = orjson.loads(await response.read())
+            if tree["replicaUid"] != replica_uid:
+                return None
             return Health(state=str(tree["state"]), message=str(tree.get("message", "")))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
             return None
@@ -53,7 +58,7 @@ class HealthClient:
                 raw = await response.read()
                 if response.status != 200:
                     return f"the first token failed: {raw[:200].decode('utf-8', 'replace')}"
-                tokens = orjson.loads(raw)["usage"]["completion_tokens"]
+                tokens = int(orjson.loads(raw)["usage"]["completion_tokens"])
         except (
             aiohttp.ClientError,
             TimeoutError,

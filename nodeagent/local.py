@@ -15,6 +15,8 @@ from nodeagent.observe import EngineView, Probe
 
 # Restarting a broken engine must not grind the Mac: mlx models take memory and minutes to load.
 _RESTARTS = Backoff(first_s=1.0, limit_s=60.0)
+# A failed first token may be a passing shortage of memory; asking at once again would not help it.
+_PROBES = Backoff(first_s=1.0, limit_s=60.0)
 # Who served this long starts counting its failures anew.
 _STABLE_S = 60.0
 # Health is asked at most this often, however often the queue looks.
@@ -31,7 +33,9 @@ class Engine:
     asked_at: float = float("-inf")
     health: Health | None = None
     probe: Probe = Probe.NOT_TRIED
-    probe_message: str = ""
+    probe_error: str = ""
+    probe_failures: int = 0
+    probed_at: float = float("-inf")
     stopping_since: float | None = None
     ended_at: float | None = None
     failures: int = 0
@@ -47,7 +51,7 @@ class Engine:
         if now - self.asked_at < _ASK_EVERY_S:
             return
         self.asked_at = now
-        health = await client.ask(self.process.port)
+        health = await client.ask(self.process.port, self.process.replica_uid)
         if health is not None:
             self.health, self.heard_at = health, clock.monotonic()
 
@@ -66,10 +70,12 @@ class Engine:
             replica_uid=self.process.replica_uid,
             is_running=running,
             state=self.health.state if self.health else "",
-            message=self.probe_message or (self.health.message if self.health else ""),
+            message=self.health.message if self.health else "",
             # One slow answer is no silence.
             silent_s=silent_s if silent_s > 3.0 else 0.0,
             probe=self.probe,
+            probe_error=self.probe_error,
+            probe_again_in_s=max(0.0, self.probed_at + _PROBES.delay_s(self.probe_failures) - now),
             stopping_s=None if since is None else now - since,
             exit_code=None if running else self.process.child.exit_code(),
             last_words="" if running else processes.last_lines(self.process.log, 1),
@@ -86,9 +92,10 @@ class Engine:
 class Prober:
     """Runs probes beside the loop: one takes as long as a first token, and others must not wait."""
 
-    def __init__(self, client: HealthClient, group: asyncio.TaskGroup) -> None:
+    def __init__(self, client: HealthClient, group: asyncio.TaskGroup, clock: Clock) -> None:
         self._client = client
         self._group = group
+        self._clock = clock
 
     def start(self, engine: Engine) -> None:
         """Have the engine make one token; what came of it shows in `engine.probe`."""
@@ -97,5 +104,7 @@ class Prober:
 
     async def _run(self, engine: Engine) -> None:
         process = engine.process
-        engine.probe_message = await self._client.probe(process.port, process.served_name)
-        engine.probe = Probe.FAILED if engine.probe_message else Probe.PASSED
+        engine.probe_error = await self._client.probe(process.port, process.served_name)
+        engine.probed_at = self._clock.monotonic()
+        engine.probe_failures = engine.probe_failures + 1 if engine.probe_error else 0
+        engine.probe = Probe.FAILED if engine.probe_error else Probe.PASSED

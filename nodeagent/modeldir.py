@@ -8,9 +8,9 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from schemas.node import ModelGeometry
 
@@ -18,6 +18,8 @@ from schemas.node import ModelGeometry
 _MAX_HEADER_BYTES = 100_000_000
 _HALF = ("F16", "BF16")
 
+# Nothing or less would prove that any model fits; a wild number ends in arithmetic somewhere else.
+_Count = Annotated[int, Field(ge=1, le=2**40)]
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -34,13 +36,13 @@ class _Section(BaseModel):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    max_position_embeddings: int | None = None
-    vocab_size: int | None = None
-    num_hidden_layers: int | None = None
-    num_attention_heads: int | None = None
-    num_key_value_heads: int | None = None
-    hidden_size: int | None = None
-    head_dim: int | None = None
+    max_position_embeddings: _Count | None = None
+    vocab_size: _Count | None = None
+    num_hidden_layers: _Count | None = None
+    num_attention_heads: _Count | None = None
+    num_key_value_heads: _Count | None = None
+    hidden_size: _Count | None = None
+    head_dim: _Count | None = None
 
 
 class _Config(_Section):
@@ -61,6 +63,13 @@ class _Index(BaseModel):
 class _Tensor(BaseModel):
     dtype: str
     data_offsets: tuple[int, int]
+
+    @field_validator("data_offsets")
+    @classmethod
+    def _ordered(cls, offsets: tuple[int, int]) -> tuple[int, int]:
+        if not 0 <= offsets[0] <= offsets[1]:
+            raise ValueError("offsets must go up")
+        return offsets
 
     @property
     def size(self) -> int:
@@ -93,6 +102,15 @@ def inspect(folder: Path) -> ModelFacts:
         ModelUnusableError: something is missing, cut short or not what it should be.
 
     """
+    try:
+        return _inspect(folder)
+    except OSError as error:  # a name that is too long, a folder above that we may not enter
+        raise ModelUnusableError(
+            f"cannot look into {folder}: {error.strerror}", reason="ModelNotFound"
+        ) from error
+
+
+def _inspect(folder: Path) -> ModelFacts:
     if not folder.is_dir():
         raise ModelUnusableError(f"{folder} is not a directory", reason="ModelNotFound")
     if not (folder / "config.json").is_file():
@@ -195,6 +213,8 @@ def _parse(model: type[_M], path: Path) -> _M:
 
 def _sizes_by_dtype(path: Path) -> Counter[str]:
     """Return the bytes of a file's tensors by type, having checked that all of them are there."""
+    if not path.is_file():  # opening a pipe would wait for ever for somebody to write
+        raise ModelUnusableError(f"{path} is not a file, or a link to none")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -18,7 +18,9 @@ def report(path: str, models_dir: Path, *, casts_to_float32: bool) -> ModelRepor
         facts = modeldir.inspect(resolve(path, models_dir))
         geometry = modeldir.geometry(facts, casts_to_float32=casts_to_float32)
     except modeldir.ModelUnusableError as error:
-        return ModelReport(path=path, reason=error.reason, message=str(error))
+        # A file's name may hold bytes that are no text, and the store takes text only.
+        message = str(error).encode(errors="replace").decode()
+        return ModelReport(path=path, reason=error.reason, message=message)
     return ModelReport(path=path, geometry=geometry)
 
 

@@ -27,6 +27,10 @@ class EngineView:
     silent_s: float = 0.0
     """Since when it has not answered, in seconds; 0 if it did."""
     probe: Probe = Probe.NOT_TRIED
+    probe_error: str = ""
+    """Why the last probe failed, also while the next one runs."""
+    probe_again_in_s: float = 0.0
+    """The rest of the backoff after a failed probe."""
     stopping_s: float | None = None
     """Since when it has been asked to end; None if it was not asked."""
     exit_code: int | None = None
@@ -45,5 +49,9 @@ class LocalState:
     engine: EngineView | None = None
     is_published: bool = False
     """Whether our endpoint for it is in the store."""
+    is_stale: bool = False
+    """Whether that endpoint leads to an engine that is gone: it could not be withdrawn in time."""
+    start_error: str = ""
+    """Why this machine could not start the engine."""
     reported: RankStatus | None = None
     """What we last said about it."""

@@ -91,16 +91,23 @@ def _tend(seen: LocalState, engine: EngineView) -> Plan:
     """Bring a running engine to serving, or away from it when it does not answer."""
     if engine.silent_s > _SILENT_KILL_S:
         return Plan(actions=_withdraw_and(seen, *_stop(engine)), look_again_s=_FAST_LOOK_S)
-    if engine.silent_s > _SILENT_WITHDRAW_S or engine.state in ("Draining", "Failed"):
+    # Published and not Ready: the store was away when the engine before this one ended.
+    if engine.silent_s > _SILENT_WITHDRAW_S or engine.state != "Ready":
         return Plan(actions=_withdraw_and(seen), look_again_s=_FAST_LOOK_S)
-    if engine.state != "Ready":
-        return Plan(look_again_s=_FAST_LOOK_S)
-    if engine.probe in (Probe.NOT_TRIED, Probe.FAILED):
-        return Plan(actions=(ProbeEngine(),), look_again_s=_FAST_LOOK_S)
-    if engine.probe is Probe.RUNNING:
-        return Plan(look_again_s=_FAST_LOOK_S)
-    publish: tuple[Action, ...] = () if seen.is_published else (Publish(),)
+    if engine.probe is not Probe.PASSED:
+        return _probe(seen, engine)
+    is_current = seen.is_published and not seen.is_stale
+    publish: tuple[Action, ...] = () if is_current else (Publish(),)
     return Plan(actions=publish, look_again_s=_SLOW_LOOK_S)
+
+
+def _probe(seen: LocalState, engine: EngineView) -> Plan:
+    if engine.probe is Probe.RUNNING:
+        return Plan(actions=_withdraw_and(seen), look_again_s=_FAST_LOOK_S)
+    if engine.probe is Probe.FAILED and engine.probe_again_in_s > 0:
+        wait_s = min(engine.probe_again_in_s, _SLOW_LOOK_S)
+        return Plan(actions=_withdraw_and(seen), look_again_s=wait_s)
+    return Plan(actions=_withdraw_and(seen, ProbeEngine()), look_again_s=_FAST_LOOK_S)
 
 
 def _withdraw_and(seen: LocalState, *more: Action) -> tuple[Action, ...]:

@@ -1,8 +1,11 @@
 """The node's sign of life and its self-description in the store. Holds the lease."""
 
+import hashlib
 import logging
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
@@ -19,7 +22,17 @@ LEASE_TTL_S = 4
 
 
 class NameTakenError(Exception):
-    """Another live node goes by our name; a person must rename one of them."""
+    """Another live agent goes by our name; a person must rename one of them."""
+
+
+def session_name(state_dir: Path, pid: int) -> str:
+    """Return what tells one run of an agent from others: its state folder, then its process.
+
+    One folder has one agent at a time (nodeagent/__main__.py holds a lock), so whoever comes from
+    our folder was our own earlier run. The node's uid does not say that: it is the same for every
+    folder of one machine.
+    """
+    return f"{hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:12]}/{pid}"
 
 
 class Presence:
@@ -33,7 +46,6 @@ class Presence:
         self._node = node
         self._lease_value = NodeLease(uid=uid, session=session)
         self._session: LeaseSession | None = None
-        self._written: NodeStatus | None = None
 
     @property
     def lease(self) -> int | None:
@@ -45,7 +57,7 @@ class Presence:
         """Hold a lease for ever, a new one whenever one is lost.
 
         Raises:
-            NameTakenError: another live node has our name.
+            NameTakenError: another live agent has our name.
 
         """
         while True:
@@ -67,13 +79,10 @@ class Presence:
         key = keys.node_lease_key(self._node)
         there = await self._transport.get(key)
         if there is not None:
-            holder = codec.decode(NodeLease, there)
-            if holder.uid != self._lease_value.uid:
+            why = self._not_ours(codec.decode(NodeLease, there))
+            if why:
                 await session.close()
-                raise NameTakenError(
-                    f"the name {self._node} is taken by a live node with another identity; "
-                    "start this agent with another --name"
-                )
+                raise NameTakenError(f"the name {self._node} is taken by {why}")
         put = Put(key=key, value=codec.encode(self._lease_value), lease=session.id)
         guard = Unchanged(key=key, mod_revision=there.mod_revision if there else 0)
         try:
@@ -82,15 +91,22 @@ class Presence:
             await session.close()
             raise
 
+    def _not_ours(self, holder: NodeLease) -> str:
+        """Return who holds our name, if it is not an earlier run of this very agent."""
+        ours = self._lease_value
+        if holder.uid != ours.uid:
+            return "a live node with another identity; start this agent with another --name"
+        if holder.session.partition("/")[0] != ours.session.partition("/")[0]:
+            return (
+                "a live agent on this machine with another --state-dir; stop that one, and wait "
+                f"{LEASE_TTL_S + 1} s, or start this one with another --name"
+            )
+        return ""
+
     async def describe(self, status: NodeStatus) -> None:
-        """Write the node's status if it is news. Raises the store's errors."""
-        if status == self._written:
-            return
-        key = keys.status_key("Node", self._node)
-        if self._written is None:
-            there = await self._transport.get(key)
-            if there is not None and there.value == codec.encode(status):
-                self._written = status
-                return
-        await self._transport.commit([], [Put(key=key, value=codec.encode(status))])
-        self._written = status
+        """Write the node's status if the store holds another one. Raises the store's errors."""
+        key, value = keys.status_key("Node", self._node), codec.encode(status)
+        there = await self._transport.get(key)
+        # Asked each time: somebody may have deleted the node, which is there all the same.
+        if there is None or there.value != value:
+            await self._transport.commit([], [Put(key=key, value=value)])

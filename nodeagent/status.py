@@ -24,10 +24,13 @@ def _ready(seen: LocalState) -> Condition:
     engine = seen.engine
     assert seen.replica is not None
     if engine is None or engine.replica_uid != seen.replica.metadata.uid:
+        if seen.start_error:
+            return _condition("Ready", "CannotStart", seen.start_error, holds=False)
         return _condition("Ready", "Starting", "its engine is about to start", holds=False)
     if not engine.is_running:
         return _ended(engine)
-    if seen.is_published:
+    answers = engine.state == "Ready" and engine.probe is Probe.PASSED
+    if answers and seen.is_published and not seen.is_stale:
         return _condition("Ready", "Serving", holds=True)
     return _running(engine)
 
@@ -46,8 +49,8 @@ def _running(engine: EngineView) -> Condition:
         return _condition("Ready", f"Engine{engine.state}", engine.message, holds=False)
     if engine.state != "Ready":
         return _condition("Ready", "Loading", "its engine is loading the model", holds=False)
-    if engine.probe is Probe.FAILED:
-        return _condition("Ready", "ProbeFailed", engine.message, holds=False)
+    if engine.probe_error:
+        return _condition("Ready", "ProbeFailed", engine.probe_error, holds=False)
     return _condition("Ready", "WarmingUp", "its engine is making a first token", holds=False)
 
 

@@ -7,7 +7,7 @@ from machinery.clock import Clock
 from machinery.loop import Again, LostError, run_loop
 from machinery.workqueue import WorkQueue
 from reconciler.execute import Executor
-from reconciler.fleet import Caches, Fleet, decode_spec, decode_status
+from reconciler.fleet import Caches, Fleet, decode_spec, decode_status, object_key
 from reconciler.nodelife import NodeLife
 from reconciler.reconcile import Reconciler
 from schemas.event import ObjectReference
@@ -42,7 +42,6 @@ class Controller:
         self._life = NodeLife(grace_s)
         self._recorder = EventRecorder(transport, clock, source="reconciler")
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
-        self._known_ready: set[str] | None = None
 
     async def run(self) -> None:
         """Run for ever."""
@@ -96,21 +95,27 @@ class Controller:
         self._caches.leases.on_change(self._lease_changed)
 
     def _spec_changed(self, key: str) -> None:
-        kind, name = keys.kind_and_name(key)
+        found = object_key(key)
+        if found is None:
+            return
+        kind, name = found
         if kind == "Replica":
             self._queue.add(ObjectKey("ModelDeployment", deployment_of(name)))
             return
-        self._queue.add(ObjectKey(kind, name))
+        self._queue.add(found)
         if kind in ("Node", "NodePool", "ShardGroup"):
             self._nodes_changed()
         if kind == "ModelDeployment":
             self._enqueue("ModelRoute")
 
     def _status_changed(self, key: str) -> None:
-        kind, name = keys.kind_and_name(key)
-        if kind == "Node":
-            self._queue.add(ObjectKey("Node", name))
-            self._nodes_changed()
+        found = object_key(key)
+        if found is None or found.kind != "Node":
+            return
+        self._queue.add(found)
+        self._look_at_nodes()
+        self._enqueue_owners(on=found.name)
+        self._nodes_changed()
 
     def _replica_changed(self, key: str) -> None:
         replica = key.removeprefix(keys.RANK_PREFIX).removeprefix(keys.ENDPOINT_PREFIX)
@@ -120,14 +125,19 @@ class Controller:
         self._enqueue_unplaced()
 
     def _lease_changed(self, _: str) -> None:
-        self._life.look(
-            self._fleet.node_names(), self._fleet.ready_nodes(), self._clock.monotonic()
-        )
+        self._look_at_nodes()
         self._nodes_changed()
-        for kind in ("NodePool", "ShardGroup"):
-            self._enqueue(kind)
+        self._enqueue_owners()
+
+    def _look_at_nodes(self) -> None:
+        expected, ready = self._fleet.expected_nodes(), self._fleet.ready_nodes()
+        self._life.look(expected, ready, self._clock.monotonic())
+
+    def _enqueue_owners(self, *, on: str | None = None) -> None:
+        """Look at the deployments that have replicas, on one node or anywhere."""
         for replica in self._fleet.replicas():
-            self._queue.add(ObjectKey("ModelDeployment", replica.spec.deployment))
+            if on is None or any(rank.node == on for rank in replica.spec.ranks):
+                self._queue.add(ObjectKey("ModelDeployment", replica.spec.deployment))
 
     def _nodes_changed(self) -> None:
         for kind in ("NodePool", "ShardGroup"):
@@ -143,16 +153,13 @@ class Controller:
             self._queue.add(ObjectKey(kind, found.name))
 
     def _enqueue_all(self) -> None:
-        self._life.look(
-            self._fleet.node_names(), self._fleet.ready_nodes(), self._clock.monotonic()
-        )
+        self._look_at_nodes()
         for kind in ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute"):
             self._enqueue(kind)
         for name in self._fleet.node_names():
             self._queue.add(ObjectKey("Node", name))
         # Replicas whose deployment is gone have nobody else who would look after them.
-        for replica in self._fleet.replicas():
-            self._queue.add(ObjectKey("ModelDeployment", replica.spec.deployment))
+        self._enqueue_owners()
 
     async def _announce_nodes(self) -> None:
         """Say when nodes come and go; what was so at the start is no news."""

@@ -89,11 +89,12 @@ class Executor:
         operations = [Delete(key=key), Delete(key=keys.status_key(kind, name)), *more]
         return await self._transport.commit(guards, operations)
 
-    async def write_status(self, key: ObjectKey, status: Status) -> None:
-        """Write a status, if its object is still there."""
-        await self._transport.commit(
-            [self._fence()], [Put(key=keys.status_key(*key), value=codec.encode(status))]
-        )
+    async def write_status(self, key: ObjectKey, status: Status, *, version: int) -> None:
+        """Write a status, if its object is still what it was computed from."""
+        # An object that is deleted meanwhile would leave a status behind that its namesake inherits.
+        guards = [self._fence(), Unchanged(key=keys.spec_key(*key), mod_revision=version)]
+        put = Put(key=keys.status_key(*key), value=codec.encode(status))
+        await self._transport.commit(guards, [put])
 
     async def register_node(self, name: str, uid: str) -> None:
         """Write the spec of a node that joined, unless somebody did."""

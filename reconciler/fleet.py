@@ -32,21 +32,31 @@ class Caches:
 
 def decode_spec(item: KeyValue) -> ApiObject:
     """Return the object under a spec key, whatever its kind."""
-    name, _ = keys.kind_and_name(item.key)
-    kind = kinds.by_name(name)
-    if kind is None:
-        raise codec.UndecodableError(f"{item.key}: unknown kind {name}")
-    return codec.decode_object(kind.type, item)
+    return codec.decode_object(_kind_of(item).type, item)
 
 
 def decode_status(item: KeyValue) -> Status:
     """Return the document under a status key, whatever its kind."""
-    name, _ = keys.kind_and_name(item.key)
-    kind = kinds.by_name(name)
-    model = None if kind is None else codec.status_type(kind.type)
+    model = codec.status_type(_kind_of(item).type)
     if model is None:
-        raise codec.UndecodableError(f"{item.key}: unknown kind {name}")
+        raise codec.UndecodableError(f"{item.key}: objects of this kind have no status")
     return codec.decode(model, item)
+
+
+def _kind_of(item: KeyValue) -> kinds.Kind:
+    key = object_key(item.key)
+    kind = None if key is None else kinds.by_name(key.kind)
+    if kind is None:
+        raise codec.UndecodableError(f"{item.key}: no key of an object of a known kind")
+    return kind
+
+
+def object_key(key: str) -> ObjectKey | None:
+    """Return which object a key is about; None for what somebody else put below our prefix."""
+    try:
+        return ObjectKey(*keys.kind_and_name(key))
+    except ValueError:
+        return None
 
 
 class Fleet:
@@ -94,6 +104,14 @@ class Fleet:
         prefix = keys.status_prefix("Node")
         found = (key for key in self._caches.statuses.items if key.startswith(prefix))
         return sorted(key.removeprefix(prefix) for key in found)
+
+    def expected_nodes(self) -> set[str]:
+        """Return the nodes that ought to be there: known ones, and those with work to do.
+
+        A node that was deleted while replicas were assigned to it is the latter alone.
+        """
+        assigned = {rank.node for replica in self.replicas() for rank in replica.spec.ranks}
+        return {*self.node_names(), *assigned}
 
     def ready_nodes(self) -> set[str]:
         """Return the nodes whose agents renew their leases."""

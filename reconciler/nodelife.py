@@ -21,7 +21,8 @@ class NodeLife:
 
     def lost(self, now: float) -> frozenset[str]:
         """Return the nodes that have been away for the whole grace period."""
-        return frozenset(n for n, since in self._away_since.items() if now - since >= self._grace_s)
+        # The same sum as below: a difference rounds differently, and nobody would look again.
+        return frozenset(n for n, since in self._away_since.items() if since + self._grace_s <= now)
 
     def next_look_s(self, nodes: Iterable[str], now: float) -> float | None:
         """Return when the next grace period of one of `nodes` ends; None if none is running."""

@@ -18,6 +18,7 @@ from schemas.event import ObjectReference
 from schemas.meta import ApiObject, ObjectKey, Status, find_condition
 from schemas.pools import NodePool, ShardGroup
 from schemas.route import ModelRoute
+from store import keys
 from store.errors import UnavailableError
 from store.events import EventRecorder
 
@@ -138,7 +139,8 @@ class Reconciler:
     async def _write_if_changed(self, key: ObjectKey, old: Status | None, new: Status) -> bool:
         if old == new:
             return False
-        await self._executor.write_status(key, new)
+        version = self._caches.specs.version(keys.spec_key(*key))
+        await self._executor.write_status(key, new, version=version)
         return True
 
     async def _node(self, key: ObjectKey) -> None:

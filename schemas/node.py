@@ -90,7 +90,7 @@ class NodeLease(ApiModel):
 def effective_labels(node: Node) -> dict[str, str]:
     """Return the labels that selectors match: derived from hardware, the agent's, the owner's."""
     derived: dict[str, str] = {"fleet/node": node.metadata.name}
-    given: Labels = Field(default_factory=dict)
+    given: Labels = {}
     if node.status is not None:
         derived["fleet/os"] = node.status.os
         derived["fleet/chip"] = node.status.chip.replace(" ", "-")

@@ -8,6 +8,7 @@ those are replaced: see docs/adr/0002-etcd-client.md and tests/store/test_etcd3_
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from io import BytesIO
 
 import aiohttp
 from etcd3 import AioClient
@@ -93,8 +94,10 @@ class EtcdRoute:
         headers = {"Content-Type": "application/json"}
         route = self._route(self._session())
         try:
+            # A file object, because aiohttp warns of large bodies given as bytes.
+            data = BytesIO(wire.dumps(body))
             async with route.call_rpc(
-                path, wire.dumps(body), raw=True, timeout=timeout, headers=headers
+                path, data, raw=True, timeout=timeout, headers=headers
             ) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

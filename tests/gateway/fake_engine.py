@@ -95,22 +95,24 @@ class FakeEngine:
         call = Call(self, first.split(" ")[1], headers, body, writer)
         self.calls.append(call)
         async with asyncio.TaskGroup() as group:
-            working = group.create_task(_quietly(self.script(call)))
+            working = group.create_task(_finished(self.script(call)))
             # Nobody sends a second request before the first is answered: more bytes are an end.
             watching = group.create_task(_gone(reader))
             await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
+            if not working.done() or not working.result():
                 self.abandoned += 1
             working.cancel()
             watching.cancel()
         return not writer.is_closing()
 
 
-async def _quietly(work: Awaitable[None]) -> None:
+async def _finished(work: Awaitable[None]) -> bool:
+    """Do the work; return whether the other side let us finish."""
     try:
         await work
     except ConnectionError:
-        return
+        return False
+    return True
 
 
 async def _gone(reader: asyncio.StreamReader) -> None:

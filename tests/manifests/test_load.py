@@ -56,6 +56,16 @@ def test_files_folders_and_standard_input_together(tmp_path: Path) -> None:
     assert [item.obj.name for item in found] == ["a", "b"]
 
 
+def test_a_list_is_its_items() -> None:
+    trees = [tree_of(item.obj) for item in read(deployment() + pool())]
+    text = yamlio.dump({"apiVersion": "v1", "kind": "List", "items": [*trees]})
+    assert [item.obj.name for item in read(text)] == ["qwen", "studio"]
+    assert complaints(text.replace("replicas: 1", "replicas: -1")) == [
+        ":12:15: ModelDeployment/qwen: spec.replicas: must be 0 or more, got -1 (an integer)"
+    ]
+    assert "unknown kind" in complaints(f"{text}more: 1\n")[-1]
+
+
 def test_json_is_read_with_tabs_escapes_and_pairs_of_surrogates(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(

@@ -29,7 +29,7 @@ def stored(text: str, **metadata: object) -> ApiObject:
 
 
 def planned(text: str, *existing: ApiObject) -> list[plan.Change]:
-    there: dict[ObjectKey, ApiObject] = {(obj.kind, obj.name): obj for obj in existing}
+    there: dict[ObjectKey, ApiObject] = {ObjectKey(obj.kind, obj.name): obj for obj in existing}
     return plan.plan_changes(read(text), there, now=LATER, uid_of=lambda k, n, _: f"{k}-{n}")
 
 
@@ -130,7 +130,7 @@ def test_large_objects_share_no_transaction() -> None:
 
 
 def problems(loaded: list[Loaded], *existing: ApiObject) -> list[str]:
-    there: dict[ObjectKey, ApiObject] = {(obj.kind, obj.name): obj for obj in existing}
+    there: dict[ObjectKey, ApiObject] = {ObjectKey(obj.kind, obj.name): obj for obj in existing}
     return [str(problem) for problem in plan.refusals(loaded, there)]
 
 

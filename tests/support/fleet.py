@@ -62,6 +62,7 @@ class Fleet:
         self.etcd = EmbeddedEtcd(locate(None), root / "etcd", self.clock)
         self.gateway_port = free_port()
         self._children: dict[str, processes.Child] = {}
+        self._killed: list[processes.Child] = []
         self._commands: dict[str, list[str]] = {}
 
     @property
@@ -102,6 +103,8 @@ class Fleet:
         """End a process as a power cut would."""
         child = self._children[name]
         child.send(signal.SIGKILL)
+        # Looked at once more at the end, so that it is reaped whatever takes its place.
+        self._killed.append(child)
 
     async def ended(self, name: str) -> None:
         await processes.wait_ended(self._children[name], self.clock, limit_s=10)
@@ -154,6 +157,20 @@ class Fleet:
             await transport.close()
         return {item.key.removeprefix(keys.ENDPOINT_PREFIX) for item in listing.items}
 
+    async def joined(self, count: int) -> None:
+        """Wait until so many nodes hold their leases and have described themselves."""
+        transport = EtcdTransport(self.etcd.address)
+
+        async def look() -> bool:
+            leases = await transport.list(keys.NODE_LEASE_PREFIX)
+            described = await transport.list(keys.status_prefix("Node"))
+            return len(leases.items) >= count <= len(described.items)
+
+        try:
+            await until_async(look, limit_s=30, what=f"{count} nodes")
+        finally:
+            await transport.close()
+
     async def routed(self, model: str, count: int) -> None:
         """Wait until the gateway knows of so many endpoints for a model."""
 
@@ -171,7 +188,7 @@ class Fleet:
         await until_async(look, limit_s=20, what=f"{count} endpoints of {model} in the gateway")
 
     async def stop(self) -> None:
-        for child in self._children.values():
+        for child in (*self._children.values(), *self._killed):
             await processes.end(child, self.clock, grace_s=10)
         for node in self.root.iterdir():
             await stop_all(node / "engines", self.clock, grace_s=10)
@@ -190,6 +207,7 @@ async def running_fleet(
         for number in range(1, nodes + 1):
             fleet.start_agent(f"node-{number}")
         fleet.start_gateway()
+        await fleet.joined(nodes)
         yield fleet
     finally:
         await fleet.stop()
