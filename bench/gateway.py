@@ -184,36 +184,61 @@ def percentiles_us(seconds: Sequence[float]) -> tuple[float, float]:
     return round(cuts[49] * 1e6, 1), round(cuts[98] * 1e6, 1)
 
 
-def report(peers: Sequence[Peer]) -> dict[str, object]:
-    """Print a table; return the figures, ratios first."""
-    ratios: dict[str, object] = {}
-    figures: dict[str, object] = {}
-    print(f"{'case':24}{'peer':9}{'requests/s':>11}{'p50 us':>10}{'p99 us':>10}", end="")
-    print(f"{'+p50':>9}{'+p99':>9}{'cpu us':>9}")
-    for mode in MODES:
+@dataclass(frozen=True)
+class Row:
+    """One peer in one case."""
+
+    case: str
+    peer: str
+    rate: float
+    p50_us: float
+    p99_us: float
+    cpu_us: float
+
+
+def rows(peers: Sequence[Peer]) -> list[Row]:
+    """Return the figures of every case; of streams also the time to the first byte."""
+    found = []
+    for mode, is_streamed in MODES.items():
         for connections in CONCURRENCIES:
-            case = (mode, connections)
-            whats = ("whole",) if mode == "whole" else ("first_byte", "whole")
-            for what in whats:
+            for what in ("first_byte", "whole") if is_streamed else ("whole",):
                 name = f"{mode}_{'first_byte_' if what == 'first_byte' else ''}c{connections}"
-                shown = {p.name: percentiles_us(getattr(p.times[case], what)) for p in peers}
-                base = shown["direct"]
                 for peer in peers:
-                    p50, p99 = shown[peer.name]
-                    count = len(peer.times[case].whole)
-                    rate = count / peer.times[case].elapsed_s
-                    cpu_us = peer.cpu_s[case] / count * 1e6
-                    added = (round(p50 - base[0], 1), round(p99 - base[1], 1))
-                    print(f"{name:24}{peer.name:9}{rate:11.0f}{p50:10.1f}{p99:10.1f}", end="")
-                    print(f"{added[0]:9.1f}{added[1]:9.1f}{cpu_us:9.1f}")
-                    if peer.name == "direct":
-                        continue
-                    ratios[f"{name}_p50_{peer.name}_over_direct"] = round(p50 / base[0], 2)
-                    ratios[f"{name}_p99_{peer.name}_over_direct"] = round(p99 / base[1], 2)
-                    figures[f"{name}_{peer.name}_added_p50_us"] = added[0]
-                    figures[f"{name}_{peer.name}_added_p99_us"] = added[1]
-                    figures[f"{name}_{peer.name}_cpu_us_per_request"] = round(cpu_us, 1)
-    return {**ratios, **figures}
+                    times = peer.times[mode, connections]
+                    count = len(times.whole)
+                    p50_us, p99_us = percentiles_us(getattr(times, what))
+                    cpu_us = peer.cpu_s[mode, connections] / count * 1e6
+                    rate = count / times.elapsed_s
+                    found.append(Row(name, peer.name, rate, p50_us, p99_us, round(cpu_us, 1)))
+    return found
+
+
+def report(found: Sequence[Row]) -> dict[str, float]:
+    """Print a table; return the figures, ratios first."""
+    ratios: dict[str, float] = {}
+    added: dict[str, float] = {}
+    by_peer = {(row.case, row.peer): row for row in found}
+    print(f"{'case':24}{'peer':8}{'requests/s':>11}{'p50 us':>10}{'p99 us':>10}", end="")
+    print(f"{'+p50':>9}{'+p99':>9}{'cpu us':>9}")
+    for row in found:
+        direct = by_peer[row.case, "direct"]
+        nginx = by_peer.get((row.case, "nginx"))
+        p50_us, p99_us = row.p50_us - direct.p50_us, row.p99_us - direct.p99_us
+        print(
+            f"{row.case:24}{row.peer:8}{row.rate:11.0f}{row.p50_us:10.1f}{row.p99_us:10.1f}", end=""
+        )
+        print(f"{p50_us:9.1f}{p99_us:9.1f}{row.cpu_us:9.1f}")
+        if row.peer == "direct":
+            continue
+        name = f"{row.case}_{row.peer}"
+        ratios[f"{name}_p50_over_direct"] = round(row.p50_us / direct.p50_us, 2)
+        ratios[f"{name}_p99_over_direct"] = round(row.p99_us / direct.p99_us, 2)
+        if row.peer == "ours" and nginx is not None and nginx.cpu_us:
+            ratios[f"{name}_cpu_over_nginx"] = round(row.cpu_us / nginx.cpu_us, 2)
+        added[f"{name}_added_p50_us"] = round(p50_us, 1)
+        added[f"{name}_added_p99_us"] = round(p99_us, 1)
+        added[f"{name}_cpu_us_per_request"] = row.cpu_us
+    return {**ratios, **added}
 
 
 async def main() -> None:
@@ -227,7 +252,7 @@ async def main() -> None:
         if "nginx" not in [peer.name for peer in peers]:
             print("nginx is not on PATH: not compared")
         await measure(peers)
-    figures = report(peers)
+    figures = report(rows(peers))
     figures["seconds"] = round(time.monotonic() - began_s, 1)
     print(json.dumps(figures))
 

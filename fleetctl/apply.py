@@ -30,7 +30,7 @@ _RECURSIVE = click.option("-R", "--recursive", is_flag=True, help="Folders with 
 @_FILES
 @_RECURSIVE
 @store_options
-def apply(files: tuple[str, ...], recursive: bool, **options: Any) -> None:  # noqa: FBT001 - click passes flags by name
+def apply(files: tuple[str, ...], recursive: bool, **options: Any) -> None:
     """Declare what is in the manifests: create it, or change what is there to match.
 
     Everything is checked before anything is written; what is there already is left alone.
@@ -61,7 +61,7 @@ async def _apply(loaded: list[Loaded], options: dict[str, Any]) -> list[applying
 @_FILES
 @_RECURSIVE
 @store_options
-def diff(files: tuple[str, ...], recursive: bool, **options: Any) -> None:  # noqa: FBT001 - click passes flags by name
+def diff(files: tuple[str, ...], recursive: bool, **options: Any) -> None:
     """Show what an apply would change. Exit code 0: nothing, 1: something, more: it failed."""
     try:
         changes = run(_prepare(_load(files, recursive=recursive), options))

@@ -38,7 +38,7 @@ _REPLY_S = 180.0
 @data_dir_option
 @click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
 @click.option("--once", is_flag=True, help="Shut everything down at the end.")
-def demo(data_dir: Path, port: int, once: bool) -> None:  # noqa: FBT001 - click passes flags by name
+def demo(data_dir: Path, port: int, once: bool) -> None:
     """Start a fleet of two nodes, deploy a small model, and chat with it."""
     steps = Steps()
     checkout = _checkout()
@@ -128,7 +128,7 @@ def _prepare_model(steps: Steps, checkout: Path, target: Path) -> None:
     """Make the model folder, in a process of its own: it needs mlx, and this one must not."""
     command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
     with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
-        process = subprocess.Popen(  # noqa: S603 - our own example
+        process = subprocess.Popen(
             command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert process.stdout is not None
@@ -170,7 +170,7 @@ def _fleetctl(folder: DataDir, *words: str) -> None:
     """Run one verb just as a user would."""
     command = [sys.executable, "-m", "fleetctl", *words, "--data-dir", str(folder.path)]
     sys.stdout.flush()
-    done = subprocess.run(command, check=False)  # noqa: S603 - our own command
+    done = subprocess.run(command, check=False)
     if done.returncode != 0:
         raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with {done.returncode}")
 

@@ -30,7 +30,7 @@ _SETTLE_S = 0.05
 @click.option("-w", "--watch", is_flag=True, help="Go on, and show what changes.")
 @click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
 @store_options
-def get(what: tuple[str, ...], watch: bool, **options: Any) -> None:  # noqa: FBT001 - click passes flags by name
+def get(what: tuple[str, ...], watch: bool, **options: Any) -> None:
     """Show objects. KIND may be singular, plural or short: md, np, sg, mr, no, rep, ep, ev."""
     target = target_of(what)
     shown = Shown(target, options)

@@ -14,7 +14,7 @@ from store.errors import StoreError
 @click.command()
 @click.option("--client", is_flag=True, help="Only of this program; asks nobody.")
 @store_options
-def version(client: bool, **options: Any) -> None:  # noqa: FBT001 - click passes flags by name
+def version(client: bool, **options: Any) -> None:
     """Show the versions of fleetctl, etcd and the node agents."""
     click.echo(f"fleetctl: {fleet_version()}")
     if not client:

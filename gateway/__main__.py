@@ -135,7 +135,7 @@ def main(**flags: Unpack[_Flags]) -> None:
     async def run() -> None:
         transport = EtcdTransport(address)
         # Request ids and routes' draws must differ between two gateways started at once.
-        entropy = random.Random(secrets.randbits(128))  # noqa: S311 - balance, not secrecy
+        entropy = random.Random(secrets.randbits(128))
         try:
             await Gateway(transport, SystemClock(), entropy, limits).run(listener)
         finally:

@@ -52,13 +52,13 @@ async def run_loop(
             log.exception("reconcile gave up until the object changes", extra={"key": str(key)})
             queue.forget(key)
         except transient as error:
-            delay_s = queue.retry(key, jitter=random.random())  # noqa: S311 - jitter is no secret
+            delay_s = queue.retry(key, jitter=random.random())
             log.info(
                 "reconcile will be tried again",
                 extra={"key": str(key), "error": str(error), "after_s": round(delay_s, 3)},
             )
         except Exception:  # the one place that may: see house rule 7
-            queue.retry(key, jitter=random.random())  # noqa: S311 - jitter is no secret
+            queue.retry(key, jitter=random.random())
             log.exception("reconcile failed", extra={"key": str(key)})
         else:
             queue.forget(key)

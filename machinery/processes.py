@@ -36,13 +36,15 @@ def load(path: Path) -> Record | None:
     """Return the record in a file; None if there is none, or none that can be read."""
     try:
         tree = json.loads(path.read_text())
-        return Record(
+        record = Record(
             pid=int(tree["pid"]),
             started_at=float(tree["started_at"]),
             command=tuple(tree["command"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+    # 0 and below are no processes but groups of them.
+    return record if record.pid > 0 else None
 
 
 def is_running(record: Record) -> bool:
@@ -106,7 +108,7 @@ def spawn(command: Sequence[str], *, log: Path, cwd: Path | None = None) -> Chil
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        popen = subprocess.Popen(  # noqa: S603 - programs of ours, never a shell
+        popen = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -135,6 +137,7 @@ async def wait_ended(child: Child, clock: Clock, *, limit_s: float) -> bool:
 async def end(child: Child, clock: Clock, *, grace_s: float) -> None:
     """Ask the process to end, and make it end when the grace is over."""
     child.send(signal.SIGTERM)
+    child.send(signal.SIGCONT)  # a stopped process hears nothing until it goes on
     if await wait_ended(child, clock, limit_s=grace_s):
         return
     child.send(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,12 @@ class Supervisor:
         if self.program.before_start is not None:
             self.program.before_start()
         child = processes.spawn(self.program.command, log=self.program.log, cwd=self.program.cwd)
-        child.record.save(self.program.record)
+        try:
+            child.record.save(self.program.record)
+        except OSError:
+            # Without a record nobody would find it again.
+            child.send(signal.SIGKILL)
+            raise
         return child
 
     async def run(self) -> None:
@@ -87,7 +93,7 @@ class Supervisor:
             failures = 1 if lived_s > _STABLE_S else failures + 1
             self.restarts += 1
             self._log_end(lived_s)
-            await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))  # noqa: S311
+            await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))
             if self.wanted():
                 self._child = self._spawn()
 

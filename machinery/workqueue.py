@@ -86,11 +86,16 @@ class WorkQueue(Generic[K]):
 
     async def _wait(self) -> None:
         self._changed.clear()
-        timeout = None
-        if self._due:
-            timeout = max(0.0, min(self._due.values()) - self._clock.monotonic())
-        try:
-            async with asyncio.timeout(timeout):
-                await self._changed.wait()
-        except TimeoutError:
+        if not self._due:
+            await self._changed.wait()
             return
+        async with asyncio.TaskGroup() as group:
+            alarm = group.create_task(
+                self._ring_after(min(self._due.values()) - self._clock.monotonic())
+            )
+            await self._changed.wait()
+            alarm.cancel()
+
+    async def _ring_after(self, delay_s: float) -> None:
+        await self._clock.sleep(max(0.0, delay_s))
+        self._changed.set()

@@ -13,7 +13,7 @@ from manifests import emit
 from manifests.tree import Path, Tree, declared, show_path, spec_of
 from schemas.meta import ApiObject, ObjectMeta
 
-O = TypeVar("O", bound=ApiObject)  # noqa: E741 - one letter as type variables have
+Obj = TypeVar("Obj", bound=ApiObject)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def text(before: ApiObject | None, after: ApiObject) -> str:
     return "".join(lines)
 
 
-def merge(existing: O | None, desired: O, *, now: datetime, uid: str) -> O:
+def merge(existing: Obj | None, desired: Obj, *, now: datetime, uid: str) -> Obj:
     """Return the object to write: declared by the manifest, kept by the fleet.
 
     `uid` is used for a new object only. The resourceVersion is the one that was read, so that the

@@ -67,7 +67,7 @@ class Presence:
                 await self._announce(session)
             except StoreError as error:
                 log.info("no lease yet", extra={"why": str(error)})
-                await self._clock.sleep(random.uniform(0.1, 0.4))  # noqa: S311 - jitter is no secret
+                await self._clock.sleep(random.uniform(0.1, 0.4))
                 continue
             self._session = session
             log.info("lease held", extra={"lease": session.id})

@@ -18,7 +18,8 @@ _UNITS = {
 }
 _PATTERN = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
-Quantity = Annotated[str, StringConstraints(pattern=_PATTERN)]
+# Bounded: int() refuses thousands of digits, and a float of hundreds is infinite.
+Quantity = Annotated[str, StringConstraints(pattern=_PATTERN, max_length=32)]
 
 
 def parse(text: str) -> int:

@@ -11,7 +11,7 @@ from schemas.meta import ApiModel, ApiObject, Status
 from store import keys
 from store.port import KeyValue, Put, Unchanged
 
-O = TypeVar("O", bound=ApiObject)  # noqa: E741 - one letter as type variables have
+Obj = TypeVar("Obj", bound=ApiObject)
 M = TypeVar("M", bound=ApiModel)
 
 
@@ -50,7 +50,7 @@ def decode(model: type[M], item: KeyValue) -> M:
         ) from error
 
 
-def decode_object(kind: type[O], item: KeyValue) -> O:
+def decode_object(kind: type[Obj], item: KeyValue) -> Obj:
     """Return the object under a spec key, with its resourceVersion."""
     found = decode(kind, item)
     metadata = found.metadata.model_copy(update={"resource_version": str(item.mod_revision)})
@@ -66,7 +66,7 @@ def status_type(kind: type[ApiObject]) -> type[Status] | None:
     return next((arg for arg in found if issubclass(arg, Status)), None)
 
 
-def with_status(obj: O, item: KeyValue | None) -> O:
+def with_status(obj: Obj, item: KeyValue | None) -> Obj:
     """Return the object with the status that lies under its status key."""
     model = status_type(type(obj))
     if model is None or item is None:

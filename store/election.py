@@ -57,7 +57,7 @@ class Election:
                 continue
             except StoreError as error:
                 log.info("campaign waits for the store", extra={"why": str(error)})
-                await self._clock.sleep(random.uniform(0.05, 0.5))  # noqa: S311 - jitter is no secret
+                await self._clock.sleep(random.uniform(0.05, 0.5))
                 continue
             return Leadership(self._key, epoch, session)
 

@@ -103,7 +103,7 @@ def _warning(version: Version) -> str:
 
 def _version_of(path: Path) -> Version | None:
     try:
-        done = subprocess.run(  # noqa: S603 - the program the user chose
+        done = subprocess.run(
             [str(path), "--version"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.SubprocessError):
@@ -143,7 +143,10 @@ def command(binary: Binary, data_dir: Path) -> tuple[str, ...]:
 class EmbeddedEtcd:
     """One member: start (or adopt), wait until ready, keep running, stop."""
 
-    def __init__(self, binary: Binary, data_dir: Path, clock: Clock) -> None:
+    def __init__(
+        self, binary: Binary, data_dir: Path, clock: Clock, *, ready_s: float = _READY_S
+    ) -> None:
+        self._ready_s = ready_s
         folder = make_folder(data_dir)
         self.address = EtcdAddress(socket=folder / CLIENT_SOCKET)
         self._log = data_dir / "etcd.log"
@@ -176,20 +179,20 @@ class EmbeddedEtcd:
         """
         try:
             await self.supervisor.start()
-            if await self._answers(_READY_S):
+            if await self._answers(self._ready_s):
                 return
             # Perhaps adopted and stuck; a start of our own gets one chance.
             if self.supervisor.running:
                 await self.supervisor.end()
                 await self.supervisor.start()
-                if await self._answers(_READY_S):
+                if await self._answers(self._ready_s):
                     return
         except OSError as error:
             raise EmbeddedEtcdError(f"etcd cannot be started: {error}") from error
         words = processes.last_lines(self._log)
         await self.supervisor.stop()
         raise EmbeddedEtcdError(
-            f"etcd did not get ready within {_READY_S:.0f} s; its last words: {words or 'none'}. "
+            f"etcd did not get ready within {self._ready_s:.0f} s; its last words: {words or 'none'}. "
             f"The whole log is {self._log}"
         )
 

@@ -24,8 +24,16 @@ class CompactedError(StoreError):
     """The history asked for is gone: list again."""
 
 
+class ReplacedError(CompactedError):
+    """The store is not the one that was listed: list again, and trust no version seen before."""
+
+
 class PermissionDeniedError(StoreError):
     """The store knows us and refuses: a person must mend credentials or roles."""
+
+
+class UnauthenticatedError(PermissionDeniedError):
+    """The token is stale or missing: authenticate again."""
 
 
 class TooLargeError(StoreError):

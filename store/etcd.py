@@ -8,6 +8,7 @@ from store.errors import (
     CompactedError,
     ConflictError,
     LeaseLostError,
+    ReplacedError,
     TooLargeError,
     UnavailableError,
 )
@@ -21,7 +22,7 @@ from store.port import (
     ServerStatus,
     WatchBatch,
 )
-from store.route import CALL_S, EtcdRoute
+from store.route import CALL_S, IDLE_S, EtcdRoute
 
 _LIST_S = 15.0
 _PAGE = 500
@@ -30,9 +31,8 @@ _PAGE = 500
 class EtcdTransport:
     """`store.port.Transport` on etcd; connects when first used."""
 
-    def __init__(self, address: EtcdAddress) -> None:
-        self._route = EtcdRoute(address)
-        self._cluster: str | None = None
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+        self._route = EtcdRoute(address, idle_s=idle_s)
 
     async def get(self, key: str) -> KeyValue | None:
         answer = await self._read("/kv/range", {"key": wire.b64(key)})
@@ -50,10 +50,11 @@ class EtcdTransport:
                 "revision": str(revision),
             }
             answer = await self._read("/kv/range", body, limit_s=_LIST_S)
-            revision = revision or int(answer["header"]["revision"])
+            revision = revision or int(wire.at(answer, "header", "revision"))
             items.extend(wire.key_value(tree) for tree in answer.get("kvs", ()))
             if not answer.get("more"):
-                return Listing(revision=revision, items=tuple(items))
+                store = str(wire.at(answer, "header", "cluster_id"))
+                return Listing(revision=revision, items=tuple(items), store=store)
             start = wire.b64(items[-1].key + "\0")
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
@@ -62,9 +63,10 @@ class EtcdTransport:
                 f"a transaction takes {MAX_OPERATIONS} operations, not {len(operations)}"
             )
         answer = await self._route.call("/kv/txn", wire.transaction(guards, operations))
+        revision = int(wire.at(answer, "header", "revision"))
         if not answer.get("succeeded"):
             raise ConflictError("what was read has changed since")
-        return int(answer["header"]["revision"])
+        return revision
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         request = {
@@ -89,28 +91,25 @@ class EtcdTransport:
             if int(result.get("compact_revision", 0)):
                 raise CompactedError("the history after the last revision seen is gone")
             raise UnavailableError(f"watch cancelled: {result.get('cancel_reason', 'no reason')}")
-        header = int(result["header"]["revision"])
-        if result.get("created"):
-            self._check_same_store(result["header"].get("cluster_id", ""), header, after_revision)
+        header, store = wire.at(result, "header"), str(wire.at(result, "header", "cluster_id"))
+        revision, is_created = int(wire.at(header, "revision")), bool(result.get("created"))
+        if is_created and revision < after_revision:
+            # Not to go on by its numbers: a watch on the future is silent for ever.
+            raise ReplacedError("the store was replaced or rolled back")
         changes = tuple(wire.change(tree) for tree in result.get("events", ()))
         # While catching up, etcd's header is ahead of the events: the last event counts.
         if changes:
-            return WatchBatch(revision=changes[-1].mod_revision, changes=changes)
-        return WatchBatch(revision=after_revision if result.get("created") else header, changes=())
-
-    def _check_same_store(self, cluster: str, revision: int, after_revision: int) -> None:
-        """Refuse to go on by numbers of another store: a watch on the future is silent for ever."""
-        if revision < after_revision or self._cluster not in (None, cluster):
-            self._cluster = cluster
-            raise CompactedError("the store was replaced or rolled back")
-        self._cluster = cluster
+            return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)
+        return WatchBatch(
+            revision=after_revision if is_created else revision, changes=(), store=store
+        )
 
     async def grant(self, ttl_s: int) -> int:
-        return int((await self._route.call("/lease/grant", {"TTL": str(ttl_s)}))["ID"])
+        return int(wire.at(await self._route.call("/lease/grant", {"TTL": str(ttl_s)}), "ID"))
 
     async def keep_alive(self, lease: int) -> int:
         answer = await self._read("/lease/keepalive", {"ID": str(lease)}, tries=1)
-        return int(answer.get("result", answer).get("TTL", 0))
+        return int(wire.at(answer, "result").get("TTL", 0))
 
     async def revoke(self, lease: int) -> None:
         try:
@@ -121,7 +120,8 @@ class EtcdTransport:
     async def status(self) -> ServerStatus:
         answer = await self._read("/maintenance/status", {})
         return ServerStatus(
-            version=str(answer["version"]), revision=int(answer["header"]["revision"])
+            version=str(wire.at(answer, "version")),
+            revision=int(wire.at(answer, "header", "revision")),
         )
 
     async def close(self) -> None:

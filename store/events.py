@@ -8,7 +8,7 @@ from machinery.clock import Clock
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import ObjectMeta
 from store import codec, keys
-from store.errors import StoreError
+from store.errors import LeaseLostError, StoreError
 from store.port import Put, Transport, Unchanged
 
 log = logging.getLogger(__name__)
@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 _KEPT_S = 3600
 # One lease for all events of this long: a lease per event would be a thousand leases.
 _LEASE_SHARED_S = 600.0
+_NAME_LENGTH = 100
 
 
 class EventRecorder:
@@ -41,7 +42,8 @@ class EventRecorder:
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         now = self._clock.now()
         event = Event(
-            metadata=ObjectMeta(name=f"{about.name}.{digest}"),
+            # The digest identifies; the name is for people, and must not be too long for one.
+            metadata=ObjectMeta(name=f"{about.name[:_NAME_LENGTH]}.{digest}"),
             spec=EventSpec(
                 about=about,
                 type=type_,
@@ -54,7 +56,9 @@ class EventRecorder:
         )
         try:
             await self._write(event)
-        except StoreError as error:
+        except (StoreError, codec.UndecodableError) as error:
+            if isinstance(error, LeaseLostError):
+                self._lease_until = float("-inf")
             log.info("event lost", extra={"reason": reason, "why": str(error)})
 
     async def _write(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from store.codec import UndecodableError
-from store.errors import CompactedError, StoreError
+from store.errors import CompactedError, ReplacedError, StoreError
 from store.port import KeyValue, Listing, Transport, WatchBatch
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ class Informer(Generic[T]):
         self._handlers: list[Callable[[str], None]] = []
         self._advanced = asyncio.Event()
         self._heard_at: float | None = None
+        self._store = ""
         self._synced = asyncio.Event()
         self.undecodable: set[str] = set()
         self.revision = 0
@@ -95,18 +96,21 @@ class Informer(Generic[T]):
             except CompactedError as error:
                 log.info("listing again", extra={"prefix": self._prefix, "why": str(error)})
                 must_list = True
+                if isinstance(error, ReplacedError):
+                    # A store that was replaced reuses revisions: every key counts as changed.
+                    self._versions = dict.fromkeys(self._versions, -1)
             except StoreError as error:
                 # The first failure is often just an idle stream that was cut.
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 log.log(level, "watch broke", extra={"prefix": self._prefix, "why": str(error)})
             failures += 1
-            await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))  # noqa: S311
+            await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))
 
     def _replace(self, listing: Listing) -> None:
         """Take over a list; what is missing in it was deleted, even if nobody told."""
         fresh = {item.key: item for item in listing.items}
-        # A store that was replaced may reuse revisions: then every key counts as changed.
-        rolled_back = listing.revision < self.revision
+        rolled_back = listing.revision < self.revision or listing.store != self._store
+        self._store = listing.store
         gone = [key for key in self._versions if key not in fresh]
         changed = [
             key
@@ -122,6 +126,8 @@ class Informer(Generic[T]):
         self._tell([*gone, *changed])
 
     def _take(self, batch: WatchBatch) -> None:
+        if batch.store != self._store:
+            raise ReplacedError("the store was replaced by another")
         for change in batch.changes:
             if change.now is None:
                 self._drop(change.key)

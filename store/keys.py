@@ -50,7 +50,7 @@ def event_key(name: str) -> str:
 
 
 def kind_and_name(key: str) -> tuple[str, str]:
-    """Return kind and name of a key below spec/ or status/.
+    """Return kind and name (with what follows it) of a key below spec/, status/ and the like.
 
     Raises:
         ValueError: the key is not of that form.
@@ -58,7 +58,7 @@ def kind_and_name(key: str) -> tuple[str, str]:
     """
     _, _, rest = key.removeprefix(f"{ROOT}/").partition("/")
     kind, slash, name = rest.partition("/")
-    if not (slash and kind and name):
+    if not (key.startswith(f"{ROOT}/") and slash and kind and name):
         raise ValueError(f"{key} is no key of an object")
     return kind, name
 

@@ -6,7 +6,7 @@ The owner asks `valid()` before it acts: a process that was frozen past its time
 import logging
 
 from machinery.clock import Clock
-from store.errors import LeaseLostError, StoreError, UnavailableError
+from store.errors import LeaseLostError, StoreError
 from store.port import Transport
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,11 @@ class LeaseSession:
             asked_at = self._clock.monotonic()
             try:
                 lives_s = await self._transport.keep_alive(self.id)
-            except UnavailableError:
+            except LeaseLostError:
+                raise
+            except StoreError as error:
+                # Whatever it says, it did not say that the lease is gone.
+                log.debug("lease not renewed", extra={"why": str(error)})
                 await self._clock.sleep(0.1)
                 continue
             if lives_s <= 0:

@@ -4,7 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from machinery.clock import Clock
-from store.errors import CompactedError, ConflictError, LeaseLostError, TooLargeError
+from store.errors import (
+    CompactedError,
+    ConflictError,
+    LeaseLostError,
+    ReplacedError,
+    TooLargeError,
+)
 from store.port import (
     MAX_OPERATIONS,
     Change,
@@ -98,7 +104,9 @@ class MemoryTransport:
         yield WatchBatch(revision=after_revision, changes=())
         while True:
             self._expire()
-            if after_revision < self._compacted or after_revision > self._revision:
+            if after_revision > self._revision:
+                raise ReplacedError("the store was replaced or rolled back")
+            if after_revision < self._compacted:
                 raise CompactedError("the history is gone")
             moved, upto = self._moved, self._revision
             fresh = tuple(

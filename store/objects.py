@@ -6,10 +6,10 @@ from schemas.meta import ApiObject
 from store import codec, keys
 from store.port import Transport
 
-O = TypeVar("O", bound=ApiObject)  # noqa: E741 - one letter as type variables have
+Obj = TypeVar("Obj", bound=ApiObject)
 
 
-async def get(transport: Transport, kind: type[O], name: str) -> O | None:
+async def get(transport: Transport, kind: type[Obj], name: str) -> Obj | None:
     """Return the object with its status; None if it is not there."""
     item = await transport.get(_key(kind, name))
     if item is None:
@@ -20,7 +20,7 @@ async def get(transport: Transport, kind: type[O], name: str) -> O | None:
     return codec.with_status(found, await transport.get(keys.status_key(kind.__name__, name)))
 
 
-async def list_all(transport: Transport, kind: type[O]) -> list[O]:
+async def list_all(transport: Transport, kind: type[Obj]) -> list[Obj]:
     """Return all objects of a kind with their statuses, by name."""
     listing = await transport.list(_prefix(kind))
     found = [codec.decode_object(kind, item) for item in listing.items]

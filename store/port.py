@@ -25,6 +25,8 @@ class Listing:
 
     revision: int
     items: tuple[KeyValue, ...]
+    store: str = ""
+    """Which store this is: revisions of another one mean nothing here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class WatchBatch:
 
     revision: int
     changes: tuple[Change, ...]
+    store: str = ""
+    """Which store this is; see `Listing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,8 @@ class Transport(Protocol):
         The first batch has no changes: it says that the watch stands. Does not reconnect.
 
         Raises:
-            CompactedError: the history is gone, or the store is not the one that was listed.
+            CompactedError: the history is gone; ReplacedError: the store has not come so far,
+                so it is not the one that was listed.
             UnavailableError: the stream broke; watch again after the last revision seen.
 
         """

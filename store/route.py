@@ -6,23 +6,30 @@ those are replaced: see docs/adr/0002-etcd-client.md and tests/store/test_etcd3_
 """
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from io import BytesIO
 
 import aiohttp
 from etcd3 import AioClient
 
 from store import wire
 from store.address import EtcdAddress
-from store.errors import PermissionDeniedError, UnavailableError
+from store.errors import (
+    PermissionDeniedError,
+    StoreError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 
 CALL_S = 2.0
 # Unary calls in flight at once; waiting for a place does not count against a call's time.
 _AT_ONCE = 32
+# Shorter than a call, so that a call can still go to another endpoint.
+_CONNECT_S = 1.0
 # Embedded etcd reports progress every 5 s; an external one may not, and then an idle watch is
 # opened anew this often, which costs one request.
-_IDLE_S = 17.0
+IDLE_S = 17.0
 
 
 class _Route(AioClient):  # type: ignore[misc]  # etcd3-py has no types
@@ -50,11 +57,14 @@ class EtcdRoute:
     Connects when first used. Endpoints take turns: whoever fails is not asked next.
     """
 
-    def __init__(self, address: EtcdAddress) -> None:
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
         self._address = address
+        self._idle_s = idle_s
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._turn = 0
         self._token: str | None = None
+        # etcd checks a password with bcrypt: 32 calls at once must not ask for 32 tokens.
+        self._authenticating = asyncio.Lock()
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
@@ -71,61 +81,94 @@ class EtcdRoute:
 
         """
         async with self._places:
-            for fresh_token in (False, True):
-                if self._address.username and (self._token is None or fresh_token):
-                    await self._authenticate(limit_s)
-                status, raw = await self._post(path, body, limit_s)
-                if status == 200:
-                    return wire.loads(raw)
-                code, text = wire.error_of(raw)
-                stale = code == wire.UNAUTHENTICATED and self._address.username
-                if not stale or fresh_token:
-                    raise self._failed(code, text)
-        raise AssertionError("unreachable")
+            for _ in self._address.endpoints[1:]:
+                try:
+                    return await self._ask(path, body, limit_s)
+                except UnavailableError as error:
+                    # Where nothing can have been written, the next may be asked, even to write.
+                    if error.ambiguous:
+                        raise
+            return await self._ask(path, body, limit_s)
 
-    def _failed(self, code: int, text: str) -> Exception:
-        error = wire.exception_of(code, text)
-        if isinstance(error, UnavailableError):
-            self._turn += 1
-        return error
-
-    async def _post(self, path: str, body: wire.Json, limit_s: float) -> tuple[int, bytes]:
-        timeout = aiohttp.ClientTimeout(total=limit_s)
-        headers = {"Content-Type": "application/json"}
-        route = self._route(self._session())
+    async def _ask(self, path: str, body: wire.Json, limit_s: float) -> wire.Json:
+        """Call one endpoint; once more with a fresh token if ours is stale."""
+        token = await self._current_token(limit_s)
         try:
-            # A file object, because aiohttp warns of large bodies given as bytes.
-            data = BytesIO(wire.dumps(body))
+            return await self._exchange(path, body, limit_s, token)
+        except UnauthenticatedError:
+            if token is None:
+                raise
+        self._forget(token)
+        return await self._exchange(path, body, limit_s, await self._current_token(limit_s))
+
+    async def _exchange(
+        self, path: str, body: wire.Json, limit_s: float, token: str | None
+    ) -> wire.Json:
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=min(limit_s, _CONNECT_S))
+        headers = {"Content-Type": "application/json"}
+        turn, route = self._turn, self._route(self._session(), token)
+        try:
             async with route.call_rpc(
-                path, data, raw=True, timeout=timeout, headers=headers
+                path, _payload(body), raw=True, timeout=timeout, headers=headers
             ) as response:
-                return response.status, await response.read()
+                raw = await response.read()
+                if response.status == 200:
+                    return wire.loads(raw)
+                raise wire.exception_of(*wire.error_of(raw))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._turn += 1
+            self._pass_on(turn)
             raise self._unreachable(error) from error
+        except UnavailableError:
+            self._pass_on(turn)
+            raise
+
+    def _pass_on(self, turn: int) -> None:
+        """Ask the next endpoint from here on; many calls that fail at once are one failure."""
+        if self._turn == turn:
+            self._turn += 1
 
     def _unreachable(self, error: BaseException) -> UnavailableError:
         what = str(error) or f"no answer ({type(error).__name__})"
-        # A refused connection is the one failure after which nothing can have been written.
-        refused = isinstance(error, aiohttp.ClientConnectorError)
-        return UnavailableError(f"etcd at {self._address}: {what}", ambiguous=not refused)
+        # Without a connection nothing can have been written.
+        unconnected = isinstance(
+            error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+        )
+        return UnavailableError(f"etcd at {self._address}: {what}", ambiguous=not unconnected)
 
-    async def _authenticate(self, limit_s: float) -> None:
-        self._token = None
+    async def _current_token(self, limit_s: float) -> str | None:
+        """Return the token to call with; None if we have no user."""
+        if not self._address.username:
+            return None
+        if self._token is not None:
+            return self._token
+        try:
+            async with asyncio.timeout(limit_s), self._authenticating:
+                self._token = self._token or await self._authenticate(limit_s)
+                return self._token
+        except TimeoutError as error:
+            raise self._unreachable(error) from error
+
+    async def _authenticate(self, limit_s: float) -> str:
         body = {"name": self._address.username, "password": self._address.password}
-        status, raw = await self._post("/auth/authenticate", body, limit_s)
-        if status != 200:
-            code, text = wire.error_of(raw)
-            error = wire.exception_of(code, text)
-            if isinstance(error, UnavailableError):
-                raise error
-            raise PermissionDeniedError(f"etcd refuses user {self._address.username!r}: {text}")
-        self._token = str(wire.loads(raw)["token"])
+        try:
+            answer = await self._exchange("/auth/authenticate", body, limit_s, None)
+        except UnavailableError as error:
+            # No call was made yet, so nothing was written.
+            raise UnavailableError(str(error)) from error
+        except StoreError as error:
+            raise PermissionDeniedError(
+                f"etcd refuses user {self._address.username!r}: {error}"
+            ) from error
+        return str(wire.at(answer, "token"))
 
-    def _route(self, session: aiohttp.ClientSession) -> _Route:
+    def _forget(self, token: str | None) -> None:
+        if self._token == token:
+            self._token = None
+
+    def _route(self, session: aiohttp.ClientSession, token: str | None) -> _Route:
         urls = self._address.endpoints or ("http://localhost",)
         route = _Route(urls[self._turn % len(urls)].rstrip("/"), session)
-        route.token = self._token
+        route.token = token
         return route
 
     def _session(self) -> aiohttp.ClientSession:
@@ -138,9 +181,13 @@ class EtcdRoute:
             return aiohttp.UnixConnector(
                 str(self._address.socket), limit=limit, force_close=force_close
             )
-        return aiohttp.TCPConnector(
-            limit=limit, force_close=force_close, ssl=self._address.ssl_context() or True
-        )
+        try:
+            tls = self._address.ssl_context() or True
+        except OSError as error:  # SSLError is one
+            raise UnavailableError(
+                f"etcd at {self._address}: the certificate files cannot be used: {error}"
+            ) from error
+        return aiohttp.TCPConnector(limit=limit, force_close=force_close, ssl=tls)
 
     @asynccontextmanager
     async def stream(
@@ -151,34 +198,42 @@ class EtcdRoute:
             self._streams = aiohttp.ClientSession(
                 connector=self._connector(limit=0, force_close=True), read_bufsize=2**20
             )
-        if self._address.username and self._token is None:
-            await self._authenticate(CALL_S)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=_IDLE_S)
-        route = self._route(self._streams)
+        token = await self._current_token(CALL_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=self._idle_s)
+        turn, route = self._turn, self._route(self._streams, token)
         headers = {"Content-Type": "application/json", **headers}
         try:
             async with route.call_rpc(
                 path, wire.dumps(body), raw=True, timeout=timeout, headers=headers
             ) as response:
-                if response.status != 200:
-                    code, text = wire.error_of(await response.read())
-                    self._token = None  # it may be stale; on 3.5.1 that reads as denied
-                    raise UnavailableError(f"watch refused: {text} (code {code})")
-                yield _lines(response.content)
+                yield _lines(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._turn += 1
+            self._pass_on(turn)
             raise self._unreachable(error) from error
+        except UnavailableError:
+            self._pass_on(turn)
+            self._forget(token)  # it may be stale; etcd cancels such a watch as denied
+            raise
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+def _payload(body: wire.Json) -> bytes | io.BytesIO:
+    """Return the body as aiohttp wants it: a large one as a file, or it warns."""
+    raw = wire.dumps(body)
+    return raw if len(raw) < 2**20 else io.BytesIO(raw)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
     """Yield frames: newline-delimited, several in a chunk, and split across chunks.
 
     Raises:
-        UnavailableError: the server ended the stream.
+        UnavailableError: the server refused or ended the stream.
 
     """
+    if response.status != 200:
+        code, text = wire.error_of(await response.read())
+        raise UnavailableError(f"watch refused: {text} (code {code})")
     rest: list[bytes] = []
-    async for chunk in content.iter_any():
+    async for chunk in response.content.iter_any():
         if b"\n" not in chunk:
             rest.append(chunk)
             continue

@@ -17,6 +17,7 @@ from store.errors import (
     PermissionDeniedError,
     StoreError,
     TooLargeError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from store.port import Change, CreatedAt, Delete, Guard, KeyValue, Operation, Put, Unchanged
@@ -24,7 +25,7 @@ from store.port import Change, CreatedAt, Delete, Guard, KeyValue, Operation, Pu
 Json = dict[str, Any]
 
 # gRPC status codes: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-_DEADLINE, _NOT_FOUND, _DENIED, _EXHAUSTED, _RANGE, _UNAVAILABLE, UNAUTHENTICATED = (
+_DEADLINE, _NOT_FOUND, _DENIED, _EXHAUSTED, _RANGE, _UNAVAILABLE, _UNAUTHENTICATED = (
     4,
     5,
     7,
@@ -49,29 +50,54 @@ def loads(raw: bytes) -> Json:
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise UnavailableError(f"not an answer of etcd: {raw[:80]!r}") from error
+        raise _not_etcd(raw) from error
     if not isinstance(value, dict):
-        raise UnavailableError(f"not an answer of etcd: {raw[:80]!r}")
+        raise _not_etcd(raw)
     return value
 
 
+def _not_etcd(said: object) -> UnavailableError:
+    """Return the error for an answer that makes no sense; a write may have been applied."""
+    return UnavailableError(f"not an answer of etcd: {str(said)[:80]}", ambiguous=True)
+
+
+def at(tree: Json, *path: str) -> Any:
+    """Return what must be there in an answer of etcd.
+
+    Raises:
+        UnavailableError: it is not there, so whoever answered is not etcd.
+
+    """
+    found: Any = tree
+    for name in path:
+        if not isinstance(found, dict) or name not in found:
+            raise _not_etcd(tree)
+        found = found[name]
+    return found
+
+
 def b64(text: str | bytes) -> str:
-    return b64encode(text.encode() if isinstance(text, str) else text).decode()
+    # A key that somebody wrote by hand need not be text, and must not stop who lists it.
+    raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    return b64encode(raw).decode()
 
 
 def key_value(tree: Json) -> KeyValue:
-    return KeyValue(
-        key=b64decode(tree["key"]).decode(),
-        value=b64decode(tree.get("value", "")),
-        create_revision=int(tree.get("create_revision", 0)),
-        mod_revision=int(tree.get("mod_revision", 0)),
-        lease=int(tree.get("lease", 0)),
-    )
+    try:
+        return KeyValue(
+            key=b64decode(tree["key"]).decode("utf-8", "surrogateescape"),
+            value=b64decode(tree.get("value", "")),
+            create_revision=int(tree.get("create_revision", 0)),
+            mod_revision=int(tree.get("mod_revision", 0)),
+            lease=int(tree.get("lease", 0)),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _not_etcd(tree) from error
 
 
 def change(tree: Json) -> Change:
     """Return one event of a watch; a put carries no type."""
-    now = key_value(tree["kv"])
+    now = key_value(at(tree, "kv"))
     gone = tree.get("type") == "DELETE"
     return Change(key=now.key, mod_revision=now.mod_revision, now=None if gone else now)
 
@@ -124,7 +150,8 @@ def error_of(raw: bytes) -> tuple[int, str]:
     if isinstance(nested, dict):  # streams nest it
         tree = nested
     text = tree.get("message") or tree.get("error") or "no reason given"
-    return int(tree.get("grpc_code") or tree.get("code") or 2), str(text)
+    code = tree.get("grpc_code") or tree.get("code")
+    return code if isinstance(code, int) else 2, str(text)
 
 
 # Texts that etcd has used for the same thing over the years, and gRPC codes; first match wins.
@@ -133,7 +160,8 @@ _MEANINGS: tuple[tuple[tuple[int, ...], tuple[str, ...], type[StoreError]], ...]
     ((), ("too large", "larger than max", "too many operations"), TooLargeError),
     ((), ("space exceeded",), NoSpaceError),
     ((_NOT_FOUND,), ("lease not found",), LeaseLostError),
-    ((_DENIED, UNAUTHENTICATED), (), PermissionDeniedError),
+    ((_UNAUTHENTICATED,), ("user name is empty",), UnauthenticatedError),
+    ((_DENIED,), (), PermissionDeniedError),
     (
         (_UNAVAILABLE, _DEADLINE, _EXHAUSTED),
         ("deadline exceeded", "timed out", "no leader", "leader changed"),

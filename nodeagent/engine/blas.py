@@ -115,5 +115,5 @@ def _compile(built: Path, openblas: Path) -> None:
         command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(output), str(source)]
         command += [str(openblas), f"-Wl,-rpath,{openblas.parent}"]
         # Every word of the command is ours or NumPy's own path.
-        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)  # noqa: S603
+        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
         output.replace(built)

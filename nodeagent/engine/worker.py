@@ -67,7 +67,7 @@ class Worker:
         self.gauges.total_bytes = facts.weight_bytes
         blas.install(self.config.blas_cache)
         # Not at the top: it takes seconds, while the port answers, and needs the BLAS in place.
-        from nodeagent.engine import batch, loading  # noqa: PLC0415
+        from nodeagent.engine import batch, loading  # noqa: PLC0415 - see above
 
         loaded = loading.load(
             self.config.model_dir, facts, self.gauges, is_stopping=self._stopping.is_set

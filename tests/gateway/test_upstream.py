@@ -105,7 +105,7 @@ async def test_such_connections_are_not_used_again(pool: Pool, answer: Answering
 async def test_broken_answers(
     pool: Pool,
     answer: Answering | bytes,
-    had_bytes: bool,  # noqa: FBT001 - pytest passes it by name
+    had_bytes: bool,
 ) -> None:
     async with serving(answer) as (server, origin):
         with pytest.raises(BrokenError) as caught:

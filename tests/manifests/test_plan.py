@@ -8,10 +8,10 @@ import pytest
 from manifests import diff, plan
 from manifests.diff import FieldChange
 from manifests.load import Loaded
-from manifests.tree import ObjectKey, Tree
+from manifests.tree import Tree
 from schemas import kinds
 from schemas.deployment import ModelDeployment
-from schemas.meta import ApiObject
+from schemas.meta import ApiObject, ObjectKey
 from schemas.node import Node
 from store import codec
 from tests.manifests.making import HEAD, deployment, in_pool, pool, read, route

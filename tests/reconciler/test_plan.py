@@ -1,5 +1,7 @@
 """The reconciler's plan: a table of situations."""
 
+from dataclasses import replace
+
 import pytest
 
 from reconciler.actions import (
@@ -138,8 +140,6 @@ def test_plan(seen: Observed, wanted: list[str]) -> None:
 
 
 def test_a_replica_of_an_earlier_deployment_is_ended() -> None:
-    from dataclasses import replace
-
     stranger = replace(replica(0), is_ours=False)
     decided = plan(observed(deployment(), (stranger,), (A,)))
     assert [short(action) for action in decided.actions] == ["-qwen-0 OwnerReplaced"]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from machinery.clock import SystemClock
 from store.errors import CompactedError, ConflictError, LeaseLostError, TooLargeError
 from store.memory import MemoryTransport
 from store.port import Change, CreatedAt, Delete, Put, Transport, Unchanged
@@ -189,8 +190,6 @@ async def test_a_watch_from_the_future_is_refused(transport: Transport, corner: 
 
 
 async def test_memory_compaction_is_told() -> None:
-    from machinery.clock import SystemClock
-
     transport = MemoryTransport(SystemClock())
     start = await put(transport, "/a")
     await put(transport, "/a")

@@ -1,0 +1,254 @@
+"""From the store to what the planner sees, through real caches."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from machinery.clock import SystemClock
+from reconciler.controller import deployment_of, make_caches
+from reconciler.fleet import Fleet
+from schemas.meta import ApiObject, ObjectKey, ObjectMeta
+from schemas.node import Node, NodeSpec
+from schemas.pools import (
+    GroupMember,
+    NodePool,
+    NodePoolSpec,
+    NodeSelector,
+    Reserved,
+    ShardGroup,
+    ShardGroupSpec,
+)
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Delete, Operation, Put
+from tests.reconciler.agents import node_status, put_endpoint, put_lease, put_node, put_rank
+from tests.support.fleets import GIB, deployment, replica
+
+_LOST: frozenset[str] = frozenset()
+
+
+class World:
+    """A store, and the caches of it."""
+
+    def __init__(self) -> None:
+        clock = SystemClock()
+        self.transport = MemoryTransport(clock)
+        self.caches = make_caches(self.transport, clock)
+        self.fleet = Fleet(self.caches)
+
+    async def write(self, *operations: Operation) -> None:
+        """Write, and wait until the caches show it."""
+        revision = await self.transport.commit([], operations)
+        keys_written = [operation.key for operation in operations]
+        informers = (
+            (keys.SPEC_PREFIX, self.caches.specs.reached),
+            (keys.STATUS_PREFIX, self.caches.statuses.reached),
+            (keys.RANK_PREFIX, self.caches.ranks.reached),
+            (keys.NODE_LEASE_PREFIX, self.caches.leases.reached),
+            (keys.ENDPOINT_PREFIX, self.caches.endpoints.reached),
+        )
+        async with asyncio.timeout(5):
+            for prefix, reached in informers:
+                if any(key.startswith(prefix) for key in keys_written):
+                    await reached(revision)
+
+    async def have(self, *objects: ApiObject) -> None:
+        await self.write(*(codec.put_spec(found) for found in objects))
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
+        async with asyncio.timeout(5):
+            for informer in made.caches.all():
+                await informer.wait_synced()
+        yield made
+        for task in tasks:
+            task.cancel()
+
+
+def pool(name: str, **spec: object) -> NodePool:
+    return NodePool(metadata=ObjectMeta(name=name), spec=NodePoolSpec.model_validate(spec))
+
+
+async def test_nodes_and_leases(world: World) -> None:
+    await world.write(put_node("a"), put_node("b"), put_lease("b"), put_lease("unknown"))
+    assert world.fleet.node_names() == ["a", "b"]
+    assert [(view.name, view.is_ready) for view in world.fleet.nodes()] == [
+        ("a", False),
+        ("b", True),
+    ]
+    await world.write(Delete(key=keys.node_lease_key("b")))
+    assert not any(view.is_ready for view in world.fleet.nodes())
+
+
+async def test_labels_and_cordon(world: World) -> None:
+    metadata = ObjectMeta(name="a", labels={"rack": "1", "fleet/os": "mine"})
+    await world.have(Node(metadata=metadata, spec=NodeSpec(unschedulable=True)))
+    await world.write(put_node("a"))
+    (view,) = world.fleet.nodes()
+    assert view.is_cordoned
+    assert view.labels == {
+        "fleet/node": "a",
+        "fleet/os": "mine",
+        "fleet/chip": "Apple-M4",
+        "rack": "1",
+    }
+
+
+async def test_the_largest_reservation_counts(world: World) -> None:
+    await world.write(put_node("a"), put_node("b"))
+    await world.have(
+        pool("small", nodes=("a",), reserved=Reserved(memory="1Gi")),
+        pool("large", nodes=("a", "gone"), reserved=Reserved(memory="3Gi")),
+        pool("none", nodes=("b",)),
+    )
+    seen = {view.name: (view.allocatable_bytes, view.pools) for view in world.fleet.nodes()}
+    assert seen == {"a": (5 * GIB, {"small", "large"}), "b": (8 * GIB, {"none"})}
+
+
+@pytest.mark.parametrize(
+    ("selector", "members"),
+    [
+        (NodeSelector(), ["a", "b"]),
+        (NodeSelector(chips=("Apple M4", "Apple M3")), ["a"]),
+        (NodeSelector(min_memory="16Gi"), ["b"]),
+        (NodeSelector(min_memory="16.1Gi"), []),
+        (NodeSelector(match_labels={"fleet/chip": "Apple-M2-Ultra"}), ["b"]),
+        (NodeSelector(match_labels={"rack": "1"}), []),
+        (NodeSelector(chips=("Apple M4",), min_memory="16Gi"), []),
+    ],
+)
+async def test_selectors(world: World, selector: NodeSelector, members: list[str]) -> None:
+    big = node_status("b", memory_gib=16, chip="Apple M2 Ultra")
+    await world.write(put_node("a"), put_node("b", big))
+    assert world.fleet.pool_members(pool("p", selector=selector)) == members
+    assert world.fleet.pool_members(pool("p")) == []
+
+
+async def test_only_exclusive_groups_reserve(world: World) -> None:
+    def group(name: str, reservation: str, *nodes: str) -> ShardGroup:
+        members = tuple(GroupMember(node=node) for node in nodes)
+        spec = ShardGroupSpec.model_validate({"members": members, "reservation": reservation})
+        return ShardGroup(metadata=ObjectMeta(name=name), spec=spec)
+
+    await world.write(put_node("a"), put_node("b"), put_node("c"))
+    await world.have(group("pair", "Exclusive", "a", "b"), group("shared", "Shared", "b", "c"))
+    seen = {view.name: view.reserved_by_group for view in world.fleet.nodes()}
+    assert seen == {"a": "pair", "b": "pair", "c": ""}
+
+
+async def test_whatever_is_assigned_takes_memory(world: World) -> None:
+    await world.write(put_node("a"), put_node("b"))
+    await world.have(
+        replica(0).replica,
+        replica(1, is_deleting=True).replica,
+        replica(0, of=deployment(name="other")).replica,
+        replica(2, on="b").replica,
+    )
+    seen = {view.name: (view.used_bytes, dict(view.replicas)) for view in world.fleet.nodes()}
+    assert seen == {"a": (3 * GIB, {"qwen": 2, "other": 1}), "b": (GIB, {"qwen": 1})}
+    assert world.fleet.expected_nodes() == {"a", "b"}
+
+
+async def test_a_deleted_node_is_expected_while_it_has_work(world: World) -> None:
+    await world.have(replica(0, on="deleted").replica)
+    assert world.fleet.expected_nodes() == {"deleted"}
+    assert world.fleet.node_names() == []
+
+
+async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
+    owner, mine = deployment(), replica(0).replica
+    await world.have(owner, mine)
+    await world.write(put_rank(mine, holds=False))
+    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=7).replicas
+    assert (seen.is_ours, seen.is_ready, seen.is_stopped, seen.is_node_lost) == (
+        True,
+        False,
+        False,
+        False,
+    )
+    assert seen.trouble == "so it is"
+    await world.write(put_endpoint(mine), put_rank(mine))
+    (seen,) = world.fleet.observe("qwen", lost=frozenset({"a"}), next_look_s=None).replicas
+    assert (seen.is_ready, seen.is_node_lost, seen.trouble) == (True, True, "")
+    item = await world.transport.get(keys.spec_key("Replica", "qwen-0"))
+    assert item is not None
+    assert seen.version == item.mod_revision
+    await world.write(put_rank(mine, "Stopped"))
+    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=None).replicas
+    assert seen.is_stopped
+
+
+async def test_words_about_an_earlier_replica_are_void(world: World) -> None:
+    old = replica(0).replica
+    new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "new"})})
+    await world.have(deployment(), new)
+    await world.write(put_endpoint(old), put_rank(old, "Stopped"))
+    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=None).replicas
+    assert (seen.is_ready, seen.is_stopped) == (False, False)
+
+
+async def test_a_deployment_of_the_same_name_is_not_the_owner(world: World) -> None:
+    second = deployment()
+    second = second.model_copy(
+        update={"metadata": second.metadata.model_copy(update={"uid": "second"})}
+    )
+    await world.have(second, replica(0).replica)
+    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=None).replicas
+    assert not seen.is_ours
+
+
+async def test_who_wants_more(world: World) -> None:
+    await world.have(
+        deployment(replicas=2),
+        deployment(replicas=1, name="other"),
+        deployment(replicas=0, name="none"),
+        replica(0).replica,
+    )
+    assert world.fleet.unplaced() == {"qwen", "other"}
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"\xff", b'{"kind":"ModelDeployment","future":1}'])
+async def test_what_cannot_be_read_keeps_its_last_good_value(world: World, value: bytes) -> None:
+    key = ObjectKey("ModelDeployment", "qwen")
+    await world.have(deployment(replicas=3))
+    assert world.fleet.is_readable(key)
+    await world.write(Put(key=keys.spec_key(*key), value=value))
+    assert not world.fleet.is_readable(key)
+    assert world.fleet.unplaced() == {"qwen"}
+    await world.have(deployment(replicas=0))
+    assert world.fleet.is_readable(key)
+    assert world.fleet.unplaced() == set()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.SPEC_PREFIX + "stray",
+        keys.SPEC_PREFIX + "Unheard/of",
+        keys.SPEC_PREFIX + "/",
+        keys.STATUS_PREFIX + "stray",
+        keys.STATUS_PREFIX + "Unheard/of",
+        keys.STATUS_PREFIX + "Event/x",
+        keys.RANK_PREFIX + "x",
+        keys.ENDPOINT_PREFIX + "x",
+        keys.NODE_LEASE_PREFIX + "x",
+    ],
+)
+async def test_strangers_below_our_prefix_end_nothing(world: World, key: str) -> None:
+    await world.write(Put(key=key, value=b"hello"))
+    await world.write(put_node("a"))
+    await world.have(deployment())
+    assert world.fleet.node_names() == ["a"]
+    assert world.fleet.unplaced() == {"qwen"}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("qwen-0", "qwen"), ("a-1-12", "a-1"), ("odd", ""), ("x.y-3", "x.y")]
+)
+def test_deployment_of(name: str, wanted: str) -> None:
+    assert deployment_of(name) == wanted

@@ -1,0 +1,181 @@
+"""Statuses: what conditions say, and that their times move only with their truth."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from reconciler import status
+from reconciler.placement.place import Unschedulable, place
+from schemas.deployment import ModelDeploymentStatus
+from schemas.meta import Condition, ObjectMeta, Status, Truth, find_condition
+from schemas.pools import GroupMember, NodePool, NodePoolSpec, ShardGroup, ShardGroupSpec
+from schemas.replica import RankStatus
+from schemas.route import Backend, ModelRoute, ModelRouteSpec
+from tests.support.fleets import NOW, deployment, node, observed, replica
+
+LATER = NOW + timedelta(seconds=5)
+
+
+def get(found: Status, type_: str) -> Condition:
+    condition = find_condition(found.conditions, type_)
+    assert condition is not None
+    return condition
+
+
+def said(found: Status, type_: str) -> tuple[str, str, str]:
+    condition = get(found, type_)
+    return condition.status.value, condition.reason, condition.message
+
+
+def unschedulable() -> Unschedulable:
+    verdict = place(deployment(), [node("small", memory_gib=1)])
+    assert isinstance(verdict, Unschedulable)
+    return verdict
+
+
+def of_deployment(
+    *replicas: object, wanted: int = 2, why: Unschedulable | None = None
+) -> ModelDeploymentStatus:
+    seen = observed(deployment(replicas=wanted), replicas)  # type: ignore[arg-type]  # ReplicaViews
+    return status.of_deployment(deployment(replicas=wanted), seen, why, old=None, now=NOW)
+
+
+def test_all_is_well() -> None:
+    made = of_deployment(replica(0), replica(1))
+    assert said(made, "Available") == ("True", "AllReplicasReady", "2 of 2 replicas ready")
+    assert said(made, "Placed") == ("True", "AllPlaced", "")
+    assert (made.replicas, made.ready_replicas, made.observed_generation) == (2, 2, 1)
+
+
+def test_scaled_to_zero_is_available() -> None:
+    made = of_deployment(wanted=0)
+    assert said(made, "Available") == ("True", "ScaledToZero", "0 of 0 replicas ready")
+
+
+def test_starting() -> None:
+    made = of_deployment(replica(0), replica(1, is_ready=False))
+    assert said(made, "Available") == ("False", "ReplicasStarting", "1 of 2 replicas ready")
+
+
+def test_placing() -> None:
+    made = of_deployment(replica(0))
+    assert said(made, "Placed") == ("False", "Placing", "1 of 2 replicas have a node")
+
+
+def test_trouble_names_replica_node_and_words() -> None:
+    made = of_deployment(
+        replica(0), replace(replica(1, on="b", is_ready=False), trouble="it ended")
+    )
+    assert said(made, "Available") == (
+        "False",
+        "ReplicaNotReady",
+        "1 of 2 replicas ready; qwen-1 on b: it ended",
+    )
+
+
+def test_unschedulable_says_why_per_node() -> None:
+    made = of_deployment(replica(0), why=unschedulable())
+    line = "0/1 nodes fit: 1 InsufficientMemory (need 2.8 GiB, best has 1.0 GiB free)"
+    assert said(made, "Placed") == ("False", "Unschedulable", line)
+    assert said(made, "Available")[1:] == ("Unschedulable", f"1 of 2 replicas ready; {line}")
+    assert [(r.node, r.reason) for r in made.refusals] == [("small", "InsufficientMemory")]
+
+
+def test_twenty_refusals_are_enough() -> None:
+    verdict = place(deployment(), [node(f"n{i}", is_ready=False) for i in range(50)])
+    assert isinstance(verdict, Unschedulable)
+    assert len(of_deployment(why=verdict).refusals) == 20
+
+
+def test_replicas_of_an_earlier_deployment_do_not_count() -> None:
+    made = of_deployment(replace(replica(0), is_ours=False), replica(5), wanted=1)
+    assert (made.replicas, made.ready_replicas) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"), [(True, True, False), (False, False, False), (True, False, True)]
+)
+def test_times_move_only_with_the_truth(*, before: bool, after: bool, moves: bool) -> None:
+    old = Status(
+        conditions=status.settle(
+            None, [status.condition("Ready", "Old", "old", holds=before)], generation=1, now=NOW
+        )
+    )
+    fresh = status.condition("Ready", "New", "new", holds=after)
+    (made,) = status.settle(old, [fresh], generation=2, now=LATER)
+    assert (made.reason, made.message, made.observed_generation) == ("New", "new", 2)
+    assert made.last_transition_time == (LATER if moves else NOW)
+
+
+def test_a_condition_that_is_not_said_any_more_goes() -> None:
+    old = Status(conditions=(Condition(type="Gone", status=Truth.TRUE, reason="X"),))
+    assert [c.type for c in status.settle(old, [], generation=1, now=NOW)] == []
+
+
+def test_looking_again_changes_nothing() -> None:
+    seen = observed(deployment(), (replica(0),))
+    first = status.of_deployment(deployment(), seen, None, old=None, now=NOW)
+    assert status.of_deployment(deployment(), seen, None, old=first, now=LATER) == first
+
+
+def rank(reason: str, *, holds: bool) -> RankStatus:
+    truth = Truth.TRUE if holds else Truth.FALSE
+    condition = Condition(type="Ready", status=truth, reason=reason, message="words")
+    return RankStatus(replica_uid="uid-qwen-0", node="a", conditions=(condition,))
+
+
+@pytest.mark.parametrize(
+    ("found", "is_serving", "wanted"),
+    [
+        (None, True, ("True", "Serving", "")),
+        (rank("Loading", holds=False), True, ("True", "Serving", "")),
+        (rank("Loading", holds=False), False, ("False", "Loading", "words")),
+        (None, False, ("False", "WaitingForAgent", "its agent has not reported yet")),
+        # The agent thinks that it serves, but its lease is gone.
+        (
+            rank("Serving", holds=True),
+            False,
+            ("False", "WaitingForAgent", "its agent has not reported yet"),
+        ),
+    ],
+)
+def test_replica(
+    found: RankStatus | None, *, is_serving: bool, wanted: tuple[str, str, str]
+) -> None:
+    made = status.of_replica(replica(0).replica, found, is_serving=is_serving, old=None, now=NOW)
+    assert said(made, "Ready") == wanted
+
+
+def test_pool() -> None:
+    pool = NodePool(metadata=ObjectMeta(name="lab", generation=3), spec=NodePoolSpec())
+    made = status.of_pool(pool, ["a", "b"], {"b", "c"}, old=None, now=NOW)
+    assert said(made, "Ready") == ("True", "NodesReady", "1 of 2 nodes ready")
+    assert (made.nodes, made.ready_nodes, made.observed_generation) == (2, 1, 3)
+    empty = status.of_pool(pool, [], set(), old=None, now=NOW)
+    assert said(empty, "Ready") == ("False", "NoNodes", "0 of 0 nodes ready")
+
+
+@pytest.mark.parametrize(
+    ("known", "ready", "wanted"),
+    [
+        (["a", "b"], {"a", "b"}, ("True", "MembersReady", "")),
+        (["a", "b"], {"a"}, ("False", "MemberNotReady", "not ready: b")),
+        (["a"], {"a"}, ("False", "UnknownNode", "no such node: b")),
+    ],
+)
+def test_group(known: list[str], ready: set[str], wanted: tuple[str, str, str]) -> None:
+    members = (GroupMember(node="a"), GroupMember(node="b"))
+    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=ShardGroupSpec(members=members))
+    assert said(status.of_group(group, known, ready, old=None, now=NOW), "Ready") == wanted
+
+
+def test_route() -> None:
+    backends = (Backend(deployment="x"), Backend(deployment="y"))
+    route = ModelRoute(
+        metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="m", backends=backends)
+    )
+    made = status.of_route(route, {"x", "y"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("True", "BackendsFound", "")
+    made = status.of_route(route, {"x"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y")
