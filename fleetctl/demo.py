@@ -20,7 +20,7 @@ from fleetctl.errors import FleetctlError
 from fleetctl.programs import FleetOrder
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
-from schemas.meta import find_condition, is_true
+from schemas.meta import Truth, find_condition
 from store import objects
 from store.address import EtcdAddress
 from store.errors import StoreError
@@ -48,7 +48,7 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
     _prepare_model(steps, checkout, folder.models / _MODEL)
     fleet = _start(steps, order)
     try:
-        _deploy(steps, checkout, folder)
+        _deploy(steps, checkout, folder, fleet)
         _show(folder)
         steps.say(f"asking {_NAME} through the gateway: {_QUESTION}")
         asyncio.run(_chat(fleet.gateway_url))
@@ -94,7 +94,7 @@ class Step:
         self._last = ""
 
     def detail(self, text: str) -> None:
-        if text != self._last:
+        if text and text != self._last:
             self._last = text
             self._show(text)
 
@@ -152,12 +152,12 @@ def _start(steps: Steps, order: FleetOrder) -> FleetFile:
         return up.start_detached(order, SystemClock())
 
 
-def _deploy(steps: Steps, checkout: Path, folder: DataDir) -> None:
+def _deploy(steps: Steps, checkout: Path, folder: DataDir, fleet: FleetFile) -> None:
     manifests = checkout / "examples" / "quickstart"
     steps.say(f"$ fleetctl apply -f {manifests.relative_to(checkout)}")
     _fleetctl(folder, "apply", "-f", str(manifests))
     with steps.step("waiting until the deployment is Available") as step:
-        asyncio.run(_wait_available(folder, step))
+        asyncio.run(_wait_available(folder, fleet.gateway_url, step))
 
 
 def _show(folder: DataDir) -> None:
@@ -175,7 +175,7 @@ def _fleetctl(folder: DataDir, *words: str) -> None:
         raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with {done.returncode}")
 
 
-async def _wait_available(folder: DataDir, step: Step) -> None:
+async def _wait_available(folder: DataDir, url: str, step: Step) -> None:
     clock = SystemClock()
     deadline = clock.monotonic() + _AVAILABLE_S
     transport = EtcdTransport(EtcdAddress(socket=client_socket(etcd_dir(folder.path))))
@@ -184,8 +184,10 @@ async def _wait_available(folder: DataDir, step: Step) -> None:
             found = await objects.get(transport, ModelDeployment, _NAME)
             status = found.status if found is not None else None
             available = find_condition(status.conditions, "Available") if status else None
-            if status is not None and is_true(status.conditions, "Available"):
-                return
+            # The gateway's word as well: a status can be left over from an earlier run.
+            if found and available and available.status is Truth.TRUE:
+                if await _ready_replicas(url) >= found.spec.replicas:
+                    return
             why = available.message if available is not None else "not looked at yet"
             step.detail(why)
             if clock.monotonic() >= deadline:
@@ -195,6 +197,20 @@ async def _wait_available(folder: DataDir, step: Step) -> None:
         raise FleetctlError(f"the store failed while waiting: {error}") from error
     finally:
         await transport.close()
+
+
+async def _ready_replicas(url: str) -> int:
+    """Return how many replicas of the model the gateway can reach."""
+    timeout = aiohttp.ClientTimeout(total=5.0)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/health") as response,
+        ):
+            models = (await response.json())["models"]
+            return int(models.get(_NAME, {}).get("ready", 0))
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return 0
 
 
 async def _chat(url: str) -> None:

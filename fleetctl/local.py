@@ -144,11 +144,11 @@ class LocalFleet:
                 ) from error
 
     async def _wait_ready(self) -> None:
-        """Wait until every node holds its lease and the gateway answers."""
+        """Wait until every node holds its lease, a reconciler leads and the gateway answers."""
         assert self._etcd is not None
         try:
             async with asyncio.timeout(_READY_S):
-                await _wait_for_nodes(self._etcd.address, programs.node_names(self._order))
+                await _wait_for_control_plane(self._etcd.address, programs.node_names(self._order))
                 await _wait_for_gateway(self._order.gateway_url)
         except TimeoutError:
             words = [
@@ -169,6 +169,7 @@ class LocalFleet:
             await supervisor.stop()
         await stop_engines(self._order.data_dir, self._clock)
         if self._etcd is not None:
+            await _revoke_leases(self._etcd.address, programs.node_names(self._order))
             await self._etcd.supervisor.stop()
         say("stopped")
 
@@ -188,16 +189,35 @@ async def _share(nodes: int) -> str:
     return f"{facts.gpu_memory_limit_bytes // nodes // 2**20}Mi"
 
 
-async def _wait_for_nodes(etcd: EtcdAddress, names: list[str]) -> None:
+async def _revoke_leases(etcd: EtcdAddress, names: list[str]) -> None:
+    """End the leases of nodes that ended: etcd would keep them, and their endpoints, for next time.
+
+    A lease does not run out while etcd is down; it lives its whole time again afterwards.
+    """
+    transport = EtcdTransport(etcd)
+    try:
+        for name in names:
+            item = await transport.get(keys.node_lease_key(name))
+            if item is not None and item.lease:
+                await transport.revoke(item.lease)
+    except StoreError as error:
+        log.info("leases not revoked; they will expire", extra={"why": str(error)})
+    finally:
+        await transport.close()
+
+
+async def _wait_for_control_plane(etcd: EtcdAddress, names: list[str]) -> None:
     transport = EtcdTransport(etcd)
     try:
         while True:
             try:
                 listing = await transport.list(keys.NODE_LEASE_PREFIX)
-                there = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
+                leader = await transport.get(keys.ELECTION_RECONCILER)
             except StoreError:
-                there = set()
-            if there >= set(names):
+                await asyncio.sleep(0.1)
+                continue
+            there = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
+            if there >= set(names) and leader is not None:
                 return
             await asyncio.sleep(0.1)
     finally:

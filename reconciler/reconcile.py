@@ -1,11 +1,19 @@
 """One look at one object: observe, plan, execute, status. Called by the loop, one key at a time."""
 
 import asyncio
+from typing import assert_never
 
 from machinery.clock import Clock
 from machinery.loop import Again
 from reconciler import status
-from reconciler.actions import Action, CreateReplica, MoveReplica
+from reconciler.actions import (
+    Action,
+    CreateReplica,
+    DeleteReplica,
+    MoveReplica,
+    RemoveDeployment,
+    RemoveReplica,
+)
 from reconciler.execute import Executor
 from reconciler.fleet import Caches, Fleet
 from reconciler.nodelife import NodeLife
@@ -89,15 +97,24 @@ class Reconciler:
             raise UnavailableError("the watch does not keep up with our own writes") from None
 
     async def _told(self, action: Action, seen: Observed) -> None:
+        """Record what was done as an event of the deployment."""
         uid = seen.deployment.metadata.uid if seen.deployment is not None else ""
         about = ObjectReference(kind="ModelDeployment", name=seen.name, uid=uid)
-        if isinstance(action, CreateReplica | MoveReplica):
-            need = quantity.show(action.memory.total_bytes)
-            message = f"replica {action.name} goes to {action.node} and may use {need} there"
-            await self._recorder.record(about, "ReplicaPlaced", message)
-            return
-        reason = getattr(action, "because", type(action).__name__)
-        await self._recorder.record(about, reason, f"{action.name}: {type(action).__name__}")
+        match action:
+            case CreateReplica(name=name, node=node, memory=memory):
+                message = f"{name} goes to {node} and needs {quantity.show(memory.total_bytes)}"
+                await self._recorder.record(about, "ReplicaPlaced", message)
+            case MoveReplica(name=name, node=node):
+                message = f"{name} goes to {node}: its node is lost"
+                await self._recorder.record(about, "ReplicaMoved", message, type_="Warning")
+            case DeleteReplica(name=name, because=because):
+                await self._recorder.record(about, because, f"{name} is to drain and end")
+            case RemoveReplica(name=name):
+                await self._recorder.record(about, "ReplicaRemoved", f"{name} has ended")
+            case RemoveDeployment():
+                pass  # there is nothing left to hang an event on
+            case _:
+                assert_never(action)
 
     async def _replica_statuses(self, seen: Observed) -> None:
         for view in seen.replicas:

@@ -107,7 +107,10 @@ async def test_the_largest_reservation_counts(world: World) -> None:
         pool("none", nodes=("b",)),
     )
     seen = {view.name: (view.allocatable_bytes, view.pools) for view in world.fleet.nodes()}
-    assert seen == {"a": (5 * GIB, {"small", "large"}), "b": (8 * GIB, {"none"})}
+    assert seen == {
+        "a": (5 * GIB, frozenset({"small", "large"})),
+        "b": (8 * GIB, frozenset({"none"})),
+    }
 
 
 @pytest.mark.parametrize(

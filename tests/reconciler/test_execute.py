@@ -1,0 +1,247 @@
+"""The executor: what the store holds after each action, and what keeps it from writing."""
+
+import pytest
+
+from reconciler.actions import (
+    Action,
+    CreateReplica,
+    DeleteReplica,
+    MoveReplica,
+    RemoveDeployment,
+    RemoveReplica,
+)
+from reconciler.execute import Executor
+from reconciler.plan import template
+from schemas.deployment import ModelDeployment
+from schemas.meta import ObjectKey, Status
+from schemas.node import Node
+from schemas.replica import Replica
+from store import codec, keys, objects
+from store.errors import ConflictError
+from store.memory import MemoryTransport
+from store.port import CreatedAt, Delete, Put
+from tests.reconciler.agents import put_rank
+from tests.support.clock import FakeClock
+from tests.support.fleets import NOW, PROOF, deployment, replica
+
+ELECTION = keys.ELECTION_RECONCILER
+CREATE = CreateReplica(name="qwen-0", node="a", memory=PROOF)
+
+
+class World:
+    """A store, and a leader that writes to it."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.transport = MemoryTransport(self.clock)
+        self.epoch = 0
+        self.executor = Executor(
+            self.transport,
+            self.clock,
+            lambda: CreatedAt(key=ELECTION, create_revision=self.epoch),
+        )
+
+    async def lead(self) -> None:
+        self.epoch = await self.transport.commit([], [Put(key=ELECTION, value=b"me")])
+
+    async def lose(self) -> None:
+        """Somebody else leads, and we have not heard of it."""
+        await self.transport.commit([], [Delete(key=ELECTION)])
+        await self.transport.commit([], [Put(key=ELECTION, value=b"another")])
+
+    async def have(self, found: ModelDeployment) -> ModelDeployment:
+        await self.transport.commit([], [codec.put_spec(found)])
+        there = await objects.get(self.transport, ModelDeployment, found.name)
+        assert there is not None
+        return there
+
+    async def have_replica(self, found: Replica) -> int:
+        put = [codec.put_spec(found), put_rank(found)]
+        status = Put(key=keys.status_key("Replica", found.name), value=codec.encode(Status()))
+        return await self.transport.commit([], [*put, status])
+
+    async def replica(self) -> Replica | None:
+        return await objects.get(self.transport, Replica, "qwen-0")
+
+    async def keys(self) -> set[str]:
+        """Return what is in the store beside the election."""
+        listing = await self.transport.list(keys.ROOT)
+        return {item.key.removeprefix(keys.ROOT) for item in listing.items} - {
+            ELECTION.removeprefix(keys.ROOT)
+        }
+
+
+@pytest.fixture
+async def world() -> World:
+    made = World()
+    await made.lead()
+    return made
+
+
+async def test_create(world: World) -> None:
+    owner = await world.have(deployment())
+    revision = await world.executor.do(CREATE, owner, {})
+    made = await world.replica()
+    assert made is not None
+    assert made.metadata.resource_version == str(revision)
+    assert made.metadata.creation_timestamp == NOW
+    assert [(o.kind, o.name, o.uid) for o in made.metadata.owner_references] == [
+        ("ModelDeployment", "qwen", "uid-qwen")
+    ]
+    assert made.spec.template == template(owner)
+    assert made.spec.served_names == ("qwen",)
+    assert (made.spec.context_length, made.spec.concurrency) == (1024, 1)
+    assert [(rank.node, rank.memory) for rank in made.spec.ranks] == [("a", PROOF)]
+
+
+async def test_creating_twice_collides(world: World) -> None:
+    owner = await world.have(deployment())
+    await world.executor.do(CREATE, owner, {})
+    first = await world.replica()
+    with pytest.raises(ConflictError):
+        await world.executor.do(CREATE, owner, {})
+    assert await world.replica() == first
+
+
+async def test_a_name_that_is_used_again_is_another_replica(world: World) -> None:
+    owner = await world.have(deployment())
+    await world.executor.do(CREATE, owner, {})
+    first = await world.replica()
+    assert first is not None
+    version = int(first.metadata.resource_version)
+    await world.executor.do(RemoveReplica(name="qwen-0", version=version), owner, {})
+    await world.clock.advance(1)
+    await world.executor.do(CREATE, owner, {})
+    second = await world.replica()
+    assert second is not None
+    assert second.metadata.uid != first.metadata.uid
+
+
+async def test_move(world: World) -> None:
+    owner = await world.have(deployment())
+    old = replica(0).replica
+    version = await world.have_replica(old)
+    await world.clock.advance(1)
+    move = MoveReplica(name="qwen-0", node="b", memory=PROOF, version=version)
+    await world.executor.do(move, owner, {})
+    made = await world.replica()
+    assert made is not None
+    assert made.spec.ranks[0].node == "b"
+    assert made.metadata.uid != old.metadata.uid
+    # What the lost node's agent said goes with it.
+    assert "/rank/qwen-0/0" not in await world.keys()
+
+
+async def test_delete_marks_and_nothing_else(world: World) -> None:
+    old = replica(0).replica
+    version = await world.have_replica(old)
+    action = DeleteReplica(name="qwen-0", because="ScaledDown", version=version)
+    await world.executor.do(action, None, {"qwen-0": old})
+    made = await world.replica()
+    assert made is not None
+    assert made.metadata.deletion_timestamp == NOW
+    assert made.spec == old.spec
+    assert made.metadata.uid == old.metadata.uid
+    assert "/rank/qwen-0/0" in await world.keys()
+
+
+async def test_remove_leaves_nothing(world: World) -> None:
+    version = await world.have_replica(replica(0).replica)
+    await world.executor.do(RemoveReplica(name="qwen-0", version=version), None, {})
+    assert await world.keys() == set()
+
+
+async def test_remove_deployment_leaves_nothing(world: World) -> None:
+    there = await world.have(deployment())
+    version = int(there.metadata.resource_version)
+    key = ObjectKey("ModelDeployment", "qwen")
+    await world.executor.write_status(key, Status(observed_generation=4), version=version)
+    assert await world.keys() == {"/spec/ModelDeployment/qwen", "/status/ModelDeployment/qwen"}
+    await world.executor.do(RemoveDeployment(name="qwen", version=version), there, {})
+    assert await world.keys() == set()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        CREATE,
+        MoveReplica(name="qwen-0", node="b", memory=PROOF, version=0),
+        DeleteReplica(name="qwen-0", because="ScaledDown", version=0),
+        RemoveReplica(name="qwen-0", version=0),
+        RemoveDeployment(name="qwen", version=0),
+    ],
+    ids=lambda action: type(action).__name__,
+)
+async def test_who_lost_the_lead_writes_nothing(world: World, action: Action) -> None:
+    owner = await world.have(deployment())
+    await world.lose()
+    before = await world.transport.list(keys.ROOT)
+    with pytest.raises(ConflictError):
+        await world.executor.do(action, owner, {"qwen-0": replica(0).replica})
+    assert await world.transport.list(keys.ROOT) == before
+
+
+async def test_nor_statuses_nor_nodes(world: World) -> None:
+    there = await world.have(deployment())
+    version = int(there.metadata.resource_version)
+    await world.lose()
+    with pytest.raises(ConflictError):
+        await world.executor.write_status(
+            ObjectKey("ModelDeployment", "qwen"), Status(), version=version
+        )
+    with pytest.raises(ConflictError):
+        await world.executor.register_node("a", "uid-a")
+    assert await world.keys() == {"/spec/ModelDeployment/qwen"}
+
+
+@pytest.mark.parametrize("is_move", [False, True])
+async def test_an_edit_meanwhile_is_planned_anew(world: World, *, is_move: bool) -> None:
+    seen = await world.have(deployment())
+    version = await world.have_replica(replica(0).replica) if is_move else 0
+    await world.have(deployment(replicas=0))
+    action = (
+        MoveReplica(name="qwen-0", node="b", memory=PROOF, version=version) if is_move else CREATE
+    )
+    before = await world.keys()
+    with pytest.raises(ConflictError):
+        await world.executor.do(action, seen, {})
+    assert await world.keys() == before
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        MoveReplica(name="qwen-0", node="b", memory=PROOF, version=1),
+        DeleteReplica(name="qwen-0", because="ScaledDown", version=1),
+        RemoveReplica(name="qwen-0", version=1),
+    ],
+    ids=lambda action: type(action).__name__,
+)
+async def test_old_news_about_a_replica_is_no_ground_to_act(world: World, action: Action) -> None:
+    owner = await world.have(deployment())
+    await world.have_replica(replica(0).replica)
+    before = await world.transport.list(keys.ROOT)
+    with pytest.raises(ConflictError):
+        await world.executor.do(action, owner, {"qwen-0": replica(0).replica})
+    assert await world.transport.list(keys.ROOT) == before
+
+
+async def test_no_status_without_its_object(world: World) -> None:
+    there = await world.have(deployment())
+    version = int(there.metadata.resource_version)
+    await world.transport.commit([], [Delete(key=keys.spec_key("ModelDeployment", "qwen"))])
+    with pytest.raises(ConflictError):
+        await world.executor.write_status(
+            ObjectKey("ModelDeployment", "qwen"), Status(), version=version
+        )
+    assert await world.keys() == set()
+
+
+async def test_a_node_is_registered_once(world: World) -> None:
+    await world.executor.register_node("a", "uid-a")
+    made = await objects.get(world.transport, Node, "a")
+    assert made is not None
+    assert (made.metadata.uid, made.metadata.generation) == ("uid-a", 1)
+    assert not made.spec.unschedulable
+    with pytest.raises(ConflictError):
+        await world.executor.register_node("a", "uid-b")
