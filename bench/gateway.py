@@ -142,7 +142,7 @@ async def start(stack: AsyncExitStack, folder: Path) -> list[Peer]:
     await etcd.start()
     stack.push_async_callback(etcd.supervisor.stop)
     await publish(etcd.address, engine_port)
-    where = ("--port", str(gateway_port), "--etcd-socket", str(etcd.address.socket))
+    where = ("--port", str(gateway_port), "--etcd", str(etcd.address))
     pid = await stack.enter_async_context(
         child(*run, "gateway", *where, "--log-level", "warning", log=log)
     )

@@ -20,7 +20,7 @@ from fleetctl.errors import FleetctlError
 from fleetctl.programs import FleetOrder
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
-from schemas.meta import Truth, find_condition
+from schemas.meta import find_condition, is_true
 from store import objects
 from store.address import EtcdAddress
 from store.errors import StoreError
@@ -182,11 +182,12 @@ async def _wait_available(folder: DataDir, url: str, step: Step) -> None:
     try:
         while True:
             found = await objects.get(transport, ModelDeployment, _NAME)
-            status = found.status if found is not None else None
-            available = find_condition(status.conditions, "Available") if status else None
+            conditions = found.status.conditions if found and found.status else ()
+            available = find_condition(conditions, "Available")
             # The gateway's word as well: a status can be left over from an earlier run.
-            if found and available and available.status is Truth.TRUE:
-                if await _ready_replicas(url) >= found.spec.replicas:
+            if is_true(conditions, "Available") and found is not None:
+                ready = await _ready_replicas(url)
+                if ready >= found.spec.replicas:
                     return
             why = available.message if available is not None else "not looked at yet"
             step.detail(why)

@@ -44,7 +44,7 @@ def reconciler(order: FleetOrder, etcd: str) -> Program:
 
 def gateway(order: FleetOrder, etcd: str) -> Program:
     place = ("--host", order.host, "--port", str(order.gateway_port))
-    return _program(order, "gateway", "gateway", etcd, *place)  # TEMP
+    return _program(order, "gateway", "gateway", etcd, *place)
 
 
 def agents(order: FleetOrder, etcd: str, share: str) -> list[Program]:
@@ -69,12 +69,7 @@ def _program(order: FleetOrder, name: str, module: str, etcd: str, *flags: str) 
     return Program(
         name=name,
         command=(
-            *(
-                sys.executable,
-                "-m",
-                module,
-                *(("--etcd-socket", etcd[5:]) if module == "gateway" else ("--etcd", etcd)),
-            ),
+            *(sys.executable, "-m", module, "--etcd", etcd),
             *flags,
             *("--log-level", order.log_level),
         ),

@@ -13,10 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors
 from gateway.errors import Refusal
+from gateway.keeper import TableKeeper
 from gateway.metrics import Metrics
 from gateway.proxy import PATHS
 from gateway.routing import Model, nearest
-from gateway.table import TableKeeper
 
 Json: TypeAlias = dict[str, object]
 

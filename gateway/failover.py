@@ -12,11 +12,11 @@ from gateway import errors, intake
 from gateway.errors import Refusal
 from gateway.exchange import BrokenError, Headers
 from gateway.intake import Ask
+from gateway.keeper import TableKeeper
 from gateway.loads import Loads
 from gateway.metrics import Metrics
 from gateway.routing import Chosen, NothingReady, Target, UnknownModel, choose
 from gateway.sse import whole_events
-from gateway.table import TableKeeper
 from gateway.upstream import Answer, UnreachableError, Upstream
 from machinery.clock import Clock
 

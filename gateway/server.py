@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from gateway.app import Front, make_app
 from gateway.failover import Failover
+from gateway.keeper import TableKeeper
 from gateway.loads import Loads
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
-from gateway.table import TableKeeper
 from gateway.upstream import Pool
 from machinery.clock import Clock
 from store.port import Transport

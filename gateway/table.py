@@ -1,148 +1,154 @@
-"""Keeps the routing table like the store. The only part of the gateway that talks to the store.
+"""From the store's objects to a routing table. Pure; remembers nothing but what it is given."""
 
-Static stability: what was learned stays in force while the store is away, for as long as that takes.
-"""
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from urllib.parse import urlsplit
 
-import asyncio
-import logging
-from collections.abc import Mapping
-from typing import TypeVar
-
-from gateway.routing import Table, Target
-from gateway.tabulate import Orphan, Seen, orphans_of, tabulate, target_of
-from machinery.clock import Clock
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import ApiModel
+from gateway.routing import Model, Origin, Share, Table, Target
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
+from schemas.meta import Condition, Truth, find_condition
 from schemas.replica import Endpoint
 from schemas.route import ModelRoute
-from store import codec, keys
-from store.informer import Informer
-from store.port import KeyValue, Transport
 
-T = TypeVar("T")
-M = TypeVar("M", bound=ApiModel)
-log = logging.getLogger(__name__)
-
-# How often orphans are looked over; their time is counted in minutes.
-_TICK_S = 5.0
+# How long an engine may outlive its agent's lease and still be asked: an agent's update or an
+# etcd outage is over by then, and a Mac that is gone has refused its first connection long ago.
+ORPHAN_S = 600.0
 
 
-class TableKeeper:
-    """The table as of now. Run `run()` in a task group."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """An engine whose endpoint vanished although its deployment goes on."""
 
-    def __init__(self, transport: Transport, clock: Clock) -> None:
-        self._clock = clock
-        self.table = Table()
-        self.is_synced = False
-        self._dirty = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._orphans: dict[str, Orphan] = {}
-        self._leased: dict[str, Target] = {}
-        self._deaf: set[str] = set()
+    target: Target
+    until_s: float
 
-        def informer(prefix: str, model: type[M]) -> Informer[M]:
-            def decode(item: KeyValue) -> M:
-                return codec.decode(model, item)
 
-            made = Informer(transport, prefix, decode, clock)
-            made.on_change(lambda _: self._dirty.set())
-            return made
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the store held, by name."""
 
-        self._endpoints = informer(keys.ENDPOINT_PREFIX, Endpoint)
-        self._deployments = informer(keys.spec_prefix("ModelDeployment"), ModelDeployment)
-        self._statuses = informer(keys.status_prefix("ModelDeployment"), ModelDeploymentStatus)
-        self._routes = informer(keys.spec_prefix("ModelRoute"), ModelRoute)
+    deployments: Mapping[str, ModelDeployment]
+    statuses: Mapping[str, ModelDeploymentStatus]
+    routes: Mapping[str, ModelRoute]
+    leased: Mapping[str, Target]
+    """By replica."""
 
-    def staleness_s(self) -> float | None:
-        """Return the seconds since the store was last heard; None before the first time."""
-        heard = [informer.staleness_s() for informer in self._informers()]
-        known = [seconds for seconds in heard if seconds is not None]
-        return max(known) if len(known) == len(heard) else None
 
-    async def changed(self, *, within_s: float) -> bool:
-        """Wait for the next change of the table; return whether there was one in time."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+def target_of(endpoint: Endpoint, version: int) -> Target | None:
+    """Return whom to ask; None if the address is none that a gateway can connect to."""
+    url = urlsplit(endpoint.spec.url)
+    if url.scheme != "http" or not url.hostname or url.path.strip("/"):
+        return None
+    try:
+        port = url.port or 80
+    except ValueError:
+        return None
+    return Target(
+        replica=endpoint.metadata.name,
+        node=endpoint.spec.node,
+        deployment=endpoint.spec.deployment,
+        origin=Origin(url.hostname, port),
+        names=endpoint.spec.served_names,
+        version=version,
+    )
 
-    def drop_orphan(self, target: Target) -> None:
-        """Forget the engine if it is an orphan: it did not answer."""
-        orphan = self._orphans.get(target.replica)
-        if orphan is not None and orphan.target == target:
-            del self._orphans[target.replica]
-            self._dirty.set()
 
-    async def run(self) -> None:
-        """Keep the table like the store, for ever."""
-        async with asyncio.TaskGroup() as group:
-            for informer in self._informers():
-                group.create_task(informer.run())
-            group.create_task(self._rebuild())
-            group.create_task(self._tick())
+def orphans_of(
+    known: Mapping[str, Orphan], before: Mapping[str, Target], now: Seen, now_s: float
+) -> dict[str, Orphan]:
+    """Return the orphans after a change: `before` is who was leased until now."""
+    fresh = {
+        replica: Orphan(target=target, until_s=now_s + ORPHAN_S)
+        for replica, target in before.items()
+    }
+    return {
+        replica: orphan
+        for replica, orphan in {**known, **fresh}.items()
+        if replica not in now.leased
+        and orphan.until_s > now_s
+        and _goes_on(now.deployments.get(orphan.target.deployment))
+    }
 
-    async def _rebuild(self) -> None:
-        # Half a picture would turn known models into unknown ones.
-        for informer in self._informers():
-            await informer.wait_synced()
-        while True:
-            self._dirty.clear()
-            self._look()
-            self.is_synced = True
-            self._changed.set()
-            self._changed = asyncio.Event()
-            await self._dirty.wait()
 
-    async def _tick(self) -> None:
-        while True:
-            await self._clock.sleep(_TICK_S)
-            now_s = self._clock.monotonic()
-            if any(orphan.until_s <= now_s for orphan in self._orphans.values()):
-                self._dirty.set()
+def _goes_on(deployment: ModelDeployment | None) -> bool:
+    return deployment is not None and deployment.metadata.deletion_timestamp is None
 
-    def _look(self) -> None:
-        seen = Seen(
-            deployments=_by_name(self._deployments.items),
-            statuses=_by_name(self._statuses.items),
-            routes=_by_name(self._routes.items),
-            leased=self._targets(),
+
+def tabulate(seen: Seen, orphans: Iterable[Target]) -> Table:
+    """Return the table: routes win over deployments' own names, and those over served names."""
+    leased, kept = _by_deployment(seen.leased.values()), _by_deployment(orphans)
+
+    def share(names: tuple[str, ...], weight: int = 1) -> Share:
+        return Share(
+            deployments=names,
+            weight=weight,
+            leased=tuple(target for name in names for target in leased.get(name, ())),
+            orphans=tuple(target for name in names for target in kept.get(name, ())),
         )
-        orphans = orphans_of(self._orphans, self._leased, seen, self._clock.monotonic())
-        for replica in orphans.keys() - self._orphans.keys():
-            log.info(
-                "an endpoint lost its lease; keeping it as a last resort",
-                extra={"replica": replica},
-            )
-        self._orphans, self._leased = orphans, dict(seen.leased)
-        self.table = tabulate(seen, [orphan.target for orphan in orphans.values()])
 
-    def _targets(self) -> dict[str, Target]:
-        found = {}
-        for key, endpoint in self._endpoints.items.items():
-            target = target_of(endpoint, self._endpoints.version(key))
-            if target is not None:
-                found[target.replica] = target
-            elif key not in self._deaf:
-                self._deaf.add(key)
-                log.error(
-                    "an endpoint's url is not http://host:port; it gets no requests",
-                    extra={"key": key},
-                )
-        return found
-
-    def _informers(
-        self,
-    ) -> tuple[
-        Informer[Endpoint]
-        | Informer[ModelDeployment]
-        | Informer[ModelDeploymentStatus]
-        | Informer[ModelRoute],
-        ...,
-    ]:
-        return (self._endpoints, self._deployments, self._statuses, self._routes)
+    models = {
+        name: _model(name, (share(deployments),), seen)
+        for name, deployments in _served(seen.deployments).items()
+    }
+    # Backwards, so that of two routes for one name the first by name wins, whatever the order.
+    for _, route in sorted(seen.routes.items(), reverse=True):
+        backends = sorted(route.spec.backends, key=lambda b: (b.deployment, b.weight))
+        shares = tuple(share((backend.deployment,), backend.weight) for backend in backends)
+        models[route.spec.model] = _model(route.spec.model, shares, seen)
+    return Table(models=MappingProxyType(models), endpoints=len(seen.leased))
 
 
-def _by_name(items: Mapping[str, T]) -> dict[str, T]:
-    return {key.rpartition("/")[2]: item for key, item in items.items()}
+def _by_deployment(targets: Iterable[Target]) -> dict[str, tuple[Target, ...]]:
+    found: dict[str, list[Target]] = {}
+    for target in sorted(targets, key=lambda t: (t.replica, t.origin)):
+        found.setdefault(target.deployment, []).append(target)
+    return {name: tuple(some) for name, some in found.items()}
+
+
+def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, ...]]:
+    """Return who serves each name; a deployment's own name belongs to it alone."""
+    found: dict[str, list[str]] = {name: [name] for name in sorted(deployments)}
+    for own, deployment in sorted(deployments.items()):
+        for name in served_names(deployment)[1:]:
+            if name not in deployments:
+                found.setdefault(name, []).append(own)
+    return {name: tuple(some) for name, some in found.items()}
+
+
+def _model(name: str, shares: tuple[Share, ...], seen: Seen) -> Model:
+    involved = [deployment for share in shares for deployment in share.deployments]
+    found = [seen.deployments[one].metadata for one in involved if one in seen.deployments]
+    created = [
+        int(metadata.creation_timestamp.timestamp())
+        for metadata in found
+        if metadata.creation_timestamp is not None
+    ]
+    if all(share.weight == 0 for share in shares):
+        reason = "Every backend of its ModelRoute has weight 0."
+    else:
+        reason = " ".join(_why_not(one, seen) for one in dict.fromkeys(involved))
+    return Model(name=name, created=min(created, default=0), shares=shares, reason=reason)
+
+
+def _why_not(name: str, seen: Seen) -> str:
+    """Return why the deployment does not answer, in the reconciler's words where there are any."""
+    deployment = seen.deployments.get(name)
+    if deployment is None:
+        return f"ModelDeployment {name} does not exist."
+    if deployment.spec.replicas == 0:
+        return f"ModelDeployment {name} is scaled to 0 replicas."
+    status = seen.statuses.get(name)
+    told = _telling(status.conditions if status is not None else ())
+    if told is None:
+        return f"ModelDeployment {name} has no endpoint yet, and the reconciler says nothing of it."
+    return f"ModelDeployment {name}: {told.reason}: {told.message or told.type}."
+
+
+def _telling(conditions: tuple[Condition, ...]) -> Condition | None:
+    """Return the condition that says most: what is refused, then what is under way, then what is."""
+    found = [find_condition(conditions, type_) for type_ in ("Placed", "Progressing", "Available")]
+    placed, progressing, available = found
+    if placed is not None and placed.status != Truth.TRUE:
+        return placed
+    return progressing or available or placed

@@ -73,4 +73,6 @@ class Observed:
     replicas: tuple[ReplicaView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     next_look_s: float | None = None
-    """When a grace period of one of its nodes ends."""
+    awaits_reports: bool = False
+    """Whether ready nodes are still about to look at the model: placing now would be too early."""
+    """When to look again though nothing changed: a grace period or a wait ends."""

@@ -106,7 +106,7 @@ def _retire(
 
 def _place(seen: Observed, wanted: Sequence[str]) -> tuple[list[Action], Unschedulable | None]:
     """Return placements for missing replicas and moves for those on lost nodes."""
-    if seen.deployment is None:
+    if seen.deployment is None or seen.awaits_reports:
         return [], None
     nodes = {node.name: node for node in seen.nodes}
     actions: list[Action] = []

@@ -1,6 +1,7 @@
 """One look at one object: observe, plan, execute, status. Called by the loop, one key at a time."""
 
 import asyncio
+from dataclasses import replace
 from typing import assert_never
 
 from machinery.clock import Clock
@@ -18,6 +19,7 @@ from reconciler.execute import Executor
 from reconciler.fleet import Caches, Fleet
 from reconciler.nodelife import NodeLife
 from reconciler.observe import Observed
+from reconciler.patience import Patience
 from reconciler.placement.place import Unschedulable
 from reconciler.plan import plan
 from schemas import quantity
@@ -50,6 +52,7 @@ class Reconciler:
         self._executor = executor
         self._recorder = recorder
         self._clock = clock
+        self._patience = Patience()
 
     async def reconcile(self, key: ObjectKey) -> Again | None:
         """Look at one object and act."""
@@ -84,9 +87,18 @@ class Reconciler:
     def _observe(self, name: str) -> Observed:
         now = self._clock.monotonic()
         mine = [r.spec.ranks[0].node for r in self._fleet.replicas() if r.spec.deployment == name]
-        return self._fleet.observe(
+        seen = self._fleet.observe(
             name, lost=self._life.lost(now), next_look_s=self._life.next_look_s(mine, now)
         )
+        if seen.deployment is None:
+            return seen
+        path = seen.deployment.spec.model.path
+        is_incomplete = any(node.is_ready and path not in node.models for node in seen.nodes)
+        left_s = self._patience.left_s(path, is_incomplete=is_incomplete, now=now)
+        if left_s == 0:
+            return seen
+        next_look_s = min(left_s, seen.next_look_s or left_s)
+        return replace(seen, awaits_reports=True, next_look_s=next_look_s)
 
     async def _catch_up(self, revision: int) -> None:
         """Wait until our own write is in the cache: the next plan must count it."""

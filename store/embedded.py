@@ -4,6 +4,7 @@ A loopback port would take writes from any web page that the user has open (etcd
 cross-origin text/plain posts); a socket in a folder of mode 0700 takes them from its owner.
 """
 
+import asyncio
 import re
 import shutil
 import subprocess
@@ -199,12 +200,14 @@ class EmbeddedEtcd:
     async def _answers(self, limit_s: float) -> bool:
         """Return whether the member answers a linearizable read within the limit."""
         transport = EtcdTransport(self.address)
-        deadline = self._clock.monotonic() + limit_s
         try:
-            while self._clock.monotonic() < deadline and self.supervisor.running:
-                if await _succeeds(lambda: transport.get("/ready")):
-                    return True
-                await self._clock.sleep(0.05)
+            async with asyncio.timeout(limit_s):
+                while self.supervisor.running:
+                    if await _succeeds(lambda: transport.get("/ready")):
+                        return True
+                    await self._clock.sleep(0.05)
+        except TimeoutError:
+            return False
         finally:
             await transport.close()
         return False

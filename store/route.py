@@ -139,11 +139,10 @@ class EtcdRoute:
         """Return the token to call with; None if we have no user."""
         if not self._address.username:
             return None
-        if self._token is not None:
-            return self._token
         try:
             async with asyncio.timeout(limit_s), self._authenticating:
-                self._token = self._token or await self._authenticate(limit_s)
+                if self._token is None:
+                    self._token = await self._authenticate(limit_s)
                 return self._token
         except TimeoutError as error:
             raise self._unreachable(error) from error

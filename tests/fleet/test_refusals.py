@@ -38,6 +38,11 @@ async def test_models_that_cannot_run(tmp_path: Path, models_dir: Path) -> None:
         fleet.kill("node-1")
         await fleet.ended("node-1")
         fleet.start_agent("node-1", memory="100Mi")
+
+        async def is_small() -> bool:
+            return "100 MiB" in (await fleet.ctl("get", "nodes")).out
+
+        await until_async(is_small, limit_s=20, what="the node's new memory")
         await judged(fleet, "large", "tiny", "InsufficientMemory", "needs ", "100 MiB")
 
 

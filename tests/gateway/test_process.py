@@ -30,7 +30,7 @@ def free_port() -> int:
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(main, ["--port", str(port)])
+        result = CliRunner().invoke(main, ["--port", str(port), "--etcd", "unix:/s"])
     assert result.exit_code == 3
     assert result.stderr == (
         f"gateway: port {port} is in use on 127.0.0.1; choose another with --port\n"
@@ -38,7 +38,7 @@ def test_a_port_in_use() -> None:
 
 
 def test_an_address_that_is_not_ours() -> None:
-    result = CliRunner().invoke(main, ["--host", "192.0.2.1", "--port", "0"])
+    result = CliRunner().invoke(main, ["--host", "192.0.2.1", "--port", "0", "--etcd", "unix:/s"])
     assert result.exit_code == 3
     assert result.stderr.startswith("gateway: cannot listen on 192.0.2.1:0: ")
 
@@ -46,9 +46,11 @@ def test_an_address_that_is_not_ours() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--etcd-endpoint", "http://a:1", "--etcd-socket", "/s"], "exclude each other"),
-        (["--etcd-endpoint", "https://a:1", "--etcd-ca", "/nowhere"], "TLS files"),
-        (["--max-body", "0"], "--max-body"),
+        (["--etcd", "http://a:1", "--etcd", "unix:/s"], "not both"),
+        (["--etcd", "https://a:1", "--etcd-ca", "/nowhere"], "/nowhere"),
+        (["--etcd", "https://a:1", "--etcd-ca", __file__], "TLS files"),
+        ([], "which etcd?"),
+        (["--etcd", "unix:/s", "--max-body", "0"], "--max-body"),
     ],
 )
 def test_wrong_flags(flags: list[str], said: str) -> None:
@@ -85,7 +87,7 @@ async def test_sigterm_lets_streams_finish(tmp_path: Path, http: aiohttp.ClientS
     async with (
         running_etcd(tmp_path) as etcd,
         running(FakeEngine("m-0", streams(30, pause_s=0.02))) as engine,
-        process("--port", str(port), "--etcd-socket", str(etcd.address.socket)) as gateway,
+        process("--port", str(port), "--etcd", str(etcd.address)) as gateway,
     ):
         transport = EtcdTransport(etcd.address)
         await World(transport).serve("m", engine)

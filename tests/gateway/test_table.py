@@ -1,209 +1,187 @@
-"""The table follows the store, and goes on without it."""
+"""From objects to the table: whose names win, who is an orphan for how long, what reasons say."""
 
-import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+import random
+from datetime import UTC, datetime
 
-import aiohttp
 import pytest
 
-from gateway.table import TableKeeper
-from gateway.tabulate import ORPHAN_S
-from machinery.clock import SystemClock
-from schemas.deployment import ModelDeploymentStatus
+from gateway.routing import Table, Target
+from gateway.table import ORPHAN_S, Orphan, Seen, orphans_of, tabulate, target_of
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, Truth
-from store import codec, keys
-from store.address import EtcdAddress
-from store.etcd import EtcdTransport
-from store.memory import MemoryTransport
-from store.port import Put, Transport
-from tests.gateway.fake_engine import FakeEngine, running
-from tests.gateway.scripts import chat
-from tests.gateway.world import World, deployment, endpoint, published, route, running_gateway
-from tests.support.clock import FakeClock
-from tests.support.etcd import running_etcd
-from tests.support.waiting import until
+from schemas.route import ModelRoute
+from tests.gateway.world import deployment, endpoint, route, target
 
 
-@asynccontextmanager
-async def keeping(transport: Transport) -> AsyncIterator[tuple[TableKeeper, FakeClock]]:
-    clock = FakeClock()
-    keeper = TableKeeper(transport, clock)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(keeper.run())
-        yield keeper, clock
-        task.cancel()
+def seen(
+    *objects: ModelDeployment | ModelRoute | Target,
+    statuses: dict[str, ModelDeploymentStatus] | None = None,
+) -> Seen:
+    return Seen(
+        deployments={o.name: o for o in objects if isinstance(o, ModelDeployment)},
+        routes={o.name: o for o in objects if isinstance(o, ModelRoute)},
+        leased={o.replica: o for o in objects if isinstance(o, Target)},
+        statuses=statuses or {},
+    )
 
 
-def ready(keeper: TableKeeper, name: str) -> int | None:
-    model = keeper.table.models.get(name)
-    return None if model is None else model.ready()
+def serving(table: Table, name: str) -> list[str]:
+    return [t.replica for share in table.models[name].shares for t in share.leased]
 
 
-def orphans(keeper: TableKeeper, name: str) -> list[str]:
-    model = keeper.table.models.get(name)
-    return [t.replica for share in (model.shares if model else ()) for t in share.orphans]
-
-
-async def test_it_follows_the_store(world: World) -> None:
-    async with keeping(world.transport) as (keeper, _):
-        assert not keeper.is_synced
-        await until(lambda: keeper.is_synced, what="the first list")
-        assert keeper.table.models == {}
-        await world.put(deployment("m", "fast"), route("r", "public", m=1))
-        await until(lambda: set(keeper.table.models) == {"m", "fast", "public"}, what="names")
-        await world.put(endpoint("m-0", "m", "http://127.0.0.1:4100"))
-        await until(lambda: ready(keeper, "public") == 1, what="the endpoint")
-        before = keeper.table
-        await asyncio.sleep(0.05)
-        assert keeper.table is before
-        await world.delete(keys.spec_key("ModelDeployment", "m"))
-        await until(lambda: ready(keeper, "m") is None, what="the name being gone")
-
-
-async def test_reasons_come_from_the_status(world: World) -> None:
-    await world.put(deployment("m"))
-    said = Condition(type="Placed", status=Truth.FALSE, reason="NoNodes", message="no node")
-    await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
-    async with keeping(world.transport) as (keeper, _):
-        await until(lambda: keeper.is_synced, what="the first list")
-        assert keeper.table.models["m"].reason == "ModelDeployment m: NoNodes: no node."
-
-
-async def test_an_endpoint_that_loses_its_lease_is_kept_for_a_while(world: World) -> None:
-    await world.put(deployment("m"), endpoint("m-0", "m", "http://127.0.0.1:4100"))
-    async with keeping(world.transport) as (keeper, clock):
-        await until(lambda: ready(keeper, "m") == 1, what="the endpoint")
-        await world.delete(keys.endpoint_key("m-0"))
-        await until(lambda: orphans(keeper, "m") == ["m-0"], what="the orphan")
-        assert ready(keeper, "m") == 0
-        await clock.advance(ORPHAN_S - 10)
-        assert orphans(keeper, "m") == ["m-0"]
-        await clock.advance(20)
-        await until(lambda: not orphans(keeper, "m"), what="its end")
-
-
-async def test_an_orphan_ends_with_its_failure_its_return_or_its_deployment(world: World) -> None:
-    await world.put(deployment("m"))
-    leased = [endpoint(f"m-{n}", "m", f"http://127.0.0.1:410{n}") for n in range(3)]
-    await world.put(*leased)
-    async with keeping(world.transport) as (keeper, _):
-        await until(lambda: ready(keeper, "m") == 3, what="the endpoints")
-        targets = keeper.table.models["m"].shares[0].leased
-        await world.delete(*(keys.endpoint_key(one.name) for one in leased))
-        await until(lambda: len(orphans(keeper, "m")) == 3, what="the orphans")
-        keeper.drop_orphan(targets[0])
-        await until(lambda: orphans(keeper, "m") == ["m-1", "m-2"], what="one less")
-        await world.put(leased[1])
-        await until(lambda: orphans(keeper, "m") == ["m-2"], what="one returned")
-        keeper.drop_orphan(targets[1])
-        assert ready(keeper, "m") == 1
-        await world.delete(keys.spec_key("ModelDeployment", "m"))
-        await until(lambda: ready(keeper, "m") is None, what="the name being gone")
-        await world.put(deployment("m"))
-        await until(lambda: ready(keeper, "m") == 1, what="the name again")
-        assert orphans(keeper, "m") == []
-
-
-async def test_unusable_addresses_get_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("objects", "name", "expected"),
+    [
+        pytest.param((deployment("a"), target("a-0", "a")), "a", ["a-0"], id="own-name"),
+        pytest.param((deployment("a", "fast"), target("a-0", "a")), "fast", ["a-0"], id="served"),
+        pytest.param(
+            (
+                deployment("a", "fast"),
+                deployment("b", "fast"),
+                target("b-0", "b"),
+                target("a-0", "a"),
+            ),
+            "fast",
+            ["a-0", "b-0"],
+            id="a-tier-of-two",
+        ),
+        pytest.param(
+            (deployment("a", "b"), deployment("b"), target("a-0", "a"), target("b-0", "b")),
+            "b",
+            ["b-0"],
+            id="own-name-beats-served",
+        ),
+        pytest.param(
+            (deployment("a"), deployment("b"), target("b-0", "b"), route("r", "a", b=1)),
+            "a",
+            ["b-0"],
+            id="route-beats-own-name",
+        ),
+        pytest.param(
+            (deployment("b"), target("b-0", "b"), route("r2", "x", a=1), route("r1", "x", b=1)),
+            "x",
+            ["b-0"],
+            id="first-route-wins",
+        ),
+    ],
+)
+def test_names(
+    objects: tuple[ModelDeployment | ModelRoute | Target, ...], name: str, expected: list[str]
 ) -> None:
-    await world.put(deployment("m"), endpoint("m-0", "m", "unix:/tmp/x"))
-    async with keeping(world.transport) as (keeper, _):
-        await until(lambda: keeper.is_synced, what="the first list")
-        assert ready(keeper, "m") == 0
-        assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
-            "an endpoint's url is not http://host:port; it gets no requests"
-        ]
+    assert serving(tabulate(seen(*objects), ()), name) == expected
+    mixed = random.Random(1).sample(objects, len(objects))
+    assert tabulate(seen(*mixed), ()) == tabulate(seen(*objects), ())
 
 
-async def test_a_live_engine_is_asked_although_its_agent_is_gone(
-    world: World, http: aiohttp.ClientSession
+def test_an_endpoint_without_its_deployment_serves_no_name() -> None:
+    assert tabulate(seen(target("a-0", "a")), ()).models == {}
+
+
+def status(*conditions: tuple[str, Truth, str, str]) -> ModelDeploymentStatus:
+    return ModelDeploymentStatus(
+        conditions=tuple(
+            Condition(type=t, status=s, reason=r, message=m) for t, s, r, m in conditions
+        )
+    )
+
+
+REFUSED = ("Placed", Truth.FALSE, "InsufficientMemory", "no node has 40 GiB free")
+PLACED = ("Placed", Truth.TRUE, "Placed", "")
+LOADING = ("Progressing", Truth.TRUE, "Loading", "1 of 1 replicas loads weights")
+DOWN = ("Available", Truth.FALSE, "NoReplicaReady", "")
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ((REFUSED, LOADING), "InsufficientMemory: no node has 40 GiB free"),
+        ((PLACED, LOADING, DOWN), "Loading: 1 of 1 replicas loads weights"),
+        ((PLACED, DOWN), "NoReplicaReady: Available"),
+        ((PLACED,), "Placed: Placed"),
+        ((), "the reconciler says nothing"),
+    ],
+)
+def test_the_reason_is_the_reconcilers(
+    told: tuple[tuple[str, Truth, str, str], ...], expected: str
 ) -> None:
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await world.delete(keys.endpoint_key("m-0"))
-        await gateway.knows("m", ready=0)
-        url, body = f"{gateway.url}/v1/completions", {"model": "m"}
-        async with http.post(url, json=body) as response:
-            assert response.status == 200
-        await engine.kill()
-        async with http.post(url, json=body) as response:
-            assert (await response.json())["error"]["code"] == "upstream_unreachable"
-        async with http.post(url, json=body) as response:
-            assert (await response.json())["error"]["code"] == "model_not_ready"
+    table = tabulate(seen(deployment("a"), statuses={"a": status(*told)}), ())
+    assert expected in table.models["a"].reason
 
 
-@pytest.mark.etcd
-async def test_etcd_is_killed_and_requests_are_answered(
-    tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
-    async with running_etcd(tmp_path) as etcd, running(FakeEngine("m-0", chat)) as engine:
-        transport, writing = EtcdTransport(etcd.address), EtcdTransport(etcd.address)
-        async with running_gateway(transport) as gateway:
-            await World(writing).put(deployment("m"))
-            lease = await writing.grant(2)
-            put = Put(
-                key=keys.endpoint_key("m-0"),
-                value=codec.encode(published(engine, "m")),
-                lease=lease,
-            )
-            await writing.commit([], [put])
-            await gateway.knows("m", ready=1)
-            pid = etcd.supervisor.pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            # Beyond the lease's time: nobody can tell the gateway that it has run out.
-            for _ in range(6):
-                async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as got:
-                    assert got.status == 200
-                await asyncio.sleep(0.5)
-            async with http.get(f"{gateway.url}/health") as got:
-                assert got.status == 200
-                assert (await got.json())["storeStalenessSeconds"] > 2
-        await transport.close()
-        await writing.close()
+def test_reasons_without_a_status() -> None:
+    objects = (deployment("zero", replicas=0), route("r", "x", gone=1), route("s", "y", zero=0))
+    table = tabulate(seen(*objects), ())
+    assert "scaled to 0" in table.models["zero"].reason
+    assert "gone does not exist" in table.models["x"].reason
+    assert "weight 0" in table.models["y"].reason
 
 
-@pytest.mark.etcd
-async def test_a_lost_lease_in_etcd_makes_an_orphan(tmp_path: Path) -> None:
-    async with running_etcd(tmp_path) as etcd:
-        transport = EtcdTransport(etcd.address)
-        async with keeping(transport) as (keeper, _):
-            await World(transport).put(deployment("m"))
-            lease = await transport.grant(5)
-            value = codec.encode(endpoint("m-0", "m", "http://127.0.0.1:4100"))
-            await transport.commit(
-                [], [Put(key=keys.endpoint_key("m-0"), value=value, lease=lease)]
-            )
-            await until(lambda: ready(keeper, "m") == 1, what="the endpoint")
-            await transport.revoke(lease)
-            await until(lambda: orphans(keeper, "m") == ["m-0"], what="the orphan")
-        await transport.close()
+def test_created_is_the_oldest_deployments() -> None:
+    made = deployment("a")
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    made = made.model_copy(
+        update={"metadata": made.metadata.model_copy(update={"creation_timestamp": when})}
+    )
+    table = tabulate(seen(made, deployment("b"), route("r", "x", a=1, b=1)), ())
+    assert table.models["x"].created == int(when.timestamp())
 
 
-@pytest.mark.etcd
-async def test_a_gateway_starts_without_etcd(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    transport = EtcdTransport(EtcdAddress(socket=tmp_path / "nobody"))
-    async with running_gateway(transport) as gateway:
-        async with http.get(f"{gateway.url}/health") as got:
-            assert got.status == 503
-            assert "not synced" in (await got.json())["status"]
-        async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as got:
-            assert (got.status, got.headers["retry-after"]) == (503, "2")
-            assert (await got.json())["error"]["code"] == "not_synced"
-        async with http.get(f"{gateway.url}/v1/models") as got:
-            assert got.status == 503
-    await transport.close()
+GONE, LEASED = target("m-0"), target("m-1")
 
 
-def test_nothing_is_started_by_making_one() -> None:
-    keeper = TableKeeper(MemoryTransport(SystemClock()), SystemClock())
-    assert keeper.staleness_s() is None
+def deleting(name: str) -> ModelDeployment:
+    made = deployment(name)
+    metadata = made.metadata.model_copy(
+        update={"deletion_timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
+    )
+    return made.model_copy(update={"metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    ("now", "known", "expected"),
+    [
+        pytest.param(seen(deployment("m")), {}, ["m-0"], id="lease-lost"),
+        pytest.param(seen(), {}, [], id="deployment-deleted"),
+        pytest.param(seen(deleting("m")), {}, [], id="deployment-being-deleted"),
+        pytest.param(seen(deployment("m"), target("m-0", version=2)), {}, [], id="published-anew"),
+        pytest.param(
+            seen(deployment("m"), GONE),
+            {"m-1": Orphan(target=LEASED, until_s=101.0)},
+            ["m-1"],
+            id="an-orphan-stays-one",
+        ),
+        pytest.param(
+            seen(deployment("m"), GONE),
+            {"m-1": Orphan(target=LEASED, until_s=100.0)},
+            [],
+            id="until-its-time-is-over",
+        ),
+    ],
+)
+def test_orphans(now: Seen, known: dict[str, Orphan], expected: list[str]) -> None:
+    assert list(orphans_of(known, {"m-0": GONE}, now, 100.0)) == expected
+
+
+def test_an_orphans_time_counts_from_the_loss_of_its_lease() -> None:
+    now = seen(deployment("m"))
+    first = orphans_of({}, {"m-0": GONE}, now, 100.0)
+    assert first["m-0"].until_s == 100.0 + ORPHAN_S
+    assert orphans_of(first, {}, now, 200.0) == first
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://10.0.0.5:4100", ("10.0.0.5", 4100)),
+        ("http://10.0.0.5:4100/", ("10.0.0.5", 4100)),
+        ("http://[fe80::1]:4100", ("fe80::1", 4100)),
+        ("http://mac.local", ("mac.local", 80)),
+        ("https://10.0.0.5:4100", None),
+        ("http://10.0.0.5:99999", None),
+        ("http://10.0.0.5:1/v1", None),
+        ("nonsense", None),
+    ],
+)
+def test_addresses(url: str, origin: tuple[str, int] | None) -> None:
+    found = target_of(endpoint("m-0", "m", url), 1)
+    assert (found.origin if found else None) == origin

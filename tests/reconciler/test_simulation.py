@@ -9,8 +9,10 @@ import random
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
+from typing_extensions import override
 
 from reconciler.controller import Controller
 from schemas.deployment import ModelDeployment
@@ -19,7 +21,7 @@ from schemas.replica import Endpoint, Replica
 from store import codec, keys, objects
 from store.errors import ConflictError, UnavailableError
 from store.memory import MemoryTransport
-from store.port import Guard, KeyValue, Listing, Operation, WatchBatch
+from store.port import Guard, KeyValue, Listing, Operation, ServerStatus, WatchBatch
 from tests.reconciler.agents import FakeAgent
 from tests.support.fleets import GIB, deployment
 from tests.support.waiting import until_async
@@ -50,6 +52,7 @@ class Recording(MemoryTransport):
         super().__init__(clock)
         self.revisions: list[dict[str, KeyValue]] = []
 
+    @override
     def _apply(self, operations: Sequence[Operation]) -> None:
         super()._apply(operations)
         self.revisions.append(dict(self._keys))
@@ -105,8 +108,9 @@ class Line:
         self._check()
         await self._store.revoke(lease)
 
-    async def status(self) -> object:
-        raise NotImplementedError
+    async def status(self) -> ServerStatus:
+        self._check()
+        return await self._store.status()
 
     async def close(self) -> None:
         return
@@ -127,7 +131,7 @@ class Simulation:
     def start_controller(self) -> None:
         self._runs += 1
         line = Line(self.store, self.dice)
-        controller = Controller(line, self.clock, identity=f"c{self._runs}", grace_s=_GRACE_S)  # type: ignore[arg-type]  # a Line has no status()
+        controller = Controller(line, self.clock, identity=f"c{self._runs}", grace_s=_GRACE_S)
         self._controllers.append((line, self._group.create_task(controller.run())))
 
     def start_agent(self, name: str) -> None:
@@ -186,7 +190,7 @@ class Simulation:
             task.cancel()
             self.start_agent(name)
         for name, replicas in zip(NAMES, (2, 1, 0), strict=True):
-            await until_async(lambda name=name: self._is_free(name), limit_s=20, what=name)  # type: ignore[misc]
+            await until_async(partial(self._is_free, name), limit_s=20, what=name)
             await self.want(name, replicas)
         await until_async(self.is_settled, limit_s=20, what="the fleet is as it should be")
 
@@ -246,20 +250,17 @@ def check_step(before: dict[str, KeyValue], after: dict[str, KeyValue]) -> None:
         if then is None or then.mod_revision == kv.mod_revision:
             continue
         if key.startswith(keys.spec_prefix("Replica")):
-            check_assignment(
-                codec.decode_object(Replica, then), codec.decode_object(Replica, kv), before
-            )
+            check_assignment(codec.decode_object(Replica, then), codec.decode_object(Replica, kv))
 
 
-def check_assignment(old: Replica, new: Replica, state: dict[str, KeyValue]) -> None:
-    """A replica is edited only to mark it deleted, or moved off a node that is not there."""
+def check_assignment(old: Replica, new: Replica) -> None:
+    """A replica is edited only to mark it deleted, or moved as a whole to another node."""
     if old.metadata.uid == new.metadata.uid:
         assert old.spec == new.spec
         assert new.metadata.deletion_timestamp is not None
         return
     assert old.metadata.deletion_timestamp is None
     assert new.spec.ranks[0].node != old.spec.ranks[0].node
-    assert keys.node_lease_key(new.spec.ranks[0].node) in state or True
 
 
 @pytest.mark.timeout(90)

@@ -75,8 +75,7 @@ class Fleet:
     def start(self, name: str, module: str, *flags: str) -> None:
         """Start a process of the fleet under a name of its own."""
         etcd = str(self.etcd.address)
-        where = ("--etcd-socket", etcd[5:]) if module == "gateway" else ("--etcd", etcd)
-        self._commands[name] = [sys.executable, "-m", module, *where, *flags]
+        self._commands[name] = [sys.executable, "-m", module, "--etcd", etcd, *flags]
         self.restart(name)
 
     def restart(self, name: str) -> None:

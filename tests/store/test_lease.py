@@ -1,0 +1,185 @@
+"""A lease lives while it is renewed in time, and its owner knows before anybody else when not."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from machinery.clock import SystemClock
+from store.embedded import EmbeddedEtcd
+from store.errors import PermissionDeniedError, StoreError, UnavailableError
+from store.etcd import EtcdTransport
+from store.lease import LeaseSession
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.store.faults import FaultyTransport
+from tests.store.scripts import Script
+from tests.support.clock import FakeClock
+from tests.support.waiting import until, until_async
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> FaultyTransport:
+    return FaultyTransport(MemoryTransport(clock))
+
+
+@asynccontextmanager
+async def kept(session: LeaseSession) -> AsyncIterator[asyncio.Task[None]]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(session.keep())
+        yield task
+        task.cancel()
+
+
+async def opened(store: FaultyTransport, clock: FakeClock, ttl_s: int = 6) -> LeaseSession:
+    session = LeaseSession(store, clock, ttl_s=ttl_s)
+    await session.open()
+    return session
+
+
+async def test_a_lease_is_valid_only_when_open(store: FaultyTransport, clock: FakeClock) -> None:
+    session = LeaseSession(store, clock, ttl_s=6)
+    assert not session.valid()
+    await session.close()  # nothing to end
+    assert store.revoked == 0
+    await session.open()
+    assert session.valid()
+    await session.close()
+    assert (session.valid(), store.revoked) == (False, 1)
+
+
+async def test_it_is_renewed_three_times_within_its_time(
+    store: FaultyTransport, clock: FakeClock
+) -> None:
+    session = await opened(store, clock)
+    async with kept(session) as keeping:
+        await clock.advance(60)
+        assert not keeping.done()
+        assert session.valid()
+    assert store.renewals == 30
+
+
+async def test_it_is_lost_when_the_store_forgot_it(
+    store: FaultyTransport, clock: FakeClock
+) -> None:
+    session = await opened(store, clock)
+    async with kept(session) as keeping:
+        await clock.advance(3)
+        await store.inner.revoke(session.id)
+        await clock.advance(2)
+        assert keeping.done()
+    assert not session.valid()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(UnavailableError("away"), id="away"),
+        pytest.param(StoreError("etcd: server stopped (code 2)"), id="odd"),
+        pytest.param(PermissionDeniedError("no"), id="denied"),
+    ],
+)
+async def test_without_an_answer_it_lives_to_its_deadline_and_no_longer(
+    store: FaultyTransport, clock: FakeClock, error: StoreError
+) -> None:
+    session = await opened(store, clock)
+    async with kept(session) as keeping:
+        await clock.advance(2)  # renewed at 2: lives to 8
+        store.renewal_fails = error
+        await clock.advance(5.9)
+        assert (session.valid(), keeping.done()) == (True, False)
+        await clock.advance(0.3)
+        assert (session.valid(), keeping.done()) == (False, True)
+
+
+async def test_it_survives_an_absence_shorter_than_its_time(
+    store: FaultyTransport, clock: FakeClock
+) -> None:
+    session = await opened(store, clock)
+    async with kept(session) as keeping:
+        store.leave()
+        await clock.advance(5.5)
+        store.come_back()
+        await clock.advance(5.5)
+        assert (session.valid(), keeping.done()) == (True, False)
+
+
+async def test_who_was_frozen_knows_it_before_acting(
+    store: FaultyTransport, clock: FakeClock
+) -> None:
+    session = await opened(store, clock)
+    await clock.advance(6)  # nobody ran keep(): the process was stopped
+    assert not session.valid()
+    async with asyncio.timeout(1):
+        await session.keep()
+    assert store.renewals == 0
+
+
+async def test_closing_while_the_store_is_away_is_no_failure(
+    store: FaultyTransport, clock: FakeClock
+) -> None:
+    session = await opened(store, clock)
+    store.leave()
+    await session.close()
+    assert not session.valid()
+
+
+@pytest.mark.etcd
+async def test_it_survives_a_kill_of_etcd(etcd: EmbeddedEtcd) -> None:
+    clock = SystemClock()
+    transport = EtcdTransport(etcd.address)
+    session = LeaseSession(transport, clock, ttl_s=5)
+    await session.open()
+    await transport.commit([], [Put(key="/alive", value=b"", lease=session.id)])
+    async with asyncio.TaskGroup() as group:
+        keeping_etcd = group.create_task(etcd.supervisor.run())
+        keeping = group.create_task(session.keep())
+        assert etcd.supervisor.pid
+        os.kill(etcd.supervisor.pid, signal.SIGKILL)
+        killed_at = clock.monotonic()
+        # Beyond what was granted before the kill, so renewed after it.
+        await until(lambda: clock.monotonic() > killed_at + 6, limit_s=8)
+        assert session.valid()
+        assert not keeping.done()
+        assert await transport.get("/alive") is not None
+        keeping.cancel()
+        keeping_etcd.cancel()
+    assert etcd.supervisor.restarts == 1
+    await session.close()
+    assert await transport.get("/alive") is None
+    await transport.close()
+
+
+@pytest.mark.etcd
+async def test_a_process_that_was_stopped_past_its_time_says_that_it_lost(
+    shared_etcd: EmbeddedEtcd, corner: str, tmp_path: Path
+) -> None:
+    transport = EtcdTransport(shared_etcd.address)
+    key = f"{corner}holder"
+    holder = Script(
+        "lease_holder", sys.executable, tmp_path, str(shared_etcd.address.socket), key, "2"
+    )
+    try:
+        await until(lambda: holder.said("held"), what="the holder's lease")
+        assert await transport.get(key) is not None
+        holder.child.send(signal.SIGSTOP)
+
+        async def is_gone() -> bool:
+            return await transport.get(key) is None
+
+        await until_async(is_gone, what="the end of the lease")
+        holder.child.send(signal.SIGCONT)
+        assert await until(lambda: holder.said("lost"), limit_s=5) == "lost valid=False"
+    finally:
+        await holder.kill()
+        await transport.close()
