@@ -10,7 +10,7 @@ import pytest
 
 from machinery import processes
 from nodeagent.engines import Engines
-from tests.support.fleet import Done, fleetctl, free_port
+from tests.support.fleet import Done, engine_port, fleetctl, free_port
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until
 
@@ -24,7 +24,7 @@ spec: {model: {path: tiny}, contextLength: 512}
 
 async def up(folder: Path, models: Path, port: int, *flags: str) -> Done:
     words = ("--data-dir", str(folder), "--models-dir", str(models), "--port", str(port))
-    engines = ("--engine-port", str(free_port()))
+    engines = ("--engine-port", str(engine_port()))
     return await fleetctl("up", "--detach", *words, *engines, *flags, limit_s=120)
 
 
@@ -64,6 +64,12 @@ async def test_up_killed_up_again_and_down(tmp_path: Path, models_dir: Path) -> 
         before = pids(folder)
         os.kill(before["reconciler"], signal.SIGKILL)
         await until(lambda: pids(folder).get("reconciler") not in (None, before["reconciler"]))
+
+        etcd = processes.load(folder / "etcd" / "etcd.pid")
+        assert etcd is not None
+        os.kill(etcd.pid, signal.SIGKILL)
+        again = await on(folder, "wait", "md/tiny", "--for=condition=Available", "--timeout=30s")
+        assert again.code == 0, again.err
 
         before = pids(folder)
         os.kill(supervisor(folder), signal.SIGKILL)

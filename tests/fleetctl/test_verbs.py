@@ -1,6 +1,8 @@
 """The verbs on a real store: output and exit codes as kubectl's."""
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,24 @@ async def test_version(store: Fleet) -> None:
     assert client.out == "fleetctl: 0.1.0\n"
     both = await store.ctl("version")
     assert "etcd: 3." in both.out
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(60)
+async def test_watching_shows_what_changes_and_nothing_twice(store: Fleet) -> None:
+    await store.applied(MANIFEST)
+    words = ("get", "md", "-w", "--etcd", str(store.etcd.address))
+    watching = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fleetctl", *words), stdout=asyncio.subprocess.PIPE
+    )
+    assert watching.stdout is not None
+    try:
+        async with asyncio.timeout(30):
+            assert (await watching.stdout.readline()).split()[:2] == [b"NAME", b"READY"]
+            assert (await watching.stdout.readline()).split()[:2] == [b"qwen", b"0/2"]
+            await store.applied(MANIFEST.replace("name: studio", "name: other").split("---")[0])
+            await store.applied(MANIFEST.replace("replicas: 2", "replicas: 3"))
+            assert (await watching.stdout.readline()).split()[:2] == [b"qwen", b"0/3"]
+    finally:
+        watching.terminate()
+        await watching.wait()

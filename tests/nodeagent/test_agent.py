@@ -194,6 +194,7 @@ async def test_engines_are_tended_while_etcd_is_away(
     pid = etcd.supervisor.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+    await until(lambda: not etcd.supervisor.running)
     engines.kill(first)
     await until(lambda: not first.child.running())
     second = await agent.engine()

