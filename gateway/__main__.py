@@ -14,9 +14,10 @@ from typing import Any
 import click
 import uvloop
 
-from gateway.server import Gateway, Limits, listen
+from gateway.server import Gateway, Limits
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock
+from machinery.web import listen
 from store.etcd import EtcdTransport
 from store.flags import address, etcd_options
 

@@ -1,15 +1,11 @@
 """The gateway's parts put together, and its life from listening to drained. Reads no environment."""
 
 import asyncio
-import contextlib
 import random
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 
 import uvicorn
-from typing_extensions import override
 
 from gateway.app import Front, make_app
 from gateway.failover import Failover
@@ -19,9 +15,9 @@ from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.upstream import Pool
 from machinery.clock import Clock
+from machinery.web import SignalServer
 from store.port import Transport
 
-_BACKLOG = 2048
 # Longer than clients keep theirs (httpx: 5 s), so that they never write into a closing one.
 _KEEP_ALIVE_S = 75
 # After the drain: for the last events of streams that were cut off to get out.
@@ -64,7 +60,7 @@ class Gateway:
             failover, max_body=limits.max_body_bytes, id_prefix=f"{entropy.getrandbits(48):012x}"
         )
         self._stopping = asyncio.Event()
-        self._server = _Server(
+        self._server = SignalServer(
             uvicorn.Config(
                 Front(self.proxy, make_app(self.keeper, self.metrics)),
                 http="httptools",
@@ -106,33 +102,3 @@ class Gateway:
         self._server.should_exit = True
         await self._clock.sleep(self._limits.drain_timeout_s)
         self.proxy.cut_off()
-
-
-class _Server(uvicorn.Server):
-    """A server whose signals mean what the gateway says."""
-
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_signal = on_signal
-
-    @override
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # From a signal handler: nothing of asyncio may be touched before the loop's next turn.
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self._loop.call_soon_threadsafe(self._on_signal)
-
-    @override
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        OSError: somebody else listens there, or the address is not ours.
-
-    """
-    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -13,8 +13,9 @@ from machinery.clock import Clock
 
 # A SYN that got lost is sent again after 1 s; a Mac that sleeps or is gone never answers.
 _CONNECT_S = 2.0
-# Engines (uvicorn) close idle connections after 5 s: be first, and the race is rare.
-_IDLE_S = 4.0
+# Engines close idle connections after 75 s (nodeagent/engine/__main__.py): be first, and the race
+# is rare.
+_IDLE_S = 60.0
 _SWEEP_S = 1.0
 
 

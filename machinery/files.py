@@ -21,6 +21,16 @@ def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(descriptor)
         Path(temporary).replace(path)
+        _sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new name of the file survive a power cut, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -29,7 +29,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update({k: v for k, v in vars(record).items() if k not in _STANDARD})
+        # A field may not hide what every line says.
+        taken = _STANDARD | line.keys()
+        line.update({k: v for k, v in vars(record).items() if k not in taken})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

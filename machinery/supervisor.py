@@ -71,6 +71,7 @@ class Supervisor:
         if self.program.before_start is not None:
             self.program.before_start()
         child = processes.spawn(self.program.command, log=self.program.log, cwd=self.program.cwd)
+        self._child = child
         try:
             child.record.save(self.program.record)
         except OSError:

@@ -6,15 +6,14 @@ on one machine differ by name. The hardware UUID is stored beside it, so that a 
 """
 
 import json
-import os
 import re
-import tempfile
 import unicodedata
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from machinery.files import write_atomically
 
 FILE_NAME: Final = "identity.json"
 MAX_LABEL: Final = 63
@@ -190,32 +189,11 @@ def _corrupt(path: Path, why: str) -> IdentityError:
 
 
 def _save(path: Path, body: str) -> None:
-    """Write all of it or nothing: a reader, or the next start after a power cut, never sees half a file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except OSError:
-            with suppress(OSError):
-                Path(temporary).unlink()
-            raise
-        _sync_folder(path.parent)
+        write_atomically(path, body)
     except OSError as error:
         raise IdentityError(
             f"{path} could not be written: {error.strerror}. Expected a folder with some free space that "
             f"the agent's user may write to. Make room, correct the folder's owner and mode, or choose "
             f"another state folder; nothing was changed."
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

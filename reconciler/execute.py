@@ -1,6 +1,7 @@
 """Carries out actions and status writes: each one guarded transaction, fenced by the leadership."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import assert_never
 from uuid import NAMESPACE_OID, uuid5
@@ -20,7 +21,8 @@ from schemas.meta import ObjectKey, ObjectMeta, OwnerReference, Status
 from schemas.node import Node, NodeSpec
 from schemas.replica import RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
-from store.port import Delete, Guard, Operation, Put, Transport, Unchanged
+from store.errors import ConflictError
+from store.port import Delete, Guard, KeyValue, Operation, Put, Transport, Unchanged
 
 
 class Executor:
@@ -33,6 +35,25 @@ class Executor:
         self._transport = transport
         self._clock = clock
         self._fence = fence
+        self._ledger: KeyValue | None = None
+        self._assigned_at = 0
+
+    async def last_assignment(self) -> int:
+        """Return the revision that the cache must show before a plan made from it assigns anything.
+
+        Each assignment also writes the election key, guarded by the version we know. So one whose
+        answer was lost, and that is carried out late, and one that was planned without it cannot
+        both happen: together they could put more on a node than it has.
+        """
+        if self._ledger is None:
+            ledger = await self._transport.get(self._fence().key)
+            if ledger is None:
+                raise ConflictError("the lead is lost")
+            # After the ledger: what is assigned between the two makes our next write a conflict.
+            there = await self._transport.list(keys.spec_prefix("Replica"))
+            self._assigned_at = max((item.mod_revision for item in there.items), default=0)
+            self._ledger = ledger
+        return self._assigned_at
 
     async def do(
         self, action: Action, deployment: ModelDeployment | None, replicas: dict[str, Replica]
@@ -66,13 +87,21 @@ class Executor:
         stale: tuple[Operation, ...],
     ) -> int:
         replica = make_replica(action, deployment, self._clock.now())
+        ledger, self._ledger = self._ledger, None  # known again when the answer is in
+        if ledger is None:
+            raise ConflictError("something may have been assigned that the plan did not count")
         guards = [
             self._fence(),
+            Unchanged(key=ledger.key, mod_revision=ledger.mod_revision),
             Unchanged(key=keys.spec_key("Replica", action.name), mod_revision=version),
             # A deployment that was edited or deleted meanwhile is planned anew.
             codec.unchanged(deployment),
         ]
-        return await self._transport.commit(guards, [codec.put_spec(replica), *stale])
+        entry = Put(key=ledger.key, value=ledger.value, lease=ledger.lease)
+        operations = [codec.put_spec(replica), entry, *stale]
+        self._assigned_at = await self._transport.commit(guards, operations)
+        self._ledger = replace(ledger, mod_revision=self._assigned_at)
+        return self._assigned_at
 
     async def _mark_deleted(self, replica: Replica, version: int) -> int:
         metadata = replica.metadata.model_copy(update={"deletion_timestamp": self._clock.now()})

@@ -69,6 +69,7 @@ class Reconciler:
         return None
 
     async def _deployment(self, key: ObjectKey) -> Again | None:
+        await self._catch_up(await self._executor.last_assignment())
         seen = self._observe(key.name)
         decided = plan(seen)
         replicas = {r.name: r.replica for r in seen.replicas}
@@ -101,7 +102,7 @@ class Reconciler:
         return replace(seen, awaits_reports=True, next_look_s=next_look_s)
 
     async def _catch_up(self, revision: int) -> None:
-        """Wait until our own write is in the cache: the next plan must count it."""
+        """Wait until a write is in the cache, ours or our predecessor's: the next plan must count it."""
         try:
             async with asyncio.timeout(_CATCH_UP_S):
                 await self._caches.specs.reached(revision)

@@ -15,38 +15,24 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 import platformdirs
 import uvicorn
 import uvloop
-from typing_extensions import override
 
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock
+from machinery.web import SignalServer, listen
 from nodeagent.engine.api import make_app
 from nodeagent.engine.config import EngineConfig
 from nodeagent.engine.service import EXIT_OK, Service
 
 _EXIT_PORT = 3
-_BACKLOG = 1024
 # For responses whose last byte is on its way when the drain is over.
 _CLOSE_TIMEOUT_S = 5
 # Longer than a gateway keeps an idle connection: the side that sends next should be the one to close.
 _KEEP_ALIVE_S = 75
 _MAX_BODY_BYTES = 8 << 20
-
-
-class _Server(uvicorn.Server):
-    """A server whose signals mean what the service says, not an end of listening."""
-
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], object]) -> None:
-        super().__init__(config)
-        self._on_signal = on_signal
-
-    @override
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._on_signal()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,8 +64,7 @@ async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str
     """Serve until told to stop; return the exit code and the last word."""
     # Seeds and ids must differ between two processes that start in the same moment.
     service = Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
-    loop = asyncio.get_running_loop()
-    server = _Server(
+    server = SignalServer(
         uvicorn.Config(
             make_app(service),
             http="httptools",
@@ -91,24 +76,13 @@ async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         ),
-        lambda: loop.call_soon_threadsafe(service.request_stop),
+        service.request_stop,
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]))
         code = await service.run()
         server.should_exit = True
     return code, service.message
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        OSError: somebody else listens there, or the address is not ours.
-
-    """
-    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def say(message: str) -> None:

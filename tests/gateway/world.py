@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.routing import Origin, Target
-from gateway.server import Gateway, Limits, listen
+from gateway.server import Gateway, Limits
 from machinery.clock import SystemClock
+from machinery.web import listen
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentSpec,

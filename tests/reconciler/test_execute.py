@@ -43,6 +43,7 @@ class World:
 
     async def lead(self) -> None:
         self.epoch = await self.transport.commit([], [Put(key=ELECTION, value=b"me")])
+        await self.executor.last_assignment()
 
     async def lose(self) -> None:
         """Somebody else leads, and we have not heard of it."""
@@ -101,6 +102,45 @@ async def test_creating_twice_collides(world: World) -> None:
     with pytest.raises(ConflictError):
         await world.executor.do(CREATE, owner, {})
     assert await world.replica() == first
+
+
+async def test_what_was_planned_without_the_last_assignment_is_not_done(world: World) -> None:
+    owner = await world.have(deployment())
+    version = await world.have_replica(replica(3).replica)
+    another = Executor(
+        world.transport,
+        world.clock,
+        lambda: CreatedAt(key=ELECTION, create_revision=world.epoch),
+    )
+    with pytest.raises(ConflictError):  # nobody made sure that its plan counts everything
+        await another.do(CREATE, owner, {})
+    assert await another.last_assignment() == version
+    # A write of ours whose answer was lost is carried out only now.
+    late = await world.executor.do(CREATE, owner, {})
+    second = CreateReplica(name="qwen-1", node="a", memory=PROOF)
+    with pytest.raises(ConflictError):
+        await another.do(second, owner, {})
+    assert await another.last_assignment() == late
+    assert await another.do(second, owner, {}) > late
+    assert await another.last_assignment() > late
+
+
+async def test_the_lead_outlives_an_assignment(world: World) -> None:
+    """The election key is written, and keeps its holder, its lease and its epoch."""
+    lease = await world.transport.grant(4)
+    put = Put(key=ELECTION, value=b"me", lease=lease)
+    await world.transport.commit([], [put])
+    another = Executor(
+        world.transport,
+        world.clock,
+        lambda: CreatedAt(key=ELECTION, create_revision=world.epoch),
+    )
+    await another.last_assignment()
+    revision = await another.do(CREATE, await world.have(deployment()), {})
+    now = await world.transport.get(ELECTION)
+    assert now is not None
+    assert (now.value, now.lease, now.create_revision) == (b"me", lease, world.epoch)
+    assert now.mod_revision == revision
 
 
 async def test_a_name_that_is_used_again_is_another_replica(world: World) -> None:

@@ -1,0 +1,72 @@
+"""Files are replaced in one step or not at all."""
+
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from machinery.files import write_atomically
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_made_with_its_folders_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    write_atomically(path, "grüße 日本")
+    assert path.read_text(encoding="utf-8") == "grüße 日本"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    write_atomically(path, "new", mode=0o644)
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o644)
+    assert names(path.parent) == ["file"]
+
+
+def test_who_has_the_old_file_open_reads_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    with path.open() as file:
+        write_atomically(path, "new")
+        assert file.read() == "old"
+
+
+def test_what_cannot_be_written_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "\ud800")
+    assert (path.read_text(), names(tmp_path)) == ("old", ["file"])
+
+
+def test_a_folder_that_cannot_be_is_an_oserror(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        write_atomically(tmp_path / "file" / "below", "x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "folder", "x")
+    assert names(tmp_path) == ["file", "folder"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB; only root on Linux can make one."""
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_litter(tiny: Path) -> None:
+    path = tiny / "file"
+    write_atomically(path, "old")
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "x" * 100_000)
+    assert (path.read_text(), names(tiny)) == ("old", ["file"])

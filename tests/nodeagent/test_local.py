@@ -1,0 +1,207 @@
+"""What the agent remembers between two looks, and how it takes odd answers from an engine's port."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from machinery import processes
+from nodeagent.engines import EngineProcess
+from nodeagent.health import HealthClient
+from nodeagent.local import Engine, Prober
+from nodeagent.observe import EngineView, LocalState, Probe
+from nodeagent.plan import plan
+from schemas.replica import RankStatus
+from tests.nodeagent.test_plan import wanted
+from tests.support.clock import FakeClock
+from tests.support.waiting import until
+
+HEALTHY = b'{"state":"Ready","replicaUid":"u1"}'
+TOKEN = b'{"usage":{"completion_tokens":1}}'
+
+
+class Port:
+    """Something that listens where an engine should, and says what the test wants."""
+
+    def __init__(self) -> None:
+        self.health = HEALTHY
+        self.completion = TOKEN
+        self.status = 200
+        self.number = 0
+        self.asked = 0
+
+    async def on_health(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(body=self.health)
+
+    async def on_completion(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.completion, status=self.status)
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
+    made = Port()
+    app = web.Application()
+    app.router.add_get("/health", made.on_health)
+    app.router.add_post("/v1/completions", made.on_completion)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.number = runner.addresses[0][1]
+    yield made
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HealthClient]:
+    made = HealthClient("127.0.0.1")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, port: Port) -> AsyncIterator[Engine]:
+    """Return an engine whose process does nothing; `port` speaks for it."""
+    log = tmp_path / "engine.log"
+    child = processes.spawn([sys.executable, "-c", "import signal; signal.pause()"], log=log)
+    process = EngineProcess(
+        replica="qwen-0", replica_uid="u1", served_name="x", port=port.number, child=child, log=log
+    )
+    yield Engine(process=process, started_at=0, heard_at=0)
+    child.send(signal.SIGKILL)
+    await until(lambda: not child.running())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        b'"Ready"',
+        b"{}",
+        b"\xff",
+        b'{"state":"Ready"}',
+        b'{"replicaUid":"u1"}',
+        b'{"state":"Ready","replicaUid":"u2"}',
+    ],
+)
+async def test_who_is_not_our_engine_is_not_heard(
+    port: Port, client: HealthClient, said: bytes
+) -> None:
+    port.health = said
+    assert await client.ask(port.number, "u1") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"", 200),
+        (b"[]", 200),
+        (b'{"usage":{"completion_tokens":null}}', 200),
+        (b'{"usage":{"completion_tokens":"many"}}', 200),
+        (b'{"usage":{"completion_tokens":0}}', 200),
+        (b'{"error":{"message":"no memory"}}', 507),
+    ],
+)
+async def test_what_is_no_token_fails_the_probe(
+    port: Port, client: HealthClient, said: bytes, status: int
+) -> None:
+    port.completion, port.status = said, status
+    assert await client.probe(port.number, "x") != ""
+
+
+async def probe(engine: Engine, client: HealthClient, clock: FakeClock) -> EngineView:
+    async with asyncio.TaskGroup() as group:
+        Prober(client, group, clock).start(engine)
+        assert engine.probe is Probe.RUNNING
+    return engine.view(clock)
+
+
+async def test_failed_probes_back_off_and_are_told_once(
+    port: Port, client: HealthClient, engine: Engine
+) -> None:
+    clock = FakeClock()
+    port.completion = b"{}"
+    await engine.look(client, clock)
+    waits, told = [], 0
+    reported: RankStatus | None = None
+    for _ in range(8):
+        seen = await probe(engine, client, clock)
+        waits.append(seen.probe_again_in_s)
+        for view in (seen, engine.view(clock)):
+            state = LocalState(replica=wanted(), engine=view, reported=reported)
+            for action in plan(state).actions:
+                if hasattr(action, "conditions"):
+                    told += 1
+                    reported = RankStatus(replica_uid="u1", node="a", conditions=action.conditions)
+        await clock.advance(seen.probe_again_in_s)
+        assert engine.view(clock).probe_again_in_s == 0
+        # A real engine goes on answering meanwhile.
+        await engine.look(client, clock)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert told == 1
+    port.completion = TOKEN
+    seen = await probe(engine, client, clock)
+    assert (seen.probe, seen.probe_error, seen.probe_again_in_s) == (Probe.PASSED, "", 0)
+
+
+async def test_health_is_asked_no_more_than_needed(
+    port: Port, client: HealthClient, engine: Engine
+) -> None:
+    clock = FakeClock()
+    for _ in range(5):
+        await engine.look(client, clock)
+    assert port.asked == 1
+    await clock.advance(0.1)
+    await engine.look(client, clock)
+    assert port.asked == 2
+
+
+async def test_silence_is_counted_from_the_last_answer(
+    port: Port, client: HealthClient, engine: Engine
+) -> None:
+    clock = FakeClock()
+    await clock.advance(5)
+    await engine.look(client, clock)
+    assert engine.view(clock).silent_s == 0
+    port.health = b""
+    await clock.advance(3)
+    await engine.look(client, clock)
+    assert engine.view(clock).silent_s == 0
+    await clock.advance(1)
+    assert engine.view(clock).silent_s == 4
+
+
+async def test_crashes_back_off_and_a_long_life_is_forgiven(
+    client: HealthClient, engine: Engine
+) -> None:
+    clock = FakeClock()
+    engine.process.child.send(signal.SIGKILL)
+    await until(lambda: not engine.process.child.running())
+    waits = []
+    for failures in range(8):
+        crashed = Engine(process=engine.process, started_at=0, heard_at=0, failures=failures)
+        await crashed.look(client, clock)
+        waits.append(crashed.view(clock).start_again_in_s)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    await clock.advance(61)
+    served = Engine(process=engine.process, started_at=0, heard_at=0, failures=7)
+    await served.look(client, clock)
+    await served.look(client, clock)
+    seen = served.view(clock)
+    assert (seen.start_again_in_s, seen.restarts, seen.exit_code) == (1, 1, -9)
+
+
+async def test_an_end_that_was_asked_for_is_no_crash(client: HealthClient, engine: Engine) -> None:
+    clock = FakeClock()
+    engine.stopping_since = 0
+    engine.process.child.send(signal.SIGKILL)
+    await until(lambda: not engine.process.child.running())
+    await engine.look(client, clock)
+    seen = engine.view(clock)
+    assert (seen.start_again_in_s, seen.restarts, seen.stopping_s) == (0, 0, 0)

@@ -1,0 +1,121 @@
+"""What people may write is narrow: each kind refuses its bad values and names the field."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.deployment import ModelDeployment
+from schemas.kinds import KINDS
+from schemas.meta import ApiObject
+from schemas.node import Node
+from schemas.pools import NodePool, ShardGroup
+from schemas.route import ModelRoute
+
+Tree = dict[str, Any]
+GOOD: dict[type[ApiObject], Tree] = {
+    ModelDeployment: {"model": {"path": "qwen"}},
+    NodePool: {},
+    ShardGroup: {"members": [{"node": "a"}, {"node": "b"}]},
+    ModelRoute: {"model": "fast", "backends": [{"deployment": "qwen"}]},
+    Node: {},
+}
+
+
+def read(kind: type[ApiObject], spec: object) -> ApiObject:
+    return kind.model_validate_json(json.dumps({"metadata": {"name": "a"}, "spec": spec}))
+
+
+@pytest.mark.parametrize("kind", GOOD, ids=lambda kind: kind.__name__)
+def test_the_least_that_is_good_is_taken_and_nothing_else(kind: type[ApiObject]) -> None:
+    assert read(kind, GOOD[kind]).kind == kind.__name__
+    odd: list[object] = [None, [], "x", 7]
+    for spec in odd:
+        with pytest.raises(ValidationError, match="spec"):
+            read(kind, spec)
+
+
+def test_every_kind_of_users_is_here() -> None:
+    assert set(GOOD) == {kind.type for kind in KINDS if kind.written_by_users}
+
+
+DEPLOYMENT: list[tuple[str, Tree]] = [
+    ("model", {"model": "qwen"}),
+    ("model.path", {"model": {}}),
+    ("model.path", {"model": {"path": ""}}),
+    ("model.path", {"model": {"path": "../secrets"}}),
+    ("model.path", {"model": {"path": "a/../../b"}}),
+    ("model.path", {"model": {"path": "a\nb"}}),
+    ("model.path", {"model": {"path": "p" * 1025}}),
+    ("servedNames", {"servedNames": "fast"}),
+    ("servedNames.0", {"servedNames": [""]}),
+    ("servedNames.0", {"servedNames": ["-fast"]}),
+    ("servedNames.1", {"servedNames": ["fast", "a b"]}),
+    ("servedNames.0", {"servedNames": ["n" * 201]}),
+    ("replicas", {"replicas": -1}),
+    ("replicas", {"replicas": 10_001}),
+    ("replicas", {"replicas": "2"}),
+    ("replicas", {"replicas": 1.5}),
+    ("replicas", {"replicas": True}),
+    ("replicas", {"replicas": None}),
+    ("contextLength", {"contextLength": 15}),
+    ("contextLength", {"contextLength": 16_777_217}),
+    ("concurrency", {"concurrency": 0}),
+    ("concurrency", {"concurrency": 1025}),
+    ("placement", {"placement": []}),
+    ("placement.pools.0", {"placement": {"pools": ["Big"]}}),
+    ("placement.nodeSelector", {"placement": {"nodeSelector": {"a": "b c"}}}),
+]
+POOL: list[tuple[str, Tree]] = [
+    ("nodes.0", {"nodes": ["Mac 1"]}),
+    ("selector", {"selector": "all"}),
+    ("selector.matchLabels", {"selector": {"matchLabels": {"": "a"}}}),
+    ("selector.chips", {"selector": {"chips": "M4"}}),
+    ("selector.minMemory", {"selector": {"minMemory": "64GB"}}),
+    ("selector.minMemory", {"selector": {"minMemory": 64}}),
+    ("selector.minMemory", {"selector": {"minMemory": "9" * 33}}),
+    ("reserved.memory", {"reserved": {}}),
+    ("reserved.memory", {"reserved": {"memory": "-1Gi"}}),
+]
+GROUP: list[tuple[str, Tree]] = [
+    ("members", {"members": []}),
+    ("members", {"members": [{"node": "a"}]}),
+    ("members.0.node", {"members": [{"node": "A"}, {"node": "b"}]}),
+    ("members.1.node", {"members": [{"node": "a"}, {}]}),
+    ("reservation", {"reservation": "shared"}),
+]
+ROUTE: list[tuple[str, Tree]] = [
+    ("model", {"model": "a b"}),
+    ("backends", {"backends": []}),
+    ("backends.0.deployment", {"backends": [{"deployment": "Qwen"}]}),
+    ("backends.0.weight", {"backends": [{"deployment": "q", "weight": -1}]}),
+    ("backends.0.weight", {"backends": [{"deployment": "q", "weight": 1_000_001}]}),
+    ("backends.0.weight", {"backends": [{"deployment": "q", "weight": 0.5}]}),
+]
+NODE: list[tuple[str, Tree]] = [
+    ("unschedulable", {"unschedulable": "yes"}),
+    ("unschedulable", {"unschedulable": 1}),
+    ("unschedulable", {"unschedulable": None}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "change"),
+    [
+        pytest.param(kind, field, change, id=f"{kind.__name__}-{json.dumps(change)[:60]}")
+        for kind, table in (
+            (ModelDeployment, DEPLOYMENT),
+            (NodePool, POOL),
+            (ShardGroup, GROUP),
+            (ModelRoute, ROUTE),
+            (Node, NODE),
+        )
+        for field, change in table
+    ],
+)
+def test_bad_values_are_refused_by_name(kind: type[ApiObject], field: str, change: Tree) -> None:
+    with pytest.raises(ValidationError) as refused:
+        read(kind, GOOD[kind] | change)
+    places = [".".join(map(str, error["loc"])) for error in refused.value.errors()]
+    assert any(place.startswith(f"spec.{field}") for place in places), places

@@ -1,0 +1,146 @@
+"""Names, labels and conditions: what is allowed, and what a change of truth does."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from schemas.meta import (
+    Condition,
+    ObjectKey,
+    ObjectMeta,
+    Truth,
+    find_condition,
+    is_true,
+    with_condition,
+)
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a-b", "a.b", "a--b", "qwen3-8b.v2", "a" * 128])
+def test_names_that_are_allowed(name: str) -> None:
+    assert ObjectMeta(name=name).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "-a", "a-", ".a", "a.", "A", "a_b", "a/b", "..", "a b", "a\n", "ä", "a" * 129, "a\0"],
+)
+def test_names_that_are_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        ObjectMeta(name=name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("a", ""), ("fleet/node", "a"), ("example.com/Rack_1", "A.b-C_9"), ("a" * 128, "v" * 63)],
+)
+def test_labels_that_are_allowed(key: str, value: str) -> None:
+    assert ObjectMeta(name="a", labels={key: value}).labels == {key: value}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("", "v"),
+        ("a/", "v"),
+        ("/a", "v"),
+        ("a/b/c", "v"),
+        ("A/b", "v"),
+        ("-a", "v"),
+        ("a b", "v"),
+        ("k" * 129, "v"),
+        ("a", "-v"),
+        ("a", "v-"),
+        ("a", "v w"),
+        ("a", "v/w"),
+        ("a", "v\n"),
+        ("a", "v" * 64),
+    ],
+)
+def test_labels_that_are_refused(key: str, value: str) -> None:
+    with pytest.raises(ValidationError, match="labels"):
+        ObjectMeta(name="a", labels={key: value})
+
+
+def test_metadata_is_frozen_and_strict() -> None:
+    meta = ObjectMeta(name="a")
+    with pytest.raises(ValidationError, match="frozen"):
+        meta.name = "b"  # type: ignore[misc]
+    for text in (
+        '{"name": "a", "generation": "1"}',
+        '{"name": "a", "colour": "red"}',
+        '{"name": 7}',
+        '{"name": "a", "labels": {"a": 7}}',
+        '{"name": "a", "annotations": {"a": null}}',
+        '{"name": "a", "deletionTimestamp": "soon"}',
+        "{}",
+    ):
+        with pytest.raises(ValidationError):
+            ObjectMeta.model_validate_json(text)
+
+
+def test_both_spellings_are_read_and_one_is_written() -> None:
+    camel = ObjectMeta.model_validate_json('{"name": "a", "resourceVersion": "7"}')
+    snake = ObjectMeta.model_validate_json('{"name": "a", "resource_version": "7"}')
+    assert camel == snake
+    assert '"resourceVersion":"7"' in camel.model_dump_json(by_alias=True)
+
+
+def test_an_object_key_reads_well() -> None:
+    assert str(ObjectKey("Node", "a")) == "Node/a"
+
+
+def condition(
+    type_: str = "Ready", status: Truth = Truth.TRUE, *, minute: int = 0, reason: str = "Said"
+) -> Condition:
+    return Condition(
+        type=type_,
+        status=status,
+        reason=reason,
+        observed_generation=minute,
+        last_transition_time=NOON + timedelta(minutes=minute),
+    )
+
+
+def test_the_time_stays_while_the_truth_stays_and_the_rest_moves() -> None:
+    (found,) = with_condition([condition()], condition(minute=5, reason="Other"))
+    assert found.last_transition_time == NOON
+    assert (found.reason, found.observed_generation) == ("Other", 5)
+
+
+@pytest.mark.parametrize("status", [Truth.FALSE, Truth.UNKNOWN])
+def test_the_time_moves_with_the_truth(status: Truth) -> None:
+    (found,) = with_condition([condition()], condition(status=status, minute=5))
+    assert found.last_transition_time == NOON + timedelta(minutes=5)
+
+
+conditions = st.builds(
+    condition, st.sampled_from("ABCD"), st.sampled_from(Truth), minute=st.integers(0, 60)
+)
+
+
+@given(st.lists(conditions), conditions)
+def test_conditions_are_one_of_each_type_sorted_and_stable(
+    old: list[Condition], new: Condition
+) -> None:
+    first: tuple[Condition, ...] = ()
+    for one in old:
+        first = with_condition(first, one)
+    found = with_condition(first, new)
+    types = [c.type for c in found]
+    assert types == sorted(set(types))
+    assert {c for c in found if c.type != new.type} == {c for c in first if c.type != new.type}
+    now = find_condition(found, new.type)
+    assert now is not None
+    assert now.status == new.status
+    assert with_condition(found, now) == found
+    assert is_true(found, new.type) == (new.status == Truth.TRUE)
+
+
+def test_a_missing_condition_is_neither_true_nor_there() -> None:
+    assert find_condition([condition("A")], "B") is None
+    assert not is_true([condition("A")], "B")

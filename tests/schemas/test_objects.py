@@ -1,0 +1,75 @@
+"""The pure helpers of the kinds: labels, selectors, derived names, sums."""
+
+import pytest
+
+from schemas.deployment import served_names
+from schemas.kinds import by_name
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeStatus, effective_labels, matches
+from schemas.replica import MemoryProof, replica_name
+from tests.support.fleets import deployment
+
+STATUS = NodeStatus(
+    uid="u",
+    hostname="mac",
+    address="10.0.0.1",
+    agent_version="1",
+    os="darwin",
+    os_version="26",
+    machine="Mac16,5",
+    chip="Apple M4 Max",
+    cpu_cores=16,
+    gpu_cores=40,
+    memory_bytes=2**36,
+    allocatable_bytes=2**35,
+    labels={"rack": "1", "fleet/os": "agent-says"},
+)
+
+
+def test_a_node_that_has_not_reported_has_the_labels_of_its_owner() -> None:
+    node = Node(metadata=ObjectMeta(name="a", labels={"rack": "2"}))
+    assert effective_labels(node) == {"fleet/node": "a", "rack": "2"}
+
+
+def test_the_owners_labels_win_over_the_agents_and_those_over_the_derived() -> None:
+    node = Node(metadata=ObjectMeta(name="a", labels={"rack": "2"}), status=STATUS)
+    assert effective_labels(node) == {
+        "fleet/node": "a",
+        "fleet/os": "agent-says",
+        "fleet/chip": "Apple-M4-Max",
+        "rack": "2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({}, True),
+        ({"a": "1"}, True),
+        ({"a": "1", "b": ""}, True),
+        ({"a": "2"}, False),
+        ({"c": ""}, False),
+        ({"a": "1", "c": "3"}, False),
+    ],
+)
+def test_a_selector_wants_all_its_labels(wanted: dict[str, str], *, expected: bool) -> None:
+    assert matches({"a": "1", "b": ""}, wanted) == expected
+
+
+def test_a_deployment_serves_under_its_own_name_first_and_each_name_once() -> None:
+    plain = deployment()
+    spec = plain.spec.model_copy(update={"served_names": ("fast", "qwen", "fast")})
+    assert served_names(plain) == ("qwen",)
+    assert served_names(plain.model_copy(update={"spec": spec})) == ("qwen", "fast")
+
+
+def test_a_proof_is_the_sum_of_its_parts() -> None:
+    proof = MemoryProof(
+        weights_bytes=1, kv_cache_bytes=20, activation_bytes=300, overhead_bytes=4000
+    )
+    assert proof.total_bytes == 4321
+
+
+def test_replicas_are_named_after_their_deployment() -> None:
+    assert replica_name("qwen", 3) == "qwen-3"
+    assert by_name("Replica") is not None

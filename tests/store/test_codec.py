@@ -1,0 +1,122 @@
+"""Objects to bytes and back: spec and status apart, versions from the store, strangers refused."""
+
+import pytest
+
+from machinery.clock import SystemClock
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.event import Event
+from schemas.meta import ApiObject, ObjectMeta, Status
+from schemas.node import Node, NodeStatus
+from schemas.replica import Endpoint, EndpointSpec, Replica, ReplicaStatus
+from store import codec, keys, objects
+from store.memory import MemoryTransport
+from store.port import KeyValue, Put
+from tests.support.fleets import deployment
+
+
+def item(key: str, value: bytes, revision: int = 9) -> KeyValue:
+    return KeyValue(key=key, value=value, create_revision=1, mod_revision=revision)
+
+
+STATUS = ModelDeploymentStatus(observed_generation=1, replicas=2)
+
+
+def test_a_spec_is_read_back_with_the_version_of_its_key() -> None:
+    obj = deployment().model_copy(update={"status": STATUS})
+    raw = codec.encode_spec(obj)
+    assert b"status" not in raw
+    assert b'"resourceVersion":"7"' not in raw
+    found = codec.decode_object(ModelDeployment, item("/k", raw))
+    assert found.metadata.resource_version == "9"
+    assert found == deployment().model_copy(
+        update={"metadata": obj.metadata.model_copy(update={"resource_version": "9"})}
+    )
+
+
+def test_what_is_none_is_left_out() -> None:
+    assert codec.encode(ObjectMeta(name="a")).find(b"null") == -1
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        pytest.param(b"", "document", id="empty"),
+        pytest.param(b"\xff", "document", id="bytes"),
+        pytest.param(b'{"metadata":{"name":"a"}}', "spec", id="missing"),
+        pytest.param(
+            b'{"metadata":{"name":"a"},"spec":{"model":{"path":"p"},"replicas":"2"}}',
+            "spec.replicas",
+            id="type",
+        ),
+        pytest.param(
+            b'{"metadata":{"name":"a","colour":"red"},"spec":{"model":{"path":"p"}}}',
+            "metadata.colour",
+            id="newer",
+        ),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_what_to_do(value: bytes, where: str) -> None:
+    with pytest.raises(codec.UndecodableError, match=f"^/k: {where}: .*run the newer version"):
+        codec.decode(ModelDeployment, item("/k", value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (ModelDeployment, ModelDeploymentStatus),
+        (Replica, ReplicaStatus),
+        (Node, NodeStatus),
+        (Endpoint, None),
+        (Event, None),
+        (ApiObject, None),
+    ],
+)
+def test_the_status_type_of_a_kind(kind: type[ApiObject], expected: type[Status] | None) -> None:
+    assert codec.status_type(kind) is expected
+
+
+def test_a_status_joins_its_object() -> None:
+    obj = deployment()
+    assert codec.with_status(obj, None) is obj
+    assert codec.with_status(obj, item("/s", codec.encode(STATUS))).status == STATUS
+    endpoint = ENDPOINT
+    assert codec.with_status(endpoint, item("/s", b"{}")) is endpoint
+
+
+def test_a_write_is_guarded_by_the_version_read() -> None:
+    obj = deployment()
+    key = keys.spec_key("ModelDeployment", "qwen")
+    assert (codec.unchanged(obj).key, codec.unchanged(obj).mod_revision) == (key, 7)
+    fresh = obj.model_copy(update={"metadata": ObjectMeta(name="qwen")})
+    assert codec.unchanged(fresh).mod_revision == 0
+    assert codec.put_spec(obj) == Put(key=key, value=codec.encode_spec(obj))
+
+
+ENDPOINT = Endpoint(
+    metadata=ObjectMeta(name="qwen-0"),
+    spec=EndpointSpec(
+        deployment="qwen", replica_uid="u", node="a", url="http://h:1", served_names=("qwen",)
+    ),
+)
+
+
+async def test_objects_are_read_with_their_statuses() -> None:
+    store = MemoryTransport(SystemClock())
+    for name in ("b", "a"):
+        await store.commit([], [codec.put_spec(deployment(name=name))])
+    status_key = keys.status_key("ModelDeployment", "a")
+    await store.commit([], [Put(key=status_key, value=codec.encode(STATUS))])
+    found = await objects.list_all(store, ModelDeployment)
+    assert [(obj.name, obj.status) for obj in found] == [("a", STATUS), ("b", None)]
+    assert await objects.get(store, ModelDeployment, "a") == found[0]
+    assert await objects.get(store, ModelDeployment, "c") is None
+
+
+async def test_leased_kinds_are_read_from_beside_the_specs() -> None:
+    store = MemoryTransport(SystemClock())
+    key = keys.endpoint_key("qwen-0")
+    await store.commit([], [Put(key=key, value=codec.encode(ENDPOINT))])
+    assert [e.spec for e in await objects.list_all(store, Endpoint)] == [ENDPOINT.spec]
+    found = await objects.get(store, Endpoint, "qwen-0")
+    assert found is not None
+    assert found.metadata.resource_version == "2"

@@ -1,0 +1,121 @@
+"""Events are kept for an hour and counted; losing one is no failure."""
+
+import logging
+
+import pytest
+
+from schemas.event import Event, ObjectReference
+from store import codec, keys
+from store.errors import StoreError
+from store.events import EventRecorder
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.store.faults import FaultyTransport
+from tests.support.clock import FakeClock
+
+ABOUT = ObjectReference(kind="Replica", name="qwen-0", uid="u")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> FaultyTransport:
+    return FaultyTransport(MemoryTransport(clock))
+
+
+@pytest.fixture
+def recorder(store: FaultyTransport, clock: FakeClock) -> EventRecorder:
+    return EventRecorder(store, clock, source="test")
+
+
+async def events(store: FaultyTransport) -> list[Event]:
+    listing = await store.inner.list(keys.EVENT_PREFIX)
+    return [codec.decode_object(Event, item) for item in listing.items]
+
+
+async def test_a_repeat_is_counted(
+    store: FaultyTransport, clock: FakeClock, recorder: EventRecorder
+) -> None:
+    first_seen = clock.now()
+    for _ in range(3):
+        await recorder.record(ABOUT, "Placed", "on a", type_="Warning")
+        await clock.advance(60)
+    (event,) = await events(store)
+    assert (event.spec.count, event.spec.type, event.spec.source) == (3, "Warning", "test")
+    assert event.spec.first_seen == first_seen
+    assert (event.spec.last_seen - first_seen).total_seconds() == 120
+
+
+async def test_what_differs_is_another_event(
+    store: FaultyTransport, clock: FakeClock, recorder: EventRecorder
+) -> None:
+    await recorder.record(ABOUT, "Placed", "on a")
+    await recorder.record(ABOUT, "Placed", "on b")
+    await recorder.record(ABOUT.model_copy(update={"uid": "v"}), "Placed", "on a")
+    await EventRecorder(store, clock, source="other").record(ABOUT, "Placed", "on a")
+    assert [event.spec.count for event in await events(store)] == [1, 1, 1, 1]
+
+
+async def test_an_event_is_gone_after_an_hour_and_leases_are_shared(
+    store: FaultyTransport, clock: FakeClock, recorder: EventRecorder
+) -> None:
+    await recorder.record(ABOUT, "Placed", "on a")
+    await clock.advance(500)
+    await recorder.record(ABOUT, "Placed", "on b")
+    await clock.advance(500)
+    await recorder.record(ABOUT, "Placed", "on c")
+    listing = await store.list(keys.EVENT_PREFIX)
+    assert len({item.lease for item in listing.items}) == 2
+    await clock.advance(2601)
+    assert [event.spec.message for event in await events(store)] == ["on c"]
+    await clock.advance(1000)
+    assert await events(store) == []
+
+
+async def test_the_name_of_an_event_fits_whatever_it_is_about(
+    store: FaultyTransport, recorder: EventRecorder
+) -> None:
+    await recorder.record(ABOUT.model_copy(update={"name": "n" * 128}), "Placed", "on a")
+    (event,) = await events(store)
+    assert len(event.name) <= 128
+
+
+async def test_losing_an_event_is_logged_and_no_failure(
+    store: FaultyTransport, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.leave()
+    with caplog.at_level(logging.INFO):
+        await recorder.record(ABOUT, "Placed", "on a")
+    assert "event lost" in caplog.text
+    store.come_back()
+    assert await events(store) == []
+
+
+async def test_an_event_that_cannot_be_read_is_no_failure_either(
+    store: FaultyTransport, recorder: EventRecorder
+) -> None:
+    await recorder.record(ABOUT, "Placed", "on a")
+    (item,) = (await store.list(keys.EVENT_PREFIX)).items
+    await store.commit([], [Put(key=item.key, value=b"from the future")])
+    await recorder.record(ABOUT, "Placed", "on a")
+    await recorder.record(ABOUT, "Placed", "on b")
+
+
+async def test_a_lease_that_the_store_forgot_costs_one_event(
+    store: FaultyTransport, recorder: EventRecorder
+) -> None:
+    await recorder.record(ABOUT, "Placed", "on a")
+    (item,) = (await store.list(keys.EVENT_PREFIX)).items
+    await store.inner.revoke(item.lease)
+    await recorder.record(ABOUT, "Placed", "on b")
+    await recorder.record(ABOUT, "Placed", "on c")
+    assert [event.spec.message for event in await events(store)] == ["on c"]
+
+
+async def test_errors_of_ours_are_not_hidden(recorder: EventRecorder) -> None:
+    with pytest.raises(ValueError, match="type"):
+        await recorder.record(ABOUT, "Placed", "on a", type_="Odd")  # type: ignore[arg-type]
+    assert not issubclass(codec.UndecodableError, StoreError)

@@ -1,0 +1,66 @@
+"""The layout of keys: told apart by prefix, and read back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.meta import NAME_PATTERN
+from store import keys
+
+names = st.from_regex(NAME_PATTERN, fullmatch=True)
+
+
+@given(names)
+def test_object_keys_are_read_back(name: str) -> None:
+    for key in (keys.spec_key("Replica", name), keys.status_key("Replica", name)):
+        assert keys.kind_and_name(key) == ("Replica", name)
+    assert keys.kind_and_name(keys.rank_key(name, 3)) == (name, "3")
+    assert keys.kind_and_name(keys.node_lease_key(name)) == ("Node", name)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/",
+        keys.ROOT,
+        f"{keys.ROOT}/spec",
+        f"{keys.ROOT}/spec/",
+        f"{keys.ROOT}/spec/Node",
+        f"{keys.ROOT}/spec/Node/",
+        f"{keys.ROOT}/spec//a",
+        "/elsewhere/spec/Node/a",
+        "/mlx-fleet/v2/spec/Node/a",
+    ],
+)
+def test_what_is_no_key_of_an_object_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="no key of an object"):
+        keys.kind_and_name(key)
+
+
+def test_prefixes_are_disjoint() -> None:
+    """Each has its own writer and informer: none may see another's documents."""
+    found = [
+        keys.SPEC_PREFIX,
+        keys.STATUS_PREFIX,
+        keys.RANK_PREFIX,
+        keys.LEASE_PREFIX,
+        keys.ENDPOINT_PREFIX,
+        keys.EVENT_PREFIX,
+        keys.ELECTION_RECONCILER,
+    ]
+    assert not [(a, b) for a in found for b in found if a is not b and a.startswith(b)]
+    assert not keys.spec_key("NodePool", "a").startswith(keys.spec_prefix("Node"))
+    assert keys.status_key("Node", "a").startswith(keys.status_prefix("Node"))
+    assert keys.endpoint_key("r-0") == f"{keys.ENDPOINT_PREFIX}r-0"
+    assert keys.event_key("e") == f"{keys.EVENT_PREFIX}e"
+
+
+@given(st.text(st.characters(max_codepoint=0xD000), min_size=1), st.text())
+def test_the_end_of_a_prefix_is_behind_all_its_keys_and_no_others(prefix: str, rest: str) -> None:
+    end = keys.prefix_end(prefix).encode()
+    inside = (prefix + rest).encode("utf-8", "surrogatepass")
+    assert prefix.encode() <= inside < end
+    other = rest.encode("utf-8", "surrogatepass")
+    if prefix.encode() <= other < end:
+        assert other.startswith(prefix.encode())
