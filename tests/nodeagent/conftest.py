@@ -1,4 +1,4 @@
-"""What tests of the agent share: one tiny model and one compiler cache for its engines."""
+"""What tests of the agent share: one tiny model for all their engines."""
 
 import subprocess
 import sys

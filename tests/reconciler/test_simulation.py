@@ -84,7 +84,7 @@ class Line:
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         self._check()
         revision = await self._store.commit(guards, operations)
-        if self._dice.random() < 0.02:
+        if self._dice.random() < 0.1:
             raise UnavailableError("the answer was lost", ambiguous=True)
         return revision
 
