@@ -6,19 +6,17 @@ import logging
 from machinery.clock import Clock
 from machinery.loop import Again, LostError, run_loop
 from machinery.workqueue import WorkQueue
+from reconciler.caches import make_caches, object_key
 from reconciler.execute import Executor
-from reconciler.fleet import Caches, Fleet, decode_spec, decode_status, object_key
+from reconciler.fleet import Fleet
 from reconciler.nodelife import NodeLife
 from reconciler.reconcile import Reconciler
 from schemas.event import ObjectReference
 from schemas.meta import ObjectKey
-from schemas.node import NodeLease
-from schemas.replica import Endpoint, RankStatus
-from store import codec, keys
+from store import keys
 from store.election import Election, Leadership
 from store.errors import StoreError
 from store.events import EventRecorder
-from store.informer import Informer
 from store.port import Transport
 
 log = logging.getLogger(__name__)
@@ -180,20 +178,3 @@ class Controller:
 def deployment_of(replica: str) -> str:
     """Return the deployment that a replica's name was derived from."""
     return replica.rpartition("-")[0]
-
-
-def make_caches(transport: Transport, clock: Clock) -> Caches:
-    """Return the reconciler's caches, not yet running."""
-    return Caches(
-        specs=Informer(transport, keys.SPEC_PREFIX, decode_spec, clock),
-        statuses=Informer(transport, keys.STATUS_PREFIX, decode_status, clock),
-        ranks=Informer(
-            transport, keys.RANK_PREFIX, lambda item: codec.decode(RankStatus, item), clock
-        ),
-        leases=Informer(
-            transport, keys.NODE_LEASE_PREFIX, lambda item: codec.decode(NodeLease, item), clock
-        ),
-        endpoints=Informer(
-            transport, keys.ENDPOINT_PREFIX, lambda item: codec.decode_object(Endpoint, item), clock
-        ),
-    )

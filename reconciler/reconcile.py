@@ -6,7 +6,7 @@ from typing import assert_never
 
 from machinery.clock import Clock
 from machinery.loop import Again
-from reconciler import status
+from reconciler import status, views
 from reconciler.actions import (
     Action,
     CreateReplica,
@@ -15,8 +15,9 @@ from reconciler.actions import (
     RemoveDeployment,
     RemoveReplica,
 )
+from reconciler.caches import Caches
 from reconciler.execute import Executor
-from reconciler.fleet import Caches, Fleet
+from reconciler.fleet import Fleet
 from reconciler.nodelife import NodeLife
 from reconciler.observe import Observed
 from reconciler.patience import Patience
@@ -88,8 +89,11 @@ class Reconciler:
     def _observe(self, name: str) -> Observed:
         now = self._clock.monotonic()
         mine = [r.spec.ranks[0].node for r in self._fleet.replicas() if r.spec.deployment == name]
-        seen = self._fleet.observe(
-            name, lost=self._life.lost(now), next_look_s=self._life.next_look_s(mine, now)
+        seen = views.observe(
+            self._fleet,
+            name,
+            lost=self._life.lost(now),
+            next_look_s=self._life.next_look_s(mine, now),
         )
         if seen.deployment is None:
             return seen
@@ -182,7 +186,9 @@ class Reconciler:
         old, now, ready = self._fleet.status(key), self._clock.now(), self._fleet.ready_nodes()
         new: Status
         if isinstance(found, NodePool):
-            new = status.of_pool(found, self._fleet.pool_members(found), ready, old=old, now=now)
+            new = status.of_pool(
+                found, views.pool_members(self._fleet, found), ready, old=old, now=now
+            )
         elif isinstance(found, ShardGroup):
             new = status.of_group(found, self._fleet.node_names(), ready, old=old, now=now)
         elif isinstance(found, ModelRoute):

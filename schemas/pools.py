@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from schemas import quantity
 from schemas.meta import ApiModel, ApiObject, Labels, ObjectName, Status
+from schemas.node import Node, effective_labels, matches
 from schemas.quantity import Quantity
 
 
@@ -87,3 +89,18 @@ class ShardGroup(ApiObject):
     """Which Macs are cabled into one."""
     status: ShardGroupStatus | None = None
     """What is true; written by the reconciler."""
+
+
+def in_pool(pool: NodePool, node: Node) -> bool:
+    """Return whether the node belongs to the pool, by name or by its properties."""
+    by_name = node.metadata.name in pool.spec.nodes
+    return by_name or (pool.spec.selector is not None and _selects(pool.spec.selector, node))
+
+
+def _selects(selector: NodeSelector, node: Node) -> bool:
+    if node.status is None or not matches(effective_labels(node), selector.match_labels):
+        return False
+    if selector.chips and node.status.chip not in selector.chips:
+        return False
+    least = quantity.parse(selector.min_memory) if selector.min_memory else 0
+    return node.status.memory_bytes >= least

@@ -1,6 +1,7 @@
 """Quantities of bytes as people write them ("96Gi") and as tables show them. Pure."""
 
 import re
+from decimal import Decimal
 from typing import Annotated
 
 from pydantic import StringConstraints
@@ -32,10 +33,8 @@ def parse(text: str) -> int:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?", text)
     if found is None:
         raise ValueError(f"{text!r} is not a quantity; write bytes as in 512Mi, 96Gi or 1.5G")
-    whole, unit = found.groups()
-    return (
-        int(float(whole) * _UNITS[unit or ""]) if "." in whole else int(whole) * _UNITS[unit or ""]
-    )
+    number, unit = found.groups()
+    return int(Decimal(number) * _UNITS[unit or ""])
 
 
 def show(size_bytes: int) -> str:

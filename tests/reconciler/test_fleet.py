@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from machinery.clock import SystemClock
-from reconciler.controller import deployment_of, make_caches
+from reconciler import views
+from reconciler.caches import make_caches
+from reconciler.controller import deployment_of
 from reconciler.fleet import Fleet
 from schemas.meta import ApiObject, ObjectKey, ObjectMeta
 from schemas.node import Node, NodeSpec
@@ -77,19 +79,19 @@ def pool(name: str, **spec: object) -> NodePool:
 async def test_nodes_and_leases(world: World) -> None:
     await world.write(put_node("a"), put_node("b"), put_lease("b"), put_lease("unknown"))
     assert world.fleet.node_names() == ["a", "b"]
-    assert [(view.name, view.is_ready) for view in world.fleet.nodes()] == [
+    assert [(view.name, view.is_ready) for view in views.nodes(world.fleet)] == [
         ("a", False),
         ("b", True),
     ]
     await world.write(Delete(key=keys.node_lease_key("b")))
-    assert not any(view.is_ready for view in world.fleet.nodes())
+    assert not any(view.is_ready for view in views.nodes(world.fleet))
 
 
 async def test_labels_and_cordon(world: World) -> None:
     metadata = ObjectMeta(name="a", labels={"rack": "1", "fleet/os": "mine"})
     await world.have(Node(metadata=metadata, spec=NodeSpec(unschedulable=True)))
     await world.write(put_node("a"))
-    (view,) = world.fleet.nodes()
+    (view,) = views.nodes(world.fleet)
     assert view.is_cordoned
     assert view.labels == {
         "fleet/node": "a",
@@ -106,7 +108,7 @@ async def test_the_largest_reservation_counts(world: World) -> None:
         pool("large", nodes=("a", "gone"), reserved=Reserved(memory="3Gi")),
         pool("none", nodes=("b",)),
     )
-    seen = {view.name: (view.allocatable_bytes, view.pools) for view in world.fleet.nodes()}
+    seen = {view.name: (view.allocatable_bytes, view.pools) for view in views.nodes(world.fleet)}
     assert seen == {
         "a": (5 * GIB, frozenset({"small", "large"})),
         "b": (8 * GIB, frozenset({"none"})),
@@ -128,8 +130,8 @@ async def test_the_largest_reservation_counts(world: World) -> None:
 async def test_selectors(world: World, selector: NodeSelector, members: list[str]) -> None:
     big = node_status("b", memory_gib=16, chip="Apple M2 Ultra")
     await world.write(put_node("a"), put_node("b", big))
-    assert world.fleet.pool_members(pool("p", selector=selector)) == members
-    assert world.fleet.pool_members(pool("p")) == []
+    assert views.pool_members(world.fleet, pool("p", selector=selector)) == members
+    assert views.pool_members(world.fleet, pool("p")) == []
 
 
 async def test_only_exclusive_groups_reserve(world: World) -> None:
@@ -140,7 +142,7 @@ async def test_only_exclusive_groups_reserve(world: World) -> None:
 
     await world.write(put_node("a"), put_node("b"), put_node("c"))
     await world.have(group("pair", "Exclusive", "a", "b"), group("shared", "Shared", "b", "c"))
-    seen = {view.name: view.reserved_by_group for view in world.fleet.nodes()}
+    seen = {view.name: view.reserved_by_group for view in views.nodes(world.fleet)}
     assert seen == {"a": "pair", "b": "pair", "c": ""}
 
 
@@ -152,7 +154,7 @@ async def test_whatever_is_assigned_takes_memory(world: World) -> None:
         replica(0, of=deployment(name="other")).replica,
         replica(2, on="b").replica,
     )
-    seen = {view.name: (view.used_bytes, dict(view.replicas)) for view in world.fleet.nodes()}
+    seen = {view.name: (view.used_bytes, dict(view.replicas)) for view in views.nodes(world.fleet)}
     assert seen == {"a": (3 * GIB, {"qwen": 2, "other": 1}), "b": (GIB, {"qwen": 1})}
     assert world.fleet.expected_nodes() == {"a", "b"}
 
@@ -167,7 +169,7 @@ async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
     owner, mine = deployment(), replica(0).replica
     await world.have(owner, mine)
     await world.write(put_rank(mine, holds=False))
-    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=7).replicas
+    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=7).replicas
     assert (seen.is_ours, seen.is_ready, seen.is_stopped, seen.is_node_lost) == (
         True,
         False,
@@ -176,13 +178,13 @@ async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
     )
     assert seen.trouble == "so it is"
     await world.write(put_endpoint(mine), put_rank(mine))
-    (seen,) = world.fleet.observe("qwen", lost=frozenset({"a"}), next_look_s=None).replicas
+    (seen,) = views.observe(world.fleet, "qwen", lost=frozenset({"a"}), next_look_s=None).replicas
     assert (seen.is_ready, seen.is_node_lost, seen.trouble) == (True, True, "")
     item = await world.transport.get(keys.spec_key("Replica", "qwen-0"))
     assert item is not None
     assert seen.version == item.mod_revision
     await world.write(put_rank(mine, "Stopped"))
-    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=None).replicas
+    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None).replicas
     assert seen.is_stopped
 
 
@@ -191,7 +193,7 @@ async def test_words_about_an_earlier_replica_are_void(world: World) -> None:
     new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "new"})})
     await world.have(deployment(), new)
     await world.write(put_endpoint(old), put_rank(old, "Stopped"))
-    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=None).replicas
+    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None).replicas
     assert (seen.is_ready, seen.is_stopped) == (False, False)
 
 
@@ -201,7 +203,7 @@ async def test_a_deployment_of_the_same_name_is_not_the_owner(world: World) -> N
         update={"metadata": second.metadata.model_copy(update={"uid": "second"})}
     )
     await world.have(second, replica(0).replica)
-    (seen,) = world.fleet.observe("qwen", lost=_LOST, next_look_s=None).replicas
+    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None).replicas
     assert not seen.is_ours
 
 
