@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from machinery import birthmark
 from machinery.clock import Clock
 from machinery.files import write_atomically
 
@@ -23,8 +24,8 @@ class Record:
     """What identifies one running process, now and after our own restart."""
 
     pid: int
-    started_at: float
-    """Seconds since the epoch, as the kernel tells."""
+    birthmark: str
+    """When it was started, as `machinery.birthmark` tells."""
     command: tuple[str, ...]
 
     def save(self, path: Path) -> None:
@@ -38,7 +39,7 @@ def load(path: Path) -> Record | None:
         tree = json.loads(path.read_text())
         record = Record(
             pid=int(tree["pid"]),
-            started_at=float(tree["started_at"]),
+            birthmark=str(tree["birthmark"]),
             command=tuple(tree["command"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
@@ -50,10 +51,8 @@ def load(path: Path) -> Record | None:
 def is_running(record: Record) -> bool:
     """Return whether this very process runs (a zombie does not, nor one that reuses the pid)."""
     try:
-        process = psutil.Process(record.pid)
-        # Kernels tell the start in ticks of 10 ms.
-        same = abs(process.create_time() - record.started_at) < 0.05
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        same = birthmark.of(record.pid) == record.birthmark
+        return same and psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
@@ -91,7 +90,7 @@ def running(pid: int) -> Child | None:
     """Return the process that has this pid now; only for pids that a lock proves to be alive."""
     try:
         process = psutil.Process(pid)
-        record = Record(pid=pid, started_at=process.create_time(), command=tuple(process.cmdline()))
+        record = Record(pid=pid, birthmark=birthmark.of(pid), command=tuple(process.cmdline()))
     except psutil.Error:
         return None
     return Child(record, None)
@@ -117,10 +116,10 @@ def spawn(command: Sequence[str], *, log: Path, cwd: Path | None = None) -> Chil
             start_new_session=True,
         )
     try:
-        started_at = psutil.Process(popen.pid).create_time()
+        mark = birthmark.of(popen.pid)
     except psutil.Error:  # it has ended already; poll() will tell
-        started_at = 0.0
-    record = Record(pid=popen.pid, started_at=started_at, command=tuple(command))
+        mark = ""
+    record = Record(pid=popen.pid, birthmark=mark, command=tuple(command))
     return Child(record, popen)
 
 

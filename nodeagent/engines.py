@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from machinery import processes
+from machinery import birthmark, processes
 from machinery.clock import Clock
 
 _MODULE = "nodeagent.engine"
@@ -108,13 +108,13 @@ class Engines:
             if _MODULE not in argv or process.status() == psutil.STATUS_ZOMBIE:
                 return None
             folder = Path(process.cwd())
-            started_at = process.create_time()
+            mark = birthmark.of(process.pid)
         except psutil.Error:
             return None
         if folder.parent.resolve() != self._folder.resolve():
             return None
         orders = _parse(argv)
-        record = processes.Record(pid=process.pid, started_at=started_at, command=tuple(argv))
+        record = processes.Record(pid=process.pid, birthmark=mark, command=tuple(argv))
         return EngineProcess(
             replica=orders.replica,
             replica_uid=orders.replica_uid,

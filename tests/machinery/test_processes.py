@@ -60,7 +60,7 @@ async def test_it_lives_in_a_session_of_its_own_and_its_output_is_kept(tmp_path:
 
 async def test_a_pid_that_was_used_again_is_not_trusted(tmp_path: Path) -> None:
     async with child(tmp_path) as other:
-        earlier = dataclasses.replace(other.record, started_at=other.record.started_at - 60)
+        earlier = dataclasses.replace(other.record, birthmark=other.record.birthmark + "0")
         earlier.save(tmp_path / "pid")
         assert processes.adopt(tmp_path / "pid") is None
         assert not processes.is_running(earlier)
@@ -90,12 +90,12 @@ async def test_a_zombie_does_not_run(tmp_path: Path) -> None:
         pytest.param("[]", id="list"),
         pytest.param("7", id="number"),
         pytest.param("{}", id="no-fields"),
-        pytest.param('{"pid": "x", "started_at": 1, "command": []}', id="no-pid"),
-        pytest.param('{"pid": -1, "started_at": 1, "command": []}', id="negative"),
-        pytest.param('{"pid": 0, "started_at": 1, "command": []}', id="our-group"),
-        pytest.param('{"pid": 1e999, "started_at": 1, "command": []}', id="infinite"),
-        pytest.param('{"pid": 99999999999999999999, "started_at": 1, "command": []}', id="huge"),
-        pytest.param('{"pid": 1, "started_at": NaN, "command": []}', id="nan"),
+        pytest.param('{"pid": "x", "birthmark": "x", "command": []}', id="no-pid"),
+        pytest.param('{"pid": -1, "birthmark": "x", "command": []}', id="negative"),
+        pytest.param('{"pid": 0, "birthmark": "x", "command": []}', id="our-group"),
+        pytest.param('{"pid": 1e999, "birthmark": "x", "command": []}', id="infinite"),
+        pytest.param('{"pid": 99999999999999999999, "birthmark": "x", "command": []}', id="huge"),
+        pytest.param('{"pid": 1, "birthmark": "x", "command": []}', id="nan"),
     ],
 )
 def test_a_record_that_makes_no_sense_is_no_process(tmp_path: Path, content: str | None) -> None:
@@ -105,7 +105,7 @@ def test_a_record_that_makes_no_sense_is_no_process(tmp_path: Path, content: str
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
-    record = Record(pid=7, started_at=1.25, command=("a", "b c"))
+    record = Record(pid=7, birthmark="b/1", command=("a", "b c"))
     record.save(tmp_path / "pid")
     assert processes.load(tmp_path / "pid") == record
     assert json.loads((tmp_path / "pid").read_text())["pid"] == 7
@@ -145,7 +145,7 @@ async def test_a_pid_known_to_be_alive_is_taken_as_it_is(tmp_path: Path) -> None
     async with child(tmp_path) as ours:
         found = processes.running(ours.record.pid)
         assert found is not None
-        assert found.record.started_at == ours.record.started_at
+        assert found.record.birthmark == ours.record.birthmark
         assert found.running()
     assert processes.running(ours.record.pid) is None
 
