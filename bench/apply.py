@@ -17,7 +17,8 @@ from machinery.clock import SystemClock
 from manifests.apply import apply
 from manifests.load import load_objects
 from store import codec, keys
-from store.embedded import EmbeddedEtcd, locate
+from store.binary import locate
+from store.embedded import EmbeddedEtcd
 from store.etcd import EtcdTransport
 from store.port import Delete, Put
 

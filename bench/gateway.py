@@ -34,7 +34,8 @@ from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointSpec
 from store import codec, keys
 from store.address import EtcdAddress
-from store.embedded import EmbeddedEtcd, locate
+from store.binary import locate
+from store.embedded import EmbeddedEtcd
 from store.etcd import EtcdTransport
 from store.port import Put
 

@@ -5,6 +5,8 @@ import importlib
 import click
 from typing_extensions import override
 
+from machinery.version import version
+
 # Verb to module and function: a verb's imports are paid for by that verb alone.
 _VERBS = {
     "apply": "fleetctl.apply:apply",
@@ -40,6 +42,7 @@ class Verbs(click.Group):
     cls=Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
 )
+@click.version_option(version(), message="fleetctl: %(version)s")
 def main() -> None:
     """Declare which models your Macs serve, and see that they do."""
 

@@ -35,16 +35,16 @@ def apply(files: tuple[str, ...], recursive: bool, **options: Any) -> None:
 
     Everything is checked before anything is written; what is there already is left alone.
     """
-    loaded = _load(files, recursive=recursive)
+    try:
+        loaded = _load(files, recursive=recursive)
+    except ManifestErrors as error:
+        raise FleetctlError(f"nothing was written:\n{error}") from error
     for outcome in run(_apply(loaded, options)):
         click.echo(f"{outcome.obj.kind.lower()}/{outcome.obj.name} {outcome.result}")
 
 
 def _load(files: tuple[str, ...], *, recursive: bool) -> list[Loaded]:
-    try:
-        return load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
-    except ManifestErrors as error:
-        raise FleetctlError(f"nothing was written:\n{error}") from error
+    return load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
 
 
 async def _apply(loaded: list[Loaded], options: dict[str, Any]) -> list[applying.Outcome]:
@@ -65,6 +65,8 @@ def diff(files: tuple[str, ...], recursive: bool, **options: Any) -> None:
     """Show what an apply would change. Exit code 0: nothing, 1: something, more: it failed."""
     try:
         changes = run(_prepare(_load(files, recursive=recursive), options))
+    except ManifestErrors as error:
+        raise DiffError(str(error)) from error
     except FleetctlError as error:
         raise DiffError(error.message) from error
     shown = [text for text in map(_text, changes) if text]

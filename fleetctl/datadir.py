@@ -24,6 +24,7 @@ class FleetFile:
     """The supervisor's."""
     is_ready: bool
     error: str = ""
+    warning: str = ""
 
 
 class DataDir:

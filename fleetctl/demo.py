@@ -149,7 +149,10 @@ def _start(steps: Steps, order: FleetOrder) -> FleetFile:
         steps.say(f"a fleet already runs in {order.data_dir.path}: using it")
         return running
     with steps.step("starting etcd, a reconciler, two node agents and a gateway"):
-        return up.start_detached(order, SystemClock())
+        fleet = up.start_detached(order, SystemClock())
+    if fleet.warning:
+        steps.say(f"warning: {fleet.warning}")
+    return fleet
 
 
 def _deploy(steps: Steps, checkout: Path, folder: DataDir, fleet: FleetFile) -> None:

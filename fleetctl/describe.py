@@ -8,6 +8,7 @@ import click
 from fleetctl import printers, reader
 from fleetctl.connect import opened, run, store_options
 from fleetctl.kinds import one_of
+from fleetctl.selector import labels
 from machinery.clock import SystemClock
 from manifests import yamlio
 from manifests.tree import tree_of
@@ -49,7 +50,7 @@ def _head(obj: ApiObject, now: datetime) -> str:
     rows = [
         ("Name:", meta.name),
         ("Kind:", obj.kind),
-        ("Labels:", ", ".join(f"{k}={v}" for k, v in sorted(meta.labels.items())) or "<none>"),
+        ("Labels:", ", ".join(f"{k}={v}" for k, v in sorted(labels(obj).items())) or "<none>"),
         ("Generation:", str(meta.generation)),
         ("Age:", printers.age(meta.creation_timestamp, now)),
     ]
@@ -118,7 +119,9 @@ async def _events(transport: Transport, obj: ApiObject, now: datetime) -> str:
     rows = []
     for found in await reader.read(transport, kind, ()):
         spec = cast("Event", found).spec
-        if (spec.about.kind, spec.about.name) == (obj.kind, obj.name):
+        # Not those of an earlier object of the name; events about nodes carry no uid.
+        is_of_it = spec.about.uid in ("", obj.metadata.uid)
+        if (spec.about.kind, spec.about.name) == (obj.kind, obj.name) and is_of_it:
             rows.append((printers.age(spec.last_seen, now), spec.type, spec.reason, spec.message))
     return _table("Events", ("LAST SEEN", "TYPE", "REASON", "MESSAGE"), rows) or "Events: <none>"
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import orjson
 
-from fleetctl import printers, reader
+from fleetctl import printers, reader, selector
 from fleetctl.connect import opened, run, store_options
 from fleetctl.kinds import Target, target_of
 from machinery.clock import SystemClock
@@ -48,7 +48,9 @@ class Shown:
     def __init__(self, target: Target, options: dict[str, Any]) -> None:
         self._target = target
         self._output: str = options["output"]
-        self._selector = reader.parse_selector(options["selector"])
+        self._selector = selector.parse(options["selector"])
+        if target.names and self._selector:
+            raise click.UsageError("name objects, or select them with -l, not both")
         self._headers = not options["no_headers"]
         self._printed: dict[str, str] = {}
 
@@ -75,14 +77,19 @@ class Shown:
 
     async def _read(self, transport: Transport) -> list[ApiObject]:
         found = await reader.read(transport, self._target.kind, self._target.names)
-        return reader.select(found, self._selector)
+        return selector.select(found, self._selector)
 
     def _is_news(self, obj: ApiObject, moment: printers.Moment) -> bool:
-        is_alive = obj.name in moment.ready_nodes
-        now = obj.model_dump_json() + str(is_alive)
+        now = self._essence(obj, moment)
         before = self._printed.get(obj.name)
         self._printed[obj.name] = now
         return now != before
+
+    def _essence(self, obj: ApiObject, moment: printers.Moment) -> str:
+        """Return what makes a line news: of a table, what it shows but for times."""
+        if self._output in ("table", "wide"):
+            return printers.timeless(obj, moment, is_wide=self._output == "wide")
+        return obj.model_dump_json()
 
     def _text(self, found: list[ApiObject], moment: printers.Moment) -> str:
         if self._output == "name":

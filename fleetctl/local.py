@@ -20,7 +20,8 @@ from nodeagent.hardware.facts import HardwareError
 from nodeagent.hardware.probe import probe
 from store import keys
 from store.address import EtcdAddress
-from store.embedded import Binary, EmbeddedEtcd, EmbeddedEtcdError, locate
+from store.binary import NoBinaryError, locate, written_by
+from store.embedded import EmbeddedEtcd, EmbeddedEtcdError
 from store.errors import StoreError
 from store.etcd import EtcdTransport
 from store.sockets import SocketFolderError
@@ -46,6 +47,7 @@ class LocalFleet:
         self._pid = pid
         self._etcd: EmbeddedEtcd | None = None
         self._supervisors: list[Supervisor] = []
+        self._warning = ""
 
     async def run(self, say: Say) -> None:
         """Start the fleet, say when it is ready, and keep it running until cancelled; then end it.
@@ -88,17 +90,20 @@ class LocalFleet:
                 pid=self._pid,
                 is_ready=is_ready,
                 error=error,
+                warning=self._warning,
             )
         )
 
     async def _start(self, say: Say) -> None:
         order = self._order
         try:
-            binary = locate(order.etcd_binary)
-            self._warn(binary, say)
+            binary = locate(order.etcd_binary, written_by=written_by(order.data_dir.etcd))
+            self._warning = binary.warning
+            if binary.warning:
+                say(f"warning: {binary.warning}")
             self._etcd = EmbeddedEtcd(binary, order.data_dir.etcd, self._clock)
             await self._etcd.start()
-        except (EmbeddedEtcdError, SocketFolderError, OSError) as error:
+        except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
             raise FleetctlError(str(error)) from error
         say(f"etcd {binary.text} is up (unix socket, {order.data_dir.etcd})")
         etcd = str(self._etcd.address)
@@ -113,10 +118,6 @@ class LocalFleet:
         for supervisor in self._supervisors:
             await supervisor.start()
         say(f"started the reconciler, {order.nodes} node agents and the gateway")
-
-    def _warn(self, binary: Binary, say: Say) -> None:
-        if binary.warning:
-            say(f"warning: {binary.warning}")
 
     async def _end_strangers(self, wanted: set[Path]) -> None:
         """End what a predecessor with other flags left: its third node, say."""

@@ -60,6 +60,13 @@ def table(
     return lined_up(rows, titles)
 
 
+def timeless(obj: ApiObject, moment: Moment, *, is_wide: bool) -> str:
+    """Return an object's row without what changes by itself."""
+    columns = [c for c in COLUMNS[obj.kind] if is_wide or not c.is_wide]
+    cells = [c.cell(obj, moment) for c in columns if c.title not in ("AGE", "LAST SEEN")]
+    return "\0".join(cells)
+
+
 def lined_up(rows: Sequence[Sequence[str]], titles: Sequence[str] = ()) -> str:
     """Return the rows in columns, as kubectl prints them; the one place where tabulate is used."""
     return tabulate(rows, headers=titles, tablefmt="plain", disable_numparse=True)

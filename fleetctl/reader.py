@@ -7,8 +7,8 @@ from fleetctl.errors import FleetctlError
 from fleetctl.printers import Moment
 from machinery.clock import Clock
 from schemas.kinds import Kind
-from schemas.meta import ApiObject
-from schemas.node import Node, effective_labels, matches
+from schemas.meta import ApiObject, Condition, Truth, with_condition
+from schemas.node import Node
 from store import codec, keys, objects
 from store.port import Transport
 
@@ -32,6 +32,13 @@ async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[A
     return [by_name[name] for name in names]
 
 
+async def read_one(transport: Transport, kind: Kind, name: str) -> ApiObject | None:
+    """Return one object; None if it is not there."""
+    if kind.name == "Node":
+        return next((node for node in await _nodes(transport) if node.name == name), None)
+    return await objects.get(transport, kind.type, name)
+
+
 def not_found(kind: Kind, name: str, known: Sequence[str]) -> str:
     """Return the refusal for a name that nobody has."""
     near = difflib.get_close_matches(name, known, n=1)
@@ -40,9 +47,17 @@ def not_found(kind: Kind, name: str, known: Sequence[str]) -> str:
 
 
 async def _all(transport: Transport, kind: Kind) -> list[ApiObject]:
-    found: list[ApiObject] = list(await objects.list_all(transport, kind.type))
     if kind.name != "Node":
-        return found
+        return list(await objects.list_all(transport, kind.type))
+    return list(await _nodes(transport))
+
+
+async def _nodes(transport: Transport) -> list[Node]:
+    """Return the nodes, with the condition Ready made from their leases.
+
+    The lease is the truth, and whoever wrote it down as a status would be behind it.
+    """
+    found = await objects.list_all(transport, Node)
     # A node that just joined has a status before the reconciler has written its spec.
     known = {obj.name for obj in found}
     for item in (await transport.list(keys.status_prefix("Node"))).items:
@@ -50,38 +65,37 @@ async def _all(transport: Transport, kind: Kind) -> list[ApiObject]:
         if name not in known:
             bare = Node.model_validate_json(f'{{"metadata": {{"name": "{name}"}}}}')
             found.append(codec.with_status(bare, item))
-    return sorted(found, key=lambda obj: obj.name)
+    ready = await ready_nodes(transport)
+    return sorted((_judged(node, ready) for node in found), key=lambda node: node.name)
+
+
+def _judged(node: Node, ready: frozenset[str]) -> Node:
+    if node.status is None:
+        return node
+    is_ready = node.name in ready
+    condition = Condition(
+        type="Ready",
+        status=Truth.TRUE if is_ready else Truth.FALSE,
+        reason="LeaseHeld" if is_ready else "LeaseLost",
+        message="" if is_ready else "its agent does not renew its lease",
+        observed_generation=node.metadata.generation,
+    )
+    status = node.status.model_copy(
+        update={
+            "conditions": with_condition(node.status.conditions, condition),
+            "observed_generation": node.metadata.generation,
+        }
+    )
+    return node.model_copy(update={"status": status})
+
+
+async def ready_nodes(transport: Transport) -> frozenset[str]:
+    """Return the nodes whose agents renew their leases."""
+    leases = await transport.list(keys.NODE_LEASE_PREFIX)
+    return frozenset(i.key.removeprefix(keys.NODE_LEASE_PREFIX) for i in leases.items)
 
 
 async def moment(transport: Transport, clock: Clock, kind: Kind) -> Moment:
     """Return what tables need beside the objects."""
-    ready: frozenset[str] = frozenset()
-    if kind.name == "Node":
-        leases = await transport.list(keys.NODE_LEASE_PREFIX)
-        ready = frozenset(i.key.removeprefix(keys.NODE_LEASE_PREFIX) for i in leases.items)
+    ready = await ready_nodes(transport) if kind.name == "Node" else frozenset()
     return Moment(now=clock.now(), ready_nodes=ready)
-
-
-def select(found: Sequence[ApiObject], selector: dict[str, str]) -> list[ApiObject]:
-    """Return the objects that carry all labels of the selector."""
-    return [obj for obj in found if matches(_labels(obj), selector)]
-
-
-def _labels(obj: ApiObject) -> dict[str, str]:
-    return effective_labels(obj) if isinstance(obj, Node) else obj.metadata.labels
-
-
-def parse_selector(text: str) -> dict[str, str]:
-    """Return the labels that `-l key=value,key=value` asks for.
-
-    Raises:
-        FleetctlError: it is not of that form.
-
-    """
-    wanted = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = part.replace("==", "=").partition("=")
-        if not equals or not key:
-            raise FleetctlError(f"-l {text}: write key=value, with commas between several")
-        wanted[key.strip()] = value.strip()
-    return wanted

@@ -74,6 +74,8 @@ def up(*, detach: bool, **options: Any) -> None:
     order.data_dir.prepare()
     if detach:
         fleet = start_detached(order, SystemClock())
+        if fleet.warning:
+            click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
         click.echo(f"stop it with: fleetctl down --data-dir {order.data_dir.path}")
         return
@@ -135,7 +137,12 @@ def start_detached(order: FleetOrder, clock: Clock) -> FleetFile:
             "this one its own --data-dir"
         )
     child = processes.spawn(_foreground_command(order), log=order.data_dir.log("up"))
-    return asyncio.run(_await_ready(order.data_dir, child, clock))
+    try:
+        return asyncio.run(_await_ready(order.data_dir, child, clock))
+    except BaseException:
+        # Ctrl-C above all: nobody would know of the fleet that is being started.
+        asyncio.run(take_down(order.data_dir, clock))
+        raise
 
 
 def _foreground_command(order: FleetOrder) -> list[str]:

@@ -13,7 +13,6 @@ from fleetctl.kinds import one_of
 from machinery.clock import SystemClock
 from schemas.kinds import Kind
 from schemas.meta import ApiObject, Truth, find_condition
-from store import objects
 from store.errors import UnavailableError
 
 _LOOK_S = 0.1
@@ -85,7 +84,7 @@ async def _wait(
     async with opened(options) as transport:
         while True:
             try:
-                obj = await objects.get(transport, kind.type, name)
+                obj = await reader.read_one(transport, kind, name)
             except UnavailableError:
                 # A store that restarts meanwhile is part of what is waited through.
                 if clock.monotonic() >= deadline:
@@ -115,7 +114,11 @@ def _holds(obj: ApiObject | None, goal: Goal) -> bool:
 def _too_late(kind: Kind, name: str, goal: Goal, obj: ApiObject | None, timeout_s: float) -> str:
     status = getattr(obj, "status", None)
     found = find_condition(status.conditions, goal.condition) if status is not None else None
-    now = f"; it is {found.status} ({found.reason}: {found.message})" if found is not None else ""
+    if found is not None:
+        now = f"; it is {found.status} ({found.reason}: {found.message})"
+    else:
+        known = ", ".join(c.type for c in status.conditions) if status is not None else ""
+        now = f"; it has no such condition, but {known}" if known and goal.condition else ""
     return (
         f"timed out after {timeout_s:g} s waiting for {goal.text} of {kind.name.lower()}/{name}{now}. "
         f"`fleetctl describe {kind.name.lower()}/{name}` says more"

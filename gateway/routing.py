@@ -103,7 +103,7 @@ def choose(
     draw: float,
     failed: AbstractSet[Target] = frozenset(),
 ) -> Choice:
-    """Return the engine to ask; `draw` in 0..1 decides between weights.
+    """Return the engine to ask; `draw` in 0..1 decides between weights, and between equals.
 
     `failed` are the engines that this very request has tried: never chosen again.
     """
@@ -115,7 +115,7 @@ def choose(
     for tier in zip(*ranked, strict=True):
         able = [(s.weight, found) for s, found in zip(weighted, tier, strict=True) if found]
         if able:
-            return Chosen(target=_least_loaded(_drawn(able, draw), standing.in_flight))
+            return Chosen(target=_least_loaded(_drawn(able, draw), standing.in_flight, draw))
     return NothingReady(reason=model.reason)
 
 
@@ -151,5 +151,15 @@ def _drawn(able: Sequence[tuple[int, Sequence[Target]]], draw: float) -> Sequenc
     return able[-1][1]
 
 
-def _least_loaded(targets: Sequence[Target], in_flight: Mapping[Origin, int]) -> Target:
-    return min(targets, key=lambda t: (in_flight.get(t.origin, 0), t.replica, t.origin, t.version))
+def _least_loaded(
+    targets: Sequence[Target], in_flight: Mapping[Origin, int], draw: float
+) -> Target:
+    """Return one of those with the least to do.
+
+    Not always the first of them: at low load one Mac would get hot while its twin stands idle.
+    """
+    least = min(in_flight.get(target.origin, 0) for target in targets)
+    idle = [target for target in targets if in_flight.get(target.origin, 0) == least]
+    idle.sort(key=lambda t: (t.replica, t.origin, t.version))
+    # Another part of the same draw, so that it has nothing to do with the weights.
+    return idle[int(draw * 997 % 1 * len(idle))]

@@ -55,6 +55,7 @@ async def delete(transport: Transport, kind: str, name: str, clock: Clock) -> De
         raise RefusedError(f"{kind}/{name} is not for users to delete: the fleet writes it")
     for attempt in range(1, _ATTEMPTS + 1):
         await _refuse_if_used(transport, ObjectKey(kind, name))
+        await _refuse_if_alive(transport, ObjectKey(kind, name))
         try:
             if found.type is ModelDeployment:
                 return await _mark(transport, name, clock)
@@ -111,6 +112,15 @@ async def _refuse_if_used(transport: Transport, key: ObjectKey) -> None:
         raise InUseError(
             f"{key[0]}/{key[1]} is named by {names(users)}. Change or delete "
             f"{'it' if len(users) == 1 else 'them'} first"
+        )
+
+
+async def _refuse_if_alive(transport: Transport, key: ObjectKey) -> None:
+    """Refuse to delete a node that is there: it would come back, without its labels and its cordon."""
+    if key.kind == "Node" and await transport.get(keys.node_lease_key(key.name)) is not None:
+        raise InUseError(
+            f"{key} is alive: its agent renews its lease, and would report it again. "
+            "Stop the agent first; to keep new work away, set spec.unschedulable"
         )
 
 

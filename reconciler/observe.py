@@ -17,6 +17,8 @@ class NodeView:
     is_cordoned: bool = False
     allocatable_bytes: int = 0
     """What models may use, after what its pools reserve."""
+    reserved_bytes: int = 0
+    """What its pools keep back of what its agent offers."""
     used_bytes: int = 0
     """What is assigned to it, running or not."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -81,6 +81,7 @@ def _node(fleet: Fleet, name: str, *, is_ready: bool) -> NodeView:
         is_ready=is_ready,
         is_cordoned=node.spec.unschedulable,
         allocatable_bytes=status.allocatable_bytes - max(reserved, default=0),
+        reserved_bytes=max(reserved, default=0),
         labels=effective_labels(node),
         pools=frozenset(pool.name for pool in pools),
         models={report.path: report for report in status.models},

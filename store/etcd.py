@@ -24,7 +24,8 @@ from store.port import (
 )
 from store.route import CALL_S, IDLE_S, EtcdRoute
 
-_LIST_S = 15.0
+# A page has 500 keys; a person at a terminal waits for two tries of this.
+_LIST_S = 5.0
 _PAGE = 500
 
 
@@ -49,7 +50,7 @@ class EtcdTransport:
                 "limit": _PAGE,
                 "revision": str(revision),
             }
-            answer = await self._read("/kv/range", body, limit_s=_LIST_S)
+            answer = await self._read("/kv/range", body, limit_s=_LIST_S, tries=2)
             revision = revision or int(wire.at(answer, "header", "revision"))
             items.extend(wire.key_value(tree) for tree in answer.get("kvs", ()))
             if not answer.get("more"):

@@ -12,6 +12,20 @@ from store.address import EtcdAddress
 Command = Callable[..., Any]
 
 
+class _EtcdUrl(click.ParamType[str]):
+    """One URL; in the environment several have commas between them, for paths may have blanks."""
+
+    name = "url"
+    envvar_list_splitter = ","
+
+
+def _several(text: str) -> list[str]:
+    """Return the URLs in one flag: `http://a:2379,http://b:2379`, but one unix:PATH, whatever is in it."""
+    if text.startswith("unix:"):
+        return [text]
+    return [url.strip() for url in text.split(",") if url.strip()]
+
+
 def etcd_options(command: Command) -> Command:
     """Add --etcd and its companions to a click command; it receives them as keyword arguments."""
     path = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -32,6 +46,7 @@ def etcd_options(command: Command) -> Command:
             "--etcd",
             envvar="FLEET_ETCD",
             multiple=True,
+            type=_EtcdUrl(),
             help="URL of an etcd member (again for each), or unix:PATH of a socket.",
         ),
     ):
@@ -46,7 +61,7 @@ def address(options: dict[str, Any], default: EtcdAddress | None = None) -> Etcd
         click.UsageError: they say none, or contradict each other.
 
     """
-    urls = tuple(url for text in options["etcd"] for url in text.replace(",", " ").split())
+    urls = tuple(url for text in options["etcd"] for url in _several(text))
     if not urls:
         if default is not None:
             return default

@@ -89,12 +89,13 @@ def has_memory(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
     if need <= have:
         return None
     show = quantity.show
+    reserved = f" (its pools reserve {show(node.reserved_bytes)})" if node.reserved_bytes else ""
     return Rejected(
         reason="InsufficientMemory",
         message=f"needs {show(need)} (weights {show(proof.weights_bytes)}, KV cache "
         f"{show(proof.kv_cache_bytes)} for {want.concurrency} x {want.context_length} tokens, "
         f"activations {show(proof.activation_bytes)}, process {show(proof.overhead_bytes)}), "
-        f"has {show(max(0, have))} free of {show(node.allocatable_bytes)}",
+        f"has {show(max(0, have))} free of {show(max(0, node.allocatable_bytes))}{reserved}",
         need=need,
         have=have,
     )

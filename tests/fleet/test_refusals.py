@@ -28,6 +28,7 @@ async def test_models_that_cannot_run(tmp_path: Path, models_dir: Path) -> None:
     (models / "bare").mkdir()
     (models / "tiny").symlink_to(models_dir / "tiny")
     async with running_fleet(tmp_path / "fleet", models) as fleet:
+        await alive(fleet)
         await judged(fleet, "missing", "nowhere", "ModelNotFound", "is not a directory")
         await judged(fleet, "bare", "bare", "has no config.json")
         await judged(fleet, "cut", "cut", "was cut short")
@@ -55,3 +56,17 @@ async def judged(fleet: Fleet, name: str, path: str, *said: str, context: int = 
         return all(word in described for word in (*said, "0/1 nodes fit", "Warning", "node-1"))
 
     await until_async(look, limit_s=20, what=f"{name}: {said}")
+
+
+async def alive(fleet: Fleet) -> None:
+    """A node that is there says so as a condition, shows its labels, and cannot be deleted."""
+    ready = await fleet.ctl("wait", "node/node-1", "--for=condition=Ready", "--timeout=20s")
+    assert ready.code == 0, ready.err
+    described = (await fleet.ctl("describe", "node", "node-1")).out
+    assert "fleet/node=node-1" in described
+    assert "LeaseHeld" in described
+    refused = await fleet.ctl("delete", "node/node-1")
+    assert refused.code == 1
+    assert "Node/node-1 is alive" in refused.err
+    unheard = await fleet.ctl("wait", "node/node-1", "--for=condition=Redy", "--timeout=100ms")
+    assert "it has no such condition, but Ready" in unheard.err

@@ -1,5 +1,7 @@
 """Bad input: a clear paragraph each, the right exit code, and nothing written."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,20 @@ async def test_etcd_unreachable(etcd: str) -> None:
     assert done.code == 1
     assert done.err.startswith("error: etcd at ")
     assert "Is the fleet up?" in done.err
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(60)
+async def test_etcd_that_does_not_answer(store: Fleet) -> None:
+    pid = store.etcd.supervisor.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = await store.ctl("get", "nodes", limit_s=20)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.code == 1
+    assert "no answer" in done.err
 
 
 @pytest.mark.timeout(60)

@@ -98,7 +98,7 @@ def engines(folder: Path) -> list[object]:
 @pytest.mark.fleet
 @pytest.mark.timeout(120)
 async def test_down_after_everything_lost_its_parent(tmp_path: Path, models_dir: Path) -> None:
-    folder = tmp_path / "data"
+    folder = tmp_path / "a folder, with blanks"
     done = await up(folder, models_dir, free_port())
     assert done.code == 0, done.err
     os.kill(supervisor(folder), signal.SIGKILL)

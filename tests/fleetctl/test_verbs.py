@@ -63,8 +63,11 @@ async def selects(store: Fleet) -> None:
     assert (await store.ctl("get", "md", "-l", "team=a", "-o", "name")).out
     nothing = await store.ctl("get", "md", "-l", "team=b")
     assert (nothing.code, nothing.out, nothing.err) == (0, "", "no modeldeployments found\n")
-    wrong = await store.ctl("get", "md", "-l", "team")
+    both = await store.ctl("get", "md", "qwen", "-l", "team=a")
+    assert both.code == 2
+    wrong = await store.ctl("get", "md", "-l", "team a")
     assert wrong.code == 1
+    assert "key=value" in wrong.err
     missing = await store.ctl("get", "md", "qwem")
     assert missing.code == 1
     assert missing.err == 'error: modeldeployments "qwem" not found; did you mean qwen?\n'

@@ -1,5 +1,6 @@
 """Choosing an engine: situations one by one, and what holds in all of them."""
 
+from collections import Counter
 from types import MappingProxyType
 
 import pytest
@@ -176,3 +177,10 @@ def test_trying_again_and_again_tries_everybody_once(
     assert failed == {
         t for share in shares if share.weight for t in (*share.leased, *share.orphans)
     }
+
+
+def test_equals_take_turns() -> None:
+    """At low load no engine may be asked always, and none never."""
+    asked = Counter(chosen((leased(A, B, C),), draw=n / 1000) for n in range(1000))
+    assert set(asked) == {"m-0", "m-1", "m-2"}
+    assert min(asked.values()) > 250

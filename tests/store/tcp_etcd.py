@@ -6,7 +6,7 @@ from pathlib import Path
 from machinery.clock import SystemClock
 from machinery.supervisor import Program, Supervisor
 from store.address import EtcdAddress
-from store.embedded import locate
+from store.binary import locate
 from store.errors import StoreError
 from store.etcd import EtcdTransport
 from tests.support.waiting import until_async

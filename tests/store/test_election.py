@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
+from store.binary import locate
 from store.election import Election, Leadership
-from store.embedded import EmbeddedEtcd, locate
+from store.embedded import EmbeddedEtcd
 from store.errors import ConflictError
 from store.etcd import EtcdTransport
 from store.memory import MemoryTransport

