@@ -91,8 +91,10 @@ async def test_the_life_of_an_engine(
     assert agent(folder.parent, 9).find() == []
 
     assert await engines.stop_all(folder, CLOCK, grace_s=10) == 1
-    assert started.child.exit_code() == 0
     assert not found.child.running()
+    # Its first thread has ended; the kernel tells the parent when the last one has.
+    await until(lambda: not started.child.running(), what="the last thread's end")
+    assert started.child.exit_code() == 0
     assert found.child.exit_code() is None
     assert agent(folder, 9).find() == []
     assert await client.ask(started.port, "u1") is None
