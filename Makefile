@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ONCE ?=
+PORT ?=
 
 .PHONY: help setup demo stop test check lint format docs lock bench-apply bench-start bench-gateway clean
 
@@ -23,8 +24,8 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down)
-	@$(BIN)/fleetctl demo --data-dir .fleet $(if $(ONCE),--once)
+demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down; PORT=4010)
+	@$(BIN)/fleetctl demo --data-dir .fleet $(if $(PORT),--port $(PORT)) $(if $(ONCE),--once)
 
 stop: $(READY)  ## stop the fleet that `make demo` left running
 	@$(BIN)/fleetctl down --data-dir .fleet

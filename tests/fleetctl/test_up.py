@@ -1,9 +1,11 @@
 """`fleetctl up` and `down`: a fleet on this machine, whatever was killed before."""
 
+import asyncio
 import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,23 @@ async def test_down_after_everything_lost_its_parent(tmp_path: Path, models_dir:
     down = await on(folder, "down")
     assert (down.code, down.out) == (0, "stopped\n")
     assert pids(folder) == {}
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(120)
+async def test_interrupted_while_starting(tmp_path: Path, models_dir: Path) -> None:
+    """Ctrl-C before the fleet is ready leaves nothing of it."""
+    folder = tmp_path / "data"
+    words = ("up", "--detach", "--data-dir", str(folder), "--port", str(free_port()))
+    starting = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fleetctl", *words), stderr=asyncio.subprocess.PIPE
+    )
+    await until(lambda: "reconciler" in pids(folder), limit_s=30, what="a reconciler")
+    starting.send_signal(signal.SIGINT)
+    await starting.communicate()
+    assert starting.returncode not in (0, None)
+    assert pids(folder) == {}
+    assert processes.adopt(folder / "etcd" / "etcd.pid") is None
 
 
 @pytest.mark.timeout(60)
