@@ -5,6 +5,7 @@ cross-origin text/plain posts); a socket in a folder of mode 0700 takes them fro
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -25,8 +26,12 @@ class EmbeddedEtcdError(Exception):
     """etcd cannot be started; the message says why and what to do."""
 
 
-def command(binary: Binary, data_dir: Path) -> tuple[str, ...]:
-    """Return the command line for one member of a small fleet."""
+def command(binary: Binary, data_dir: Path, token: str) -> tuple[str, ...]:
+    """Return the command line for one member of a small fleet.
+
+    etcd makes its cluster id from the token: who watched another store by the same address sees
+    that this is not it.
+    """
     flags = {
         "name": "embedded",
         "data-dir": str(data_dir),
@@ -35,7 +40,7 @@ def command(binary: Binary, data_dir: Path) -> tuple[str, ...]:
         "listen-peer-urls": f"unix://{PEER_SOCKET}",
         "initial-advertise-peer-urls": f"unix://{PEER_SOCKET}",
         "initial-cluster": f"embedded=unix://{PEER_SOCKET}",
-        "initial-cluster-token": "mlx-fleet",
+        "initial-cluster-token": token,
         "logger": "zap",
         "log-outputs": "stderr",
         "log-level": "warn",
@@ -52,6 +57,17 @@ def command(binary: Binary, data_dir: Path) -> tuple[str, ...]:
         # Puts off the commit that #13766 does too early; a mitigation, no cure.
         flags |= {"backend-batch-interval": "5s", "backend-batch-limit": "1000000"}
     return (str(binary.path), *(f"--{name}={value}" for name, value in flags.items()))
+
+
+def _token(data_dir: Path) -> str:
+    """Return the cluster token of the data folder: drawn once, and lost with the data."""
+    path = data_dir / "token"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        token = secrets.token_hex(8)
+        write_atomically(path, token)
+        return token
 
 
 class EmbeddedEtcd:
@@ -74,7 +90,7 @@ class EmbeddedEtcd:
         self.supervisor = Supervisor(
             Program(
                 name="etcd",
-                command=command(binary, data_dir / "member"),
+                command=command(binary, data_dir / "member", _token(data_dir)),
                 log=self._log,
                 record=data_dir / "etcd.pid",
                 cwd=folder,

