@@ -46,7 +46,10 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
     folder.prepare()
     order = _order(folder, port)
     _prepare_model(steps, checkout, folder.models / _MODEL)
-    fleet = _start(steps, order)
+    joined = _running(folder)
+    if joined is not None:
+        steps.say(f"a fleet already runs in {folder.path}: using it")
+    fleet = joined or _start(steps, order)
     try:
         _deploy(steps, checkout, folder, fleet)
         _show(folder)
@@ -56,11 +59,19 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
             _tell_how_to_go_on(fleet.gateway_url, folder)
             return
     except BaseException:
-        steps.say("shutting down")
-        asyncio.run(up.take_down(folder, SystemClock()))
+        # A fleet that was there before is not ours to end because something of ours failed.
+        if joined is None:
+            steps.say("shutting down")
+            asyncio.run(up.take_down(folder, SystemClock()))
         raise
     with steps.step("shutting down"):
         asyncio.run(up.take_down(folder, SystemClock()))
+
+
+def _running(folder: DataDir) -> FleetFile | None:
+    """Return the fleet that runs in the folder already, if one does."""
+    found = folder.read()
+    return found if found is not None and found.is_ready and folder.is_held() else None
 
 
 class Steps:
@@ -144,10 +155,6 @@ def _told(output: Iterable[str], step: Step) -> Iterator[str]:
 
 
 def _start(steps: Steps, order: FleetOrder) -> FleetFile:
-    running = order.data_dir.read()
-    if running is not None and running.is_ready and order.data_dir.is_held():
-        steps.say(f"a fleet already runs in {order.data_dir.path}: using it")
-        return running
     with steps.step("starting etcd, a reconciler, two node agents and a gateway"):
         fleet = up.start_detached(order, SystemClock())
     if fleet.warning:

@@ -141,8 +141,15 @@ def start_detached(order: FleetOrder, clock: Clock) -> FleetFile:
         return asyncio.run(_await_ready(order.data_dir, child, clock))
     except BaseException:
         # Ctrl-C above all: nobody would know of the fleet that is being started.
-        asyncio.run(take_down(order.data_dir, clock))
+        asyncio.run(_give_up(order.data_dir, child, clock))
         raise
+
+
+async def _give_up(data_dir: DataDir, child: processes.Child, clock: Clock) -> None:
+    """End the supervisor that we started, and what it left; never a fleet that got ahead of it."""
+    await processes.end(child, clock, grace_s=_DOWN_S)
+    if not data_dir.is_held():
+        await take_down(data_dir, clock)
 
 
 def _foreground_command(order: FleetOrder) -> list[str]:

@@ -1,10 +1,15 @@
 """The README's first command, on a data folder of the test's own."""
 
+import asyncio
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import fleetctl, free_port
+from tests.support.fleet import engine_port, fleetctl, free_port
+
+MODEL = "SmolLM2-135M-Instruct"
 
 
 @pytest.mark.fleet
@@ -28,3 +33,33 @@ async def test_demo_once(tmp_path: Path) -> None:
     assert ["node-1", "Ready"] in [words[:2] for words in tables]
     assert ["node-2", "Ready"] in [words[:2] for words in tables]
     assert ["smollm2", "2/2", "True"] in [words[:3] for words in tables]
+
+
+@pytest.mark.fleet
+@pytest.mark.mlx
+@pytest.mark.timeout(300)
+async def test_a_failed_demo_ends_nothing_that_was_there(tmp_path: Path, smollm2: Path) -> None:
+    folder, port = tmp_path / "demo", str(free_port())
+    (folder / "models").mkdir(parents=True)
+    (folder / "models" / MODEL).symlink_to(smollm2 / MODEL)
+    where = ("--data-dir", str(folder))
+    # On a node this small nothing can be placed, so the demo waits, and is interrupted.
+    small = ("--node-memory", "100Mi", "--engine-port", str(engine_port()))
+    started = await fleetctl("up", "--detach", *where, "--port", port, *small, limit_s=120)
+    assert started.code == 0, started.err
+    try:
+        demo = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fleetctl", "demo", *where, "--port", port),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert demo.stdout is not None
+        async for line in demo.stdout:
+            if b"nodes fit" in line:
+                break
+        demo.send_signal(signal.SIGINT)
+        assert await demo.wait() != 0
+        nodes = await fleetctl("wait", "node/node-1", "--for=condition=Ready", *where)
+        assert nodes.code == 0, nodes.err
+    finally:
+        down = await fleetctl("down", *where, limit_s=120)
+    assert down.out == "stopped\n"

@@ -126,6 +126,27 @@ async def test_interrupted_while_starting(tmp_path: Path, models_dir: Path) -> N
     assert processes.adopt(folder / "etcd" / "etcd.pid") is None
 
 
+@pytest.mark.fleet
+@pytest.mark.timeout(180)
+async def test_two_at_once_leave_one_fleet(tmp_path: Path, models_dir: Path) -> None:
+    """Whoever comes second is refused, and ends nothing of the first."""
+    folder = tmp_path / "data"
+    try:
+        async with asyncio.TaskGroup() as group:
+            both = [
+                group.create_task(up(folder, models_dir, free_port(), "--nodes", "1"))
+                for _ in range(2)
+            ]
+        first, second = sorted((task.result() for task in both), key=lambda done: done.code)
+        assert (first.code, second.code) == (0, 1), (first, second)
+        assert "already runs" in second.err
+        nodes = await on(folder, "wait", "node/node-1", "--for=condition=Ready", "--timeout=5s")
+        assert nodes.code == 0, nodes.err
+        assert set(pids(folder)) == {"gateway", "node-1", "reconciler"}
+    finally:
+        await on(folder, "down")
+
+
 @pytest.mark.timeout(60)
 async def test_a_used_gateway_port(tmp_path: Path) -> None:
     with socket.socket() as taken:
