@@ -17,10 +17,10 @@ from machinery.clock import SystemClock
 from manifests.apply import apply
 from manifests.load import load_objects
 from store import codec, keys
-from store.binary import locate
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
-from store.port import Delete, Put
+from store.etcd import connect
+from store.member.binary import locate
+from store.member.embedded import EmbeddedEtcd
+from store.port import Delete, Put, Transport
 
 COUNT = 1000
 ROUNDS = 3
@@ -42,13 +42,13 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
     return time.perf_counter() - began
 
 
-async def clear(transport: EtcdTransport) -> None:
+async def clear(transport: Transport) -> None:
     found = (await transport.list(f"{keys.ROOT}/")).items
     for start in range(0, len(found), 100):
         await transport.commit([], [Delete(key=item.key) for item in found[start : start + 100]])
 
 
-async def puts(transport: EtcdTransport, operations: list[Put], at_once: int) -> None:
+async def puts(transport: Transport, operations: list[Put], at_once: int) -> None:
     places = asyncio.Semaphore(at_once)
 
     async def one(operation: Put) -> None:
@@ -75,7 +75,7 @@ async def measure(root: Path) -> dict[str, float]:
     clock = SystemClock()
     etcd = EmbeddedEtcd(locate(None), root / "etcd", clock)
     await etcd.start()
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     path = root / "models.yaml"
     path.write_text(manifests())
     rows: dict[str, list[float]] = {}

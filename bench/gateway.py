@@ -34,9 +34,9 @@ from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointSpec
 from store import codec, keys
 from store.address import EtcdAddress
-from store.binary import locate
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.binary import locate
+from store.member.embedded import EmbeddedEtcd
 from store.port import Put
 
 ROUNDS = 5
@@ -126,7 +126,7 @@ async def publish(address: EtcdAddress, engine_port: int) -> None:
             served_names=("bench",),
         ),
     )
-    transport = EtcdTransport(address)
+    transport = connect(address)
     key = keys.endpoint_key("bench-0")
     puts = [codec.put_spec(deployment), Put(key=key, value=codec.encode(endpoint))]
     await transport.commit([], puts)

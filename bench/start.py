@@ -21,8 +21,8 @@ from manifests.delete import delete
 from manifests.load import load_objects
 from schemas.deployment import ModelDeployment
 from store import objects
-from store.etcd import EtcdTransport
-from store.port import Put, WatchBatch
+from store.etcd import connect
+from store.port import Put, Transport, WatchBatch
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet, running_fleet
 
@@ -33,7 +33,7 @@ MANIFEST = (
 )
 
 
-async def one(fleet: Fleet, transport: EtcdTransport, path: Path, number: int) -> float:
+async def one(fleet: Fleet, transport: Transport, path: Path, number: int) -> float:
     """Return the milliseconds from apply's return to the engine's start."""
     path.write_text(MANIFEST.format(number=number))
     loaded = load_objects([str(path)])
@@ -61,7 +61,7 @@ async def _next(watch: AsyncGenerator[WatchBatch]) -> None:
     await anext(watch)
 
 
-async def hop(transport: EtcdTransport, number: int) -> float:
+async def hop(transport: Transport, number: int) -> float:
     """Return the milliseconds from a write's answer to a watcher having it."""
     key = "/bench/hop"
     before = (await transport.status()).revision
@@ -88,7 +88,7 @@ async def measure(root: Path) -> dict[str, float]:
     models = root / "models"
     await run_module("tests.support.tiny_model", str(models / "tiny"))
     async with running_fleet(root / "fleet", models) as fleet:
-        transport = EtcdTransport(fleet.etcd.address)
+        transport = connect(fleet.etcd.address)
         runs = [await one(fleet, transport, root / "m.yaml", n) for n in range(RUNS + 1)][1:]
         hops = [await hop(transport, n) for n in range(RUNS)]
         await transport.close()

@@ -12,9 +12,10 @@ import platformdirs
 from fleetctl import errors
 from store.address import EtcdAddress
 from store.errors import StoreError
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.flags import address, etcd_options
-from store.sockets import SocketFolderError, client_socket
+from store.member.sockets import SocketFolderError, client_socket
+from store.port import Transport
 
 T = TypeVar("T")
 
@@ -51,9 +52,9 @@ def etcd_dir(data_dir: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(options: dict[str, Any]) -> AsyncIterator[EtcdTransport]:
+async def opened(options: dict[str, Any]) -> AsyncIterator[Transport]:
     """Open the store for the length of a command."""
-    transport = EtcdTransport(find(options))
+    transport = connect(find(options))
     try:
         yield transport
     finally:

@@ -24,8 +24,8 @@ from schemas.meta import find_condition, is_true
 from store import objects
 from store.address import EtcdAddress
 from store.errors import StoreError
-from store.etcd import EtcdTransport
-from store.sockets import client_socket
+from store.etcd import connect
+from store.member.sockets import client_socket
 
 _MODEL = "SmolLM2-135M-Instruct"
 _NAME = "smollm2"
@@ -188,7 +188,7 @@ def _fleetctl(folder: DataDir, *words: str) -> None:
 async def _wait_available(folder: DataDir, url: str, step: Step) -> None:
     clock = SystemClock()
     deadline = clock.monotonic() + _AVAILABLE_S
-    transport = EtcdTransport(EtcdAddress(socket=client_socket(etcd_dir(folder.path))))
+    transport = connect(EtcdAddress(socket=client_socket(etcd_dir(folder.path))))
     try:
         while True:
             found = await objects.get(transport, ModelDeployment, _NAME)

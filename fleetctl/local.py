@@ -20,11 +20,11 @@ from nodeagent.hardware.facts import HardwareError
 from nodeagent.hardware.probe import probe
 from store import keys
 from store.address import EtcdAddress
-from store.binary import NoBinaryError, locate, written_by
-from store.embedded import EmbeddedEtcd, EmbeddedEtcdError
 from store.errors import StoreError
-from store.etcd import EtcdTransport
-from store.sockets import SocketFolderError
+from store.etcd import connect
+from store.member.binary import NoBinaryError, locate, written_by
+from store.member.embedded import EmbeddedEtcd, EmbeddedEtcdError
+from store.member.sockets import SocketFolderError
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ async def _revoke_leases(etcd: EtcdAddress, names: list[str]) -> None:
 
     A lease does not run out while etcd is down; it lives its whole time again afterwards.
     """
-    transport = EtcdTransport(etcd)
+    transport = connect(etcd)
     try:
         for name in names:
             item = await transport.get(keys.node_lease_key(name))
@@ -208,7 +208,7 @@ async def _revoke_leases(etcd: EtcdAddress, names: list[str]) -> None:
 
 
 async def _wait_for_control_plane(etcd: EtcdAddress, names: list[str]) -> None:
-    transport = EtcdTransport(etcd)
+    transport = connect(etcd)
     try:
         while True:
             try:

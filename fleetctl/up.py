@@ -131,11 +131,7 @@ def start_detached(order: FleetOrder, clock: Clock) -> FleetFile:
         FleetctlError: it did not get ready; with the supervisor's own words.
 
     """
-    if order.data_dir.is_held():
-        raise FleetctlError(
-            f"a fleet already runs in {order.data_dir.path}. Stop it with `fleetctl down`, or give "
-            "this one its own --data-dir"
-        )
+    _refuse_second(order.data_dir)
     child = processes.spawn(_foreground_command(order), log=order.data_dir.log("up"))
     try:
         return asyncio.run(_await_ready(order.data_dir, child, clock))
@@ -143,6 +139,14 @@ def start_detached(order: FleetOrder, clock: Clock) -> FleetFile:
         # Ctrl-C above all: nobody would know of the fleet that is being started.
         asyncio.run(_give_up(order.data_dir, child, clock))
         raise
+
+
+def _refuse_second(data_dir: DataDir) -> None:
+    if data_dir.is_held():
+        raise FleetctlError(
+            f"a fleet already runs in {data_dir.path}. Stop it with `fleetctl down`, or give this "
+            "one its own --data-dir"
+        )
 
 
 async def _give_up(data_dir: DataDir, child: processes.Child, clock: Clock) -> None:
@@ -179,6 +183,8 @@ async def _await_ready(data_dir: DataDir, child: processes.Child, clock: Clock) 
             if fleet.error and not child.running():
                 raise FleetctlError(fleet.error)
         if not child.running():
+            # Another may have got ahead of us since we looked; the log then has its words, not ours.
+            _refuse_second(data_dir)
             words = processes.last_lines(data_dir.log("up"), 2)
             raise FleetctlError(f"the fleet did not start: {words}")
         await clock.sleep(0.1)

@@ -18,7 +18,7 @@ from gateway.server import Gateway, Limits
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock
 from machinery.web import listen
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.flags import address, etcd_options
 
 _EXIT_ADDRESS = 3
@@ -86,7 +86,7 @@ def main(**flags: Any) -> None:
     )
 
     async def run() -> None:
-        transport = EtcdTransport(where)
+        transport = connect(where)
         # Request ids and routes' draws must differ between two gateways started at once.
         entropy = random.Random(secrets.randbits(128))
         try:

@@ -22,7 +22,7 @@ from nodeagent.presence import NameTakenError, session_name
 from schemas import quantity
 from schemas.meta import Labels
 from schemas.node import NodeStatus
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.flags import address, etcd_options
 
 _LABELS = TypeAdapter(Labels)
@@ -104,7 +104,7 @@ def main(log_level: str, **options: Any) -> None:
     )
 
     async def run() -> None:
-        transport = EtcdTransport(where)
+        transport = connect(where)
         try:
             await Agent(transport, SystemClock(), config).run()
         except BaseExceptionGroup as group:

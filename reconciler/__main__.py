@@ -11,7 +11,7 @@ from machinery import logging as house_logging
 from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
 from reconciler.controller import Controller
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.flags import address, etcd_options
 
 
@@ -39,7 +39,7 @@ def main(node_grace_period: float, log_level: str, **etcd: Any) -> None:
 
     async def run() -> None:
         clock = SystemClock()
-        transport = EtcdTransport(where)
+        transport = connect(where)
         try:
             await Controller(transport, clock, identity=identity, grace_s=node_grace_period).run()
         finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from tests.support.fleet import Fleet, fleetctl
 
 GOOD = "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n"
@@ -72,7 +72,7 @@ async def test_a_bad_manifest_writes_nothing(store: Fleet, text: str, said: list
 
 
 async def revision(store: Fleet) -> int:
-    transport = EtcdTransport(store.etcd.address)
+    transport = connect(store.etcd.address)
     try:
         return (await transport.status()).revision
     finally:

@@ -17,7 +17,7 @@ from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, Truth
 from store import codec, keys
 from store.address import EtcdAddress
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.memory import MemoryTransport
 from store.port import Put, Transport
 from tests.gateway.fake_engine import FakeEngine, running
@@ -146,7 +146,7 @@ async def test_etcd_is_killed_and_requests_are_answered(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     async with running_etcd(tmp_path) as etcd, running(FakeEngine("m-0", chat)) as engine:
-        transport, writing = EtcdTransport(etcd.address), EtcdTransport(etcd.address)
+        transport, writing = connect(etcd.address), connect(etcd.address)
         async with running_gateway(transport) as gateway:
             await World(writing).put(deployment("m"))
             lease = await writing.grant(2)
@@ -175,7 +175,7 @@ async def test_etcd_is_killed_and_requests_are_answered(
 @pytest.mark.etcd
 async def test_a_lost_lease_in_etcd_makes_an_orphan(tmp_path: Path) -> None:
     async with running_etcd(tmp_path) as etcd:
-        transport = EtcdTransport(etcd.address)
+        transport = connect(etcd.address)
         async with keeping(transport) as (keeper, _):
             await World(transport).put(deployment("m"))
             lease = await transport.grant(5)
@@ -191,7 +191,7 @@ async def test_a_lost_lease_in_etcd_makes_an_orphan(tmp_path: Path) -> None:
 
 @pytest.mark.etcd
 async def test_a_gateway_starts_without_etcd(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    transport = EtcdTransport(EtcdAddress(socket=tmp_path / "nobody"))
+    transport = connect(EtcdAddress(socket=tmp_path / "nobody"))
     async with running_gateway(transport) as gateway:
         async with http.get(f"{gateway.url}/health") as got:
             assert got.status == 503

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.__main__ import main
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import DONE, streams
 from tests.gateway.world import World
@@ -89,7 +89,7 @@ async def test_sigterm_lets_streams_finish(tmp_path: Path, http: aiohttp.ClientS
         running(FakeEngine("m-0", streams(30, pause_s=0.02))) as engine,
         process("--port", str(port), "--etcd", str(etcd.address)) as gateway,
     ):
-        transport = EtcdTransport(etcd.address)
+        transport = connect(etcd.address)
         await World(transport).serve("m", engine)
         await until_async(healthy, what="the gateway")
         body = {"model": "m", "stream": True}

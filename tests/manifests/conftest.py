@@ -6,8 +6,8 @@ import pytest
 
 from machinery.clock import SystemClock
 from store import keys
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import MAX_OPERATIONS, Delete, Transport
 from tests.support.etcd import running_etcd
@@ -32,7 +32,7 @@ async def transport(
     if request.param == "memory":
         made = MemoryTransport(SystemClock())
     else:
-        made = EtcdTransport(manifests_etcd.address)
+        made = connect(manifests_etcd.address)
         await sweep(made)
     yield made
     await made.close()

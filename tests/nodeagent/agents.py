@@ -15,9 +15,8 @@ from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta, find_condition
 from schemas.replica import Endpoint, MemoryProof, RankAssignment, RankStatus, Replica, ReplicaSpec
 from store import codec, keys, objects
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
-from store.port import Delete
+from store.member.embedded import EmbeddedEtcd
+from store.port import Delete, Transport
 from tests.support.waiting import until_async
 
 CLOCK = SystemClock()
@@ -78,7 +77,7 @@ class AgentProcess:
 class Desk:
     """Where the test writes Replicas, and reads what the agent makes of them."""
 
-    def __init__(self, store: EtcdTransport) -> None:
+    def __init__(self, store: Transport) -> None:
         self.store = store
 
     async def assign(self, name: str, *, uid: str, path: str = "tiny", node: str = NODE) -> Replica:

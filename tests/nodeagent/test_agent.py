@@ -14,8 +14,8 @@ from nodeagent.health import HealthClient
 from schemas.node import NodeLease, NodeStatus
 from schemas.replica import Replica
 from store import codec, keys
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.embedded import EmbeddedEtcd
 from store.port import Change, Delete, Put, WatchBatch
 from tests.nodeagent.agents import CLOCK, NODE, AgentProcess, Desk
 from tests.support.etcd import running_etcd
@@ -44,7 +44,7 @@ async def agent(
 
 @pytest.fixture
 async def desk(etcd: EmbeddedEtcd) -> AsyncIterator[Desk]:
-    store = EtcdTransport(etcd.address)
+    store = connect(etcd.address)
     yield Desk(store)
     await store.close()
 

@@ -13,8 +13,8 @@ from machinery import processes
 from nodeagent.presence import NameTakenError, Presence, session_name
 from schemas.node import NodeLease
 from store import codec, keys
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.nodeagent.agents import AgentProcess, Desk
@@ -71,7 +71,7 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embedd
 
 @pytest.fixture
 async def desk(etcd: EmbeddedEtcd) -> AsyncIterator[Desk]:
-    store = EtcdTransport(etcd.address)
+    store = connect(etcd.address)
     yield Desk(store)
     await store.close()
 

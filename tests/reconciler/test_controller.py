@@ -18,9 +18,9 @@ from schemas.meta import ApiObject, find_condition
 from schemas.node import Node
 from schemas.replica import Replica
 from store import codec, keys, objects
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
-from store.port import Delete, Put
+from store.etcd import connect
+from store.member.embedded import EmbeddedEtcd
+from store.port import Delete, Put, Transport
 from tests.reconciler.agents import FakeAgent, node_status, put_node
 from tests.support.etcd import running_etcd
 from tests.support.fleets import deployment
@@ -37,9 +37,9 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embedd
 
 
 @pytest.fixture
-async def store(etcd: EmbeddedEtcd) -> AsyncIterator[EtcdTransport]:
+async def store(etcd: EmbeddedEtcd) -> AsyncIterator[Transport]:
     """An etcd with nothing of ours in it."""
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     for item in (await transport.list(keys.ROOT)).items:
         await transport.commit([], [Delete(key=item.key)])
     yield transport
@@ -48,7 +48,7 @@ async def store(etcd: EmbeddedEtcd) -> AsyncIterator[EtcdTransport]:
 
 @asynccontextmanager
 async def running(
-    store: EtcdTransport, *nodes: str, grace_s: float = 30.0
+    store: Transport, *nodes: str, grace_s: float = 30.0
 ) -> AsyncIterator[dict[str, asyncio.Task[None]]]:
     """Run a controller and an agent for each node; yield their tasks by name."""
     async with asyncio.TaskGroup() as group:
@@ -63,16 +63,16 @@ async def running(
                 task.cancel()
 
 
-async def apply(store: EtcdTransport, found: ApiObject) -> None:
+async def apply(store: Transport, found: ApiObject) -> None:
     await store.commit([], [codec.put_spec(found)])
 
 
-async def node_of(store: EtcdTransport, name: str) -> str | None:
+async def node_of(store: Transport, name: str) -> str | None:
     found = await objects.get(store, Replica, name)
     return None if found is None else found.spec.ranks[0].node
 
 
-async def said(store: EtcdTransport, type_: str) -> str:
+async def said(store: Transport, type_: str) -> str:
     found = await objects.get(store, ModelDeployment, "qwen")
     if found is None or found.status is None:
         return ""
@@ -80,17 +80,17 @@ async def said(store: EtcdTransport, type_: str) -> str:
     return "" if condition is None else condition.reason
 
 
-async def is_available(store: EtcdTransport) -> bool:
+async def is_available(store: Transport) -> bool:
     return await said(store, "Available") == "AllReplicasReady"
 
 
-async def revision_of_content(store: EtcdTransport) -> int:
+async def revision_of_content(store: Transport) -> int:
     """Return when anything was last written; renewing a lease writes nothing."""
     return max(item.mod_revision for item in (await store.list(keys.ROOT)).items)
 
 
 async def test_an_applied_deployment_serves_and_then_nothing_is_written(
-    store: EtcdTransport,
+    store: Transport,
 ) -> None:
     async with running(store, "a", "b"):
         await apply(store, deployment(replicas=2))
@@ -104,7 +104,7 @@ async def test_an_applied_deployment_serves_and_then_nothing_is_written(
         assert (await revision_of_content(store), (await store.status()).revision) == before
 
 
-async def _at_rest(store: EtcdTransport) -> tuple[int, int]:
+async def _at_rest(store: Transport) -> tuple[int, int]:
     """Return the revisions, once the last words about the start are written."""
     seen = (0, 0)
 
@@ -119,7 +119,7 @@ async def _at_rest(store: EtcdTransport) -> tuple[int, int]:
     return seen
 
 
-async def test_deletion_drains_before_it_forgets(store: EtcdTransport) -> None:
+async def test_deletion_drains_before_it_forgets(store: Transport) -> None:
     async with running(store, "a"):
         await apply(store, deployment(replicas=1))
         await until_async(lambda: is_available(store))
@@ -143,7 +143,7 @@ async def test_deletion_drains_before_it_forgets(store: EtcdTransport) -> None:
         assert left == [keys.status_key("Node", "a")]
 
 
-async def test_a_node_away_gives_up_its_replicas_after_the_grace(store: EtcdTransport) -> None:
+async def test_a_node_away_gives_up_its_replicas_after_the_grace(store: Transport) -> None:
     async with running(store, "a", "b", grace_s=1.0) as tasks:
         await apply(store, deployment(replicas=1))
         await until_async(lambda: is_available(store))
@@ -160,7 +160,7 @@ async def test_a_node_away_gives_up_its_replicas_after_the_grace(store: EtcdTran
         assert {(home, "NodeNotReady"), ("qwen", "ReplicaPlaced")} <= told
 
 
-async def test_a_node_that_was_deleted_gives_them_up_too(store: EtcdTransport) -> None:
+async def test_a_node_that_was_deleted_gives_them_up_too(store: Transport) -> None:
     async with running(store, "a", grace_s=0.5) as tasks:
         await apply(store, deployment(replicas=1))
         await until_async(lambda: is_available(store))
@@ -178,11 +178,11 @@ async def test_a_node_that_was_deleted_gives_them_up_too(store: EtcdTransport) -
             task.cancel()
 
 
-async def _is_on(store: EtcdTransport, node: str) -> bool:
+async def _is_on(store: Transport, node: str) -> bool:
     return await node_of(store, "qwen-0") == node
 
 
-async def test_each_node_that_cannot_is_named_in_an_event(store: EtcdTransport) -> None:
+async def test_each_node_that_cannot_is_named_in_an_event(store: Transport) -> None:
     async with running(store, "a"):
         small = put_node("small", node_status("small", memory_gib=1))
         await store.commit([], [small])
@@ -200,7 +200,7 @@ async def test_each_node_that_cannot_is_named_in_an_event(store: EtcdTransport) 
         assert await said(store, "Placed") == "Unschedulable"
 
 
-async def test_keys_of_others_do_not_end_the_process(store: EtcdTransport) -> None:
+async def test_keys_of_others_do_not_end_the_process(store: Transport) -> None:
     async with running(store, "a"):
         stray = [Put(key=f"{keys.SPEC_PREFIX}stray", value=b"x")]
         await store.commit([], [*stray, Put(key=f"{keys.STATUS_PREFIX}stray", value=b"x")])
@@ -210,7 +210,7 @@ async def test_keys_of_others_do_not_end_the_process(store: EtcdTransport) -> No
 
 @pytest.mark.timeout(60)
 async def test_when_the_leader_is_killed_the_next_one_acts(
-    store: EtcdTransport, etcd: EmbeddedEtcd, tmp_path: Path
+    store: Transport, etcd: EmbeddedEtcd, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "reconciler", "--etcd", f"unix:{etcd.address.socket}"]
     first, second = (processes.spawn(command, log=tmp_path / f"{n}.log") for n in (1, 2))

@@ -7,11 +7,11 @@ from pathlib import Path
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
 from store.election import Election
-from store.etcd import EtcdTransport
+from store.etcd import connect
 
 
 async def main(socket: str, key: str, name: str) -> None:
-    transport = EtcdTransport(EtcdAddress(socket=Path(socket)))
+    transport = connect(EtcdAddress(socket=Path(socket)))
     election = Election(transport, SystemClock(), key=key, ttl_s=3)
     print("stands", flush=True)
     leadership = await election.campaign(name)

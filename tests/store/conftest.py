@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Transport
 from tests.support.etcd import running_etcd
@@ -37,7 +37,7 @@ async def transport(
     if request.param == "memory":
         made = MemoryTransport(SystemClock())
     else:
-        made = EtcdTransport(shared_etcd.address)
+        made = connect(shared_etcd.address)
     yield made
     await made.close()
 

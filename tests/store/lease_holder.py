@@ -6,13 +6,13 @@ from pathlib import Path
 
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.lease import LeaseSession
 from store.port import Put
 
 
 async def main(socket: str, key: str, ttl_s: int) -> None:
-    transport = EtcdTransport(EtcdAddress(socket=Path(socket)))
+    transport = connect(EtcdAddress(socket=Path(socket)))
     session = LeaseSession(transport, SystemClock(), ttl_s=ttl_s)
     await session.open()
     await transport.commit([], [Put(key=key, value=b"alive", lease=session.id)])

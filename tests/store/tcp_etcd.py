@@ -6,9 +6,9 @@ from pathlib import Path
 from machinery.clock import SystemClock
 from machinery.supervisor import Program, Supervisor
 from store.address import EtcdAddress
-from store.binary import locate
 from store.errors import StoreError
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.binary import locate
 from tests.support.waiting import until_async
 
 
@@ -57,7 +57,7 @@ class TcpEtcd:
     async def start(self) -> None:
         """Start it and wait until it answers, be it with a refusal."""
         await self.supervisor.start()
-        transport = EtcdTransport(self.address)
+        transport = connect(self.address)
 
         async def answers() -> bool:
             try:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
-from store.binary import locate
 from store.election import Election, Leadership
-from store.embedded import EmbeddedEtcd
 from store.errors import ConflictError
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.binary import locate
+from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import CreatedAt, Put, Transport
 from tests.store.faults import FaultyTransport
@@ -115,7 +115,7 @@ async def test_a_campaign_outlives_the_absence_of_the_store() -> None:
 @pytest.mark.etcd
 async def test_a_campaign_before_etcd_is_up_wins_when_it_is(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     async with asyncio.TaskGroup() as group:
         standing = group.create_task(election(transport, "/leader").campaign("a"))
         await etcd.start()
@@ -130,7 +130,7 @@ async def test_the_next_leads_within_five_seconds_after_a_kill_of_the_leaders_pr
     shared_etcd: EmbeddedEtcd, corner: str, tmp_path: Path
 ) -> None:
     clock, key, socket = SystemClock(), f"{corner}leader", str(shared_etcd.address.socket)
-    transport = EtcdTransport(shared_etcd.address)
+    transport = connect(shared_etcd.address)
     standing = [Script("candidate", sys.executable, tmp_path, socket, key, name) for name in "abc"]
 
     def leading() -> list[Script]:

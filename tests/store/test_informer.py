@@ -13,15 +13,15 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
-from store.binary import locate
 from store.codec import UndecodableError
-from store.embedded import EmbeddedEtcd
 from store.errors import StoreError, UnavailableError
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.http.route import EtcdRoute
 from store.informer import Informer
+from store.member.binary import locate
+from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Delete, KeyValue, Put, Transport
-from store.route import EtcdRoute
 from tests.store.faults import FaultyTransport
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.waiting import until, until_async
@@ -188,7 +188,7 @@ async def test_a_replaced_store_that_overtakes_before_the_list_changes_every_key
 
 @pytest.mark.etcd
 async def test_a_kill_under_load_loses_no_event(etcd: EmbeddedEtcd) -> None:
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     faulty = FaultyTransport(transport)
     told: set[str] = set()
     acknowledged: set[str] = set()
@@ -228,7 +228,7 @@ async def test_a_kill_under_load_loses_no_event(etcd: EmbeddedEtcd) -> None:
 
 @pytest.mark.etcd
 async def test_after_a_wipe_every_key_counts_as_changed(etcd: EmbeddedEtcd, tmp_path: Path) -> None:
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     told: list[str] = []
     before = await put(transport, "/r/a", "old")
     for n in range(20):
@@ -249,7 +249,7 @@ async def test_after_a_wipe_every_key_counts_as_changed(etcd: EmbeddedEtcd, tmp_
 async def test_another_cluster_at_the_same_address_is_noticed(tmp_path: Path) -> None:
     """Two informers of one transport, and the new cluster is ahead: its id alone tells."""
     async with TcpEtcd(tmp_path / "first", "--initial-cluster-token=first") as first:
-        transport = EtcdTransport(first.address)
+        transport = connect(first.address)
         assert await put(transport, "/r/a", "old") == 2
         assert await put(transport, "/s/a", "old") == 3
         async with running(transport, "/r/") as one, running(transport, "/s/") as other:
@@ -273,7 +273,7 @@ async def test_another_cluster_at_the_same_address_is_noticed(tmp_path: Path) ->
 @pytest.mark.etcd
 async def test_a_start_before_etcd_waits_for_it(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     async with running(transport, "/r/") as informer:
         with pytest.raises(UnavailableError):
             await transport.get("/r/a")
@@ -290,7 +290,7 @@ async def test_a_start_before_etcd_waits_for_it(tmp_path: Path) -> None:
 async def test_a_frozen_etcd_is_noticed_within_the_idle_limit(tmp_path: Path) -> None:
     clock = SystemClock()
     async with TcpEtcd(tmp_path, "--experimental-watch-progress-notify-interval=300ms") as etcd:
-        transport = EtcdTransport(EtcdAddress(endpoints=(etcd.url,)), idle_s=1.5)
+        transport = connect(EtcdAddress(endpoints=(etcd.url,)), idle_s=1.5)
         pid = etcd.supervisor.pid
         assert pid
         batches: list[float] = []

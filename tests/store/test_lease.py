@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
-from store.embedded import EmbeddedEtcd
 from store.errors import PermissionDeniedError, StoreError, UnavailableError
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.lease import LeaseSession
+from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.store.faults import FaultyTransport
@@ -137,7 +137,7 @@ async def test_closing_while_the_store_is_away_is_no_failure(
 @pytest.mark.etcd
 async def test_it_survives_a_kill_of_etcd(etcd: EmbeddedEtcd) -> None:
     clock = SystemClock()
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     session = LeaseSession(transport, clock, ttl_s=4)
     await session.open()
     await transport.commit([], [Put(key="/alive", value=b"", lease=session.id)])
@@ -164,7 +164,7 @@ async def test_it_survives_a_kill_of_etcd(etcd: EmbeddedEtcd) -> None:
 async def test_a_process_that_was_stopped_past_its_time_says_that_it_lost(
     shared_etcd: EmbeddedEtcd, corner: str, tmp_path: Path
 ) -> None:
-    transport = EtcdTransport(shared_etcd.address)
+    transport = connect(shared_etcd.address)
     key = f"{corner}holder"
     holder = Script(
         "lease_holder", sys.executable, tmp_path, str(shared_etcd.address.socket), key, "2"

@@ -8,7 +8,7 @@ import pytest
 
 from store.address import EtcdAddress
 from store.errors import UnavailableError
-from store.etcd import EtcdTransport
+from store.etcd import connect
 from store.port import Put
 from tests.store.certificates import Authority
 from tests.store.tcp_etcd import TcpEtcd, free_port
@@ -44,7 +44,7 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
 
 
 async def test_a_client_certificate_opens_the_door(secured: Secured) -> None:
-    transport = EtcdTransport(secured.address)
+    transport = connect(secured.address)
     revision = await transport.commit([], [Put(key="/tls/a", value=b"1")])
     watch = transport.watch("/tls/", after_revision=revision - 1)
     await anext(watch)
@@ -69,7 +69,7 @@ async def test_what_is_wrong_is_refused_and_said(secured: Secured) -> None:
     }
     said = {}
     for what, address in tries.items():
-        transport = EtcdTransport(address)
+        transport = connect(address)
         with pytest.raises(UnavailableError) as refused:
             await transport.commit([], [Put(key="/tls/b", value=b"1")])
         with pytest.raises(UnavailableError):
@@ -85,7 +85,7 @@ async def test_what_is_wrong_is_refused_and_said(secured: Secured) -> None:
 
 
 async def only(secured: Secured, key: str) -> object:
-    transport = EtcdTransport(secured.address)
+    transport = connect(secured.address)
     try:
         return await transport.get(key)
     finally:

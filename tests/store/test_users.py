@@ -13,11 +13,11 @@ import pytest
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
 from store.errors import PermissionDeniedError, UnauthenticatedError
-from store.etcd import EtcdTransport
+from store.http.route import EtcdRoute
+from store.http.transport import HttpTransport
+from store.http.wire import b64
 from store.informer import Informer
 from store.port import Put
-from store.route import EtcdRoute
-from store.wire import b64
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.waiting import until
 
@@ -58,7 +58,7 @@ async def restart(etcd: TcpEtcd) -> None:
 
 
 async def test_a_stale_token_is_renewed(guarded: TcpEtcd) -> None:
-    transport = EtcdTransport(fleet(guarded))
+    transport = HttpTransport(fleet(guarded))
     await transport.commit([], [Put(key="/ours/a", value=b"1")])
     await restart(guarded)
     assert await transport.get("/ours/a") is not None  # fresh connections, and a fresh token
@@ -72,7 +72,7 @@ async def test_a_watch_recovers_from_a_stale_token_without_other_calls(
     guarded: TcpEtcd,
 ) -> None:
     """A gateway has watches only: nothing else would notice that the token is stale."""
-    watching, writing = EtcdTransport(fleet(guarded)), EtcdTransport(fleet(guarded))
+    watching, writing = HttpTransport(fleet(guarded)), HttpTransport(fleet(guarded))
     informer = Informer(watching, "/ours/", lambda item: item.value, SystemClock())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(informer.run())
@@ -88,7 +88,7 @@ async def test_a_watch_recovers_from_a_stale_token_without_other_calls(
 
 
 async def test_what_the_role_does_not_allow_is_denied(guarded: TcpEtcd) -> None:
-    transport = EtcdTransport(fleet(guarded))
+    transport = HttpTransport(fleet(guarded))
     for call in (transport.get("/theirs/a"), transport.list("/theirs/")):
         with pytest.raises(PermissionDeniedError, match="permission denied"):
             await call
@@ -100,11 +100,11 @@ async def test_what_the_role_does_not_allow_is_denied(guarded: TcpEtcd) -> None:
 
 
 async def test_a_wrong_password_and_no_password_are_named(guarded: TcpEtcd) -> None:
-    wrong = EtcdTransport(replace(fleet(guarded), password="x"))
+    wrong = HttpTransport(replace(fleet(guarded), password="x"))
     with pytest.raises(PermissionDeniedError, match=r"etcd refuses user 'fleet': .*password"):
         await wrong.get("/ours/a")
     await wrong.close()
-    nobody = EtcdTransport(guarded.address)
+    nobody = HttpTransport(guarded.address)
     with pytest.raises(UnauthenticatedError, match="user name is empty"):
         await nobody.get("/ours/a")
     await nobody.close()

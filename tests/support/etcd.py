@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from machinery.clock import SystemClock
-from store.binary import locate
-from store.embedded import EmbeddedEtcd
+from store.member.binary import locate
+from store.member.embedded import EmbeddedEtcd
 
 
 @asynccontextmanager

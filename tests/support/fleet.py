@@ -17,9 +17,9 @@ from machinery import processes
 from machinery.clock import SystemClock
 from nodeagent.engines import Engines, stop_all
 from store import keys
-from store.binary import locate
-from store.embedded import EmbeddedEtcd
-from store.etcd import EtcdTransport
+from store.etcd import connect
+from store.member.binary import locate
+from store.member.embedded import EmbeddedEtcd
 from tests.support.waiting import until, until_async
 
 
@@ -162,7 +162,7 @@ class Fleet:
 
     async def endpoints(self) -> set[str]:
         """Return the names of the replicas that have an endpoint in the store."""
-        transport = EtcdTransport(self.etcd.address)
+        transport = connect(self.etcd.address)
         try:
             listing = await transport.list(keys.ENDPOINT_PREFIX)
         finally:
@@ -171,7 +171,7 @@ class Fleet:
 
     async def joined(self, count: int) -> None:
         """Wait until so many nodes hold their leases and have described themselves."""
-        transport = EtcdTransport(self.etcd.address)
+        transport = connect(self.etcd.address)
 
         async def look() -> bool:
             leases = await transport.list(keys.NODE_LEASE_PREFIX)

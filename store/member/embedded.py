@@ -14,10 +14,10 @@ from machinery.clock import Clock
 from machinery.files import write_atomically
 from machinery.supervisor import Program, Supervisor
 from store.address import EtcdAddress
-from store.binary import VERSION_FILE, Binary
 from store.errors import StoreError
-from store.etcd import EtcdTransport
-from store.sockets import CLIENT_SOCKET, PEER_SOCKET, make_folder
+from store.etcd import connect
+from store.member.binary import VERSION_FILE, Binary
+from store.member.sockets import CLIENT_SOCKET, PEER_SOCKET, make_folder
 
 _READY_S = 30.0
 
@@ -133,7 +133,7 @@ class EmbeddedEtcd:
 
     async def _answers(self, limit_s: float) -> bool:
         """Return whether the member answers a linearizable read within the limit."""
-        transport = EtcdTransport(self.address)
+        transport = connect(self.address)
         try:
             async with asyncio.timeout(limit_s):
                 while self.supervisor.running:

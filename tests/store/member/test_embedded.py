@@ -13,15 +13,15 @@ import psutil
 import pytest
 
 from machinery.clock import SystemClock
-from store.binary import Binary, Version, locate
-from store.embedded import (
+from store.etcd import connect
+from store.member.binary import Binary, Version, locate
+from store.member.embedded import (
     EmbeddedEtcd,
     EmbeddedEtcdError,
     command,
 )
-from store.etcd import EtcdTransport
+from store.member.sockets import SocketFolderError, client_socket, folder, make_folder
 from store.port import Change, Put
-from store.sockets import SocketFolderError, client_socket, folder, make_folder
 from tests.support.etcd import running_etcd
 from tests.support.waiting import until
 
@@ -47,7 +47,7 @@ def remade(etcd: EmbeddedEtcd, data_dir: Path) -> EmbeddedEtcd:
 
 
 async def put(etcd: EmbeddedEtcd, key: str) -> None:
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     await transport.commit([], [Put(key=key, value=b"v")])
     await transport.close()
 
@@ -81,7 +81,7 @@ async def test_a_frozen_orphan_is_ended_and_started_again(
     await successor.start()
     assert successor.supervisor.pid != pid
     await until(lambda: not etcd.supervisor.running)
-    transport = EtcdTransport(successor.address)
+    transport = connect(successor.address)
     assert await transport.get("/a") is not None
     await transport.close()
     await successor.supervisor.stop()
@@ -90,7 +90,7 @@ async def test_a_frozen_orphan_is_ended_and_started_again(
 @pytest.mark.etcd
 async def test_a_kill_loses_nothing_that_was_acknowledged(etcd: EmbeddedEtcd) -> None:
     rounds = 2 if not locate(None).warning else 1
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     acknowledged: dict[str, int] = {}
 
     async def write(worker: int, turn: int) -> None:
@@ -218,7 +218,7 @@ async def test_a_program_that_never_answers_is_given_up(tmp_path: Path) -> None:
 async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(locate(PYPI_ETCD), tmp_path, SystemClock())
     await etcd.start()
-    transport = EtcdTransport(etcd.address)
+    transport = connect(etcd.address)
     assert (await transport.status()).version == "3.5.1"
     lease = await transport.grant(60)
     start = await transport.commit([], [Put(key="/a", value=b"1", lease=lease)])
@@ -241,7 +241,7 @@ async def test_two_stores_are_never_taken_for_one(tmp_path: Path) -> None:
     stores = []
     for _ in range(2):
         async with running_etcd(tmp_path / "data") as etcd:
-            transport = EtcdTransport(etcd.address)
+            transport = connect(etcd.address)
             stores.append((await transport.list("/")).store)
             await transport.close()
             again = EmbeddedEtcd(locate(None), tmp_path / "data", SystemClock())

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 from etcd3 import AioClient
 
-from store import wire
 from store.address import EtcdAddress
 from store.errors import (
     PermissionDeniedError,
@@ -21,6 +20,7 @@ from store.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from store.http import wire
 
 CALL_S = 2.0
 # Unary calls in flight at once; waiting for a place does not count against a call's time.

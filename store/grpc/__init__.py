@@ -1,0 +1,1 @@
+"""etcd over gRPC: what the fleet uses."""

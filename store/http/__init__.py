@@ -1,0 +1,1 @@
+"""etcd over its JSON gateway: for clients that must work over plain HTTP."""

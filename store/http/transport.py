@@ -1,0 +1,141 @@
+"""The etcd adapter: the port's verbs in terms of etcd's JSON gateway."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+from store.address import EtcdAddress
+from store.errors import (
+    CompactedError,
+    ConflictError,
+    LeaseLostError,
+    ReplacedError,
+    TooLargeError,
+    UnavailableError,
+)
+from store.http import wire
+from store.http.route import CALL_S, IDLE_S, EtcdRoute
+from store.keys import prefix_end
+from store.port import (
+    MAX_OPERATIONS,
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    ServerStatus,
+    WatchBatch,
+)
+
+# A page has 500 keys; a person at a terminal waits for two tries of this.
+_LIST_S = 5.0
+_PAGE = 500
+
+
+class HttpTransport:
+    """`store.port.Transport` over HTTP; connects when first used."""
+
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+        self._route = EtcdRoute(address, idle_s=idle_s)
+
+    async def get(self, key: str) -> KeyValue | None:
+        answer = await self._read("/kv/range", {"key": wire.b64(key)})
+        found = answer.get("kvs", ())
+        return wire.key_value(found[0]) if found else None
+
+    async def list(self, prefix: str) -> Listing:
+        items: list[KeyValue] = []
+        start, revision = wire.b64(prefix), 0
+        while True:
+            body: wire.Json = {
+                "key": start,
+                "range_end": wire.b64(prefix_end(prefix)),
+                "limit": _PAGE,
+                "revision": str(revision),
+            }
+            answer = await self._read("/kv/range", body, limit_s=_LIST_S, tries=2)
+            revision = revision or int(wire.at(answer, "header", "revision"))
+            items.extend(wire.key_value(tree) for tree in answer.get("kvs", ()))
+            if not answer.get("more"):
+                store = str(wire.at(answer, "header", "cluster_id"))
+                return Listing(revision=revision, items=tuple(items), store=store)
+            start = wire.b64(items[-1].key + "\0")
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        if max(len(guards), len(operations)) > MAX_OPERATIONS:
+            raise TooLargeError(
+                f"a transaction takes {MAX_OPERATIONS} operations, not {len(operations)}"
+            )
+        answer = await self._route.call("/kv/txn", wire.transaction(guards, operations))
+        revision = int(wire.at(answer, "header", "revision"))
+        if not answer.get("succeeded"):
+            raise ConflictError("what was read has changed since")
+        return revision
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        request = {
+            "key": wire.b64(prefix),
+            "range_end": wire.b64(prefix_end(prefix)),
+            "start_revision": str(after_revision + 1),
+            "progress_notify": True,
+        }
+        # A watch on a member that lost its leader would stay open and silent without the header.
+        headers = {"Grpc-Metadata-hasleader": "true"}
+        async with self._route.stream("/watch", {"create_request": request}, headers) as lines:
+            async for line in lines:
+                batch = self._batch(wire.loads(line), after_revision)
+                after_revision = max(after_revision, batch.revision)
+                yield batch
+
+    def _batch(self, frame: wire.Json, after_revision: int) -> WatchBatch:
+        if "error" in frame:
+            raise wire.exception_of(*wire.error_of(wire.dumps(frame)))
+        result = frame.get("result", {})
+        if result.get("canceled"):
+            if int(result.get("compact_revision", 0)):
+                raise CompactedError("the history after the last revision seen is gone")
+            raise UnavailableError(f"watch cancelled: {result.get('cancel_reason', 'no reason')}")
+        header, store = wire.at(result, "header"), str(wire.at(result, "header", "cluster_id"))
+        revision, is_created = int(wire.at(header, "revision")), bool(result.get("created"))
+        if is_created and revision < after_revision:
+            # Not to go on by its numbers: a watch on the future is silent for ever.
+            raise ReplacedError("the store was replaced or rolled back")
+        changes = tuple(wire.change(tree) for tree in result.get("events", ()))
+        # While catching up, etcd's header is ahead of the events: the last event counts.
+        if changes:
+            return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)
+        return WatchBatch(
+            revision=after_revision if is_created else revision, changes=(), store=store
+        )
+
+    async def grant(self, ttl_s: int) -> int:
+        return int(wire.at(await self._route.call("/lease/grant", {"TTL": str(ttl_s)}), "ID"))
+
+    async def keep_alive(self, lease: int) -> int:
+        answer = await self._read("/lease/keepalive", {"ID": str(lease)}, tries=1)
+        return int(wire.at(answer, "result").get("TTL", 0))
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            await self._route.call("/lease/revoke", {"ID": str(lease)})
+        except LeaseLostError:
+            return
+
+    async def status(self) -> ServerStatus:
+        answer = await self._read("/maintenance/status", {})
+        return ServerStatus(
+            version=str(wire.at(answer, "version")),
+            revision=int(wire.at(answer, "header", "revision")),
+        )
+
+    async def close(self) -> None:
+        await self._route.close()
+
+    async def _read(
+        self, path: str, body: wire.Json, *, limit_s: float = CALL_S, tries: int = 3
+    ) -> wire.Json:
+        """Call what may be repeated: on another endpoint, or on a fresh connection."""
+        for attempt in range(1, tries + 1):
+            try:
+                return await self._route.call(path, body, limit_s=limit_s)
+            except UnavailableError:
+                if attempt == tries:
+                    raise
+        raise AssertionError("unreachable")

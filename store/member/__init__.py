@@ -1,0 +1,1 @@
+"""One etcd member of our own: the program, its start, its care."""
