@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ONCE ?=
 PORT ?=
 
-.PHONY: help setup demo stop test check lint format docs lock bench-apply bench-start bench-gateway clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,10 @@ format: $(READY)  ## put the code in the house's format
 
 docs: $(READY)  ## generate docs/reference and the pictures
 	@$(BIN)/python -m docs.generate
+
+proto: $(READY)  ## generate the messages of etcd's API from etcd.proto
+	@$(BIN)/python -m grpc_tools.protoc -Istore/grpc/proto --python_out=store/grpc/proto \
+	  --pyi_out=store/grpc/proto store/grpc/proto/etcd.proto
 
 lock: $(READY)  ## renew requirements.txt from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install --quiet uv

@@ -3,6 +3,7 @@
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from typing_extensions import override
 
@@ -18,6 +19,8 @@ class EtcdAddress:
     key: Path | None = None
     username: str = ""
     password: str = ""
+    transport: Literal["grpc", "http"] = "grpc"
+    """The way there: gRPC, or the JSON gateway where only plain HTTP passes."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS context; host names are checked.

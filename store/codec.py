@@ -3,44 +3,57 @@
 Spec and status are two documents under two keys, so that their writers never meet.
 """
 
-from typing import TypeVar, get_args
+from collections.abc import Mapping
+from typing import TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from schemas.meta import ApiModel, ApiObject, Status
-from store import keys
+from store import keys, versions
 from store.port import KeyValue, Put, Unchanged
+from store.versions import HISTORIES, History
 
 Obj = TypeVar("Obj", bound=ApiObject)
 M = TypeVar("M", bound=ApiModel)
+Histories: TypeAlias = Mapping[str, History]
+
+_NOT_IN_SPEC: dict[str, bool | set[str]] = {"status": True, "metadata": {"resource_version"}}
 
 
 class UndecodableError(ValueError):
-    """The store holds a document that this version does not understand."""
+    """The store holds a document that this process does not understand."""
 
 
-def encode(model: BaseModel) -> bytes:
-    """Return the model as JSON, without what is None."""
-    return model.model_dump_json(by_alias=True, exclude_none=True).encode()
+class NewerDocumentError(UndecodableError):
+    """A newer mlx-fleet wrote it: not to be overwritten by this process."""
+
+
+def encode(model: BaseModel, histories: Histories = HISTORIES) -> bytes:
+    """Return the document: JSON without what is None, its stored version first."""
+    raw = model.model_dump_json(by_alias=True, exclude_none=True).encode()
+    return versions.stamp(raw, versions.history_of(type(model).__name__, histories).current)
 
 
 def encode_spec(obj: ApiObject) -> bytes:
     """Return what belongs under the object's spec key: everything but status and version."""
-    bare = obj.model_copy(
-        update={"metadata": obj.metadata.model_copy(update={"resource_version": ""})}
-    )
-    return bare.model_dump_json(by_alias=True, exclude_none=True, exclude={"status"}).encode()
+    raw = obj.model_dump_json(by_alias=True, exclude_none=True, exclude=_NOT_IN_SPEC).encode()
+    return versions.stamp(raw, versions.history_of(type(obj).__name__).current)
 
 
-def decode(model: type[M], item: KeyValue) -> M:
-    """Return the document under a key.
+def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> M:
+    """Return the document under a key; one that an earlier mlx-fleet wrote is migrated.
 
     Raises:
-        UndecodableError: it was written by another version, or by hand.
+        NewerDocumentError: a newer mlx-fleet wrote it.
+        UndecodableError: this process cannot read it, for that reason or another.
 
     """
     try:
-        return model.model_validate_json(item.value)
+        raw = versions.to_current(item.value, versions.history_of(model.__name__, histories))
+        return model.model_validate_json(raw)
+    except versions.VersionError as error:
+        kind = NewerDocumentError if error.is_newer else UndecodableError
+        raise kind(f"{item.key} ({model.__name__}): {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -50,11 +63,35 @@ def decode(model: type[M], item: KeyValue) -> M:
         ) from error
 
 
-def decode_object(kind: type[Obj], item: KeyValue) -> Obj:
-    """Return the object under a spec key, with its resourceVersion."""
-    found = decode(kind, item)
-    metadata = found.metadata.model_copy(update={"resource_version": str(item.mod_revision)})
-    return found.model_copy(update={"metadata": metadata})
+def decode_object(kind: type[Obj], item: KeyValue, histories: Histories = HISTORIES) -> Obj:
+    """Return the object under a spec key, with its resourceVersion.
+
+    Raises:
+        UndecodableError: as `decode` does.
+
+    """
+    found = decode(kind, item, histories)
+    # Past pydantic's guard, for the object is ours alone yet: two copies would double the cost of
+    # reading fifty thousand.
+    object.__setattr__(found.metadata, "resource_version", str(item.mod_revision))
+    return found
+
+
+def refuse_newer(model: type[ApiModel], item: KeyValue | None) -> None:
+    """Refuse to replace what a newer mlx-fleet wrote; whoever writes without reading asks first.
+
+    Raises:
+        NewerDocumentError: a newer mlx-fleet wrote the document under the key.
+
+    """
+    if item is None:
+        return
+    try:
+        decode(model, item)
+    except NewerDocumentError:
+        raise
+    except UndecodableError:
+        return
 
 
 def status_type(kind: type[ApiObject]) -> type[Status] | None:

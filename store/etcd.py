@@ -1,8 +1,7 @@
 """The way to etcd. Makes the adapter that the address asks for; does no I/O."""
 
 from store.address import EtcdAddress
-from store.http.route import IDLE_S
-from store.http.transport import HttpTransport
+from store.calls import IDLE_S
 from store.port import Transport
 
 
@@ -11,4 +10,11 @@ def connect(address: EtcdAddress, *, idle_s: float = IDLE_S) -> Transport:
 
     A watch that hears nothing for `idle_s` seconds counts as broken.
     """
-    return HttpTransport(address, idle_s=idle_s)
+    # Each way costs a third of a second to import, and nobody needs both.
+    if address.transport == "http":
+        from store.http.transport import HttpTransport  # noqa: PLC0415 - see above
+
+        return HttpTransport(address, idle_s=idle_s)
+    from store.grpc.transport import GrpcTransport  # noqa: PLC0415 - see above
+
+    return GrpcTransport(address, idle_s=idle_s)

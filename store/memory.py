@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from machinery.clock import Clock
+from store import paging
 from store.errors import (
     CompactedError,
     ConflictError,
@@ -47,9 +48,17 @@ class MemoryTransport:
         return self._keys.get(key)
 
     async def list(self, prefix: str) -> Listing:
+        return await paging.collect(lambda: self.pages(prefix))
+
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         self._expire()
-        items = sorted(k for k in self._keys if k.startswith(prefix))
-        return Listing(revision=self._revision, items=tuple(self._keys[k] for k in items))
+        revision = self._revision
+        found = [self._keys[key] for key in sorted(self._keys) if key.startswith(prefix)]
+        for start in range(0, max(len(found), 1), paging.PAGE):
+            if revision < self._compacted:
+                raise CompactedError("the revision that is being listed is gone")
+            items = tuple(found[start : start + paging.PAGE])
+            yield Listing(revision=revision, items=items)
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         self._expire()

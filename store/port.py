@@ -21,7 +21,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Every key below a prefix, all as of one revision of the store."""
+    """Keys below a prefix in the order of their bytes (all, or one page), as of one revision."""
 
     revision: int
     items: tuple[KeyValue, ...]
@@ -108,7 +108,25 @@ class Transport(Protocol):
         ...
 
     async def list(self, prefix: str) -> Listing:
-        """Return every key that begins with `prefix`, all as of one revision."""
+        """Return every key that begins with `prefix`, all as of one revision.
+
+        Raises:
+            CompactedError: the store dropped that revision while it was read, again and again.
+
+        """
+        ...
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        """Yield the same in pages of at most 500 keys, all as of the first page's revision.
+
+        There is one page at least, be it empty. To be closed (`aclosing`) when left early.
+
+        Raises:
+            CompactedError: the store dropped that revision between two pages: begin again;
+                ReplacedError: it is another store by now.
+            UnavailableError: no answer.
+
+        """
         ...
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:

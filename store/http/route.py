@@ -5,7 +5,6 @@ and fails while etcd is down, its codec costs milliseconds a call, and its strea
 those are replaced: see docs/adr/0002-etcd-client.md and tests/store/test_etcd3_streams.py.
 """
 
-import asyncio
 import io
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -14,22 +13,10 @@ import aiohttp
 from etcd3 import AioClient
 
 from store.address import EtcdAddress
-from store.errors import (
-    PermissionDeniedError,
-    StoreError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from store.calls import AT_ONCE, CALL_S, CONNECT_S, IDLE_S, Calls
+from store.errors import UnavailableError
 from store.http import wire
-
-CALL_S = 2.0
-# Unary calls in flight at once; waiting for a place does not count against a call's time.
-_AT_ONCE = 32
-# Shorter than a call, so that a call can still go to another endpoint.
-_CONNECT_S = 1.0
-# Embedded etcd reports progress every 5 s; an external one may not, and then an idle watch is
-# opened anew this often, which costs one request.
-IDLE_S = 17.0
+from store.meanings import exception_of
 
 
 class _Route(AioClient):  # type: ignore[misc]  # etcd3-py has no types
@@ -52,19 +39,12 @@ class _Route(AioClient):  # type: ignore[misc]  # etcd3-py has no types
 
 
 class EtcdRoute:
-    """Calls and streams over etcd's JSON gateway: sessions, tokens, turns of the endpoints.
-
-    Connects when first used. Endpoints take turns: whoever fails is not asked next.
-    """
+    """Calls and streams over etcd's JSON gateway. Connects when first used."""
 
     def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
         self._address = address
         self._idle_s = idle_s
-        self._places = asyncio.Semaphore(_AT_ONCE)
-        self._turn = 0
-        self._token: str | None = None
-        # etcd checks a password with bcrypt: 32 calls at once must not ask for 32 tokens.
-        self._authenticating = asyncio.Lock()
+        self._made = Calls(address, self._authenticate)
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
@@ -77,36 +57,19 @@ class EtcdRoute:
         """Return the answer of one unary call.
 
         Raises:
-            StoreError: as `store.wire.exception_of` says.
+            StoreError: as `store.meanings.exception_of` says.
 
         """
-        async with self._places:
-            for _ in self._address.endpoints[1:]:
-                try:
-                    return await self._ask(path, body, limit_s)
-                except UnavailableError as error:
-                    # Where nothing can have been written, the next may be asked, even to write.
-                    if error.ambiguous:
-                        raise
-            return await self._ask(path, body, limit_s)
-
-    async def _ask(self, path: str, body: wire.Json, limit_s: float) -> wire.Json:
-        """Call one endpoint; once more with a fresh token if ours is stale."""
-        token = await self._current_token(limit_s)
-        try:
-            return await self._exchange(path, body, limit_s, token)
-        except UnauthenticatedError:
-            if token is None:
-                raise
-        self._forget(token)
-        return await self._exchange(path, body, limit_s, await self._current_token(limit_s))
+        return await self._made.make(
+            lambda token: self._exchange(path, body, limit_s, token), limit_s=limit_s
+        )
 
     async def _exchange(
         self, path: str, body: wire.Json, limit_s: float, token: str | None
     ) -> wire.Json:
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=min(limit_s, _CONNECT_S))
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=min(limit_s, CONNECT_S))
         headers = {"Content-Type": "application/json"}
-        turn, route = self._turn, self._route(self._session(), token)
+        turn, route = self._made.turn, self._route(self._session(), token)
         try:
             async with route.call_rpc(
                 path, _payload(body), raw=True, timeout=timeout, headers=headers
@@ -114,18 +77,13 @@ class EtcdRoute:
                 raw = await response.read()
                 if response.status == 200:
                     return wire.loads(raw)
-                raise wire.exception_of(*wire.error_of(raw))
+                raise exception_of(*wire.error_of(raw))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._pass_on(turn)
+            self._made.pass_on(turn)
             raise self._unreachable(error) from error
         except UnavailableError:
-            self._pass_on(turn)
+            self._made.pass_on(turn)
             raise
-
-    def _pass_on(self, turn: int) -> None:
-        """Ask the next endpoint from here on; many calls that fail at once are one failure."""
-        if self._turn == turn:
-            self._turn += 1
 
     def _unreachable(self, error: BaseException) -> UnavailableError:
         what = str(error) or f"no answer ({type(error).__name__})"
@@ -135,44 +93,19 @@ class EtcdRoute:
         )
         return UnavailableError(f"etcd at {self._address}: {what}", ambiguous=not unconnected)
 
-    async def _current_token(self, limit_s: float) -> str | None:
-        """Return the token to call with; None if we have no user."""
-        if not self._address.username:
-            return None
-        try:
-            async with asyncio.timeout(limit_s), self._authenticating:
-                if self._token is None:
-                    self._token = await self._authenticate(limit_s)
-                return self._token
-        except TimeoutError as error:
-            raise self._unreachable(error) from error
-
-    async def _authenticate(self, limit_s: float) -> str:
+    async def _authenticate(self) -> str:
         body = {"name": self._address.username, "password": self._address.password}
-        try:
-            answer = await self._exchange("/auth/authenticate", body, limit_s, None)
-        except UnavailableError as error:
-            # No call was made yet, so nothing was written.
-            raise UnavailableError(str(error)) from error
-        except StoreError as error:
-            raise PermissionDeniedError(
-                f"etcd refuses user {self._address.username!r}: {error}"
-            ) from error
-        return str(wire.at(answer, "token"))
-
-    def _forget(self, token: str | None) -> None:
-        if self._token == token:
-            self._token = None
+        return str(wire.at(await self._exchange("/auth/authenticate", body, CALL_S, None), "token"))
 
     def _route(self, session: aiohttp.ClientSession, token: str | None) -> _Route:
         urls = self._address.endpoints or ("http://localhost",)
-        route = _Route(urls[self._turn % len(urls)].rstrip("/"), session)
+        route = _Route(urls[self._made.turn % len(urls)].rstrip("/"), session)
         route.token = token
         return route
 
     def _session(self) -> aiohttp.ClientSession:
         if self._calls is None:
-            self._calls = aiohttp.ClientSession(connector=self._connector(limit=_AT_ONCE))
+            self._calls = aiohttp.ClientSession(connector=self._connector(limit=AT_ONCE))
         return self._calls
 
     def _connector(self, *, limit: int, force_close: bool = False) -> aiohttp.BaseConnector:
@@ -197,9 +130,9 @@ class EtcdRoute:
             self._streams = aiohttp.ClientSession(
                 connector=self._connector(limit=0, force_close=True), read_bufsize=2**20
             )
-        token = await self._current_token(CALL_S)
+        token = await self._made.token()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=self._idle_s)
-        turn, route = self._turn, self._route(self._streams, token)
+        turn, route = self._made.turn, self._route(self._streams, token)
         headers = {"Content-Type": "application/json", **headers}
         try:
             async with route.call_rpc(
@@ -207,11 +140,11 @@ class EtcdRoute:
             ) as response:
                 yield _lines(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._pass_on(turn)
+            self._made.pass_on(turn)
             raise self._unreachable(error) from error
         except UnavailableError:
-            self._pass_on(turn)
-            self._forget(token)  # it may be stale; etcd cancels such a watch as denied
+            self._made.pass_on(turn)
+            self._made.forget(token)  # it may be stale; etcd cancels such a watch as denied
             raise
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
+from store import paging
 from store.address import EtcdAddress
+from store.calls import CALL_S, IDLE_S
 from store.errors import (
     CompactedError,
     ConflictError,
@@ -12,8 +14,9 @@ from store.errors import (
     UnavailableError,
 )
 from store.http import wire
-from store.http.route import CALL_S, IDLE_S, EtcdRoute
+from store.http.route import EtcdRoute
 from store.keys import prefix_end
+from store.meanings import exception_of
 from store.port import (
     MAX_OPERATIONS,
     Guard,
@@ -24,9 +27,8 @@ from store.port import (
     WatchBatch,
 )
 
-# A page has 500 keys; a person at a terminal waits for two tries of this.
+# For one page; a person at a terminal waits for two tries of this.
 _LIST_S = 5.0
-_PAGE = 500
 
 
 class HttpTransport:
@@ -41,22 +43,27 @@ class HttpTransport:
         return wire.key_value(found[0]) if found else None
 
     async def list(self, prefix: str) -> Listing:
-        items: list[KeyValue] = []
-        start, revision = wire.b64(prefix), 0
-        while True:
+        return await paging.collect(lambda: self.pages(prefix))
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        range_end = wire.b64(prefix_end(prefix))
+
+        async def fetch(*, start: str, revision: int) -> paging.Page:
             body: wire.Json = {
-                "key": start,
-                "range_end": wire.b64(prefix_end(prefix)),
-                "limit": _PAGE,
+                "key": wire.b64(start),
+                "range_end": range_end,
+                "limit": paging.PAGE,
                 "revision": str(revision),
             }
             answer = await self._read("/kv/range", body, limit_s=_LIST_S, tries=2)
-            revision = revision or int(wire.at(answer, "header", "revision"))
-            items.extend(wire.key_value(tree) for tree in answer.get("kvs", ()))
-            if not answer.get("more"):
-                store = str(wire.at(answer, "header", "cluster_id"))
-                return Listing(revision=revision, items=tuple(items), store=store)
-            start = wire.b64(items[-1].key + "\0")
+            return paging.Page(
+                items=tuple(wire.key_value(tree) for tree in answer.get("kvs", ())),
+                revision=int(wire.at(answer, "header", "revision")),
+                store=str(wire.at(answer, "header", "cluster_id")),
+                more=bool(answer.get("more")),
+            )
+
+        return paging.pages(prefix, fetch)
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         if max(len(guards), len(operations)) > MAX_OPERATIONS:
@@ -86,7 +93,7 @@ class HttpTransport:
 
     def _batch(self, frame: wire.Json, after_revision: int) -> WatchBatch:
         if "error" in frame:
-            raise wire.exception_of(*wire.error_of(wire.dumps(frame)))
+            raise exception_of(*wire.error_of(wire.dumps(frame)))
         result = frame.get("result", {})
         if result.get("canceled"):
             if int(result.get("compact_revision", 0)):

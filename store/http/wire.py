@@ -1,4 +1,4 @@
-"""etcd's JSON gateway as text: requests to bytes, answers to values, errors to ours. Pure.
+"""etcd's JSON gateway as text: requests to bytes, answers to values. Pure.
 
 Formats differ between builds (spacing, grpc-gateway v1 and v2 error bodies); int64 are strings,
 bytes are base64, zeros and empty values are left out.
@@ -10,30 +10,10 @@ from typing import Any, assert_never
 
 import orjson
 
-from store.errors import (
-    CompactedError,
-    LeaseLostError,
-    NoSpaceError,
-    PermissionDeniedError,
-    StoreError,
-    TooLargeError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from store.errors import UnavailableError
 from store.port import Change, CreatedAt, Delete, Guard, KeyValue, Operation, Put, Unchanged
 
 Json = dict[str, Any]
-
-# gRPC status codes: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-_DEADLINE, _NOT_FOUND, _DENIED, _EXHAUSTED, _RANGE, _UNAVAILABLE, _UNAUTHENTICATED = (
-    4,
-    5,
-    7,
-    8,
-    11,
-    14,
-    16,
-)
 
 
 def dumps(body: Json) -> bytes:
@@ -152,30 +132,3 @@ def error_of(raw: bytes) -> tuple[int, str]:
     text = tree.get("message") or tree.get("error") or "no reason given"
     code = tree.get("grpc_code") or tree.get("code")
     return code if isinstance(code, int) else 2, str(text)
-
-
-# Texts that etcd has used for the same thing over the years, and gRPC codes; first match wins.
-_MEANINGS: tuple[tuple[tuple[int, ...], tuple[str, ...], type[StoreError]], ...] = (
-    ((_RANGE,), ("compacted",), CompactedError),
-    ((), ("too large", "larger than max", "too many operations"), TooLargeError),
-    ((), ("space exceeded",), NoSpaceError),
-    ((_NOT_FOUND,), ("lease not found",), LeaseLostError),
-    ((_UNAUTHENTICATED,), ("user name is empty",), UnauthenticatedError),
-    ((_DENIED,), (), PermissionDeniedError),
-    (
-        (_UNAVAILABLE, _DEADLINE, _EXHAUSTED),
-        ("deadline exceeded", "timed out", "no leader", "leader changed"),
-        UnavailableError,
-    ),
-)
-
-
-def exception_of(code: int, text: str) -> StoreError:
-    """Return our error for etcd's; matched on code and text, for HTTP statuses differ by build."""
-    low = text.lower()
-    for codes, phrases, error in _MEANINGS:
-        if code in codes or any(phrase in low for phrase in phrases):
-            if error is UnavailableError:
-                return UnavailableError(text, ambiguous=True)
-            return error(text)
-    return StoreError(f"etcd: {text} (code {code})")

@@ -81,6 +81,12 @@ class Line:
         self._check()
         return await self._store.list(prefix)
 
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        self._check()
+        async for page in self._store.pages(prefix):
+            yield page
+            self._check()
+
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         self._check()
         revision = await self._store.commit(guards, operations)

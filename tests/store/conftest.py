@@ -1,6 +1,7 @@
 """A transport of each kind, each test in a corner of its own."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -29,7 +30,13 @@ async def etcd(tmp_path: Path) -> AsyncIterator[EmbeddedEtcd]:
         yield own
 
 
-@pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("grpc", marks=pytest.mark.etcd),
+        pytest.param("http", marks=pytest.mark.etcd),
+    ]
+)
 async def transport(
     request: pytest.FixtureRequest, shared_etcd: EmbeddedEtcd
 ) -> AsyncIterator[Transport]:
@@ -37,7 +44,7 @@ async def transport(
     if request.param == "memory":
         made = MemoryTransport(SystemClock())
     else:
-        made = connect(shared_etcd.address)
+        made = connect(replace(shared_etcd.address, transport=request.param))
     yield made
     await made.close()
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+from store import paging
 from store.errors import StoreError, UnavailableError
 from store.port import Guard, KeyValue, Listing, Operation, ServerStatus, Transport, WatchBatch
 
@@ -21,6 +22,7 @@ class FaultyTransport:
         self.answers_to_lose = 0
         self.commits_to_lose = 0
         self.before_list: Callable[[], Awaitable[object]] | None = None
+        self.between_pages: Callable[[], Awaitable[object]] | None = None
         self._is_away = False
         self._left = asyncio.Event()
 
@@ -42,11 +44,19 @@ class FaultyTransport:
         return await self.inner.get(key)
 
     async def list(self, prefix: str) -> Listing:
+        return await paging.collect(lambda: self.pages(prefix))
+
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         self._check()
         self.lists += 1
         if self.before_list is not None:
             await self.before_list()
-        return await self.inner.list(prefix)
+        async with aclosing(self.inner.pages(prefix)) as pages:
+            async for page in pages:
+                yield page
+                self._check()
+                if self.between_pages is not None:
+                    await self.between_pages()
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         self._check()

@@ -9,8 +9,9 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
+from store.calls import CALL_S
 from store.errors import StoreError, UnavailableError
-from store.http.route import CALL_S, EtcdRoute
+from store.http.route import EtcdRoute
 from store.http.transport import HttpTransport
 from store.member.embedded import EmbeddedEtcd
 from store.port import Put

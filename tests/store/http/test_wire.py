@@ -15,6 +15,7 @@ from store.errors import (
     UnavailableError,
 )
 from store.http import wire
+from store.meanings import exception_of
 from store.port import CreatedAt, Delete, Put, Unchanged
 
 
@@ -99,7 +100,7 @@ from store.port import CreatedAt, Delete, Put, Unchanged
     ],
 )
 def test_error_bodies(body: bytes, expected: type[StoreError]) -> None:
-    error = wire.exception_of(*wire.error_of(body))
+    error = exception_of(*wire.error_of(body))
     assert type(error) is expected
     if isinstance(error, UnavailableError):
         assert error.ambiguous  # the server was reached, so it may have written
@@ -109,7 +110,7 @@ def test_error_bodies(body: bytes, expected: type[StoreError]) -> None:
     st.binary(max_size=200) | st.from_regex(rb'\{"(error|code|message)":.{0,20}\}', fullmatch=True)
 )
 def test_no_error_body_breaks_the_reader(body: bytes) -> None:
-    assert isinstance(wire.exception_of(*wire.error_of(body)), StoreError)
+    assert isinstance(exception_of(*wire.error_of(body)), StoreError)
 
 
 @given(st.dictionaries(st.sampled_from(["kv", "key", "value", "lease"]), st.text() | st.none()))

@@ -1,0 +1,85 @@
+"""Our own client: the transport that the option names, with our informer."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import fields
+from typing import Any
+
+from bench.store.client import Decode, Told
+from machinery.clock import SystemClock
+from schemas.deployment import ModelDeployment
+from store import codec, etcd
+from store.address import EtcdAddress
+from store.informer import Informer
+from store.port import KeyValue, Put, Transport
+
+
+class Ours:
+    """`store.port.Transport` as the benchmark wants it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def put(self, key: str, value: bytes) -> None:
+        await self._transport.commit([], [Put(key=key, value=value)])
+
+    async def get(self, key: str) -> bytes:
+        found = await self._transport.get(key)
+        assert found is not None
+        return found.value
+
+    async def list(self, prefix: str) -> Decode:
+        listing = await self._transport.list(prefix)
+        return lambda: [codec.decode_object(ModelDeployment, item) for item in listing.items]
+
+    async def watch(self, prefix: str, opened: Told, seen: Told) -> None:
+        revision = (await self._transport.status()).revision
+        async with aclosing(self._transport.watch(prefix, after_revision=revision)) as batches:
+            await anext(batches)
+            opened()
+            async for batch in batches:
+                for _ in batch.changes:
+                    seen()
+
+    async def inform(self, prefix: str, opened: Told, seen: Told) -> None:
+        informer = Informer(self._transport, prefix, _decode, SystemClock())
+        informer.on_change(_ignoring_key(seen))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(informer.run())
+            await informer.wait_synced()
+            opened()
+
+    async def grant(self, ttl_s: int) -> int:
+        return await self._transport.grant(ttl_s)
+
+    async def keep_alive(self, lease: int) -> int:
+        return await self._transport.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self._transport.revoke(lease)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+def _decode(item: KeyValue) -> ModelDeployment:
+    return codec.decode_object(ModelDeployment, item)
+
+
+def _ignoring_key(seen: Told) -> Callable[[str], None]:
+    def handler(_: str) -> None:
+        seen()
+
+    return handler
+
+
+def transports() -> tuple[str, ...]:
+    """Return the transports there are, the default first."""
+    default: Any = next((f.default for f in fields(EtcdAddress) if f.name == "transport"), None)
+    return ("http",) if default is None else (default, "http" if default == "grpc" else "grpc")
+
+
+async def connect(url: str, option: str) -> Ours:
+    chosen: dict[str, Any] = {"transport": option} if len(transports()) > 1 else {}
+    return Ours(etcd.connect(EtcdAddress(endpoints=(url,), **chosen)))

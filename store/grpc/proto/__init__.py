@@ -1,0 +1,1 @@
+"""Messages of etcd's API, made of etcd.proto by `make proto`."""

@@ -1,0 +1,155 @@
+"""The etcd adapter over gRPC: the port's verbs in terms of etcd's API."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing
+
+from store import paging
+from store.address import EtcdAddress
+from store.calls import CALL_S, IDLE_S
+from store.errors import (
+    CompactedError,
+    ConflictError,
+    LeaseLostError,
+    ReplacedError,
+    TooLargeError,
+    UnavailableError,
+)
+from store.grpc import methods, wire
+from store.grpc.channel import GrpcChannel
+from store.grpc.methods import Answer, Method, Request
+from store.grpc.proto import etcd_pb2 as pb
+from store.grpc.renewals import Renewals
+from store.keys import prefix_end
+from store.port import (
+    MAX_OPERATIONS,
+    Change,
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    ServerStatus,
+    WatchBatch,
+)
+
+# For one page; a person at a terminal waits for two tries of this.
+_LIST_S = 5.0
+
+
+class GrpcTransport:
+    """`store.port.Transport` over gRPC; connects when first used."""
+
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+        self._channel = GrpcChannel(address, idle_s=idle_s)
+        self._renewals = Renewals(self._channel)
+
+    async def get(self, key: str) -> KeyValue | None:
+        answer = await self._read(methods.RANGE, pb.RangeRequest(key=wire.raw(key)))
+        return wire.key_value(answer.kvs[0]) if answer.kvs else None
+
+    async def list(self, prefix: str) -> Listing:
+        return await paging.collect(lambda: self.pages(prefix))
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        range_end = wire.raw(prefix_end(prefix))
+
+        async def fetch(*, start: str, revision: int) -> paging.Page:
+            request = pb.RangeRequest(
+                key=wire.raw(start), range_end=range_end, limit=paging.PAGE, revision=revision
+            )
+            answer = await self._read(methods.RANGE, request, limit_s=_LIST_S, tries=2)
+            return paging.Page(
+                items=tuple(map(wire.key_value, answer.kvs)),
+                revision=answer.header.revision,
+                store=str(answer.header.cluster_id),
+                more=answer.more,
+            )
+
+        return paging.pages(prefix, fetch)
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        if max(len(guards), len(operations)) > MAX_OPERATIONS:
+            raise TooLargeError(
+                f"a transaction takes {MAX_OPERATIONS} operations, not {len(operations)}"
+            )
+        answer = await self._channel.call(methods.TXN, wire.transaction(guards, operations))
+        if not answer.succeeded:
+            raise ConflictError("what was read has changed since")
+        return answer.header.revision
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        create = pb.WatchCreateRequest(
+            key=wire.raw(prefix),
+            range_end=wire.raw(prefix_end(prefix)),
+            start_revision=after_revision + 1,
+            progress_notify=True,
+            fragment=True,
+        )
+        with closing(await self._channel.open(methods.WATCH)) as stream:
+            await stream.send(pb.WatchRequest(create_request=create))
+            fragments: list[Change] = []
+            while True:
+                answer = await stream.receive(limit_s=self._channel.idle_s)
+                if answer.canceled:
+                    if answer.compact_revision:
+                        raise CompactedError("the history after the last revision seen is gone")
+                    raise stream.failure(f"watch cancelled: {answer.cancel_reason or 'no reason'}")
+                fragments.extend(map(wire.change, answer.events))
+                if answer.fragment:
+                    # All changes of a revision belong together: a resume must not split them.
+                    continue
+                batch = _batch(answer, tuple(fragments), after_revision)
+                fragments = []
+                after_revision = max(after_revision, batch.revision)
+                yield batch
+
+    async def grant(self, ttl_s: int) -> int:
+        return (await self._channel.call(methods.GRANT, pb.LeaseGrantRequest(ttl=ttl_s))).id
+
+    async def keep_alive(self, lease: int) -> int:
+        return await self._renewals.renew(lease)
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            await self._channel.call(methods.REVOKE, pb.LeaseRevokeRequest(id=lease))
+        except LeaseLostError:
+            return
+
+    async def status(self) -> ServerStatus:
+        answer = await self._read(methods.STATUS, pb.Empty())
+        return ServerStatus(version=answer.version, revision=answer.header.revision)
+
+    async def close(self) -> None:
+        await self._renewals.close()
+        await self._channel.close()
+
+    async def _read(
+        self,
+        method: Method[Request, Answer],
+        request: Request,
+        *,
+        limit_s: float = CALL_S,
+        tries: int = 3,
+    ) -> Answer:
+        """Call what may be repeated: on another endpoint, or on a fresh connection."""
+        for attempt in range(1, tries + 1):
+            try:
+                return await self._channel.call(method, request, limit_s=limit_s)
+            except UnavailableError:
+                if attempt == tries:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _batch(
+    answer: pb.WatchResponse, changes: tuple[Change, ...], after_revision: int
+) -> WatchBatch:
+    revision, store = answer.header.revision, str(answer.header.cluster_id)
+    if answer.created and revision < after_revision:
+        # Not to go on by its numbers: a watch on the future is silent for ever.
+        raise ReplacedError("the store was replaced or rolled back")
+    # While catching up, etcd's header is ahead of the events: the last event counts.
+    if changes:
+        return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)
+    return WatchBatch(
+        revision=after_revision if answer.created else revision, changes=(), store=store
+    )

@@ -1,0 +1,79 @@
+"""Listing in pages, all as of one revision: the part that every adapter shares. Does no I/O itself."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from store.errors import CompactedError, ReplacedError
+from store.port import KeyValue, Listing
+
+# Keys in one answer, as client-go's reflector asks for: a megabyte or two of our documents.
+PAGE = 500
+# A history that goes away under a list four times in a row is a store in trouble.
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One answer of the store; `more` says that keys follow it."""
+
+    items: tuple[KeyValue, ...]
+    revision: int
+    """The newest revision of the store when it answered, not the one that was read."""
+    store: str
+    more: bool
+
+
+class FetchPage(Protocol):
+    """Reads at most `PAGE` keys from `start` on, as of `revision`; 0 means as of now."""
+
+    async def __call__(self, *, start: str, revision: int) -> Page: ...
+
+
+async def pages(prefix: str, fetch: FetchPage) -> AsyncGenerator[Listing]:
+    """Yield every page below the prefix as of the first one's revision; one at least.
+
+    Raises:
+        CompactedError: that revision went away between two pages; ReplacedError: the store did.
+        StoreError: what `fetch` raises.
+
+    """
+    start, revision, store = prefix, 0, ""
+    while True:
+        page = await fetch(start=start, revision=revision)
+        if revision == 0:
+            revision, store = page.revision, page.store
+        elif page.store != store:
+            raise ReplacedError("the store was replaced between two pages of a list")
+        yield Listing(revision=revision, items=page.items, store=store)
+        if not page.more or not page.items:
+            return
+        start = page.items[-1].key + "\0"
+
+
+async def collect(read: Callable[[], AsyncGenerator[Listing]]) -> Listing:
+    """Return all pages as one listing; `read` is called again when the history went away.
+
+    Raises:
+        CompactedError: it went away four times in a row.
+        StoreError: what reading raises.
+
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return await _collect_once(read)
+        except CompactedError:
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _collect_once(read: Callable[[], AsyncGenerator[Listing]]) -> Listing:
+    items: list[KeyValue] = []
+    revision, store = 0, ""
+    async with aclosing(read()) as listings:
+        async for page in listings:
+            revision, store = page.revision, page.store
+            items.extend(page.items)
+    return Listing(revision=revision, items=tuple(items), store=store)

@@ -1,0 +1,121 @@
+"""A list is read in pages at one revision, and read again when that revision went away."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from machinery.clock import SystemClock
+from store import paging
+from store.errors import CompactedError, ReplacedError
+from store.http.route import EtcdRoute
+from store.member.embedded import EmbeddedEtcd
+from store.memory import MemoryTransport
+from store.port import Delete, KeyValue, Listing, Put, Transport
+from tests.store.faults import FaultyTransport
+
+
+async def fill(transport: Transport, corner: str, count: int) -> list[str]:
+    names = [f"{corner}{n:05}" for n in range(count)]
+    for start in range(0, count, 100):
+        batch = [Put(key=key, value=b"before") for key in names[start : start + 100]]
+        await transport.commit([], batch)
+    return names
+
+
+async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
+    """Forget the history up to now."""
+    if isinstance(transport, MemoryTransport):
+        transport.compact()
+        return
+    route = EtcdRoute(etcd.address)
+    revision = (await transport.status()).revision
+    await route.call("/kv/compaction", {"revision": str(revision), "physical": True})
+    await route.close()
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, [0]), (1, [1]), (500, [500]), (501, [500, 1])])
+async def test_pages_have_at_most_500_keys_and_one_comes_at_least(
+    transport: Transport, corner: str, count: int, expected: list[int]
+) -> None:
+    names = await fill(transport, corner, count)
+    pages = [page async for page in transport.pages(corner)]
+    assert [len(page.items) for page in pages] == expected
+    assert [item.key for page in pages for item in page.items] == names
+
+
+async def test_all_pages_are_as_of_the_first(transport: Transport, corner: str) -> None:
+    names = await fill(transport, corner, 1200)
+    seen: list[Listing] = []
+    async for page in transport.pages(corner):
+        seen.append(page)
+        await transport.commit([], [Put(key=names[-1], value=b"after"), Delete(key=names[-2])])
+        await transport.commit([], [Put(key=f"{corner}new", value=b"after")])
+    assert len(seen) == 3
+    assert len({(page.revision, page.store) for page in seen}) == 1
+    items = [item for page in seen for item in page.items]
+    assert [item.key for item in items] == names
+    assert {item.value for item in items} == {b"before"}
+    assert max(item.mod_revision for item in items) <= seen[0].revision
+
+
+async def test_a_revision_that_went_away_between_pages_is_told(
+    transport: Transport, shared_etcd: EmbeddedEtcd, corner: str
+) -> None:
+    names = await fill(transport, corner, 600)
+
+    async def read() -> None:
+        async for _ in transport.pages(corner):
+            await transport.commit([], [Put(key=names[0], value=b"after")])
+            await compact(transport, shared_etcd)
+
+    with pytest.raises(CompactedError):
+        await read()
+
+
+@pytest.mark.parametrize(("losses", "lists"), [(0, 1), (1, 2), (3, 4), (4, None)])
+async def test_a_list_begins_again_three_times_at_most(losses: int, lists: int | None) -> None:
+    memory = MemoryTransport(SystemClock())
+    names = await fill(memory, "/a/", 600)
+    faulty = FaultyTransport(memory)
+    left = losses
+
+    async def lose() -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            await memory.commit([], [Put(key=names[0], value=f"{left}".encode())])
+            memory.compact()
+
+    faulty.between_pages = lose
+    if lists is None:
+        with pytest.raises(CompactedError):
+            await faulty.list("/a/")
+        return
+    listing = await faulty.list("/a/")
+    assert faulty.lists == lists
+    assert [item.key for item in listing.items] == names
+    assert listing == await memory.list("/a/")
+
+
+async def test_a_store_that_changed_between_pages_is_told() -> None:
+    item = KeyValue(key="/a/1", value=b"", create_revision=2, mod_revision=2)
+    asked: list[tuple[str, int]] = []
+
+    async def fetch(*, start: str, revision: int) -> paging.Page:
+        asked.append((start, revision))
+        return paging.Page(items=(item,), revision=7 + len(asked), store=str(len(asked)), more=True)
+
+    async with aclosing(paging.pages("/a/", fetch)) as pages:
+        first = await anext(pages)
+        with pytest.raises(ReplacedError):
+            await anext(pages)
+    assert (first.revision, first.store) == (8, "1")
+    assert asked == [("/a/", 0), ("/a/1\0", 8)]
+
+
+async def test_leaving_early_leaves_nothing_behind(transport: Transport, corner: str) -> None:
+    await fill(transport, corner, 600)
+    async with asyncio.timeout(5), aclosing(transport.pages(corner)) as pages:
+        assert len((await anext(pages)).items) == 500
+    assert len((await transport.list(corner)).items) == 600
