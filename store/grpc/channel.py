@@ -1,11 +1,12 @@
-"""The way to etcd: gRPC over TCP, TLS or a unix socket. The only importer of grpcio.
+"""The way to etcd: gRPC over TCP, TLS or a unix socket. With `stream`, the only importer of grpcio.
 
 One connection per endpoint carries all calls and streams of a process.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Generic, cast
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -13,10 +14,10 @@ import grpc.aio
 
 from store.address import EtcdAddress
 from store.calls import CALL_S, CONNECT_S, IDLE_S, Calls
-from store.errors import StoreError, UnavailableError
-from store.grpc.methods import AUTHENTICATE, Answer, Method, Request
+from store.errors import UnavailableError
+from store.grpc.methods import AUTHENTICATE, STATUS, Answer, Method, Request
 from store.grpc.proto import etcd_pb2 as pb
-from store.meanings import exception_of
+from store.grpc.stream import Stream, error_of
 
 # https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -40,65 +41,6 @@ _SOCKET_OPTIONS = (*_OPTIONS, ("grpc.default_authority", "localhost"))
 _NEEDS_LEADER = (("hasleader", "true"),)
 
 Metadata = tuple[tuple[str, str], ...]
-
-
-class Stream(Generic[Request, Answer]):
-    """A stream to one endpoint: requests there, answers back. To be closed."""
-
-    def __init__(
-        self,
-        call: "grpc.aio.StreamStreamCall[Request, Answer]",
-        where: str,
-        blame: Callable[[], None],
-    ) -> None:
-        self._call = call
-        self._where = where
-        self._blame = blame
-
-    async def send(self, request: Request, *, limit_s: float = CALL_S) -> None:
-        """Send a request.
-
-        Raises:
-            StoreError: the stream broke, or the request did not go away in time.
-
-        """
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._call.write(request)
-        except TimeoutError as error:
-            raise self.failure(f"a request did not go away in {limit_s:g} s") from error
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise self._error_of(error) from error
-
-    async def receive(self, *, limit_s: float) -> Answer:
-        """Return the next answer.
-
-        Raises:
-            StoreError: the stream broke, or nothing came in time.
-
-        """
-        try:
-            async with asyncio.timeout(limit_s):
-                answer = await self._call.read()
-        except TimeoutError as error:
-            raise self.failure(f"nothing heard for {limit_s:g} s") from error
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise self._error_of(error) from error
-        if answer is grpc.aio.EOF:
-            raise self.failure("the stream ended")
-        return cast("Answer", answer)
-
-    def failure(self, what: str) -> UnavailableError:
-        """Return the error for a stream that is of no use any more; the next one goes elsewhere."""
-        self._blame()
-        return UnavailableError(f"{self._where}: {what}")
-
-    def _error_of(self, error: BaseException) -> StoreError:
-        self._blame()
-        return _error_of(error, self._where)
-
-    def close(self) -> None:
-        self._call.cancel()
 
 
 class GrpcChannel:
@@ -141,7 +83,7 @@ class GrpcChannel:
                 request, timeout=limit_s, metadata=_metadata(token)
             )
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            found = _error_of(error, f"etcd at {url}")
+            found = error_of(error, f"etcd at {url}")
             if isinstance(found, UnavailableError):
                 self._made.pass_on(turn)
             raise found from error
@@ -160,11 +102,21 @@ class GrpcChannel:
             async with asyncio.timeout(limit_s):
                 while state is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        raise UnavailableError(f"etcd at {url}: cannot connect")
-                    await channel.wait_for_state_change(state)
+                        await self._explain(url)
+                    else:
+                        await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError as error:
             raise UnavailableError(f"etcd at {url}: no connection in {limit_s:g} s") from error
+
+    async def _explain(self, url: str) -> None:
+        """Raise why there is no connection: grpc says it only to a call, so ask what harms nothing."""
+        try:
+            await self._callable(url, STATUS, "unary_unary")(pb.Empty(), timeout=CONNECT_S)
+        except grpc.aio.AioRpcError as error:
+            why = str(error.details()).rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+            no_answer = "no answer: " if "timed out" in why else ""
+            raise UnavailableError(f"etcd at {url}: {no_answer}{why}") from error
 
     async def open(self, method: Method[Request, Answer]) -> Stream[Request, Answer]:
         """Open a stream of requests and answers to whose turn it is.
@@ -173,6 +125,29 @@ class GrpcChannel:
             StoreError: there is no connection, or no token.
 
         """
+        token, url, blame = await self._turn()
+        call = self._callable(url, method, "stream_stream")(
+            metadata=(*_metadata(token), *_NEEDS_LEADER)
+        )
+        return Stream(call, f"etcd at {url}", blame)
+
+    async def answers(
+        self, method: Method[Request, Answer], request: Request, *, limit_s: float
+    ) -> AsyncGenerator[Answer]:
+        """Yield all answers to one request; each has to come in time. To be closed if left early.
+
+        Raises:
+            StoreError: the stream broke before its end, or an answer did not come in time.
+
+        """
+        token, url, blame = await self._turn()
+        call = self._callable(url, method, "unary_stream")(request, metadata=_metadata(token))
+        with closing(Stream[Request, Answer](call, f"etcd at {url}", blame)) as stream:
+            while (answer := await stream.next(limit_s=limit_s)) is not None:
+                yield answer
+
+    async def _turn(self) -> tuple[str | None, str, Callable[[], None]]:
+        """Return a token, whose turn it is (connected), and how to say that a stream to it broke."""
         token = await self._made.token()
         turn, url = self._made.turn, self._url()
         try:
@@ -185,10 +160,7 @@ class GrpcChannel:
             self._made.pass_on(turn)
             self._made.forget(token)  # it may be stale; some etcds cancel such a watch as denied
 
-        call = self._callable(url, method, "stream_stream")(
-            metadata=(*_metadata(token), *_NEEDS_LEADER)
-        )
-        return Stream(call, f"etcd at {url}", blame)
+        return token, url, blame
 
     async def _authenticate(self) -> str:
         request = pb.AuthenticateRequest(
@@ -230,13 +202,15 @@ class GrpcChannel:
 
     def _credentials(self) -> grpc.ChannelCredentials:
         try:
+            # grpc says nothing of files that make no sense; Python's ssl does.
+            self._address.ssl_context()
             ca, certificate, key = (
                 path.read_bytes() if path is not None else None
                 for path in (self._address.ca, self._address.certificate, self._address.key)
             )
-        except OSError as error:
+        except OSError as error:  # SSLError is one
             raise UnavailableError(
-                f"etcd at {self._address}: the certificate files cannot be read: {error}"
+                f"etcd at {self._address}: the certificate files cannot be used: {error}"
             ) from error
         return grpc.ssl_channel_credentials(ca, key or certificate, certificate)
 
@@ -245,12 +219,7 @@ def _metadata(token: str | None) -> Metadata:
     return () if token is None else (("token", token),)
 
 
-def _error_of(error: BaseException, where: str) -> StoreError:
-    """Return our error for grpc's; what was sent and not answered may have been done."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        found = exception_of(error.code().value[0], str(error.details()))
-        if not isinstance(found, UnavailableError):
-            return found
-        return UnavailableError(f"{where}: {error.details()}", ambiguous=True)
-    what = str(error) or type(error).__name__
-    return UnavailableError(f"{where}: {what}", ambiguous=True)
+def _words(error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer in time"
+    return str(error.details())

@@ -4,8 +4,9 @@ import asyncio
 
 from store.calls import CALL_S
 from store.grpc import methods
-from store.grpc.channel import GrpcChannel, Stream
+from store.grpc.channel import GrpcChannel
 from store.grpc.proto import etcd_pb2 as pb
+from store.grpc.stream import Stream
 
 _Renewal = Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse]
 
