@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ONCE ?=
 PORT ?=
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-store clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ bench-start: $(READY)  ## from apply returning to the engine process being start
 
 bench-gateway: $(READY)  ## latency the gateway adds to an engine
 	@$(BIN)/python -m bench.gateway
+
+bench-store: $(READY)  ## our etcd clients beside the other Python ones, in four minutes
+	@$(BIN)/python -m bench.store
 
 clean:  ## remove the virtual environment and the caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build

@@ -48,7 +48,12 @@ def vendor(name: str) -> Any:
 
 def decoder(values: Iterable[bytes]) -> Decode:
     """Return what a user of a bare client would write to have objects."""
-    return lambda: [ModelDeployment.model_validate_json(value) for value in values]
+    return lambda: [_decoded(value) for value in values]
+
+
+def _decoded(value: bytes) -> ModelDeployment:
+    # The first member is the stored version, which the schema does not know.
+    return ModelDeployment.model_validate_json(b"{" + value.partition(b",")[2])
 
 
 def prefix_end(prefix: bytes) -> bytes:

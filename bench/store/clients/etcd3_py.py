@@ -1,6 +1,5 @@
 """etcd3-py's AioClient as published, but for one name that aiohttp >= 3.10 broke its streams with."""
 
-import asyncio
 from typing import Any
 
 from bench.store.client import Decode, Told, decoder, vendor
@@ -51,5 +50,4 @@ class Etcd3Py:
 async def connect(url: str, _: str) -> Etcd3Py:
     aio_client._RequestContextManager = aiohttp_client._BaseRequestContextManager  # noqa: SLF001 - see above
     host, _, port = url.removeprefix("http://").partition(":")
-    # It asks for the version with a blocking call.
-    return Etcd3Py(await asyncio.to_thread(aio_client.AioClient, host, int(port)))
+    return Etcd3Py(aio_client.AioClient(host, int(port)))

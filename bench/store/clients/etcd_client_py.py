@@ -1,5 +1,6 @@
 """etcd-client-py: Rust under Python; values only, no revisions, no pages, answers up to 4 MiB."""
 
+import asyncio
 from typing import Any
 
 from bench.store.client import Decode, Told, decoder, vendor
@@ -27,12 +28,17 @@ class EtcdClientPy:
 
     async def watch(self, prefix: str, opened: Told, seen: Told) -> None:
         ready = etcd_client.CondVar()
-        events = self._client.watch_prefix(prefix.encode(), ready_event=ready)
-        # It says that it is ready from the first step of the iteration, which waits for an event.
-        opened()
-        async for event in events:
-            _ = bytes(event.key), bytes(event.value)
-            seen()
+
+        async def say() -> None:
+            await ready.wait()
+            opened()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(say())
+            await asyncio.sleep(0)  # who does not wait yet is not told
+            async for event in self._client.watch_prefix(prefix.encode(), ready_event=ready):
+                _ = bytes(event.key), bytes(event.value)
+                seen()
 
     inform = watch
 

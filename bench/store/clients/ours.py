@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import fields
-from typing import Any
+from typing import Literal
 
 from bench.store.client import Decode, Told
 from machinery.clock import SystemClock
@@ -74,12 +73,6 @@ def _ignoring_key(seen: Told) -> Callable[[str], None]:
     return handler
 
 
-def transports() -> tuple[str, ...]:
-    """Return the transports there are, the default first."""
-    default: Any = next((f.default for f in fields(EtcdAddress) if f.name == "transport"), None)
-    return ("http",) if default is None else (default, "http" if default == "grpc" else "grpc")
-
-
 async def connect(url: str, option: str) -> Ours:
-    chosen: dict[str, Any] = {"transport": option} if len(transports()) > 1 else {}
-    return Ours(etcd.connect(EtcdAddress(endpoints=(url,), **chosen)))
+    way: Literal["grpc", "http"] = "http" if option == "http" else "grpc"
+    return Ours(etcd.connect(EtcdAddress(endpoints=(url,), transport=way)))
