@@ -127,7 +127,7 @@ async def publish(address: EtcdAddress, engine_port: int) -> None:
         ),
     )
     transport = connect(address)
-    key = keys.endpoint_key("bench-0")
+    key = keys.endpoint_key("bench", "bench-0")
     puts = [codec.put_spec(deployment), Put(key=key, value=codec.encode(endpoint))]
     await transport.commit([], puts)
     await transport.close()

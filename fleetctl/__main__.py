@@ -10,12 +10,15 @@ from machinery.version import version
 # Verb to module and function: a verb's imports are paid for by that verb alone.
 _VERBS = {
     "apply": "fleetctl.apply:apply",
+    "backup": "fleetctl.backup:backup",
     "delete": "fleetctl.delete:delete",
     "demo": "fleetctl.demo:demo",
     "describe": "fleetctl.describe:describe",
     "diff": "fleetctl.apply:diff",
     "down": "fleetctl.up:down",
     "get": "fleetctl.get:get",
+    "init-auth": "fleetctl.init_auth:init_auth",
+    "restore": "fleetctl.restore:restore",
     "up": "fleetctl.up:up",
     "version": "fleetctl.version:version",
     "wait": "fleetctl.wait:wait",

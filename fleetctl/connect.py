@@ -11,6 +11,7 @@ import platformdirs
 
 from fleetctl import errors
 from store.address import EtcdAddress
+from store.codec import UndecodableError
 from store.errors import StoreError
 from store.etcd import connect
 from store.flags import address, etcd_options
@@ -62,10 +63,12 @@ async def opened(options: dict[str, Any]) -> AsyncIterator[Transport]:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; the store's failures become refusals."""
+    """Run a command's coroutine; the store's failures and strange documents become refusals."""
     try:
         return asyncio.run(main)
     except StoreError as error:
         raise errors.of_store(error) from error
+    except UndecodableError as error:
+        raise errors.FleetctlError(str(error)) from error
     except KeyboardInterrupt:
         raise errors.InterruptedByUser("interrupted") from None

@@ -38,6 +38,11 @@ class DataDir:
         return self.path / "etcd"
 
     @property
+    def restoring(self) -> Path:
+        """Where `fleetctl restore` makes a store, until it is whole."""
+        return self.path / "etcd.restoring"
+
+    @property
     def models(self) -> Path:
         return self.path / "models"
 
@@ -93,6 +98,14 @@ class DataDir:
             raise FleetctlError(
                 f"{self.path} was written by a newer mlx-fleet (layout {version}, this one knows "
                 f"{LAYOUT_VERSION}). Upgrade mlx-fleet, or choose another --data-dir"
+            )
+
+    def refuse_unfinished(self) -> None:
+        """Refuse a folder in which a restore was killed: what is in `etcd` may not be what is meant."""
+        if self.restoring.exists():
+            raise FleetctlError(
+                f"a `fleetctl restore` into {self.path} was interrupted. Run it again; or remove "
+                f"{self.restoring} to go on with what was there before"
             )
 
     def read(self) -> FleetFile | None:

@@ -25,6 +25,7 @@ from store import objects
 from store.address import EtcdAddress
 from store.errors import StoreError
 from store.etcd import connect
+from store.member.embedded import QUOTA_BYTES
 from store.member.sockets import client_socket
 
 _MODEL = "SmolLM2-135M-Instruct"
@@ -131,6 +132,7 @@ def _order(folder: DataDir, port: int) -> FleetOrder:
         engine_port=4100,
         node_grace_s=30.0,
         etcd_binary=None,
+        etcd_quota_bytes=QUOTA_BYTES,
         log_level="info",
     )
 

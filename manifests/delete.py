@@ -14,8 +14,9 @@ from schemas import kinds
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectKey
 from schemas.route import ModelRoute
-from store import codec, keys, objects
+from store import errors, keys, objects
 from store.errors import ConflictError, UnavailableError
+from store.mutate import mutate
 from store.port import Delete, Transport, Unchanged
 
 FINALIZER = "fleet/foreground"
@@ -70,22 +71,19 @@ async def delete(transport: Transport, kind: str, name: str, clock: Clock) -> De
 
 
 async def _mark(transport: Transport, name: str, clock: Clock) -> Deleting:
-    obj = await objects.get(transport, ModelDeployment, name)
-    if obj is None:
-        raise await _not_found(transport, ModelDeployment, name)
-    if obj.metadata.deletion_timestamp is not None:
-        return Deleting(obj=obj)
-    finalizers = tuple(dict.fromkeys((*obj.metadata.finalizers, FINALIZER)))
-    marks = {"deletion_timestamp": clock.now(), "finalizers": finalizers}
-    metadata = obj.metadata.model_copy(update=marks)
-    marked = obj.model_copy(update={"metadata": metadata})
+    now = clock.now()
+
+    def mark(obj: ModelDeployment) -> ModelDeployment | None:
+        if obj.metadata.deletion_timestamp is not None:
+            return None
+        finalizers = tuple(dict.fromkeys((*obj.metadata.finalizers, FINALIZER)))
+        marks = {"deletion_timestamp": now, "finalizers": finalizers}
+        return obj.model_copy(update={"metadata": obj.metadata.model_copy(update=marks)})
+
     try:
-        await transport.commit([codec.unchanged(obj)], [codec.put_spec(marked)])
-    except UnavailableError as error:
-        # The answer was lost, not the deed, if the mark is there.
-        seen = await objects.get(transport, ModelDeployment, name) if error.ambiguous else None
-        if seen is None or seen.metadata.deletion_timestamp is None:
-            raise
+        marked = await mutate(transport, clock, ModelDeployment, name, mark)
+    except errors.NotFoundError:
+        raise await _not_found(transport, ModelDeployment, name) from None
     return Deleting(obj=marked)
 
 

@@ -21,7 +21,7 @@ from schemas.deployment import ModelDeployment
 from schemas.node import NodeStatus
 from schemas.replica import RankStatus, Replica
 from store import codec, keys
-from store.codec import UndecodableError
+from store.codec import NewerDocumentError, UndecodableError
 from store.errors import StoreError
 from store.informer import Informer
 from store.port import Transport
@@ -150,6 +150,8 @@ class Agent:
         engine = self._node.engines.get(name)
         if replica is None and engine is None and name not in self._node.published:
             self._node.reported.pop(name, None)
+            self._node.muted.discard(name)
+            self._node.unread.discard(name)
             self._node.start_errors.pop(name, None)
             return None
         if engine is not None:
@@ -170,14 +172,22 @@ class Agent:
         """Return what we last said; asked of the store once, after a restart of ours."""
         if name not in self._node.reported:
             try:
-                there = await self._transport.get(keys.rank_key(name, 0))
+                there = await self._transport.get(keys.rank_key(self._config.name, name, 0))
             except StoreError:
+                self._node.unread.add(name)
                 return None
+            was_muted = name in self._node.muted
+            self._node.muted.discard(name)
+            self._node.unread.discard(name)
             if there is not None:
                 try:
                     self._node.reported[name] = codec.decode(RankStatus, there)
+                except NewerDocumentError as error:
+                    self._node.muted.add(name)
+                    if not was_muted:
+                        log.warning("rank not reported", extra={"why": str(error)})
                 except UndecodableError:
-                    return None  # another version of us wrote it: say anew what is so
+                    return None  # somebody wrote it by hand: say anew what is so
         return self._node.reported.get(name)
 
     async def _describe(self) -> None:
@@ -187,6 +197,9 @@ class Agent:
             self._models_wanted.clear()
             try:
                 await self._describe_once()
+                wait_s = _INSPECT_EVERY_S
+            except NewerDocumentError as error:
+                log.warning("status not written", extra={"why": str(error)})
                 wait_s = _INSPECT_EVERY_S
             except StoreError as error:
                 log.info("status not written yet", extra={"why": str(error)})

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from machinery.clock import Clock
 from nodeagent import engines, models
@@ -29,13 +29,6 @@ from store.port import Delete, Put, Transport, Unchanged
 log = logging.getLogger(__name__)
 
 
-class Published(NamedTuple):
-    """An endpoint of ours in the store: the lease it hangs on, the engine it leads to."""
-
-    lease: int
-    port: int
-
-
 class Node:
     """What the executor acts on: this node's engines, and what of them is in the store."""
 
@@ -44,16 +37,20 @@ class Node:
         self.address = address
         self.models_dir = models_dir
         self.engines: dict[str, Engine] = {}
-        self.published: dict[str, Published] = {}
-        """By replica name."""
+        self.published: dict[str, int] = {}
+        """The ports that our endpoints in the store lead to, by replica name."""
         self.reported: dict[str, RankStatus] = {}
+        self.muted: set[str] = set()
+        """Replicas of which we must not report: what is there is a newer agent's to overwrite."""
+        self.unread: set[str] = set()
+        """Replicas whose report in the store we could not read yet; it may be a newer agent's."""
         self.start_errors: dict[str, str] = {}
         """Why engines could not be started, by replica name."""
 
     def is_stale(self, name: str) -> bool:
         """Return whether the published endpoint leads to an earlier engine than there is now."""
         published, engine = self.published.get(name), self.engines.get(name)
-        return published is not None and (engine is None or engine.process.port != published.port)
+        return published is not None and (engine is None or engine.process.port != published)
 
 
 class Executor:
@@ -171,24 +168,27 @@ class Executor:
                 served_names=replica.spec.served_names,
             ),
         )
-        put = Put(key=keys.endpoint_key(replica.name), value=codec.encode(endpoint), lease=lease)
+        key = keys.endpoint_key(self._node.name, replica.name)
+        put = Put(key=key, value=codec.encode(endpoint), lease=lease)
         # If the replica was assigned elsewhere meanwhile, it is not ours to publish.
         await self._transport.commit([_still_assigned(replica)], [put])
-        self._node.published[replica.name] = Published(lease, engine.process.port)
+        self._node.published[replica.name] = engine.process.port
         log.info("endpoint published", extra={"replica": replica.name, "url": endpoint.spec.url})
 
     async def _withdraw(self, name: str) -> None:
-        key = keys.endpoint_key(name)
+        key = keys.endpoint_key(self._node.name, name)
         there = await self._transport.get(key)
-        published = self._node.published.get(name)
-        # Another node may serve the replica of that name by now: its endpoint is not ours.
-        if there is not None and published is not None and there.lease == published.lease:
+        if there is not None:
             guard = Unchanged(key=key, mod_revision=there.mod_revision)
             await self._transport.commit([guard], [Delete(key=key)])
         self._node.published.pop(name, None)
         log.info("endpoint withdrawn", extra={"replica": name})
 
     async def _report(self, replica: Replica, conditions: tuple[Condition, ...]) -> None:
+        if replica.name in self._node.muted:
+            return
+        if replica.name in self._node.unread:
+            raise UnavailableError("what is reported of the rank could not be read yet")
         before = self._node.reported.get(replica.name)
         old = before.conditions if before is not None else ()
         engine = self._node.engines.get(replica.name)
@@ -198,7 +198,8 @@ class Executor:
             restarts=engine.failures if engine is not None else 0,
             conditions=tuple(self._stamped(old, c) for c in conditions),
         )
-        put = Put(key=keys.rank_key(replica.name, 0), value=codec.encode(status))
+        key = keys.rank_key(self._node.name, replica.name, 0)
+        put = Put(key=key, value=codec.encode(status))
         await self._transport.commit([_still_assigned(replica)], [put])
         self._node.reported[replica.name] = status
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
-from store.errors import ConflictError, StoreError
+from store.errors import StoreError
 from store.lease import LeaseSession
 from store.port import Put, Transport, Unchanged
 
@@ -65,7 +65,9 @@ class Presence:
             try:
                 await session.open()
                 await self._announce(session)
-            except StoreError as error:
+            except (StoreError, codec.UndecodableError) as error:
+                # What cannot be read is another version's, and goes with its lease: wait for that.
+                await session.close()
                 log.info("no lease yet", extra={"why": str(error)})
                 await self._clock.sleep(random.uniform(0.1, 0.4))
                 continue
@@ -85,11 +87,7 @@ class Presence:
                 raise NameTakenError(f"the name {self._node} is taken by {why}")
         put = Put(key=key, value=codec.encode(self._lease_value), lease=session.id)
         guard = Unchanged(key=key, mod_revision=there.mod_revision if there else 0)
-        try:
-            await self._transport.commit([guard], [put])
-        except ConflictError:
-            await session.close()
-            raise
+        await self._transport.commit([guard], [put])
 
     def _not_ours(self, holder: NodeLease) -> str:
         """Return who holds our name, if it is not an earlier run of this very agent."""
@@ -104,9 +102,17 @@ class Presence:
         return ""
 
     async def describe(self, status: NodeStatus) -> None:
-        """Write the node's status if the store holds another one. Raises the store's errors."""
+        """Write the node's status if the store holds another one.
+
+        Raises:
+            StoreError: it was not written.
+            NewerDocumentError: a newer agent wrote it; not ours to overwrite.
+
+        """
         key, value = keys.status_key("Node", self._node), codec.encode(status)
         there = await self._transport.get(key)
         # Asked each time: somebody may have deleted the node, which is there all the same.
         if there is None or there.value != value:
-            await self._transport.commit([], [Put(key=key, value=value)])
+            codec.refuse_newer(NodeStatus, there)
+            guard = Unchanged(key=key, mod_revision=there.mod_revision if there else 0)
+            await self._transport.commit([guard], [Put(key=key, value=value)])

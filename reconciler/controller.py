@@ -116,9 +116,7 @@ class Controller:
         self._nodes_changed()
 
     def _replica_changed(self, key: str) -> None:
-        replica = key.removeprefix(keys.RANK_PREFIX).removeprefix(keys.ENDPOINT_PREFIX)
-        name = replica.partition("/")[0]
-        self._queue.add(ObjectKey("ModelDeployment", deployment_of(name)))
+        self._queue.add(ObjectKey("ModelDeployment", deployment_of(keys.replica_of(key))))
         # What one gives up another may take.
         self._enqueue_unplaced()
 

@@ -1,7 +1,6 @@
 """Carries out actions and status writes: each one guarded transaction, fenced by the leadership."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import assert_never
 from uuid import NAMESPACE_OID, uuid5
@@ -12,6 +11,7 @@ from reconciler.actions import (
     CreateReplica,
     DeleteReplica,
     MoveReplica,
+    PreemptReplica,
     RemoveDeployment,
     RemoveReplica,
 )
@@ -65,14 +65,15 @@ class Executor:
                 return await self._assign(action, deployment, version=0, stale=())
             case MoveReplica(name=name, version=version):
                 assert deployment is not None
-                stale = (Delete(key=keys.rank_key(name, 0)),)
+                stale = reports_of(replicas[name])
                 return await self._assign(action, deployment, version=version, stale=stale)
-            case DeleteReplica(name=name, version=version):
+            case (
+                DeleteReplica(name=name, version=version)
+                | PreemptReplica(name=name, version=version)
+            ):
                 return await self._mark_deleted(replicas[name], version)
             case RemoveReplica(name=name, version=version):
-                return await self._remove(
-                    "Replica", name, version, Delete(key=keys.rank_key(name, 0))
-                )
+                return await self._remove("Replica", name, version, *reports_of(replicas[name]))
             case RemoveDeployment(name=name, version=version):
                 return await self._remove("ModelDeployment", name, version)
             case _:
@@ -100,7 +101,7 @@ class Executor:
         entry = Put(key=ledger.key, value=ledger.value, lease=ledger.lease)
         operations = [codec.put_spec(replica), entry, *stale]
         self._assigned_at = await self._transport.commit(guards, operations)
-        self._ledger = replace(ledger, mod_revision=self._assigned_at)
+        self._ledger = ledger._replace(mod_revision=self._assigned_at)
         return self._assigned_at
 
     async def _mark_deleted(self, replica: Replica, version: int) -> int:
@@ -133,6 +134,14 @@ class Executor:
         put = codec.put_spec(Node(metadata=metadata, spec=NodeSpec()))
         guards = [self._fence(), Unchanged(key=put.key, mod_revision=0)]
         await self._transport.commit(guards, [put])
+
+
+def reports_of(replica: Replica) -> tuple[Delete, ...]:
+    """Return the operations that remove what agents said of the replica's ranks."""
+    return tuple(
+        Delete(key=keys.rank_key(rank.node, replica.name, number))
+        for number, rank in enumerate(replica.spec.ranks)
+    )
 
 
 def make_replica(

@@ -47,6 +47,10 @@ class Fleet:
         """Return whether the object in the store is the one in the cache."""
         return keys.spec_key(*key) not in self._caches.specs.undecodable
 
+    def is_newer(self, key: ObjectKey) -> bool:
+        """Return whether a newer reconciler wrote the object's status."""
+        return keys.status_key(*key) in self._caches.statuses.newer
+
     def node_status(self, name: str) -> NodeStatus | None:
         found = self.status(ObjectKey("Node", name))
         return found if isinstance(found, NodeStatus) else None
@@ -79,11 +83,13 @@ class Fleet:
 
     def rank(self, replica: Replica) -> RankStatus | None:
         """Return what the agent says of the replica's rank 0, if it speaks of this very replica."""
-        found = self._caches.ranks.items.get(keys.rank_key(replica.name, 0))
+        key = keys.rank_key(replica.spec.ranks[0].node, replica.name, 0)
+        found = self._caches.ranks.items.get(key)
         return found if found and found.replica_uid == replica.metadata.uid else None
 
     def is_serving(self, replica: Replica) -> bool:
-        endpoint = self._caches.endpoints.items.get(keys.endpoint_key(replica.name))
+        key = keys.endpoint_key(replica.spec.ranks[0].node, replica.name)
+        endpoint = self._caches.endpoints.items.get(key)
         return endpoint is not None and endpoint.spec.replica_uid == replica.metadata.uid
 
     def version(self, replica: Replica) -> int:

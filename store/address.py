@@ -1,7 +1,7 @@
 """Where etcd is, and who we are to it. Does no I/O beyond reading certificate files."""
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +18,11 @@ class EtcdAddress:
     certificate: Path | None = None
     key: Path | None = None
     username: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     transport: Literal["grpc", "http"] = "grpc"
     """The way there: gRPC, or the JSON gateway where only plain HTTP passes."""
+    prefix: str = ""
+    """What every key of the fleet begins with in this etcd, if others use it, too: `/lab`."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS context; host names are checked.

@@ -4,11 +4,13 @@ Endpoints take turns: whoever fails is not asked next.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from store.address import EtcdAddress
 from store.errors import (
+    AuthOffError,
     PermissionDeniedError,
     StoreError,
     UnauthenticatedError,
@@ -16,8 +18,12 @@ from store.errors import (
 )
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 CALL_S = 2.0
+# A renewal must find a frozen member out, and a second one, while a lease of four seconds lives:
+# it is sent after a third of that.
+RENEW_S = 1.0
 # Shorter than a call, so that a call can still go to another endpoint.
 CONNECT_S = 1.0
 # Unary calls in flight at once; waiting for a place does not count against a call's time.
@@ -38,6 +44,7 @@ class Calls:
         self._authenticate = authenticate
         self._places = asyncio.Semaphore(AT_ONCE)
         self._token: str | None = None
+        self._has_asked = False
         # etcd checks a password with bcrypt: 32 calls at once must not ask for 32 tokens.
         self._authenticating = asyncio.Lock()
         self.turn = 0
@@ -71,29 +78,37 @@ class Calls:
         token = await self.token(limit_s)
         try:
             return await exchange(token)
-        except UnauthenticatedError:
-            if token is None:
-                raise
+        except UnauthenticatedError as error:
+            if not self._address.username:
+                raise UnauthenticatedError(
+                    f"etcd at {self._address} asks for a user and a password, and got none ({error})"
+                ) from error
         self.forget(token)
         return await exchange(await self.token(limit_s))
 
     async def token(self, limit_s: float = CALL_S) -> str | None:
-        """Return the token to call with; None if we have no user."""
+        """Return the token to call with; None if we have no user, or etcd asks for none."""
         if not self._address.username:
             return None
         try:
             async with asyncio.timeout(limit_s), self._authenticating:
-                if self._token is None:
+                if not self._has_asked:
                     self._token = await self._fresh_token()
+                    self._has_asked = True
                 return self._token
         except TimeoutError as error:
             raise UnavailableError(
                 f"etcd at {self._address}: no answer to our password in {limit_s:g} s"
             ) from error
 
-    async def _fresh_token(self) -> str:
+    async def _fresh_token(self) -> str | None:
         try:
             return await self._authenticate()
+        except AuthOffError:
+            # Processes get their passwords before users are asked for them: see `init-auth`. Once
+            # they are, a call without a token is refused, and we ask again.
+            log.warning("etcd asks nobody for a password", extra={"etcd": str(self._address)})
+            return None
         except UnavailableError as error:
             # No call was made yet, so nothing was written.
             raise UnavailableError(str(error)) from error
@@ -105,4 +120,4 @@ class Calls:
     def forget(self, token: str | None) -> None:
         """Ask for a fresh token next time, if this is still the one in use."""
         if self._token == token:
-            self._token = None
+            self._has_asked = False

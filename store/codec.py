@@ -77,6 +77,12 @@ def decode_object(kind: type[Obj], item: KeyValue, histories: Histories = HISTOR
     return found
 
 
+def with_version(obj: Obj, revision: int) -> Obj:
+    """Return the object as it is when it was written at the revision."""
+    metadata = obj.metadata.model_copy(update={"resource_version": str(revision)})
+    return obj.model_copy(update={"metadata": metadata})
+
+
 def refuse_newer(model: type[ApiModel], item: KeyValue | None) -> None:
     """Refuse to replace what a newer mlx-fleet wrote; whoever writes without reading asks first.
 

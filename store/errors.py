@@ -16,8 +16,23 @@ class UnavailableError(StoreError):
         self.ambiguous = ambiguous
 
 
+class UnknownOutcomeError(UnavailableError):
+    """A write may have been applied, and nobody can say any more: look, then decide again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ambiguous=True)
+
+
 class ConflictError(StoreError):
     """What was read has changed since: look again, then decide again."""
+
+
+class FencedError(ConflictError):
+    """The right to write is gone, for somebody else leads: do not try again."""
+
+
+class NotFoundError(StoreError):
+    """There is no such object: a person must write it first, or it is gone and nothing is left to do."""
 
 
 class CompactedError(StoreError):
@@ -34,6 +49,10 @@ class PermissionDeniedError(StoreError):
 
 class UnauthenticatedError(PermissionDeniedError):
     """The token is stale or missing: authenticate again."""
+
+
+class AuthOffError(StoreError):
+    """The store has no users, or does not ask for them yet: go on without a token."""
 
 
 class TooLargeError(StoreError):

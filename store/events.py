@@ -62,7 +62,7 @@ class EventRecorder:
             log.info("event lost", extra={"reason": reason, "why": str(error)})
 
     async def _write(self, event: Event) -> None:
-        key = keys.event_key(event.name)
+        key = keys.event_key(self._source, event.name)
         before = await self._transport.get(key)
         if before is not None:
             seen = codec.decode(Event, before).spec
@@ -75,7 +75,7 @@ class EventRecorder:
         await self._transport.commit([guard], [put])
 
     async def _current_lease(self) -> int:
-        now = self._clock.monotonic()
+        now = self._clock.elapsed()
         if now >= self._lease_until:
             self._lease = await self._transport.grant(_KEPT_S)
             self._lease_until = now + _LEASE_SHARED_S

@@ -1,4 +1,8 @@
-"""The layout of keys, spelled only here. One writer per key; see docs/architecture.md, section 2."""
+"""The layout of keys, spelled only here. One writer per key; see docs/architecture.md, section 2.
+
+What an agent writes lies below a prefix with its node's name, and what anybody records below one with
+the recorder's: etcd's permissions are ranges of keys (docs/adr/0013-keys-by-writer.md).
+"""
 
 ROOT = "/mlx-fleet/v1"
 
@@ -9,7 +13,14 @@ LEASE_PREFIX = f"{ROOT}/lease/"
 NODE_LEASE_PREFIX = f"{LEASE_PREFIX}Node/"
 ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
 EVENT_PREFIX = f"{ROOT}/event/"
-ELECTION_RECONCILER = f"{ROOT}/election/reconciler"
+ELECTION_PREFIX = f"{ROOT}/election/"
+ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
+# There while `fleetctl restore` writes, and while a restore that broke off waits for another.
+RESTORING = f"{ROOT}/restoring"
+# What lives under a lease: it says who is there now, so no backup has it.
+TRANSIENT_PREFIXES = (LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX)
+# Nothing writes there yet. No role of an agent, a gateway or the reconciler may read it.
+SECRET_PREFIX = f"{ROOT}/secret/"
 
 
 def spec_prefix(kind: str) -> str:
@@ -28,25 +39,49 @@ def status_key(kind: str, name: str) -> str:
     return f"{STATUS_PREFIX}{kind}/{name}"
 
 
-def rank_key(replica: str, rank: int) -> str:
+def rank_prefix(node: str) -> str:
+    """Return what every report of the node's agent begins with."""
+    return f"{RANK_PREFIX}{node}/"
+
+
+def rank_key(node: str, replica: str, rank: int) -> str:
     """Return where the agent that runs the rank reports.
 
     A prefix of its own beside status/: an informer of the statuses of one kind must not have to
     tell two kinds of document apart.
     """
-    return f"{RANK_PREFIX}{replica}/{rank}"
+    return f"{rank_prefix(node)}{replica}/{rank}"
 
 
 def node_lease_key(node: str) -> str:
     return f"{NODE_LEASE_PREFIX}{node}"
 
 
-def endpoint_key(replica: str) -> str:
-    return f"{ENDPOINT_PREFIX}{replica}"
+def endpoint_prefix(node: str) -> str:
+    """Return what every endpoint on the node begins with."""
+    return f"{ENDPOINT_PREFIX}{node}/"
 
 
-def event_key(name: str) -> str:
-    return f"{EVENT_PREFIX}{name}"
+def endpoint_key(node: str, replica: str) -> str:
+    return f"{endpoint_prefix(node)}{replica}"
+
+
+def replica_of(key: str) -> str:
+    """Return the replica that a rank's report or an endpoint is about; empty for other keys."""
+    for prefix in (RANK_PREFIX, ENDPOINT_PREFIX):
+        if key.startswith(prefix):
+            _, _, rest = key.removeprefix(prefix).partition("/")
+            return rest.partition("/")[0]
+    return ""
+
+
+def event_prefix(source: str) -> str:
+    """Return what every event begins with that the source saw: `reconciler`, or `Node/<name>`."""
+    return f"{EVENT_PREFIX}{source}/"
+
+
+def event_key(source: str, name: str) -> str:
+    return f"{event_prefix(source)}{name}"
 
 
 def kind_and_name(key: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
-"""A lease of ours: alive while it is renewed in time, on our own monotonic clock.
+"""A lease of ours: alive while it is renewed in time, on our own clock, which counts sleep as well.
 
-The owner asks `valid()` before it acts: a process that was frozen past its time wakes up dead.
+The owner asks `valid()` before it acts: a process that was frozen past its time, or a Mac that slept,
+wakes up dead. What it had sent already only a guard can stop (`store.election`, fencing).
 """
 
 import logging
@@ -32,13 +33,13 @@ class LeaseSession:
             StoreError: there is none.
 
         """
-        asked_at = self._clock.monotonic()
+        asked_at = self._clock.elapsed()
         self.id = await self._transport.grant(self._ttl_s)
         self._deadline = asked_at + self._ttl_s
 
     def valid(self) -> bool:
         """Return whether others must still take us for alive."""
-        return self._clock.monotonic() < self._deadline
+        return self._clock.elapsed() < self._deadline
 
     async def keep(self) -> None:
         """Renew until the lease is lost; returns then, and only then.
@@ -57,7 +58,7 @@ class LeaseSession:
     async def _renew(self) -> None:
         """Renew once; while there is no answer, try again until the deadline."""
         while self.valid():
-            asked_at = self._clock.monotonic()
+            asked_at = self._clock.elapsed()
             try:
                 lives_s = await self._transport.keep_alive(self.id)
             except LeaseLostError:

@@ -1,6 +1,7 @@
 """What etcd's refusals mean: gRPC codes and texts, whatever way they came, to our errors. Pure."""
 
 from store.errors import (
+    AuthOffError,
     CompactedError,
     LeaseLostError,
     NoSpaceError,
@@ -28,11 +29,29 @@ _MEANINGS: tuple[tuple[tuple[int, ...], tuple[str, ...], type[StoreError]], ...]
     ((), ("too large", "larger than max", "too many operations"), TooLargeError),
     ((), ("space exceeded",), NoSpaceError),
     ((_NOT_FOUND,), ("lease not found",), LeaseLostError),
-    ((_UNAUTHENTICATED,), ("user name is empty",), UnauthenticatedError),
-    ((_DENIED,), (), PermissionDeniedError),
+    # Tokens of type jwt name the revision of users and roles; each change of those ends them.
+    (
+        (_UNAUTHENTICATED,),
+        (
+            "user name is empty",
+            "revision of auth store is old",
+            "revision in header is old",
+            "invalid auth token",
+        ),
+        UnauthenticatedError,
+    ),
+    ((), ("authentication is not enabled",), AuthOffError),
+    ((), ("authentication failed",), PermissionDeniedError),
+    ((_DENIED,), ("permission denied",), PermissionDeniedError),
     (
         (_UNAVAILABLE, _DEADLINE, _EXHAUSTED),
-        ("deadline exceeded", "timed out", "no leader", "leader changed"),
+        (
+            "deadline exceeded",
+            "timed out",
+            "no leader",
+            "leader changed",
+            "http request to an https server",
+        ),
         UnavailableError,
     ),
 )

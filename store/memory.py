@@ -34,8 +34,9 @@ _MAX_BYTES = 1_572_864
 class MemoryTransport:
     """`store.port.Transport` in memory; shared by all who hold it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, version: str = "memory") -> None:
         self._clock = clock
+        self._version = version
         self._keys: dict[str, KeyValue] = {}
         self._history: list[Change] = []
         self._revision = 1
@@ -164,7 +165,7 @@ class MemoryTransport:
             self._drop_keys_of(lease)
 
     async def status(self) -> ServerStatus:
-        return ServerStatus(version="memory", revision=self._revision)
+        return ServerStatus(version=self._version, revision=self._revision)
 
     async def close(self) -> None:
         return

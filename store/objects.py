@@ -8,16 +8,22 @@ from store.port import Transport
 
 Obj = TypeVar("Obj", bound=ApiObject)
 
+_LEASED = {"Endpoint": keys.ENDPOINT_PREFIX, "Event": keys.EVENT_PREFIX}
+
 
 async def get(transport: Transport, kind: type[Obj], name: str) -> Obj | None:
     """Return the object with its status; None if it is not there."""
-    item = await transport.get(_key(kind, name))
+    if kind.__name__ in _LEASED:
+        # Their keys begin with who wrote them, which the name does not say.
+        found = [obj for obj in await list_all(transport, kind) if obj.name == name]
+        return max(found, key=_written_at, default=None)
+    item = await transport.get(keys.spec_key(kind.__name__, name))
     if item is None:
         return None
-    found = codec.decode_object(kind, item)
+    there = codec.decode_object(kind, item)
     if codec.status_type(kind) is None:
-        return found
-    return codec.with_status(found, await transport.get(keys.status_key(kind.__name__, name)))
+        return there
+    return codec.with_status(there, await transport.get(keys.status_key(kind.__name__, name)))
 
 
 async def list_all(transport: Transport, kind: type[Obj]) -> list[Obj]:
@@ -31,11 +37,10 @@ async def list_all(transport: Transport, kind: type[Obj]) -> list[Obj]:
     return sorted(found, key=lambda obj: obj.name)
 
 
-def _key(kind: type[ApiObject], name: str) -> str:
-    return f"{_prefix(kind)}{name}"
-
-
 def _prefix(kind: type[ApiObject]) -> str:
     """Return where objects of the kind lie; leased kinds lie beside the specs."""
-    leased = {"Endpoint": keys.ENDPOINT_PREFIX, "Event": keys.EVENT_PREFIX}
-    return leased.get(kind.__name__) or keys.spec_prefix(kind.__name__)
+    return _LEASED.get(kind.__name__) or keys.spec_prefix(kind.__name__)
+
+
+def _written_at(obj: ApiObject) -> int:
+    return int(obj.metadata.resource_version or 0)

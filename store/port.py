@@ -5,12 +5,11 @@ Adapters: `store.memory` (tests) and `store.etcd`. Both pass `tests/store/test_c
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyValue:
-    """One key as it was at some revision."""
+class KeyValue(NamedTuple):
+    """One key as it was at some revision. A tuple, for there are tens of thousands of them."""
 
     key: str
     value: bytes
@@ -29,8 +28,7 @@ class Listing:
     """Which store this is: revisions of another one mean nothing here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """One event: the key has this value now; None means that it was deleted."""
 
     key: str
@@ -117,7 +115,7 @@ class Transport(Protocol):
         ...
 
     def pages(self, prefix: str) -> AsyncGenerator[Listing]:
-        """Yield the same in pages of at most 500 keys, all as of the first page's revision.
+        """Yield the same in pages of a few megabytes, all as of the first page's revision.
 
         There is one page at least, be it empty. To be closed (`aclosing`) when left early.
 

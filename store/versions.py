@@ -48,6 +48,11 @@ class History:
         """The oldest version that can be read."""
         return self.current - len(self.steps)
 
+    @property
+    def known(self) -> str:
+        """What can be read, in words."""
+        return f"{self.oldest} to {self.current}" if self.steps else str(self.current)
+
 
 # By the name of the document's model. Who is not here has had one shape so far.
 HISTORIES: Mapping[str, History] = {}
@@ -98,7 +103,7 @@ def to_current(raw: bytes, history: History) -> bytes:
     version, document = split(raw)
     if version == history.current:
         return document
-    known = f"this process reads {history.oldest} to {history.current}"
+    known = f"this process reads {history.known}"
     if version > history.current:
         raise VersionError(
             f"its stored version is {version}, {known}. A newer mlx-fleet wrote it: upgrade this "

@@ -18,6 +18,7 @@ from store.errors import UnavailableError
 from store.grpc.methods import AUTHENTICATE, STATUS, Answer, Method, Request
 from store.grpc.proto import etcd_pb2 as pb
 from store.grpc.stream import Stream, error_of
+from store.hints import explained
 
 # https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -116,7 +117,7 @@ class GrpcChannel:
         except grpc.aio.AioRpcError as error:
             why = str(error.details()).rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
             no_answer = "no answer: " if "timed out" in why else ""
-            raise UnavailableError(f"etcd at {url}: {no_answer}{why}") from error
+            raise UnavailableError(f"etcd at {url}: {no_answer}{explained(url, why)}") from error
 
     async def open(self, method: Method[Request, Answer]) -> Stream[Request, Answer]:
         """Open a stream of requests and answers to whose turn it is.

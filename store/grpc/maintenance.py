@@ -58,7 +58,7 @@ class Snapshot:
 
     size_bytes: int
     sha256: str
-    """Of all but the 32 bytes at its end, which are this very hash: `etcdutl` looks for it there."""
+    """Of the whole file, as `shasum -a 256 FILE` prints it."""
 
 
 class DamagedSnapshotError(StoreError):
@@ -144,7 +144,9 @@ class Maintenance:
         await self._channel.call(methods.MOVE_LEADER, request, limit_s=10.0)
 
     async def snapshot(self, file: BinaryIO) -> Snapshot:
-        """Write the member's whole database to the file, with etcd's hash at the end.
+        """Write the member's whole database to the file.
+
+        The SHA-256 that etcd sends at its end is checked and written, too: `etcdutl` looks for it.
 
         Raises:
             DamagedSnapshotError: something of it is missing or wrong.
@@ -163,4 +165,5 @@ class Maintenance:
                 held, left = answer.blob, answer.remaining_bytes
         if left or len(held) != _SHA256 or held != digest.digest():
             raise DamagedSnapshotError("the snapshot arrived damaged or cut short")
+        digest.update(held)
         return Snapshot(size_bytes=size, sha256=digest.hexdigest())

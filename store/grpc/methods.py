@@ -24,6 +24,7 @@ class Method(Generic[Request, Answer]):
 
 
 RANGE = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
+PUT = Method("/etcdserverpb.KV/Put", pb.PutRequest, pb.Done)
 TXN = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 COMPACT = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.Done)
 

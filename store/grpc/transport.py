@@ -27,6 +27,7 @@ from store.port import (
     KeyValue,
     Listing,
     Operation,
+    Put,
     ServerStatus,
     WatchBatch,
 )
@@ -52,9 +53,9 @@ class GrpcTransport:
     def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         range_end = wire.raw(prefix_end(prefix))
 
-        async def fetch(*, start: str, revision: int) -> paging.Page:
+        async def fetch(*, start: str, revision: int, limit: int) -> paging.Page:
             request = pb.RangeRequest(
-                key=wire.raw(start), range_end=range_end, limit=paging.PAGE, revision=revision
+                key=wire.raw(start), range_end=range_end, limit=limit, revision=revision
             )
             answer = await self._read(methods.RANGE, request, limit_s=_LIST_S, tries=2)
             return paging.Page(
@@ -71,6 +72,10 @@ class GrpcTransport:
             raise TooLargeError(
                 f"a transaction takes {MAX_OPERATIONS} operations, not {len(operations)}"
             )
+        if not guards and len(operations) == 1 and isinstance(operations[0], Put):
+            # Costs both sides a third less than a transaction.
+            done = await self._channel.call(methods.PUT, wire.put(operations[0]))
+            return done.header.revision
         answer = await self._channel.call(methods.TXN, wire.transaction(guards, operations))
         if not answer.succeeded:
             raise ConflictError("what was read has changed since")

@@ -14,18 +14,18 @@ def raw(key: str) -> bytes:
 
 def key_value(found: pb.KeyValue) -> KeyValue:
     return KeyValue(
-        key=found.key.decode("utf-8", "surrogateescape"),
-        value=found.value,
-        create_revision=found.create_revision,
-        mod_revision=found.mod_revision,
-        lease=found.lease,
+        found.key.decode("utf-8", "surrogateescape"),
+        found.value,
+        found.create_revision,
+        found.mod_revision,
+        found.lease,
     )
 
 
 def change(event: pb.Event) -> Change:
     now = key_value(event.kv)
     gone = event.type == pb.Event.DELETE
-    return Change(key=now.key, mod_revision=now.mod_revision, now=None if gone else now)
+    return Change(now.key, now.mod_revision, None if gone else now)
 
 
 def transaction(guards: Sequence[Guard], operations: Sequence[Operation]) -> pb.TxnRequest:
@@ -33,6 +33,10 @@ def transaction(guards: Sequence[Guard], operations: Sequence[Operation]) -> pb.
         compare=[_compare(guard) for guard in guards],
         success=[_operation(operation) for operation in operations],
     )
+
+
+def put(operation: Put) -> pb.PutRequest:
+    return pb.PutRequest(key=raw(operation.key), value=operation.value, lease=operation.lease)
 
 
 def _compare(guard: Guard) -> pb.Compare:
@@ -47,8 +51,8 @@ def _compare(guard: Guard) -> pb.Compare:
 
 def _operation(operation: Operation) -> pb.RequestOp:
     match operation:
-        case Put(key=key, value=value, lease=lease):
-            return pb.RequestOp(request_put=pb.PutRequest(key=raw(key), value=value, lease=lease))
+        case Put():
+            return pb.RequestOp(request_put=put(operation))
         case Delete(key=key):
             return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=raw(key)))
         case _:

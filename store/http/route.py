@@ -15,6 +15,7 @@ from etcd3 import AioClient
 from store.address import EtcdAddress
 from store.calls import AT_ONCE, CALL_S, CONNECT_S, IDLE_S, Calls
 from store.errors import UnavailableError
+from store.hints import explained
 from store.http import wire
 from store.meanings import exception_of
 
@@ -86,7 +87,8 @@ class EtcdRoute:
             raise
 
     def _unreachable(self, error: BaseException) -> UnavailableError:
-        what = str(error) or f"no answer ({type(error).__name__})"
+        said = str(error) or f"no answer ({type(error).__name__})"
+        what = explained(str(self._address), said)
         # Without a connection nothing can have been written.
         unconnected = isinstance(
             error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from store import paging
 from store.address import EtcdAddress
-from store.calls import CALL_S, IDLE_S
+from store.calls import CALL_S, IDLE_S, RENEW_S
 from store.errors import (
     CompactedError,
     ConflictError,
@@ -48,11 +48,11 @@ class HttpTransport:
     def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         range_end = wire.b64(prefix_end(prefix))
 
-        async def fetch(*, start: str, revision: int) -> paging.Page:
+        async def fetch(*, start: str, revision: int, limit: int) -> paging.Page:
             body: wire.Json = {
                 "key": wire.b64(start),
                 "range_end": range_end,
-                "limit": paging.PAGE,
+                "limit": limit,
                 "revision": str(revision),
             }
             answer = await self._read("/kv/range", body, limit_s=_LIST_S, tries=2)
@@ -87,7 +87,11 @@ class HttpTransport:
         headers = {"Grpc-Metadata-hasleader": "true"}
         async with self._route.stream("/watch", {"create_request": request}, headers) as lines:
             async for line in lines:
-                batch = self._batch(wire.loads(line), after_revision)
+                frame = wire.loads(line)
+                if _lags(frame, after_revision) and await self._newest(prefix) < after_revision:
+                    # Not to go on by its numbers: a watch on the future is silent for ever.
+                    raise ReplacedError("the store was replaced or rolled back")
+                batch = self._batch(frame, after_revision)
                 after_revision = max(after_revision, batch.revision)
                 yield batch
 
@@ -101,9 +105,6 @@ class HttpTransport:
             raise UnavailableError(f"watch cancelled: {result.get('cancel_reason', 'no reason')}")
         header, store = wire.at(result, "header"), str(wire.at(result, "header", "cluster_id"))
         revision, is_created = int(wire.at(header, "revision")), bool(result.get("created"))
-        if is_created and revision < after_revision:
-            # Not to go on by its numbers: a watch on the future is silent for ever.
-            raise ReplacedError("the store was replaced or rolled back")
         changes = tuple(wire.change(tree) for tree in result.get("events", ()))
         # While catching up, etcd's header is ahead of the events: the last event counts.
         if changes:
@@ -112,11 +113,16 @@ class HttpTransport:
             revision=after_revision if is_created else revision, changes=(), store=store
         )
 
+    async def _newest(self, key: str) -> int:
+        """Return the newest revision of the store, which a member that lags has not heard of."""
+        answer = await self._read("/kv/range", {"key": wire.b64(key), "count_only": True})
+        return int(wire.at(answer, "header", "revision"))
+
     async def grant(self, ttl_s: int) -> int:
         return int(wire.at(await self._route.call("/lease/grant", {"TTL": str(ttl_s)}), "ID"))
 
     async def keep_alive(self, lease: int) -> int:
-        answer = await self._read("/lease/keepalive", {"ID": str(lease)}, tries=1)
+        answer = await self._read("/lease/keepalive", {"ID": str(lease)}, limit_s=RENEW_S, tries=1)
         return int(wire.at(answer, "result").get("TTL", 0))
 
     async def revoke(self, lease: int) -> None:
@@ -146,3 +152,11 @@ class HttpTransport:
                 if attempt == tries:
                     raise
         raise AssertionError("unreachable")
+
+
+def _lags(frame: wire.Json, after_revision: int) -> bool:
+    """Return whether a watch was made at a member that has not come as far as who watches."""
+    result = frame.get("result", {})
+    return (
+        bool(result.get("created")) and int(wire.at(result, "header", "revision")) < after_revision
+    )

@@ -42,10 +42,30 @@ def is_sound(version: Version) -> bool:
     return version >= (3, 5, 5) or (3, 4, 21) <= version < (3, 5, 0)
 
 
+def unfit_for_clusters(version: Version | None) -> str:
+    """Return why an etcd of this version must not be one of several members; empty if it may.
+
+    etcd #13766: after a crash a member's data can differ from the others', and nobody notices.
+    """
+    if version is None or not (3, 5, 0) <= version <= (3, 5, 2):
+        return ""
+    return (
+        "members of 3.5.0 to 3.5.2 can come to hold different data after a crash (etcd #13766), so "
+        "it must stay alone. Install a sound one on every machine (`brew install etcd` or "
+        "`apt install etcd-server`) and begin the cluster with it"
+    )
+
+
+def parse_version_number(text: str) -> Version | None:
+    """Return the version that begins the text, as in `3.5.16`; None if there is none."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
 def parse_version(text: str) -> Version | None:
     """Return the version in what `etcd --version` prints."""
-    found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    _, said, rest = text.partition("etcd Version: ")
+    return parse_version_number(rest) if said else None
 
 
 def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
@@ -59,6 +79,7 @@ def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
 
     """
     if explicit is not None:
+        explicit = explicit.expanduser().absolute()  # it is run in another working folder
         version = version_of(explicit)
         if version is None:
             raise NoBinaryError(

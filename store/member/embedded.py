@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import orjson
+
 from machinery import processes
 from machinery.clock import Clock
 from machinery.files import write_atomically
@@ -19,14 +21,21 @@ from store.etcd import connect
 from store.member.binary import VERSION_FILE, Binary
 from store.member.sockets import CLIENT_SOCKET, PEER_SOCKET, make_folder
 
+# Below the data folder: what etcd itself keeps.
+MEMBER_FOLDER = "member"
 _READY_S = 30.0
+# Fifty thousand objects of 1 KiB, written again and again for as long as history is kept, are a
+# third of it. `store.member.care` tells when it runs short.
+QUOTA_BYTES = 512 * 2**20
 
 
 class EmbeddedEtcdError(Exception):
     """etcd cannot be started; the message says why and what to do."""
 
 
-def command(binary: Binary, data_dir: Path, token: str) -> tuple[str, ...]:
+def command(
+    binary: Binary, data_dir: Path, token: str, *, quota_bytes: int = QUOTA_BYTES
+) -> tuple[str, ...]:
     """Return the command line for one member of a small fleet.
 
     etcd makes its cluster id from the token: who watched another store by the same address sees
@@ -46,13 +55,19 @@ def command(binary: Binary, data_dir: Path, token: str) -> tuple[str, ...]:
         "log-level": "warn",
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "30m",
-        "quota-backend-bytes": str(512 * 2**20),
-        "snapshot-count": "10000",
-        "max-wals": "3",
-        "max-snapshots": "3",
-        "experimental-watch-progress-notify-interval": "5s",
+        "quota-backend-bytes": str(quota_bytes),
         "host-whitelist": "localhost",
     }
+    if binary.version >= (3, 6, 0):
+        # 3.7 knows the old name no more (etcd #19959), and takes 10,000 for its snapshot count.
+        flags |= {"watch-progress-notify-interval": "5s"}
+    else:
+        flags |= {
+            "experimental-watch-progress-notify-interval": "5s",
+            "snapshot-count": "10000",
+            "max-wals": "3",
+            "max-snapshots": "3",
+        }
     if (3, 5, 0) <= binary.version <= (3, 5, 2):
         # Puts off the commit that #13766 does too early; a mitigation, no cure.
         flags |= {"backend-batch-interval": "5s", "backend-batch-limit": "1000000"}
@@ -70,11 +85,35 @@ def _token(data_dir: Path) -> str:
         return token
 
 
+def last_words(log: Path) -> str:
+    """Return why etcd ended, as far as its log says: what it panicked with, not the stack below."""
+    lines = processes.last_lines(log, 1000).split(" | ")
+    for beginnings in (('{"level":"panic"', '{"level":"fatal"'), ("panic: ",)):
+        telling = [line for line in lines if line.startswith(beginnings)]
+        if telling:
+            return _said(telling[-1])
+    return " | ".join(lines[-3:])
+
+
+def _said(line: str) -> str:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return line
+    return ": ".join(str(record[name]) for name in ("msg", "error") if name in record)
+
+
 class EmbeddedEtcd:
     """One member: start (or adopt), wait until ready, keep running, stop."""
 
     def __init__(
-        self, binary: Binary, data_dir: Path, clock: Clock, *, ready_s: float = _READY_S
+        self,
+        binary: Binary,
+        data_dir: Path,
+        clock: Clock,
+        *,
+        ready_s: float = _READY_S,
+        quota_bytes: int = QUOTA_BYTES,
     ) -> None:
         self._ready_s = ready_s
         self._version_file, self._version = data_dir / VERSION_FILE, binary.text
@@ -90,7 +129,9 @@ class EmbeddedEtcd:
         self.supervisor = Supervisor(
             Program(
                 name="etcd",
-                command=command(binary, data_dir / "member", _token(data_dir)),
+                command=command(
+                    binary, data_dir / MEMBER_FOLDER, _token(data_dir), quota_bytes=quota_bytes
+                ),
                 log=self._log,
                 record=data_dir / "etcd.pid",
                 cwd=folder,
@@ -120,10 +161,12 @@ class EmbeddedEtcd:
                     return self._remember()
         except OSError as error:
             raise EmbeddedEtcdError(f"etcd cannot be started: {error}") from error
-        words = processes.last_lines(self._log)
+        what = f"did not get ready within {self._ready_s:.0f} s"
+        if not self.supervisor.running:
+            what = "ended as soon as it was started"
         await self.supervisor.stop()
         raise EmbeddedEtcdError(
-            f"etcd did not get ready within {self._ready_s:.0f} s; its last words: {words or 'none'}. "
+            f"etcd {what}; its last words: {last_words(self._log) or 'none'}. "
             f"The whole log is {self._log}"
         )
 

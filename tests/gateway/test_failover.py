@@ -155,7 +155,7 @@ async def test_a_request_waits_for_an_engine_that_is_being_restarted(
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(ask(http, gateway))
             await asyncio.sleep(0.2)
-            await world.delete(keys.endpoint_key("m-0"))
+            await world.delete(keys.endpoint_key("mac-1", "m-0"))
             await asyncio.sleep(0.2)
             await engine.start()
             await world.put(published(engine, "m"))

@@ -77,7 +77,7 @@ async def test_an_endpoint_that_loses_its_lease_is_kept_for_a_while(world: World
     await world.put(deployment("m"), endpoint("m-0", "m", "http://127.0.0.1:4100"))
     async with keeping(world.transport) as (keeper, clock):
         await until(lambda: ready(keeper, "m") == 1, what="the endpoint")
-        await world.delete(keys.endpoint_key("m-0"))
+        await world.delete(keys.endpoint_key("mac-1", "m-0"))
         await until(lambda: orphans(keeper, "m") == ["m-0"], what="the orphan")
         assert ready(keeper, "m") == 0
         await clock.advance(ORPHAN_S - 10)
@@ -93,7 +93,7 @@ async def test_an_orphan_ends_with_its_failure_its_return_or_its_deployment(worl
     async with keeping(world.transport) as (keeper, _):
         await until(lambda: ready(keeper, "m") == 3, what="the endpoints")
         targets = keeper.table.models["m"].shares[0].leased
-        await world.delete(*(keys.endpoint_key(one.name) for one in leased))
+        await world.delete(*(keys.endpoint_key("mac-1", one.name) for one in leased))
         await until(lambda: len(orphans(keeper, "m")) == 3, what="the orphans")
         keeper.drop_orphan(targets[0])
         await until(lambda: orphans(keeper, "m") == ["m-1", "m-2"], what="one less")
@@ -129,7 +129,7 @@ async def test_a_live_engine_is_asked_although_its_agent_is_gone(
     ):
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
-        await world.delete(keys.endpoint_key("m-0"))
+        await world.delete(keys.endpoint_key("mac-1", "m-0"))
         await gateway.knows("m", ready=0)
         url, body = f"{gateway.url}/v1/completions", {"model": "m"}
         async with http.post(url, json=body) as response:
@@ -151,7 +151,7 @@ async def test_etcd_is_killed_and_requests_are_answered(
             await World(writing).put(deployment("m"))
             lease = await writing.grant(2)
             put = Put(
-                key=keys.endpoint_key("m-0"),
+                key=keys.endpoint_key("mac-1", "m-0"),
                 value=codec.encode(published(engine, "m")),
                 lease=lease,
             )
@@ -181,7 +181,7 @@ async def test_a_lost_lease_in_etcd_makes_an_orphan(tmp_path: Path) -> None:
             lease = await transport.grant(5)
             value = codec.encode(endpoint("m-0", "m", "http://127.0.0.1:4100"))
             await transport.commit(
-                [], [Put(key=keys.endpoint_key("m-0"), value=value, lease=lease)]
+                [], [Put(key=keys.endpoint_key("mac-1", "m-0"), value=value, lease=lease)]
             )
             await until(lambda: ready(keeper, "m") == 1, what="the endpoint")
             await transport.revoke(lease)

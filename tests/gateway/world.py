@@ -87,7 +87,7 @@ def published(engine: FakeEngine, of: str) -> Endpoint:
 
 def _put(one: ModelDeployment | ModelRoute | Endpoint) -> Put:
     if isinstance(one, Endpoint):
-        return Put(key=keys.endpoint_key(one.name), value=codec.encode(one))
+        return Put(key=keys.endpoint_key(one.spec.node, one.name), value=codec.encode(one))
     return codec.put_spec(one)
 
 

@@ -54,6 +54,9 @@ class InstantClock:
     def monotonic(self) -> float:
         return self.slept_s
 
+    def elapsed(self) -> float:
+        return self.slept_s
+
     async def sleep(self, seconds: float) -> None:
         self.slept_s += seconds
         await asyncio.sleep(0)

@@ -107,9 +107,19 @@ async def test_a_lost_answer_is_looked_up(kind: str) -> None:
 async def test_a_lost_request_is_not_hidden(kind: str) -> None:
     store = FaultyTransport(InstantClock())
     await applied(store, deployment("a") + pool("a"))
-    store.before = lost(2)
+    store.before = lost(*range(2, 100))
     with pytest.raises(UnavailableError):
-        await delete.delete(store, kind, "a", CLOCK)
+        await delete.delete(store, kind, "a", InstantClock())
+
+
+async def test_a_mark_whose_request_was_lost_is_set_again() -> None:
+    store = FaultyTransport(InstantClock())
+    await applied(store, deployment("a"))
+    store.before = lost(2)
+    outcome = await delete.delete(store, "ModelDeployment", "a", CLOCK)
+    assert isinstance(outcome, delete.Deleting)
+    assert outcome.obj == await objects.get(store, ModelDeployment, "a")
+    assert outcome.obj.metadata.deletion_timestamp is not None
 
 
 async def test_a_conflict_looks_again_and_not_for_ever() -> None:

@@ -103,7 +103,7 @@ class Desk:
         await self.store.commit([], [codec.put_spec(marked)])
 
     async def remove(self, name: str) -> None:
-        gone = [keys.spec_key("Replica", name), keys.rank_key(name, 0)]
+        gone = [keys.spec_key("Replica", name), keys.rank_key(NODE, name, 0)]
         await self.store.commit([], [Delete(key=key) for key in gone])
 
     async def endpoint(self, name: str) -> Endpoint | None:
@@ -111,19 +111,19 @@ class Desk:
 
     async def lease_of(self, name: str) -> int | None:
         """Return the lease that the endpoint hangs on."""
-        item = await self.store.get(keys.endpoint_key(name))
+        item = await self.store.get(keys.endpoint_key(NODE, name))
         return None if item is None else item.lease
 
     async def said(self, name: str, type_: str = "Ready") -> tuple[str, str]:
         """Return what the agent says of a rank: truth and reason."""
-        item = await self.store.get(keys.rank_key(name, 0))
+        item = await self.store.get(keys.rank_key(NODE, name, 0))
         if item is None:
             return "", ""
         found = find_condition(codec.decode(RankStatus, item).conditions, type_)
         return ("", "") if found is None else (found.status.value, found.reason)
 
     async def restarts(self, name: str) -> int:
-        item = await self.store.get(keys.rank_key(name, 0))
+        item = await self.store.get(keys.rank_key(NODE, name, 0))
         return 0 if item is None else codec.decode(RankStatus, item).restarts
 
     async def until(

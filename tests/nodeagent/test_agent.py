@@ -121,7 +121,7 @@ async def test_a_replica_that_moves_is_ended_and_not_spoken_of(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:
     await desk.assign(serving.name, uid="moved", node="elsewhere")
-    await desk.store.commit([], [Delete(key=keys.rank_key(serving.name, 0))])
+    await desk.store.commit([], [Delete(key=keys.rank_key(NODE, serving.name, 0))])
     await until(lambda: not agent.engines(), limit_s=20)
     assert await desk.endpoint(serving.name) is None
     assert await desk.said(serving.name) == ("", "")
@@ -227,11 +227,20 @@ async def test_a_node_that_was_deleted_but_lives_comes_back(
     await until_async(lambda: desk.store.get(key), limit_s=15, what="the node is back")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("odd-0", b'{"future": 1}'), ("newer-0", b'{"storedVersion":9,"future":1}')],
+)
 async def test_words_of_another_version_do_not_stop_the_agent(
-    desk: Desk, agent: AgentProcess
+    desk: Desk, agent: AgentProcess, name: str, words: bytes
 ) -> None:
-    await desk.store.commit([], [Put(key=keys.rank_key("tiny-0", 0), value=b'{"future": 1}')])
-    await desk.assign("tiny-0", uid="after-a-downgrade")
-    await desk.until_published("tiny-0")
-    await desk.remove("tiny-0")
+    key = keys.rank_key(NODE, name, 0)
+    await desk.store.commit([], [Put(key=key, value=words)])
+    await desk.assign(name, uid="after-a-downgrade")
+    await desk.until_published(name)
+    there = await desk.store.get(key)
+    assert there is not None
+    # What a newer agent said is not for an older one to overwrite.
+    assert (there.value == words) == (b"storedVersion" in words)
+    await desk.remove(name)
     await until(lambda: not agent.engines(), limit_s=20)

@@ -1,5 +1,6 @@
 """Starting an agent: what it refuses, in words that say what to do; and one agent per name."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -155,6 +156,26 @@ async def test_a_name_that_somebody_holds(uid: str, session: str, words: str) ->
     with pytest.raises(NameTakenError, match=words):
         await presence.keep(lambda: None)
     assert presence.lease is None
+
+
+async def test_a_name_that_another_version_held_is_taken_when_its_lease_ends() -> None:
+    clock = FakeClock()
+    transport = MemoryTransport(clock)
+    lease = await transport.grant(4)
+    newer = Put(key=keys.node_lease_key("n"), value=b'{"storedVersion":9}', lease=lease)
+    await transport.commit([], [newer])
+    presence = Presence(transport, clock, node="n", uid="u", session="folder/2")
+    async with asyncio.TaskGroup() as group:
+        keeping = group.create_task(presence.keep(lambda: None))
+        await clock.advance(2)
+        before = await transport.get(newer.key)
+        await clock.advance(4)
+        after = await transport.get(newer.key)
+        keeping.cancel()
+    assert before is not None
+    assert before.value == newer.value
+    assert after is not None
+    assert codec.decode(NodeLease, after).session == "folder/2"
 
 
 @given(

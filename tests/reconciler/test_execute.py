@@ -1,6 +1,10 @@
 """The executor: what the store holds after each action, and what keeps it from writing."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
+from typing_extensions import override
 
 from reconciler.actions import (
     Action,
@@ -19,7 +23,7 @@ from schemas.replica import Replica
 from store import codec, keys, objects
 from store.errors import ConflictError
 from store.memory import MemoryTransport
-from store.port import CreatedAt, Delete, Put
+from store.port import CreatedAt, Delete, Guard, Operation, Put
 from tests.reconciler.agents import put_rank
 from tests.support.clock import FakeClock
 from tests.support.fleets import NOW, PROOF, deployment, replica
@@ -149,7 +153,7 @@ async def test_a_name_that_is_used_again_is_another_replica(world: World) -> Non
     first = await world.replica()
     assert first is not None
     version = int(first.metadata.resource_version)
-    await world.executor.do(RemoveReplica(name="qwen-0", version=version), owner, {})
+    await world.executor.do(RemoveReplica(name="qwen-0", version=version), owner, {"qwen-0": first})
     await world.clock.advance(1)
     await world.executor.do(CREATE, owner, {})
     second = await world.replica()
@@ -163,13 +167,13 @@ async def test_move(world: World) -> None:
     version = await world.have_replica(old)
     await world.clock.advance(1)
     move = MoveReplica(name="qwen-0", node="b", memory=PROOF, version=version)
-    await world.executor.do(move, owner, {})
+    await world.executor.do(move, owner, {"qwen-0": old})
     made = await world.replica()
     assert made is not None
     assert made.spec.ranks[0].node == "b"
     assert made.metadata.uid != old.metadata.uid
     # What the lost node's agent said goes with it.
-    assert "/rank/qwen-0/0" not in await world.keys()
+    assert "/rank/a/qwen-0/0" not in await world.keys()
 
 
 async def test_delete_marks_and_nothing_else(world: World) -> None:
@@ -182,12 +186,13 @@ async def test_delete_marks_and_nothing_else(world: World) -> None:
     assert made.metadata.deletion_timestamp == NOW
     assert made.spec == old.spec
     assert made.metadata.uid == old.metadata.uid
-    assert "/rank/qwen-0/0" in await world.keys()
+    assert "/rank/a/qwen-0/0" in await world.keys()
 
 
 async def test_remove_leaves_nothing(world: World) -> None:
-    version = await world.have_replica(replica(0).replica)
-    await world.executor.do(RemoveReplica(name="qwen-0", version=version), None, {})
+    old = replica(0).replica
+    version = await world.have_replica(old)
+    await world.executor.do(RemoveReplica(name="qwen-0", version=version), None, {"qwen-0": old})
     assert await world.keys() == set()
 
 
@@ -221,6 +226,46 @@ async def test_who_lost_the_lead_writes_nothing(world: World, action: Action) ->
     assert await world.transport.list(keys.ROOT) == before
 
 
+class Recording(MemoryTransport):
+    """Remembers the guards of every write."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.guards: list[Sequence[Guard]] = []
+
+    @override
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        self.guards.append(guards)
+        return await super().commit(guards, operations)
+
+
+async def test_every_write_names_the_fence(world: World) -> None:
+    store = world.transport = Recording(world.clock)
+    fence = CreatedAt(key=ELECTION, create_revision=2)
+    world.executor = Executor(store, world.clock, lambda: fence)
+    await world.lead()
+    there = await world.have(deployment())
+    version = int(there.metadata.resource_version)
+    store.guards.clear()
+    await world.executor.do(CREATE, there, {})
+    actions: tuple[MoveReplica | DeleteReplica | RemoveReplica, ...] = (
+        MoveReplica(name="qwen-0", node="b", memory=PROOF, version=0),
+        DeleteReplica(name="qwen-0", because="ScaledDown", version=0),
+        RemoveReplica(name="qwen-0", version=0),
+    )
+    for action in actions:
+        made = await world.replica()
+        assert made is not None
+        current = replace(action, version=int(made.metadata.resource_version))
+        await world.executor.do(current, there, {"qwen-0": made})
+    key = ObjectKey("ModelDeployment", "qwen")
+    await world.executor.write_status(key, Status(), version=version)
+    await world.executor.register_node("a", "uid-a")
+    await world.executor.do(RemoveDeployment(name="qwen", version=version), there, {})
+    assert len(store.guards) == 7
+    assert all(fence in guards for guards in store.guards)
+
+
 async def test_nor_statuses_nor_nodes(world: World) -> None:
     there = await world.have(deployment())
     version = int(there.metadata.resource_version)
@@ -244,7 +289,7 @@ async def test_an_edit_meanwhile_is_planned_anew(world: World, *, is_move: bool)
     )
     before = await world.keys()
     with pytest.raises(ConflictError):
-        await world.executor.do(action, seen, {})
+        await world.executor.do(action, seen, {"qwen-0": replica(0).replica})
     assert await world.keys() == before
 
 

@@ -48,9 +48,9 @@ class Authority:
         self.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
     def _builder(
-        self, subject: x509.Name, public: ec.EllipticCurvePublicKey
+        self, subject: x509.Name, public: ec.EllipticCurvePublicKey, *, is_expired: bool = False
     ) -> x509.CertificateBuilder:
-        now = SystemClock().now()
+        now = SystemClock().now() - timedelta(hours=2 if is_expired else 0)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -66,16 +66,16 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         )
 
-    def issue(self, name: str) -> Identity:
+    def issue(self, name: str, *, cn: str = "", is_expired: bool = False) -> Identity:
         """Issue for 127.0.0.1 and no host name; for servers and clients, as etcd's gateway needs.
 
-        Without a CN, which etcd with users refuses in the gateway's clients.
+        Without a CN unless asked for, which etcd with users refuses in the gateway's clients.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         names = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
         made = (
-            self._builder(x509.Name([]), key.public_key())
+            self._builder(_subject(cn), key.public_key(), is_expired=is_expired)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
             .add_extension(names, critical=True)
             .sign(self._key, hashes.SHA256())
@@ -90,3 +90,7 @@ class Authority:
             )
         )
         return found
+
+
+def _subject(cn: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, cn)] if cn else [])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
+from store import namespace
 from store.etcd import connect
 from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
@@ -33,6 +34,7 @@ async def etcd(tmp_path: Path) -> AsyncIterator[EmbeddedEtcd]:
 @pytest.fixture(
     params=[
         "memory",
+        "namespace",
         pytest.param("grpc", marks=pytest.mark.etcd),
         pytest.param("http", marks=pytest.mark.etcd),
     ]
@@ -43,6 +45,8 @@ async def transport(
     made: Transport
     if request.param == "memory":
         made = MemoryTransport(SystemClock())
+    elif request.param == "namespace":
+        made = namespace.below(MemoryTransport(SystemClock()), "/a/fleet")
     else:
         made = connect(replace(shared_etcd.address, transport=request.param))
     yield made

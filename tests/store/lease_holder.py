@@ -1,4 +1,8 @@
-"""A process that holds a lease: says when it has it, and when it knows that it lost it."""
+"""A process that acts for as long as its lease is valid, ten times a second, and says what it does.
+
+It looks at its lease and writes at once, and what it writes lies on no lease: if it wrote after its
+time, the write would be there to be seen.
+"""
 
 import asyncio
 import sys
@@ -8,7 +12,17 @@ from machinery.clock import SystemClock
 from store.address import EtcdAddress
 from store.etcd import connect
 from store.lease import LeaseSession
-from store.port import Put
+from store.port import Put, Transport
+
+
+async def act(session: LeaseSession, transport: Transport, key: str) -> None:
+    turn = 0
+    while session.valid():
+        turn += 1
+        await transport.commit([], [Put(key=key, value=str(turn).encode())])
+        print(f"acted {turn}", flush=True)
+        await asyncio.sleep(0.1)
+    print(f"stopped {turn}", flush=True)
 
 
 async def main(socket: str, key: str, ttl_s: int) -> None:
@@ -17,8 +31,10 @@ async def main(socket: str, key: str, ttl_s: int) -> None:
     await session.open()
     await transport.commit([], [Put(key=key, value=b"alive", lease=session.id)])
     print("held", flush=True)
-    await session.keep()
-    print(f"lost valid={session.valid()}", flush=True)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(act(session, transport, f"{key}/work"))
+        await session.keep()
+        print(f"lost valid={session.valid()}", flush=True)
     await transport.close()
 
 

@@ -23,14 +23,19 @@ class TcpEtcd:
     """One member; as an async context manager it runs while the block runs."""
 
     def __init__(
-        self, folder: Path, *flags: str, scheme: str = "http", probe: EtcdAddress | None = None
+        self,
+        folder: Path,
+        *flags: str,
+        scheme: str = "http",
+        probe: EtcdAddress | None = None,
+        binary: Path | None = None,
     ) -> None:
         self.port = probe_port(probe) if probe else free_port()
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.address = probe or EtcdAddress(endpoints=(self.url,))
         peer = f"http://127.0.0.1:{free_port()}"
         command = (
-            str(locate(None).path),
+            str(binary or locate(None).path),
             "--name=tcp",
             f"--data-dir={folder / 'tcp'}",
             f"--listen-client-urls={self.url}",

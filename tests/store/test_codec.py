@@ -114,7 +114,7 @@ async def test_objects_are_read_with_their_statuses() -> None:
 
 async def test_leased_kinds_are_read_from_beside_the_specs() -> None:
     store = MemoryTransport(SystemClock())
-    key = keys.endpoint_key("qwen-0")
+    key = keys.endpoint_key("a", "qwen-0")
     await store.commit([], [Put(key=key, value=codec.encode(ENDPOINT))])
     assert [e.spec for e in await objects.list_all(store, Endpoint)] == [ENDPOINT.spec]
     found = await objects.get(store, Endpoint, "qwen-0")

@@ -4,8 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,53 +11,16 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.address import EtcdAddress
-from store.codec import UndecodableError
 from store.errors import StoreError, UnavailableError
 from store.etcd import connect
-from store.http.route import EtcdRoute
-from store.informer import Informer
 from store.member.binary import locate
 from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
-from store.port import Delete, KeyValue, Put, Transport
+from store.port import Transport
 from tests.store.faults import FaultyTransport
+from tests.store.informing import compact, delete, put, running
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.waiting import until, until_async
-
-
-def text_of(item: KeyValue) -> str:
-    if item.value == b"bad":
-        raise UndecodableError(f"{item.key} is bad")
-    return item.value.decode()
-
-
-async def put(transport: Transport, key: str, value: str) -> int:
-    return await transport.commit([], [Put(key=key, value=value.encode())])
-
-
-async def delete(transport: Transport, key: str) -> int:
-    return await transport.commit([], [Delete(key=key)])
-
-
-@asynccontextmanager
-async def running(transport: Transport, prefix: str) -> AsyncIterator[Informer[str]]:
-    informer = Informer(transport, prefix, text_of, SystemClock())
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(informer.run())
-        try:
-            yield informer
-        finally:
-            task.cancel()
-
-
-async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
-    if isinstance(transport, MemoryTransport):
-        transport.compact()
-        return
-    route = EtcdRoute(etcd.address)
-    revision = (await transport.status()).revision
-    await route.call("/kv/compaction", {"revision": str(revision), "physical": True})
-    await route.close()
 
 
 async def test_what_was_there_is_listed(transport: Transport, corner: str) -> None:

@@ -14,7 +14,7 @@ names = st.from_regex(NAME_PATTERN, fullmatch=True)
 def test_object_keys_are_read_back(name: str) -> None:
     for key in (keys.spec_key("Replica", name), keys.status_key("Replica", name)):
         assert keys.kind_and_name(key) == ("Replica", name)
-    assert keys.kind_and_name(keys.rank_key(name, 3)) == (name, "3")
+    assert keys.kind_and_name(keys.rank_key("mac-1", name, 3)) == ("mac-1", f"{name}/3")
     assert keys.kind_and_name(keys.node_lease_key(name)) == ("Node", name)
 
 
@@ -47,13 +47,37 @@ def test_prefixes_are_disjoint() -> None:
         keys.LEASE_PREFIX,
         keys.ENDPOINT_PREFIX,
         keys.EVENT_PREFIX,
-        keys.ELECTION_RECONCILER,
+        keys.ELECTION_PREFIX,
+        keys.SECRET_PREFIX,
     ]
     assert not [(a, b) for a in found for b in found if a is not b and a.startswith(b)]
     assert not keys.spec_key("NodePool", "a").startswith(keys.spec_prefix("Node"))
     assert keys.status_key("Node", "a").startswith(keys.status_prefix("Node"))
-    assert keys.endpoint_key("r-0") == f"{keys.ENDPOINT_PREFIX}r-0"
-    assert keys.event_key("e") == f"{keys.EVENT_PREFIX}e"
+    assert keys.endpoint_key("mac-1", "r-0") == f"{keys.ENDPOINT_PREFIX}mac-1/r-0"
+    assert keys.event_key("reconciler", "e") == f"{keys.EVENT_PREFIX}reconciler/e"
+
+
+# Short ones, of few letters: it is in beginning alike that names could go wrong.
+alike = st.from_regex(r"[a1]([-a1.]{0,2}[a1])?", fullmatch=True)
+
+
+@given(alike, alike, alike)
+def test_an_agents_keys_lie_below_its_own_prefixes_alone(own: str, other: str, name: str) -> None:
+    """Ranges of keys are what etcd's permissions are made of: mac-1 is none of mac-10."""
+    assert keys.rank_key(own, name, 0).startswith(keys.rank_prefix(own))
+    assert keys.endpoint_key(own, name).startswith(keys.endpoint_prefix(own))
+    assert keys.replica_of(keys.rank_key(own, name, 0)) == name
+    assert keys.replica_of(keys.endpoint_key(own, name)) == name
+    if own != other:
+        assert not keys.rank_key(other, name, 0).startswith(keys.rank_prefix(own))
+        assert not keys.endpoint_key(other, name).startswith(keys.endpoint_prefix(own))
+        mine, theirs = keys.event_key(f"Node/{own}", name), keys.event_prefix(f"Node/{other}")
+        assert not mine.startswith(theirs)
+
+
+@pytest.mark.parametrize("key", ["", keys.RANK_PREFIX, keys.ENDPOINT_PREFIX + "x", "/spec/a/b"])
+def test_what_is_about_no_replica(key: str) -> None:
+    assert keys.replica_of(key) == ""
 
 
 @given(st.text(st.characters(max_codepoint=0xD000), min_size=1), st.text())

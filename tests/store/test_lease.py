@@ -161,7 +161,7 @@ async def test_it_survives_a_kill_of_etcd(etcd: EmbeddedEtcd) -> None:
 
 
 @pytest.mark.etcd
-async def test_a_process_that_was_stopped_past_its_time_says_that_it_lost(
+async def test_a_process_that_was_stopped_past_its_time_does_not_act_any_more(
     shared_etcd: EmbeddedEtcd, corner: str, tmp_path: Path
 ) -> None:
     transport = connect(shared_etcd.address)
@@ -169,17 +169,53 @@ async def test_a_process_that_was_stopped_past_its_time_says_that_it_lost(
     holder = Script(
         "lease_holder", sys.executable, tmp_path, str(shared_etcd.address.socket), key, "2"
     )
+
+    async def is_gone() -> bool:
+        return await transport.get(key) is None
+
     try:
         await until(lambda: holder.said("held"), what="the holder's lease")
-        assert await transport.get(key) is not None
+        # Between two acts: what is on its way already is not the holder's to take back.
+        acts = holder.said("acted")
+        await until(lambda: holder.said("acted") != acts, what="an act of the holder")
         holder.child.send(signal.SIGSTOP)
-
-        async def is_gone() -> bool:
-            return await transport.get(key) is None
-
         await until_async(is_gone, what="the end of the lease")
+        before = await transport.get(f"{key}/work")
+        assert before is not None
         holder.child.send(signal.SIGCONT)
         assert await until(lambda: holder.said("lost"), limit_s=5) == "lost valid=False"
+        assert await until(lambda: holder.said("stopped")) == f"stopped {before.value.decode()}"
+        assert await transport.get(f"{key}/work") == before
     finally:
         await holder.kill()
         await transport.close()
+
+
+async def test_a_machine_that_slept_past_its_time_knows_it_at_once(
+    store: FaultyTransport, clock: FakeClock
+) -> None:
+    session = await opened(store, clock)
+    async with kept(session) as keeping:
+        await clock.advance(1)
+        clock.doze(3600)
+        assert not session.valid()
+        await clock.advance(2)
+        assert keeping.done()
+    assert store.renewals == 0
+
+
+async def test_a_machine_that_slept_for_a_moment_goes_on(
+    store: FaultyTransport, clock: FakeClock
+) -> None:
+    session = await opened(store, clock)
+    async with kept(session) as keeping:
+        clock.doze(3)
+        assert session.valid()
+        await clock.advance(2)
+        assert (session.valid(), keeping.done(), store.renewals) == (True, False, 1)
+
+
+def test_the_systems_clock_goes_on() -> None:
+    clock = SystemClock()
+    first = clock.elapsed()
+    assert 0 <= clock.elapsed() - first < 1

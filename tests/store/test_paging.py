@@ -8,11 +8,11 @@ import pytest
 from machinery.clock import SystemClock
 from store import paging
 from store.errors import CompactedError, ReplacedError
-from store.http.route import EtcdRoute
 from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Delete, KeyValue, Listing, Put, Transport
 from tests.store.faults import FaultyTransport
+from tests.store.informing import compact
 
 
 async def fill(transport: Transport, corner: str, count: int) -> list[str]:
@@ -21,17 +21,6 @@ async def fill(transport: Transport, corner: str, count: int) -> list[str]:
         batch = [Put(key=key, value=b"before") for key in names[start : start + 100]]
         await transport.commit([], batch)
     return names
-
-
-async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
-    """Forget the history up to now."""
-    if isinstance(transport, MemoryTransport):
-        transport.compact()
-        return
-    route = EtcdRoute(etcd.address)
-    revision = (await transport.status()).revision
-    await route.call("/kv/compaction", {"revision": str(revision), "physical": True})
-    await route.close()
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, [0]), (1, [1]), (500, [500]), (501, [500, 1])])
@@ -51,7 +40,7 @@ async def test_all_pages_are_as_of_the_first(transport: Transport, corner: str) 
         seen.append(page)
         await transport.commit([], [Put(key=names[-1], value=b"after"), Delete(key=names[-2])])
         await transport.commit([], [Put(key=f"{corner}new", value=b"after")])
-    assert len(seen) == 3
+    assert len(seen) > 1
     assert len({(page.revision, page.store) for page in seen}) == 1
     items = [item for page in seen for item in page.items]
     assert [item.key for item in items] == names
@@ -102,7 +91,7 @@ async def test_a_store_that_changed_between_pages_is_told() -> None:
     item = KeyValue(key="/a/1", value=b"", create_revision=2, mod_revision=2)
     asked: list[tuple[str, int]] = []
 
-    async def fetch(*, start: str, revision: int) -> paging.Page:
+    async def fetch(*, start: str, revision: int, limit: int) -> paging.Page:
         asked.append((start, revision))
         return paging.Page(items=(item,), revision=7 + len(asked), store=str(len(asked)), more=True)
 

@@ -1,53 +1,121 @@
-"""etcd with users: stale tokens are renewed, roles are respected, wrong passwords are named."""
+"""etcd with users, both ways: tokens that end are renewed, roles are respected, refusals are named."""
 
 import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from machinery.clock import SystemClock
+from store.access import Right, below
 from store.address import EtcdAddress
-from store.errors import PermissionDeniedError, UnauthenticatedError
-from store.http.route import EtcdRoute
-from store.http.transport import HttpTransport
-from store.http.wire import b64
+from store.errors import PermissionDeniedError, StoreError, UnauthenticatedError
+from store.etcd import connect
+from store.grpc.accounts import EtcdAccounts
 from store.informer import Informer
-from store.port import Put
+from store.port import Put, Transport
+from tests.store.binaries import FOUND
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.etcd
 
+# A jwt ends at a whole second, up to one before its time; etcd looks every second which simple tokens
+# are over. Not shorter, or on a busy machine a token is over before it was used.
+_TTL_S = 3
+_OVER_S = 4.5
+
+
+async def set_up(address: EtcdAddress, *, enable: bool = True) -> None:
+    """Make users root and fleet; fleet may write below /ours/ only."""
+    accounts = EtcdAccounts(address)
+    await accounts.add_user("root", "r")
+    await accounts.add_role("root")
+    await accounts.grant_role("root", "root")
+    await accounts.add_user("fleet", "f")
+    await accounts.add_role("fleet")
+    await accounts.grant("fleet", below("/ours/", Right.READWRITE))
+    await accounts.grant_role("fleet", "fleet")
+    if enable:
+        await accounts.enable()
+    await accounts.close()
+
+
+@pytest.fixture(params=["grpc", "http"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
 
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[TcpEtcd]:
-    """An etcd with users root and fleet; fleet may write below /ours/ only."""
+    """An etcd of the test's own, to be killed."""
     # Simple tokens live in etcd's memory: a restart makes them stale, as their time would.
     async with TcpEtcd(tmp_path, "--auth-token=simple", "--bcrypt-cost=4") as etcd:
-        route = EtcdRoute(etcd.address)
-        permission = {"permType": "READWRITE", "key": b64("/ours/"), "range_end": b64("/ours0")}
-        for path, body in (
-            ("user/add", {"name": "root", "password": "r"}),
-            ("role/add", {"name": "root"}),
-            ("user/grant", {"user": "root", "role": "root"}),
-            ("user/add", {"name": "fleet", "password": "f"}),
-            ("role/add", {"name": "fleet"}),
-            ("user/grant", {"user": "fleet", "role": "fleet"}),
-            ("role/grant", {"name": "fleet", "perm": permission}),
-            ("enable", {}),
-        ):
-            await route.call(f"/auth/{path}", body)
-        await route.close()
+        await set_up(etcd.address)
         yield etcd
 
 
-def fleet(etcd: TcpEtcd) -> EtcdAddress:
-    return replace(etcd.address, username="fleet", password="f")
+@pytest.fixture(scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
+    async with TcpEtcd(tmp_path_factory.mktemp("users"), "--bcrypt-cost=4") as etcd:
+        await set_up(etcd.address)
+        yield etcd
+
+
+def jwt_flag(folder: Path) -> str:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = serialization.Encoding.PEM
+    (folder / "private.pem").write_bytes(
+        key.private_bytes(
+            pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+    (folder / "public.pem").write_bytes(
+        key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    keys = f"pub-key={folder / 'public.pem'},priv-key={folder / 'private.pem'}"
+    return f"--auth-token=jwt,{keys},sign-method=RS256,ttl={_TTL_S}s"
+
+
+@pytest.fixture(scope="module")
+async def forgetful(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, TcpEtcd]]:
+    """Etcds whose tokens are soon over, of both types, by version and type; all at once, to wait once."""
+    async with AsyncExitStack() as stack:
+        found = {}
+        for binary in FOUND:
+            for kind in ("simple", "jwt"):
+                folder = tmp_path_factory.mktemp(kind)
+                simple = ("--auth-token=simple", f"--auth-token-ttl={_TTL_S}")
+                flags = simple if kind == "simple" else (jwt_flag(folder),)
+                etcd = TcpEtcd(folder, "--bcrypt-cost=4", *flags, binary=binary.path)
+                await stack.enter_async_context(etcd)
+                await set_up(etcd.address)
+                found[f"{binary.text} {kind}"] = etcd
+        yield found
+
+
+def fleet(etcd: TcpEtcd, way: str = "grpc", *, password: str = "f") -> EtcdAddress:
+    found = replace(etcd.address, username="fleet", password=password)
+    return replace(found, transport="http" if way == "http" else "grpc")
+
+
+def root(etcd: TcpEtcd) -> EtcdAccounts:
+    return EtcdAccounts(replace(etcd.address, username="root", password="r"))
+
+
+@asynccontextmanager
+async def opened(address: EtcdAddress) -> AsyncIterator[Transport]:
+    transport = connect(address)
+    try:
+        yield transport
+    finally:
+        await transport.close()
 
 
 async def restart(etcd: TcpEtcd) -> None:
@@ -57,54 +125,172 @@ async def restart(etcd: TcpEtcd) -> None:
     await etcd.start()
 
 
-async def test_a_stale_token_is_renewed(guarded: TcpEtcd) -> None:
-    transport = HttpTransport(fleet(guarded))
-    await transport.commit([], [Put(key="/ours/a", value=b"1")])
-    await restart(guarded)
-    assert await transport.get("/ours/a") is not None  # fresh connections, and a fresh token
+async def test_tokens_that_are_over_are_renewed(forgetful: dict[str, TcpEtcd]) -> None:
+    """Calls, renewals, watches that are opened late, and those that stood all the time."""
     async with asyncio.TaskGroup() as group:
-        for n in range(50):
-            group.create_task(transport.commit([], [Put(key=f"/ours/{n}", value=b"2")]))
-    await transport.close()
+        for name, etcd in forgetful.items():
+            for way in ("grpc", "http"):
+                group.create_task(
+                    outlive_tokens(fleet(etcd, way), f"/ours/{way}/"), name=f"{name} {way}"
+                )
+
+
+async def outlive_tokens(address: EtcdAddress, prefix: str) -> None:
+    async with opened(address) as transport, opened(address) as late:
+        lease = await transport.grant(30)
+        revision = await transport.commit([], [Put(key=f"{prefix}a", value=b"1", lease=lease)])
+        assert await transport.keep_alive(lease) > 0
+        assert await late.get(f"{prefix}a") is not None
+        async with aclosing(transport.watch(prefix, after_revision=revision)) as standing:
+            await anext(standing)
+            await asyncio.sleep(_OVER_S)
+            assert await transport.keep_alive(lease) > 0
+            # A gateway has watches only: nothing else would notice that the token is over.
+            await until_watched(late, prefix, after_revision=revision)
+            await transport.commit([], [Put(key=f"{prefix}b", value=b"2")])
+            async with asyncio.timeout(10):
+                assert [c.key for c in (await anext(standing)).changes] == [f"{prefix}b"]
+        await transport.revoke(lease)
+
+
+async def until_watched(transport: Transport, prefix: str, *, after_revision: int) -> None:
+    """Open a watch; the first may be refused, if its token was stale, but then the second is not."""
+    for attempt in (1, 2):
+        async with aclosing(transport.watch(prefix, after_revision=after_revision)) as watch:
+            try:
+                await anext(watch)
+            except StoreError:
+                assert attempt == 1
+                continue
+            return
+
+
+async def test_a_change_of_users_disturbs_nobody(forgetful: dict[str, TcpEtcd]) -> None:
+    """Tokens of type jwt end with each change of users and roles: adding a node must not hurt."""
+    for name, etcd in forgetful.items():
+        for way in ("grpc", "http"):
+            try:
+                await work_while_users_come_and_go(etcd, way)
+            except StoreError as error:
+                raise AssertionError(f"{name} {way}: {error}") from error
+
+
+async def work_while_users_come_and_go(etcd: TcpEtcd, way: str) -> None:
+    accounts = root(etcd)
+    async with opened(fleet(etcd, way)) as transport:
+        for n in range(5):
+            await accounts.add_user(f"new-{way}-{n}", "x")
+            revision = await transport.commit([], [Put(key="/ours/a", value=b"1")])
+            async with aclosing(transport.watch("/ours/", after_revision=revision)) as watch:
+                await anext(watch)
+            await accounts.delete_user(f"new-{way}-{n}")
+            assert await transport.get("/ours/a") is not None
+    await accounts.close()
+
+
+async def test_a_stale_token_is_renewed(guarded: TcpEtcd, way: str) -> None:
+    async with opened(fleet(guarded, way)) as transport:
+        await transport.commit([], [Put(key="/ours/a", value=b"1")])
+        await restart(guarded)
+        assert await transport.get("/ours/a") is not None  # fresh connections, and a fresh token
+        async with asyncio.TaskGroup() as group:
+            for n in range(50):
+                group.create_task(transport.commit([], [Put(key=f"/ours/{n}", value=b"2")]))
 
 
 async def test_a_watch_recovers_from_a_stale_token_without_other_calls(
-    guarded: TcpEtcd,
+    guarded: TcpEtcd, way: str
 ) -> None:
-    """A gateway has watches only: nothing else would notice that the token is stale."""
-    watching, writing = HttpTransport(fleet(guarded)), HttpTransport(fleet(guarded))
-    informer = Informer(watching, "/ours/", lambda item: item.value, SystemClock())
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(informer.run())
-        await informer.wait_synced()
-        await restart(guarded)
-        assert await writing.get("/ours/a") is None
-        revision = await writing.commit([], [Put(key="/ours/a", value=b"1")])
-        async with asyncio.timeout(15):
-            await informer.reached(revision)
-        task.cancel()
-    await watching.close()
-    await writing.close()
+    address = fleet(guarded, way)
+    async with opened(address) as watching, opened(address) as writing:
+        informer = Informer(watching, "/ours/", lambda item: item.value, SystemClock())
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(informer.run())
+            await informer.wait_synced()
+            await restart(guarded)
+            assert await writing.get("/ours/a") is None
+            revision = await writing.commit([], [Put(key="/ours/a", value=b"1")])
+            async with asyncio.timeout(15):
+                await informer.reached(revision)
+            task.cancel()
 
 
-async def test_what_the_role_does_not_allow_is_denied(guarded: TcpEtcd) -> None:
-    transport = HttpTransport(fleet(guarded))
-    for call in (transport.get("/theirs/a"), transport.list("/theirs/")):
-        with pytest.raises(PermissionDeniedError, match="permission denied"):
-            await call
-    with pytest.raises(PermissionDeniedError):
-        await transport.commit([], [Put(key="/theirs/a", value=b"1")])
-    async with aclosing(transport.watch("/ours/", after_revision=0)) as watch:
-        await anext(watch)
-    await transport.close()
+async def test_what_the_role_does_not_allow_is_denied(shared: TcpEtcd, way: str) -> None:
+    async with opened(fleet(shared, way)) as transport:
+        for call in (transport.get("/theirs/a"), transport.list("/theirs/")):
+            with pytest.raises(PermissionDeniedError, match="permission denied"):
+                await call
+        with pytest.raises(PermissionDeniedError):
+            await transport.commit([], [Put(key="/theirs/a", value=b"1")])
+        async with aclosing(transport.watch("/ours/", after_revision=0)) as watch:
+            await anext(watch)
+        async with aclosing(transport.watch("/theirs/", after_revision=0)) as watch:
+            with pytest.raises(StoreError, match="permission denied"):
+                await anext(watch)
 
 
-async def test_a_wrong_password_and_no_password_are_named(guarded: TcpEtcd) -> None:
-    wrong = HttpTransport(replace(fleet(guarded), password="x"))
-    with pytest.raises(PermissionDeniedError, match=r"etcd refuses user 'fleet': .*password"):
-        await wrong.get("/ours/a")
-    await wrong.close()
-    nobody = HttpTransport(guarded.address)
-    with pytest.raises(UnauthenticatedError, match="user name is empty"):
-        await nobody.get("/ours/a")
-    await nobody.close()
+async def test_a_wrong_password_and_no_password_are_named(shared: TcpEtcd, way: str) -> None:
+    async with opened(fleet(shared, way, password="x")) as wrong:
+        with pytest.raises(PermissionDeniedError, match=r"etcd refuses user 'fleet': .*password"):
+            await wrong.get("/ours/a")
+        async with aclosing(wrong.watch("/ours/", after_revision=0)) as watch:
+            with pytest.raises(PermissionDeniedError, match="etcd refuses user 'fleet'"):
+                await anext(watch)
+    async with opened(replace(fleet(shared, way), username="", password="")) as nobody:
+        with pytest.raises(UnauthenticatedError, match=r"asks for a user.*user name is empty"):
+            await nobody.get("/ours/a")
+
+
+async def test_a_password_that_is_changed_meanwhile_is_named(shared: TcpEtcd, way: str) -> None:
+    accounts = root(shared)
+    async with opened(fleet(shared, way)) as transport:
+        lease = await transport.grant(30)
+        await transport.commit([], [Put(key="/ours/a", value=b"1", lease=lease)])
+        await accounts.set_password("fleet", "changed")
+        for _ in range(2):
+            with pytest.raises(
+                PermissionDeniedError, match=r"etcd refuses user 'fleet': .*password"
+            ):
+                await transport.get("/ours/a")
+        with pytest.raises(PermissionDeniedError, match="etcd refuses user 'fleet'"):
+            await transport.commit([], [Put(key="/ours/a", value=b"2")])
+        await accounts.set_password("fleet", "f")
+        assert await transport.get("/ours/a") is not None
+    await accounts.close()
+
+
+async def test_an_administrator_whose_password_is_changed_is_told(shared: TcpEtcd) -> None:
+    mine, theirs = root(shared), root(shared)
+    await mine.users()
+    await theirs.set_password("root", "other")
+    with pytest.raises(PermissionDeniedError, match=r"etcd refuses user 'root': .*password"):
+        await mine.users()
+    again = EtcdAccounts(replace(shared.address, username="root", password="other"))
+    await again.set_password("root", "r")
+    assert "fleet" in await mine.users()
+    for accounts in (mine, theirs, again):
+        await accounts.close()
+
+
+async def test_passwords_are_asked_for_while_processes_run(tmp_path: Path, way: str) -> None:
+    """Who has a password goes on, before as after; who has none is told."""
+    async with TcpEtcd(tmp_path, "--bcrypt-cost=4") as etcd:
+        await set_up(etcd.address, enable=False)
+        nobody = replace(fleet(etcd, way), username="", password="")
+        async with opened(fleet(etcd, way)) as ready, opened(nobody) as late:
+            lease = await ready.grant(30)
+            for transport in (ready, late):
+                await transport.commit([], [Put(key="/ours/a", value=b"1", lease=lease)])
+            revision = (await ready.status()).revision
+            async with aclosing(ready.watch("/ours/", after_revision=revision)) as standing:
+                await anext(standing)
+                accounts = EtcdAccounts(etcd.address)
+                await accounts.enable()
+                await accounts.close()
+                await ready.commit([], [Put(key="/ours/a", value=b"2")])
+                async with asyncio.timeout(5):
+                    assert (await anext(standing)).changes
+            assert await ready.keep_alive(lease) > 0
+            with pytest.raises(UnauthenticatedError, match="asks for a user"):
+                await late.get("/ours/a")
+            await ready.revoke(lease)

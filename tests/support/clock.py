@@ -9,6 +9,7 @@ class FakeClock:
 
     def __init__(self) -> None:
         self._elapsed = 0.0
+        self._asleep_s = 0.0
         self._sleepers: list[tuple[float, asyncio.Event]] = []
 
     def now(self) -> datetime:
@@ -16,6 +17,13 @@ class FakeClock:
 
     def monotonic(self) -> float:
         return self._elapsed
+
+    def elapsed(self) -> float:
+        return self._elapsed + self._asleep_s
+
+    def doze(self, seconds: float) -> None:
+        """Let the machine sleep: only `elapsed()` goes on."""
+        self._asleep_s += seconds
 
     async def sleep(self, seconds: float) -> None:
         woken = asyncio.Event()

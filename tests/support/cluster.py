@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from machinery.clock import SystemClock
@@ -89,7 +90,7 @@ class Member:
             command=command,
             log=self.folder / f"{self.name}.log",
             record=self.folder / f"{self.name}.pid",
-            grace_s=3.0,
+            grace_s=0.3,
         )
         self.supervisor = Supervisor(program, SystemClock())
 
@@ -149,7 +150,7 @@ class Cluster:
         for member in self.members:
             try:
                 await until_async(
-                    lambda url=member.url: gateway.reads(url),  # type: ignore[misc]  # mypy cannot infer it
+                    partial(gateway.reads, member.url),
                     limit_s=limit_s,
                     what=f"an answer of {member.name}",
                 )

@@ -10,13 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import aiohttp
 
 from machinery import processes
 from machinery.clock import SystemClock
+from machinery.supervisor import Supervisor
 from nodeagent.engines import Engines, stop_all
 from store import keys
+from store.address import EtcdAddress
 from store.etcd import connect
 from store.member.binary import locate
 from store.member.embedded import EmbeddedEtcd
@@ -65,14 +68,28 @@ async def fleetctl(*words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Do
     return Done(code=process.returncode, out=out.decode(), err=err.decode())
 
 
+class Member(Protocol):
+    """An etcd that the fleet uses, as it says of itself."""
+
+    @property
+    def address(self) -> EtcdAddress: ...
+
+    @property
+    def supervisor(self) -> Supervisor: ...
+
+    async def start(self) -> None: ...
+
+
 class Fleet:
     """etcd in this test's hands, the rest as child processes."""
 
-    def __init__(self, root: Path, models_dir: Path) -> None:
+    def __init__(self, root: Path, models_dir: Path, *, etcd: Member | None = None) -> None:
         self.root = root
         self.models_dir = models_dir
         self.clock = SystemClock()
-        self.etcd = EmbeddedEtcd(locate(None), root / "etcd", self.clock)
+        self.etcd = etcd or EmbeddedEtcd(locate(None), root / "etcd", self.clock)
+        self.passwords: Path | None = None
+        """The folder of `init-auth`, if etcd asks for passwords."""
         self.gateway_port = free_port()
         self._children: dict[str, processes.Child] = {}
         self._killed: list[processes.Child] = []
@@ -88,17 +105,25 @@ class Fleet:
     def start(self, name: str, module: str, *flags: str) -> None:
         """Start a process of the fleet under a name of its own."""
         etcd = str(self.etcd.address)
+        who = f"node-{name}" if module == "nodeagent" else name
+        flags = (*flags, *self._password_of(who))
         self._commands[name] = [sys.executable, "-m", module, "--etcd", etcd, *flags]
         self.restart(name)
+
+    def _password_of(self, who: str) -> tuple[str, ...]:
+        if self.passwords is None:
+            return ()
+        file = str(self.passwords / f"{who}.env")
+        return ("--etcd-password-file", file, "--etcd-prefix", self.etcd.address.prefix)
 
     def restart(self, name: str) -> None:
         """Start a process again, with the flags it had."""
         self._children[name] = processes.spawn(self._commands[name], log=self.log(name))
 
-    def start_reconciler(self, *, grace_s: float = 30.0) -> None:
-        self.start("reconciler", "reconciler", "--node-grace-period", str(grace_s))
+    def start_reconciler(self, *flags: str, grace_s: float = 30.0) -> None:
+        self.start("reconciler", "reconciler", "--node-grace-period", str(grace_s), *flags)
 
-    def start_agent(self, name: str, *, memory: str = "8Gi") -> None:
+    def start_agent(self, name: str, *flags: str, memory: str = "8Gi") -> None:
         self.start(
             name,
             "nodeagent",
@@ -106,10 +131,11 @@ class Fleet:
             *("--state-dir", str(self.root / name)),
             *("--models-dir", str(self.models_dir)),
             *("--engine-port", str(engine_port())),
+            *flags,
         )
 
-    def start_gateway(self) -> None:
-        self.start("gateway", "gateway", "--port", str(self.gateway_port))
+    def start_gateway(self, *flags: str) -> None:
+        self.start("gateway", "gateway", "--port", str(self.gateway_port), *flags)
 
     def kill(self, name: str) -> None:
         """End a process as a power cut would."""
@@ -140,9 +166,8 @@ class Fleet:
 
     async def ctl(self, *words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:
         """Run fleetctl against this fleet."""
-        return await fleetctl(
-            *words, "--etcd", str(self.etcd.address), stdin=stdin, limit_s=limit_s
-        )
+        who = ("--etcd", str(self.etcd.address), *self._password_of("admin"))
+        return await fleetctl(*words, *who, stdin=stdin, limit_s=limit_s)
 
     async def applied(self, manifest: str) -> None:
         """Apply a manifest given as text."""
@@ -167,7 +192,7 @@ class Fleet:
             listing = await transport.list(keys.ENDPOINT_PREFIX)
         finally:
             await transport.close()
-        return {item.key.removeprefix(keys.ENDPOINT_PREFIX) for item in listing.items}
+        return {keys.replica_of(item.key) for item in listing.items}
 
     async def joined(self, count: int) -> None:
         """Wait until so many nodes hold their leases and have described themselves."""

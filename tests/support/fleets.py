@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 
 from reconciler.observe import NodeView, Observed, ReplicaView
 from reconciler.plan import template
-from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Placement
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
 from schemas.meta import ObjectMeta, OwnerReference
 from schemas.node import ModelGeometry, ModelReport
+from schemas.placement import Placement
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 
 GIB = 2**30
@@ -30,6 +31,8 @@ def deployment(
     name: str = "qwen",
     path: str = "qwen",
     placement: Placement | None = None,
+    priority: int = 0,
+    memory: str = "",
     is_deleting: bool = False,
 ) -> ModelDeployment:
     return ModelDeployment(
@@ -46,6 +49,8 @@ def deployment(
             context_length=1024,
             concurrency=1,
             placement=placement or Placement(),
+            priority=priority,
+            resources=Resources(memory=memory) if memory else None,
         ),
     )
 

@@ -81,6 +81,13 @@ def test_the_first_sound_etcd_counts_not_the_first_etcd(tmp_path: Path) -> None:
     assert [found.path for found in sound_ones(folders)] == [sound, tmp_path / "late" / "etcd"]
 
 
+def test_an_explicit_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is run in another folder than the one it was given in."""
+    path = program(tmp_path / "bin", "3.5.16")
+    monkeypatch.chdir(tmp_path)
+    assert locate(Path("bin/etcd")).path == path
+
+
 def test_data_of_a_later_etcd_is_not_given_to_an_earlier_one(tmp_path: Path) -> None:
     old = program(tmp_path / "bin", "3.4.23")
     assert locate(old, written_by=(3, 4)).path == old

@@ -19,6 +19,7 @@ from store.member.embedded import (
     EmbeddedEtcd,
     EmbeddedEtcdError,
     command,
+    last_words,
 )
 from store.member.sockets import SocketFolderError, client_socket, folder, make_folder
 from store.port import Change, Put
@@ -38,6 +39,45 @@ def test_only_the_versions_with_13766_get_its_mitigation(version: Version) -> No
     assert bool(mitigated) == (version == (3, 5, 1))
     assert line[:3] == ("/etcd", "--name=embedded", "--data-dir=/data")
     assert not [part for part in line if "http:" in part]
+
+
+@pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 16), (3, 6, 0), (3, 7, 1)])
+def test_no_version_gets_flags_that_it_does_not_know(version: Version) -> None:
+    """etcd 3.7 ends with an error when it is given an `--experimental-` flag (etcd #19959)."""
+    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token")
+    flags = {part.partition("=")[0] for part in line}
+    experimental = {flag for flag in flags if flag.startswith("--experimental-")}
+    assert bool(experimental) == (version < (3, 6, 0))
+    assert ("--watch-progress-notify-interval" in flags) == (version >= (3, 6, 0))
+
+
+def test_the_quota_is_the_one_that_was_asked_for() -> None:
+    binary = Binary(path=Path("/etcd"), version=(3, 5, 16))
+    line = command(binary, Path("/data"), "token", quota_bytes=2**30)
+    assert f"--quota-backend-bytes={2**30}" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", "", id="nothing"),
+        pytest.param("one\ntwo\n", "one | two", id="no-panic"),
+        pytest.param(
+            '{"level":"panic","msg":"failed to create WAL","error":"no space left on device",'
+            '"stacktrace":"main.main"}\npanic: failed to create WAL\n\ngoroutine 1:\nmain.main()\n',
+            "failed to create WAL: no space left on device",
+            id="panic",
+        ),
+        pytest.param(
+            '{"level":"fatal","msg":"discovery failed"}\n', "discovery failed", id="fatal"
+        ),
+        pytest.param("panic: oh\n\ngoroutine 1:\nmain\n", "panic: oh", id="of-gos-own"),
+        pytest.param('{"level":"fatal","msg', '{"level":"fatal","msg', id="cut"),
+    ],
+)
+def test_its_last_words_are_those_that_tell(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert last_words(tmp_path / "log") == expected
 
 
 def remade(etcd: EmbeddedEtcd, data_dir: Path) -> EmbeddedEtcd:

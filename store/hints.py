@@ -1,0 +1,69 @@
+"""What to do about a connection that does not come about: from a library's words to ours. Pure."""
+
+# Words of grpc, of aiohttp and of Go's TLS; the first match wins.
+_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("hostname verification check failed", "hostname mismatch", "ip address mismatch"),
+        "hostname mismatch: etcd's certificate is for another name. Connect by a name that it "
+        "has (subjectAltName), or issue it for this one",
+    ),
+    (
+        ("certificate has expired", "certificate is not yet valid"),
+        "certificate verify failed: etcd's certificate is out of date. Issue it anew, or set this "
+        "machine's clock",
+    ),
+    (
+        ("certificate_verify_failed", "certificate verify failed"),
+        "certificate verify failed: etcd's certificate is not signed by an authority that we "
+        "know. Give etcd's with --etcd-ca",
+    ),
+    (
+        (
+            "tsi_data_corrupted",
+            "alert certificate required",
+            "alert bad certificate",
+            "alert unknown ca",
+            "alert certificate expired",
+            "decrypt error",
+        ),
+        "etcd wants a client certificate of its own authority, and ours is missing, expired or "
+        "another's. Give one with --etcd-cert and --etcd-key",
+    ),
+    (
+        ("http request to an https server",),
+        "etcd speaks TLS there. Write https://",
+    ),
+    (
+        ("wrong_version_number", "wrong version number", "record layer failure"),
+        "etcd does not speak TLS there. Write http://",
+    ),
+    (
+        ("domain name not found", "name or service not known", "nodename nor servname"),
+        "nobody knows this host name. Check the URL of --etcd",
+    ),
+)
+
+# Of aiohttp's "[None]": the other side ended the connection in the middle of TLS's handshake.
+_HUNG_UP = ("socket closed", "disconnected", "connection reset", "ssl:default [none]")
+
+
+def explained(url: str, said: str) -> str:
+    """Return what was said about the URL, made plain where it is known what it means."""
+    low = said.lower()
+    for phrases, meaning in _HINTS:
+        if any(phrase in low for phrase in phrases):
+            return meaning
+    if any(phrase in low for phrase in _HUNG_UP):
+        likely = (
+            "Either it speaks http:// there, or it does not take our client certificate "
+            "(--etcd-cert)"
+            if url.startswith("https:")
+            else "Does it speak https:// there?"
+        )
+        return f"it hung up on us ({_last(said)}). {likely}"
+    return _last(said)
+
+
+def _last(said: str) -> str:
+    """Return the part of grpc's words that says something."""
+    return said.rpartition("last error: ")[2]

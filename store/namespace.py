@@ -1,0 +1,128 @@
+"""A corner of an etcd that others use too: every key lies below a prefix, and nobody inside sees it.
+
+As etcd's own client/v3/namespace. Leases and revisions are the whole store's; permissions are not made
+here: a role per prefix (etcd's `role grant-permission --prefix`) is what keeps others out.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import assert_never
+
+from store import paging
+from store.port import (
+    Change,
+    CreatedAt,
+    Delete,
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    Put,
+    ServerStatus,
+    Transport,
+    Unchanged,
+    WatchBatch,
+)
+
+
+def below(inner: Transport, prefix: str) -> Transport:
+    """Return a transport whose keys lie below the prefix in the other's; the same for an empty one.
+
+    Raises:
+        ValueError: the prefix is not of the form `/a/b`.
+
+    """
+    return NamespacedTransport(inner, prefix) if prefix else inner
+
+
+class NamespacedTransport:
+    """`store.port.Transport` below a prefix of another one, which it closes with itself.
+
+    Keys begin with `/`, and the prefix does not end with one: so `/blue` never reads `/blue-2`.
+    """
+
+    def __init__(self, inner: Transport, prefix: str) -> None:
+        if not prefix.startswith("/") or prefix.endswith("/"):
+            raise ValueError(f"a prefix of keys looks like /name, not like {prefix!r}")
+        self.inner = inner
+        self._prefix = prefix
+
+    async def get(self, key: str) -> KeyValue | None:
+        found = await self.inner.get(self._outside(key))
+        return None if found is None else self._inside(found)
+
+    async def list(self, prefix: str) -> Listing:
+        return await paging.collect(lambda: self.pages(prefix))
+
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        async with aclosing(self.inner.pages(self._outside(prefix))) as pages:
+            async for page in pages:
+                items = tuple([self._inside(item) for item in page.items])
+                yield Listing(revision=page.revision, items=items, store=page.store)
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        return await self.inner.commit(
+            [self._guard(guard) for guard in guards],
+            [self._operation(operation) for operation in operations],
+        )
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        watch = self.inner.watch(self._outside(prefix), after_revision=after_revision)
+        async with aclosing(watch):
+            async for batch in watch:
+                changes = tuple([self._change(change) for change in batch.changes])
+                yield WatchBatch(revision=batch.revision, changes=changes, store=batch.store)
+
+    async def grant(self, ttl_s: int) -> int:
+        return await self.inner.grant(ttl_s)
+
+    async def keep_alive(self, lease: int) -> int:
+        return await self.inner.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self.inner.revoke(lease)
+
+    async def status(self) -> ServerStatus:
+        return await self.inner.status()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def _outside(self, key: str) -> str:
+        if not key.startswith("/"):
+            raise ValueError(f"{key!r} would lie beside the prefix, not below it")
+        return self._prefix + key
+
+    def _inside(self, item: KeyValue) -> KeyValue:
+        return KeyValue(
+            key=item.key[len(self._prefix) :],
+            value=item.value,
+            create_revision=item.create_revision,
+            mod_revision=item.mod_revision,
+            lease=item.lease,
+        )
+
+    def _change(self, change: Change) -> Change:
+        return Change(
+            key=change.key[len(self._prefix) :],
+            mod_revision=change.mod_revision,
+            now=None if change.now is None else self._inside(change.now),
+        )
+
+    def _guard(self, guard: Guard) -> Guard:
+        match guard:
+            case Unchanged(key=key, mod_revision=revision):
+                return Unchanged(key=self._outside(key), mod_revision=revision)
+            case CreatedAt(key=key, create_revision=revision):
+                return CreatedAt(key=self._outside(key), create_revision=revision)
+            case _:
+                assert_never(guard)
+
+    def _operation(self, operation: Operation) -> Operation:
+        match operation:
+            case Put(key=key, value=value, lease=lease):
+                return Put(key=self._outside(key), value=value, lease=lease)
+            case Delete(key=key):
+                return Delete(key=self._outside(key))
+            case _:
+                assert_never(operation)

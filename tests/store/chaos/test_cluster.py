@@ -1,0 +1,98 @@
+"""Members of a cluster are killed and frozen under load: no write is lost, no event is missed."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from tests.store.chaos.load import PROGRESS, Load, loaded
+from tests.support.cluster import Cluster, Member, running_cluster
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(150)]
+
+# A leader is missed after half a second rather than one.
+FLAGS = (PROGRESS, "--heartbeat-interval=50", "--election-timeout=500")
+
+
+@pytest.fixture(scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), *FLAGS) as made:
+        yield made
+
+
+@asynccontextmanager
+async def killed(cluster: Cluster, member: Member) -> AsyncIterator[None]:
+    await member.kill()
+    yield
+    await member.start()
+    await cluster.serves()
+
+
+@asynccontextmanager
+async def frozen(cluster: Cluster, member: Member) -> AsyncIterator[None]:
+    member.freeze()
+    try:
+        yield
+    finally:
+        member.thaw()
+    await cluster.serves()
+
+
+FAULTS = {"killed": killed, "frozen": frozen}
+
+
+async def hurt_one(load: Load, cluster: Cluster, fault: str, member: Member) -> None:
+    """One member is away, and everything goes on; then it is back, and everything goes on."""
+    async with load.leases():
+        async with FAULTS[fault](cluster, member):
+            await load.goes_on()
+        await load.goes_on()
+
+
+async def hurt_two(load: Load, cluster: Cluster, fault: str, members: Sequence[Member]) -> None:
+    """Without a quorum nothing goes on, and with it everything does."""
+    async with AsyncExitStack() as away:
+        for member in members:
+            await away.enter_async_context(_only_fault(fault, member))
+        await load.notices()
+    await cluster.serves()
+    await load.goes_on()
+
+
+@asynccontextmanager
+async def _only_fault(fault: str, member: Member) -> AsyncIterator[None]:
+    """The fault without waiting for service afterwards: one member alone cannot serve."""
+    if fault == "killed":
+        await member.kill()
+        yield
+        await member.start()
+        return
+    member.freeze()
+    try:
+        yield
+    finally:
+        member.thaw()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_members_go_away_and_come_back(
+    way: str, fault: str, cluster: Cluster, corner: str
+) -> None:
+    await cluster.serves()
+    async with loaded(way, cluster, corner) as load:
+        await hurt_one(load, cluster, fault, await cluster.leader())
+        await hurt_one(load, cluster, fault, (await cluster.followers())[0])
+        leader = await cluster.leader()
+        await hurt_two(load, cluster, fault, [leader, (await cluster.followers())[0]])
+        await cluster.leader()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_the_same_thirty_times(way: str, fault: str, cluster: Cluster, corner: str) -> None:
+    async with loaded(way, cluster, corner) as load:
+        for turn in range(30):
+            await hurt_one(load, cluster, fault, await cluster.leader())
+            await hurt_one(load, cluster, fault, (await cluster.followers())[turn % 2])
+            await hurt_two(load, cluster, fault, await cluster.followers())

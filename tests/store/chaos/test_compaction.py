@@ -1,0 +1,89 @@
+"""The history goes away under the feet of who watches, or comes all at once."""
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from machinery.clock import SystemClock
+from store.port import Delete, Operation, Put
+from tests.store.chaos.informers import Crowd, crowd, stored
+from tests.store.chaos.ways import go
+from tests.store.tcp_etcd import TcpEtcd
+from tests.support import gateway
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(90)]
+
+_KEYS = 150
+_ROUNDS = 40
+
+
+@pytest.fixture(scope="module")
+async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
+    flags = ("--experimental-watch-progress-notify-interval=500ms",)
+    async with TcpEtcd(tmp_path_factory.mktemp("compaction"), *flags) as etcd:
+        yield etcd
+
+
+def some_operations(dice: random.Random, corner: str) -> list[Operation]:
+    """Return a few writes and deletes of different keys."""
+    keys = [f"{corner}{n:03}" for n in dice.sample(range(_KEYS), k=5)]
+    return [
+        Delete(key=key) if dice.random() < 0.4 else Put(key=key, value=f"{dice.random()}".encode())
+        for key in keys
+    ]
+
+
+async def stir(tcp: TcpEtcd, crowd: Crowd, way: str, corner: str, rounds: int) -> None:
+    """Write, delete, compact to the head and cut connections, all at random."""
+    dice = random.Random(corner)
+    writer = go(way, tcp.address)
+    revision = 0
+    for turn in range(rounds):
+        if turn % 2:
+            dice.choice(crowd.proxies).cut_all()
+        for _ in range(dice.randrange(1, 8)):
+            revision = await writer.commit([], some_operations(dice, corner))
+        if turn % 3:
+            await gateway.compact(tcp.url, revision)
+        await SystemClock().sleep(dice.uniform(0, 0.1))
+    await writer.close()
+
+
+async def test_compaction_under_every_watchers_feet(way: str, tcp: TcpEtcd, corner: str) -> None:
+    async with crowd(way, tcp.url, corner) as watching:
+        lists_before = watching.lists
+        await stir(tcp, watching, way, corner, _ROUNDS)
+        assert watching.lists > lists_before, "nobody was ever compacted away"
+        direct = go(way, tcp.address)
+        end = await direct.commit([], [Put(key=f"{corner}end", value=b"")])
+        items, _ = await stored(direct, corner)
+        await watching.equals(items, end, limit_s=20)
+        await direct.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_the_same_for_long(way: str, tcp: TcpEtcd, corner: str) -> None:
+    async with crowd(way, tcp.url, corner) as watching:
+        direct = go(way, tcp.address)
+        for _ in range(50):
+            await stir(tcp, watching, way, corner, _ROUNDS)
+            end = await direct.commit([], [Put(key=f"{corner}end", value=b"")])
+            items, _ = await stored(direct, corner)
+            await watching.equals(items, end, limit_s=20)
+        await direct.close()
+
+
+async def test_a_storm_reaches_everybody(way: str, tcp: TcpEtcd, corner: str) -> None:
+    """10,000 changes in about a second, and the last one of each key is what stays."""
+    async with crowd(way, tcp.url, corner) as watching:
+        writer = go(way, tcp.address)
+        end = 0
+        for turn in range(100):
+            names = (f"{corner}{(turn * 37 + n) % 3000:04}" for n in range(100))
+            value = f"turn {turn}".encode()
+            end = await writer.commit([], [Put(key=name, value=value) for name in names])
+        items, _ = await stored(writer, corner)
+        await watching.equals(items, end, limit_s=40)
+        await writer.close()

@@ -1,0 +1,73 @@
+"""Who comes back after a very long time is told all that happened, once and in order."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from store.address import EtcdAddress
+from store.errors import UnavailableError
+from store.port import Change
+from tests.store.chaos.informers import IDLE_S
+from tests.store.chaos.ways import DEFAULT, go
+from tests.store.tcp_etcd import TcpEtcd
+from tests.support import gateway
+from tests.support.tcp_proxy import TcpProxy, proxied
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
+
+_BEHIND, _BEHIND_ON_OTHER_WAYS = 100_000, 20_000
+
+
+@pytest.fixture(scope="module")
+async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
+    flags = ("--experimental-watch-progress-notify-interval=500ms",)
+    async with TcpEtcd(tmp_path_factory.mktemp("behind"), *flags) as etcd:
+        yield etcd
+
+
+@pytest.fixture(scope="module")
+async def long_history(tcp: TcpEtcd) -> tuple[str, int]:
+    """A prefix, and the last of the 100,000 revisions below it."""
+    await gateway.fill(tcp.url, revisions=_BEHIND, prefix="/long/")
+    return "/long/", await gateway.revision(tcp.url)
+
+
+async def catch_up(way: str, proxy: TcpProxy, prefix: str, after: int, wanted: int) -> list[Change]:
+    """Watch until so much is seen; the connection is cut on the way."""
+    transport = go(way, EtcdAddress(endpoints=(proxy.url,)), idle_s=IDLE_S)
+    changes: list[Change] = []
+    cuts = [wanted // 3, wanted // 2]
+    while len(changes) < wanted:
+        try:
+            async with aclosing(transport.watch(prefix, after_revision=after)) as watch:
+                async for batch in watch:
+                    changes.extend(batch.changes)
+                    after = max(after, batch.revision)
+                    if cuts and len(changes) >= cuts[0]:
+                        del cuts[0]
+                        proxy.cut_all()
+                    if len(changes) >= wanted:
+                        break
+        except UnavailableError:
+            continue
+    await transport.close()
+    return changes
+
+
+async def test_who_is_far_behind_catches_up_without_loss(
+    way: str, tcp: TcpEtcd, long_history: tuple[str, int]
+) -> None:
+    prefix, end = long_history
+    behind = _BEHIND if way == DEFAULT else _BEHIND_ON_OTHER_WAYS
+    async with proxied(tcp.url) as proxy, asyncio.timeout(60):
+        changes = await catch_up(way, proxy, prefix, end - behind, behind)
+        assert proxy.accepted > 2, "nothing was cut"
+    assert [c.mod_revision for c in changes] == list(range(end - behind + 1, end + 1))
+    last: dict[str, int] = {}
+    for change in changes:
+        assert change.now is not None
+        value = int(change.now.value)
+        assert last.get(change.key, value - 1) == value - 1
+        last[change.key] = value

@@ -1,0 +1,49 @@
+"""Hundreds of seeds of delays, cuts and stalls between a client and etcd; see `fuzz.Seed`.
+
+A seed that fails says so; `python -m tests.store.chaos.fuzz WAY SEED` runs it again.
+"""
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.store.chaos.fuzz import FLAGS, run_seeds
+from tests.store.chaos.ways import DEFAULT
+from tests.store.tcp_etcd import TcpEtcd
+from tests.support.tcp_proxy import random_plan
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+
+_SEEDS, _SEEDS_OF_OTHER_WAYS = 500, 100
+
+
+@pytest.fixture(scope="module")
+async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
+    async with TcpEtcd(tmp_path_factory.mktemp("fuzz"), *FLAGS) as etcd:
+        yield etcd
+
+
+async def test_trouble_on_the_way_loses_nothing(way: str, tcp: TcpEtcd) -> None:
+    count = _SEEDS if way == DEFAULT else _SEEDS_OF_OTHER_WAYS
+    seen = await run_seeds(range(count), way, tcp.url)
+    # Without trouble nothing was shown.
+    assert seen["ambiguous"] > count / 20
+    assert seen["unavailable"] > count / 4
+    assert seen["connections"] > count
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+async def test_the_same_with_fresh_seeds(way: str, tcp: TcpEtcd) -> None:
+    first = random.randrange(10_000, 1_000_000_000)
+    print(f"seeds from {first}")
+    await run_seeds(range(first, first + 10_000), way, tcp.url)
+
+
+def test_a_seed_decides_everything() -> None:
+    def fates(seed: int) -> list[object]:
+        return [random_plan(seed)(number) for number in range(50)]
+
+    assert fates(7) == fates(7)
+    assert fates(7) != fates(8)

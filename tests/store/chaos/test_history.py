@@ -1,0 +1,110 @@
+"""What clients of a restarted etcd saw could have happened one call after the other."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from machinery.clock import SystemClock
+from store.member.embedded import EmbeddedEtcd
+from store.port import Transport
+from tests.store.chaos.recording import Recording
+from tests.store.chaos.ways import go
+from tests.support.cluster import Cluster, killing_signal, running_cluster
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(90)]
+
+CLIENTS, REGISTERS, CALLS = 8, 3, 150
+
+
+@asynccontextmanager
+async def recorded(transports: list[Transport], corner: str) -> AsyncIterator[Recording]:
+    """Record while the block runs, and judge in the end."""
+    recording = Recording(corner, REGISTERS, SystemClock())
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(recording.run(transports, CLIENTS))
+            yield recording
+            recording.is_over = True
+        recording.judge()
+    finally:
+        for transport in transports:
+            await transport.close()
+
+
+async def more_calls(recording: Recording) -> None:
+    wanted = recording.calls + CALLS
+    await until(lambda: recording.calls >= wanted, limit_s=30, what=f"{CALLS} more calls")
+
+
+async def kill(etcd: EmbeddedEtcd) -> None:
+    """Kill it in the middle of its work, and start it again."""
+    assert etcd.supervisor.pid
+    os.kill(etcd.supervisor.pid, killing_signal())
+    await until(lambda: not etcd.supervisor.running)
+    await etcd.start()
+
+
+async def rounds(recording: Recording, harm: Callable[[], Awaitable[None]], times: int) -> None:
+    for _ in range(times):
+        await more_calls(recording)
+        await harm()
+    await more_calls(recording)
+
+
+@pytest.fixture(scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    flags = ("--heartbeat-interval=50", "--election-timeout=500")
+    async with running_cluster(tmp_path_factory.mktemp("history"), *flags) as made:
+        yield made
+
+
+async def replace_leader(cluster: Cluster) -> None:
+    """Kill who leads, let another lead, and bring the first one back."""
+    leader = await cluster.leader()
+    await leader.kill()
+    await cluster.leader()
+    await leader.start()
+    await cluster.serves()
+
+
+async def freeze_leader(cluster: Cluster) -> None:
+    """Freeze who leads until another does: it wakes up in the belief that it still leads."""
+    leader = await cluster.leader()
+    leader.freeze()
+    await cluster.leader()
+    leader.thaw()
+    await cluster.serves()
+
+
+async def test_a_killed_member_does_not_rewrite_history(
+    way: str, etcd: EmbeddedEtcd, corner: str
+) -> None:
+    async with recorded([go(way, etcd.address) for _ in range(2)], corner) as recording:
+        await rounds(recording, lambda: kill(etcd), 3)
+
+
+@pytest.mark.parametrize("harm", [replace_leader, freeze_leader])
+async def test_a_new_leader_does_not_rewrite_history(
+    way: str, harm: Callable[[Cluster], Awaitable[None]], cluster: Cluster, corner: str
+) -> None:
+    await cluster.serves()
+    transports = [go(way, cluster.address(n)) for n in range(3)]
+    async with recorded(transports, corner) as recording:
+        await rounds(recording, lambda: harm(cluster), 2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_the_same_a_hundred_times(
+    way: str, etcd: EmbeddedEtcd, cluster: Cluster, corner: str
+) -> None:
+    async with recorded([go(way, etcd.address)], f"{corner}one/") as recording:
+        await rounds(recording, lambda: kill(etcd), 100)
+    transports = [go(way, cluster.address(n)) for n in range(3)]
+    async with recorded(transports, f"{corner}three/") as recording:
+        await rounds(recording, lambda: replace_leader(cluster), 50)
+        await rounds(recording, lambda: freeze_leader(cluster), 50)

@@ -1,0 +1,97 @@
+"""What the store does not take is refused by name, and everything else goes on."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from store.errors import NoSpaceError, TooLargeError
+from store.port import Delete, Put, Transport
+from tests.store.chaos.informers import crowd, stored
+from tests.store.chaos.ways import go
+from tests.store.tcp_etcd import TcpEtcd
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(60)]
+
+# Beyond --max-request-bytes, beyond what gRPC takes on top of that, and far beyond.
+_TOO_LARGE = (1_600_000, 2_200_000, 12_000_000)
+_PIECE = b"x" * 250_000
+
+
+@pytest.fixture(scope="module")
+async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
+    async with TcpEtcd(tmp_path_factory.mktemp("limits")) as etcd:
+        yield etcd
+
+
+async def test_a_value_over_the_limit_breaks_nothing(way: str, tcp: TcpEtcd, corner: str) -> None:
+    async with crowd(way, tcp.url, corner, size=5) as watching:
+        transport = go(way, tcp.address)
+        for size in _TOO_LARGE:
+            with pytest.raises(TooLargeError):
+                await transport.commit([], [Put(key=f"{corner}large", value=b"x" * size)])
+            assert await transport.get(f"{corner}large") is None
+        many = [Put(key=f"{corner}{n}", value=_PIECE) for n in range(10)]
+        with pytest.raises(TooLargeError):  # each is small enough, all together are not
+            await transport.commit([], many)
+        end = await transport.commit([], [Put(key=f"{corner}small", value=b"x")])
+        items, _ = await stored(transport, corner)
+        assert set(items) == {f"{corner}small"}
+        await watching.equals(items, end, limit_s=10)
+        await transport.close()
+
+
+async def test_large_values_among_many_calls_harm_none_of_them(
+    way: str, tcp: TcpEtcd, corner: str
+) -> None:
+    """One connection carries them all."""
+    transport = go(way, tcp.address)
+
+    async def large() -> None:
+        with pytest.raises(TooLargeError):
+            await transport.commit([], [Put(key=f"{corner}large", value=b"x" * 2_200_000)])
+
+    async def small(number: int) -> None:
+        key = f"{corner}{number}"
+        await transport.commit([], [Put(key=key, value=b"x")])
+        assert await transport.get(key) is not None
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(40):
+            group.create_task(small(number))
+            if number % 10 == 0:
+                group.create_task(large())
+    await transport.close()
+
+
+async def fill(transport: Transport) -> None:
+    """Write until the store takes no more, or twice its quota."""
+    for number in range(70):
+        await transport.commit([], [Put(key=f"/quota/{number:03}", value=_PIECE)])
+
+
+async def test_without_space_reads_leases_and_informers_go_on(way: str, tmp_path: Path) -> None:
+    async with TcpEtcd(tmp_path, f"--quota-backend-bytes={8 * 2**20}") as etcd:
+        transport = go(way, etcd.address)
+        lease = await transport.grant(60)
+        await transport.commit([], [Put(key="/quota/leased", value=b"x", lease=lease)])
+        async with crowd(way, etcd.url, "/quota/", size=5) as watching:
+            with pytest.raises(NoSpaceError):
+                await fill(transport)
+            with pytest.raises(NoSpaceError):
+                await transport.commit([], [Put(key="/quota/small", value=b"x")])
+            with pytest.raises(NoSpaceError):
+                await transport.grant(60)
+            items, newest = await stored(transport, "/quota/")
+            assert len(items) > 5
+            await watching.equals(items, newest, limit_s=10)
+            assert await transport.get("/quota/000") is not None
+            assert await transport.keep_alive(lease) == 60
+            gone = await transport.commit([], [Delete(key="/quota/000")])
+            items, _ = await stored(transport, "/quota/")
+            assert "/quota/000" not in items
+            await watching.equals(items, gone, limit_s=10)
+            await transport.revoke(lease)
+            assert await transport.get("/quota/leased") is None
+        await transport.close()

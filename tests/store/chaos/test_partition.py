@@ -1,0 +1,136 @@
+"""Members are cut off under load, from each other or from their clients, by network namespaces.
+
+Where no namespaces can be made (no root, no Linux), a frozen member stands for one that is cut off.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from store.errors import UnavailableError
+from store.port import Put
+from tests.store.chaos.load import PROGRESS, Load, loaded
+from tests.store.chaos.ways import go
+from tests.support.cluster import LOOPBACK, Cluster, Member, running_cluster
+from tests.support.netns import Networks, available
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(150)]
+
+FLAGS = (PROGRESS, "--heartbeat-interval=50", "--election-timeout=500")
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """A cluster that can be divided; without networks members are frozen instead."""
+
+    cluster: Cluster
+    networks: Networks | None
+
+    @asynccontextmanager
+    async def from_peers(self, member: Member) -> AsyncIterator[None]:
+        number = self.cluster.members.index(member)
+        networks = self.networks
+        if networks is None:
+            cut, mend = member.freeze, member.thaw
+        else:
+            cut, mend = partial(networks.cut_peers, number), partial(networks.mend_peers, number)
+        cut()
+        try:
+            yield
+        finally:
+            mend()
+
+    @asynccontextmanager
+    async def from_clients(self, member: Member) -> AsyncIterator[None]:
+        number = self.cluster.members.index(member)
+        networks = self.networks
+        if networks is None:
+            cut, mend = member.freeze, member.thaw
+        else:
+            cut, mend = (
+                partial(networks.cut_clients, number),
+                partial(networks.mend_clients, number),
+            )
+        cut()
+        try:
+            yield
+        finally:
+            mend()
+
+    @asynccontextmanager
+    async def from_all(self, member: Member) -> AsyncIterator[None]:
+        async with self.from_peers(member):
+            if self.networks is None:
+                yield
+                return
+            async with self.from_clients(member):
+                yield
+
+
+@pytest.fixture(scope="module")
+async def divided(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Divided]:
+    folder: Path = tmp_path_factory.mktemp("divided")
+    with ExitStack() as stack:
+        networks = stack.enter_context(Networks(3).made()) if available() else None
+        places = [networks.place(n) for n in range(3)] if networks else LOOPBACK
+        async with running_cluster(folder, *FLAGS, places=places) as cluster:
+            yield Divided(cluster, networks)
+
+
+async def divide(load: Load, divided: Divided, *, leaders: bool, what: str) -> None:
+    """One member is cut off, and everything goes on; then it is back, and everything goes on."""
+    leader = await divided.cluster.leader()
+    member = leader if leaders else (await divided.cluster.followers())[0]
+    async with load.leases():
+        async with getattr(divided, what)(member):
+            await load.goes_on()
+        await divided.cluster.serves()
+        await load.goes_on()
+
+
+async def test_who_is_cut_off_loses_nothing(way: str, divided: Divided, corner: str) -> None:
+    await divided.cluster.serves()
+    async with loaded(way, divided.cluster, corner) as load:
+        await divide(load, divided, leaders=True, what="from_peers")
+        await divide(load, divided, leaders=True, what="from_clients")
+        await divide(load, divided, leaders=False, what="from_all")
+
+
+async def test_a_member_that_lags_is_not_taken_for_another_store(
+    way: str, divided: Divided, corner: str
+) -> None:
+    """Its revision is behind what was seen elsewhere, but it will come."""
+    await divided.cluster.serves()
+    lagging = (await divided.cluster.followers())[0]
+    number = divided.cluster.members.index(lagging)
+    there = go(way, divided.cluster.address(number + 1), idle_s=3)
+    here = go(way, divided.cluster.address(number), idle_s=3)
+    await there.get(corner)
+    await here.get(corner)  # a connection is there already
+    async with divided.from_peers(lagging):
+        after = 0
+        for _ in range(20):
+            after = await there.commit([], [Put(key=f"{corner}a", value=b"before")])
+        if divided.networks is None:
+            lagging.thaw()
+        try:
+            async with asyncio.timeout(10), aclosing(here.watch(corner, after_revision=after)) as w:
+                await anext(w)
+        except UnavailableError:
+            pass  # it knows that it is alone
+        if divided.networks is None:
+            lagging.freeze()
+    await divided.cluster.serves()
+    revision = await there.commit([], [Put(key=f"{corner}a", value=b"after")])
+    async with asyncio.timeout(10), aclosing(here.watch(corner, after_revision=after)) as watch:
+        async for batch in watch:
+            if batch.changes:
+                assert [c.mod_revision for c in batch.changes] == [revision]
+                break
+    await here.close()
+    await there.close()

@@ -1,0 +1,21 @@
+"""The ways to etcd that the chaos suite goes, the default one first. A new one is one line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from store.address import EtcdAddress
+from store.calls import IDLE_S
+from store.etcd import connect
+from store.port import Transport
+
+_ADDRESSED: Mapping[str, Callable[[EtcdAddress], EtcdAddress]] = {
+    "grpc": lambda address: replace(address, transport="grpc"),
+    "http": lambda address: replace(address, transport="http"),
+}
+WAYS = tuple(_ADDRESSED)
+DEFAULT = WAYS[0]
+
+
+def go(way: str, address: EtcdAddress, *, idle_s: float = IDLE_S) -> Transport:
+    """Return a transport to the address by that way."""
+    return connect(_ADDRESSED[way](address), idle_s=idle_s)

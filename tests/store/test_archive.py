@@ -1,0 +1,135 @@
+"""The file of a backup: what was written is read, and nothing else is taken for it."""
+
+import hashlib
+import io
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from store.archive import ArchiveError, Entry, Header, Reader, Summary, Writer
+
+HEADER = Header(
+    created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    fleet_version="0.1.0",
+    etcd_version="3.5.16",
+    store="123",
+    revision=42,
+    prefix="/p/",
+)
+ENTRIES = [
+    Entry(key="/p/a", value=b'{"text":"line\\nof \\"JSON\\""}'),
+    Entry(key="/p/b", value=b""),
+    Entry(key="/p/c", value="grüße 日本\n\u2028\x00".encode()),
+    Entry(key="/p/d", value=bytes(range(256))),
+    Entry(key=b"/p/\xff".decode("utf-8", "surrogateescape"), value=b"by hand"),
+]
+
+
+def written(entries: list[Entry] = ENTRIES, header: Header = HEADER) -> tuple[bytes, Summary]:
+    file = io.BytesIO()
+    writer = Writer(file, header)
+    for entry in entries:
+        writer.add(entry.key, entry.value)
+    summary = writer.finish()
+    return file.getvalue(), summary
+
+
+def archive(entries: list[Entry] = ENTRIES, header: Header = HEADER) -> bytes:
+    return written(entries, header)[0]
+
+
+def test_what_was_written_is_read_as_often_as_needed() -> None:
+    reader = Reader(io.BytesIO(archive()))
+    assert reader.header == HEADER
+    for _ in range(2):
+        assert list(reader.entries()) == ENTRIES
+        assert reader.check().keys == len(ENTRIES)
+
+
+def test_reader_and_writer_agree_on_the_whole_file() -> None:
+    raw, summary = written()
+    assert check(raw) == summary
+    assert summary.sha256 == hashlib.sha256(raw).hexdigest()
+    assert (summary.keys, summary.size_bytes) == (len(ENTRIES), len(raw))
+
+
+def test_an_empty_store_has_a_backup_too() -> None:
+    assert list(Reader(io.BytesIO(archive([]))).entries()) == []
+
+
+def test_it_is_lines_that_others_can_read() -> None:
+    lines = archive().splitlines()
+    assert json.loads(lines[0])["mlxFleetBackup"]["revision"] == 42
+    assert json.loads(lines[1]) == {"key": "/p/a", "value": '{"text":"line\\nof \\"JSON\\""}'}
+    assert json.loads(lines[4])["value64"].startswith("AAEC")
+    assert set(json.loads(lines[-1])) == {"keys", "sha256"}
+
+
+def check(raw: bytes) -> Summary:
+    return Reader(io.BytesIO(raw)).check()
+
+
+def test_no_byte_can_change_unnoticed() -> None:
+    raw = archive()
+    for place in range(len(raw)):
+        for byte in (raw[place] ^ 1, 10, 32):
+            changed = raw[:place] + bytes([byte]) + raw[place + 1 :]
+            # A blank between JSON's words in the last line is no change of what it says.
+            if changed == raw or _says_the_same(changed, raw):
+                continue
+            with pytest.raises(ArchiveError):
+                check(changed)
+
+
+def _says_the_same(changed: bytes, raw: bytes) -> bool:
+    last, before = changed.splitlines()[-1], raw.splitlines()[-1]
+    return changed[: -len(last) - 1] == raw[: -len(before) - 1] and last.split() == before.split()
+
+
+def test_no_end_can_be_missing() -> None:
+    raw = archive()
+    for end in range(len(raw)):
+        with pytest.raises(ArchiveError):
+            check(raw[:end])
+
+
+def lines_of(raw: bytes) -> list[bytes]:
+    return raw.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        pytest.param(b"", "no backup", id="empty"),
+        pytest.param(b"apiVersion: fleet/v1alpha1\n", "no backup", id="a-manifest"),
+        pytest.param(b'{"kind":"List"}\n', "no backup", id="json"),
+        pytest.param(
+            b"\0" * 8 + b"\4" + b"\0" * 7 + b"\xed\xda\x0c\xed\2\0", "etcdutl", id="a-snapshot"
+        ),
+        pytest.param(b"".join(lines_of(archive())[:-1]), "cut short", id="without-its-end"),
+        pytest.param(archive()[:-5], "cut short", id="cut"),
+        pytest.param(archive() + b"{}\n", "was changed", id="more-after-its-end"),
+        pytest.param(
+            b"".join([*lines_of(archive())[:2], *lines_of(archive())[3:]]),
+            "was changed",
+            id="a-line-less",
+        ),
+        pytest.param(
+            archive([ENTRIES[1], ENTRIES[0]]), "line 3: the key '/p/a'", id="out-of-order"
+        ),
+        pytest.param(archive([ENTRIES[0]] * 2), "line 3: the key '/p/a'", id="twice"),
+        pytest.param(archive([Entry(key="/q", value=b"")]), "line 2: the key '/q'", id="of-others"),
+        pytest.param(
+            archive(header=HEADER.model_copy(update={"format": 2})),
+            "a newer mlx-fleet wrote it (format 2, this one reads 1)",
+            id="newer",
+        ),
+        pytest.param(archive().replace(b'"value"', b'"valeu"'), "line 2 is not", id="misspelt"),
+        pytest.param(archive().replace(b"AAEC", b"A!EC"), "line 5 is not", id="no-base64"),
+    ],
+)
+def test_what_is_no_backup_is_told(raw: bytes, said: str) -> None:
+    with pytest.raises(ArchiveError) as refusal:
+        check(raw)
+    assert said in str(refusal.value)

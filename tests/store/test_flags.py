@@ -1,0 +1,144 @@
+"""The flags that say where etcd is and who we are to it, from the command line and the environment."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from store import credentials
+from store.address import EtcdAddress
+from store.credentials import Credentials, CredentialsError
+from store.flags import address, etcd_options
+
+ETCD = ("--etcd", "http://127.0.0.1:1")
+
+
+def run(
+    words: tuple[str, ...], env: dict[str, str], default: EtcdAddress | None = None
+) -> tuple[Result, EtcdAddress]:
+    """Run a command with the flags; return what it said and the address it got."""
+    found = [EtcdAddress()]
+
+    @click.command()
+    @etcd_options
+    def command(**options: Any) -> None:
+        found.append(address(options, default))
+
+    result = CliRunner().invoke(command, words, env=env)
+    return result, found[-1]
+
+
+def found(*words: str, default: EtcdAddress | None = None, **env: str) -> EtcdAddress:
+    result, address_ = run(words, env, default)
+    assert result.exit_code == 0, result.output
+    return address_
+
+
+def refused(*words: str, **env: str) -> str:
+    result, _ = run(words, env)
+    assert result.exit_code == 2, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Path:
+    path = tmp_path / "password"
+    path.touch(mode=0o600)
+    path.write_text("s3cret\n")
+    return path
+
+
+def test_what_nobody_says() -> None:
+    assert found(*ETCD) == EtcdAddress(endpoints=("http://127.0.0.1:1",), transport="grpc")
+
+
+def test_flags_and_environment_say_the_same() -> None:
+    by_flags = found(*ETCD, "--etcd-transport", "http", "--etcd-prefix", "/lab")
+    by_env = found(
+        FLEET_ETCD="http://127.0.0.1:1", FLEET_ETCD_TRANSPORT="http", FLEET_ETCD_PREFIX="/lab"
+    )
+    assert by_flags == by_env
+    assert (by_flags.transport, by_flags.prefix) == ("http", "/lab")
+
+
+def test_they_also_reach_the_fleet_of_this_machine() -> None:
+    local = EtcdAddress(socket=Path("/run/etcd.sock"))
+    made = found("--etcd-transport", "http", "--etcd-prefix", "/lab", default=local)
+    assert made == EtcdAddress(socket=local.socket, transport="http", prefix="/lab")
+
+
+def test_a_password_in_a_file(password: Path) -> None:
+    made = found(*ETCD, "--etcd-user", "fleet", "--etcd-password-file", str(password))
+    assert (made.username, made.password) == ("fleet", "s3cret")
+    made = found(*ETCD, FLEET_ETCD_USER="fleet", FLEET_ETCD_PASSWORD_FILE=str(password))
+    assert (made.username, made.password) == ("fleet", "s3cret")
+    made = found(*ETCD, FLEET_ETCD_USER="fleet", FLEET_ETCD_PASSWORD="env")
+    assert (made.username, made.password) == ("fleet", "env")
+
+
+def test_a_file_of_init_auth_says_who(password: Path) -> None:
+    password.write_text(credentials.render(Credentials(user="fleet-gateway", password="p="), "x"))
+    made = found(*ETCD, "--etcd-password-file", str(password))
+    assert (made.username, made.password) == ("fleet-gateway", "p=")
+    made = found(*ETCD, "--etcd-password-file", str(password), "--etcd-user", "other")
+    assert (made.username, made.password) == ("other", "p=")
+
+
+def test_who_without_a_password_and_the_other_way_round(password: Path) -> None:
+    assert "give --etcd-user" in refused(*ETCD, FLEET_ETCD_PASSWORD="x")
+    assert "give --etcd-user" in refused(*ETCD, "--etcd-password-file", str(password))
+    assert "--etcd-password-file FILE" in refused(*ETCD, "--etcd-user", "fleet")
+    words = (*ETCD, "--etcd-user", "fleet", "--etcd-password-file", str(password))
+    assert "Keep one" in refused(*words, FLEET_ETCD_PASSWORD="x")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["lab", "/", "/lab/", "//lab", "/a b", "/ä", "/-x", "/../x", "/a//b", "/lab\n"]
+)
+def test_a_prefix_of_another_form(prefix: str) -> None:
+    assert "such as /lab or /teams/lab" in refused(*ETCD, "--etcd-prefix", prefix)
+
+
+def test_a_prefix_among_another_fleets_keys() -> None:
+    for prefix in ("/mlx-fleet", "/mlx-fleet/v1/spec", "/a/mlx-fleet"):
+        assert "choose another name" in refused(*ETCD, "--etcd-prefix", prefix)
+    assert found(*ETCD, "--etcd-prefix", "/mlx-fleet-2").prefix == "/mlx-fleet-2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no password"),
+        ("\n# nothing\n", "holds no password"),
+        ("one\ntwo\n", "expected one line"),
+        ("FLEET_ETCD_USER=x\n", "holds no password"),
+        ("FLEET_ETCD_PASSWORD=\n", "holds no password"),
+    ],
+)
+def test_files_that_are_none(password: Path, text: str, said: str) -> None:
+    password.write_text(text)
+    with pytest.raises(CredentialsError, match=said):
+        credentials.read(password)
+
+
+def test_a_file_that_everybody_may_read(password: Path) -> None:
+    password.chmod(0o644)
+    said = refused(*ETCD, "--etcd-user", "fleet", "--etcd-password-file", str(password))
+    assert "chmod 600" in said
+    assert "s3cret" not in said
+    password.chmod(0o640)  # a group of the fleet's processes is fine
+    assert credentials.read(password).password == "s3cret"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, password: Path) -> None:
+    assert "does not exist" in refused(*ETCD, "--etcd-password-file", str(tmp_path / "nowhere"))
+    password.write_bytes(b"\xff\xfe")
+    with pytest.raises(CredentialsError, match="is not text"):
+        credentials.read(password)
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "s3cret" not in repr(Credentials(user="fleet", password="s3cret"))
+    assert "s3cret" not in repr(EtcdAddress(username="fleet", password="s3cret"))

@@ -1,0 +1,125 @@
+"""Network namespaces for the members of a cluster, so that a member can be cut off for real.
+
+Each member lives in a namespace with two legs: one in the network of the members, one in the
+network of the clients, which is ours too. Either leg can be taken away; packets then vanish without
+a word. Needs root on Linux; `available()` tells. Everything made here bears our process id.
+"""
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from tests.support.cluster import Place
+
+
+class NoNamespaceError(Exception):
+    """The machine does not let us make namespaces or links."""
+
+
+def _ip(*lines: str) -> None:
+    """Run commands of `ip`, one after the other."""
+    try:
+        done = subprocess.run(
+            ("ip", "-batch", "-"),
+            input="\n".join(lines) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoNamespaceError(str(error)) from error
+    if done.returncode:
+        raise NoNamespaceError(done.stderr.strip())
+
+
+def available() -> bool:
+    """Return whether networks can be made here, by making one."""
+    try:
+        with Networks(1).made():
+            return True
+    except NoNamespaceError:
+        return False
+
+
+class Networks:
+    """The two networks of a cluster, while `made()` lasts."""
+
+    def __init__(self, members: int) -> None:
+        self._members = range(members)
+        # Names of interfaces have 15 characters at most.
+        self._own = f"mf{os.getpid() % 1_000_000:x}"
+        # For tests of networks, RFC 2544; nobody routes it.
+        self._net = f"198.18.{random.randrange(256)}", f"198.19.{random.randrange(256)}"
+
+    def _namespace(self, member: int) -> str:
+        return f"{self._own}-{member}"
+
+    def _link(self, leg: str, member: int) -> str:
+        return f"{self._own}{leg}{member}"
+
+    def place(self, member: int) -> Place:
+        """Return where the member lives."""
+        return Place(
+            client_host=f"{self._net[0]}.{member + 2}",
+            peer_host=f"{self._net[1]}.{member + 2}",
+            prefix=("ip", "netns", "exec", self._namespace(member)),
+        )
+
+    @contextmanager
+    def made(self) -> Iterator["Networks"]:
+        try:
+            self._make()
+            yield self
+        finally:
+            self._remove()
+
+    def _make(self) -> None:
+        for leg in ("c", "p"):
+            bridge = f"{self._own}{leg}b"
+            _ip(f"link add {bridge} type bridge", f"link set {bridge} up")
+        _ip(f"addr add {self._net[0]}.1/24 dev {self._own}cb")
+        for member in self._members:
+            space = self._namespace(member)
+            _ip(f"netns add {space}")
+            for number, leg in enumerate(("c", "p")):
+                link = self._link(leg, member)
+                _ip(
+                    f"link add {link} type veth peer name {leg}0 netns {space}",
+                    f"link set {link} master {self._own}{leg}b up",
+                )
+                _inside(space, f"addr add {self._net[number]}.{member + 2}/24 dev {leg}0")
+                _inside(space, f"link set {leg}0 up")
+            _inside(space, "link set lo up")
+
+    def _remove(self) -> None:
+        for member in self._members:
+            with suppress(NoNamespaceError):
+                _ip(f"netns del {self._namespace(member)}")  # its links go with it
+        for leg in ("c", "p"):
+            with suppress(NoNamespaceError):
+                _ip(f"link del {self._own}{leg}b")
+
+    def cut_peers(self, member: int) -> None:
+        """Take the member away from the other members; clients still reach it."""
+        _ip(f"link set {self._link('p', member)} down")
+
+    def mend_peers(self, member: int) -> None:
+        _ip(f"link set {self._link('p', member)} up")
+
+    def cut_clients(self, member: int) -> None:
+        """Take the member away from its clients; the other members still reach it."""
+        _ip(f"link set {self._link('c', member)} down")
+
+    def mend_clients(self, member: int) -> None:
+        _ip(f"link set {self._link('c', member)} up")
+
+
+def _inside(space: str, line: str) -> None:
+    done = subprocess.run(
+        ("ip", "-n", space, *line.split()), capture_output=True, text=True, timeout=10, check=False
+    )
+    if done.returncode:
+        raise NoNamespaceError(done.stderr.strip())
