@@ -1,10 +1,12 @@
 """Typed reading of objects: spec and status brought together. Writing is a guarded transaction."""
 
+from collections.abc import Iterable
 from typing import TypeVar
 
+from machinery.garbage import collector_held
 from schemas.meta import ApiObject
 from store import codec, keys
-from store.port import Transport
+from store.port import KeyValue, Transport
 
 Obj = TypeVar("Obj", bound=ApiObject)
 
@@ -28,13 +30,20 @@ async def get(transport: Transport, kind: type[Obj], name: str) -> Obj | None:
 
 async def list_all(transport: Transport, kind: type[Obj]) -> list[Obj]:
     """Return all objects of a kind with their statuses, by name."""
-    listing = await transport.list(_prefix(kind))
-    found = [codec.decode_object(kind, item) for item in listing.items]
+    found = decode_all(kind, (await transport.list(_prefix(kind))).items)
     if codec.status_type(kind) is not None:
         statuses = await transport.list(keys.status_prefix(kind.__name__))
         by_name = {keys.kind_and_name(item.key)[1]: item for item in statuses.items}
         found = [codec.with_status(obj, by_name.get(obj.name)) for obj in found]
     return sorted(found, key=lambda obj: obj.name)
+
+
+def decode_all(kind: type[Obj], items: Iterable[KeyValue]) -> list[Obj]:
+    """Return the objects under these keys. Tens of thousands at once: the collector would look at
+    all of them again and again, which costs more than the decoding.
+    """
+    with collector_held():
+        return [codec.decode_object(kind, item) for item in items]
 
 
 def _prefix(kind: type[ApiObject]) -> str:

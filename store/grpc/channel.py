@@ -14,7 +14,7 @@ import grpc.aio
 
 from store.address import EtcdAddress
 from store.calls import CALL_S, CONNECT_S, IDLE_S, Calls
-from store.errors import UnavailableError
+from store.errors import StoreError, UnavailableError
 from store.grpc.methods import AUTHENTICATE, STATUS, Answer, Method, Request
 from store.grpc.proto import etcd_pb2 as pb
 from store.grpc.stream import Stream, error_of
@@ -35,6 +35,8 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     # etcd ends connections that ask more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # Without it a connection that stands still is never given up: every call on it fails for ever.
+    ("grpc.http2.ping_timeout_ms", 3_000),
 )
 # A socket's path is no name that a server takes for its own.
 _SOCKET_OPTIONS = (*_OPTIONS, ("grpc.default_authority", "localhost"))
@@ -84,14 +86,22 @@ class GrpcChannel:
                 request, timeout=limit_s, metadata=_metadata(token)
             )
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            found = error_of(error, f"etcd at {url}")
-            if isinstance(found, UnavailableError):
-                self._made.pass_on(turn)
-            raise found from error
+            raise self._failure(error, turn, url) from error
         except UnavailableError:
             self._made.pass_on(turn)
             raise
         return answer
+
+    def _failure(self, error: BaseException, turn: int, url: str) -> StoreError:
+        """Return our error for grpc's.
+
+        Not in a variable of who raises it: its traceback would hold the frame, the frame the call,
+        and the call the connection, also after `close()`, until the garbage collector comes by.
+        """
+        found = error_of(error, f"etcd at {url}")
+        if isinstance(found, UnavailableError):
+            self._made.pass_on(turn)
+        return found
 
     async def _connected(self, url: str, limit_s: float) -> None:
         """Wait until there is a connection, so that what fails here was certainly not sent."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from store.calls import CALL_S
+from store.calls import RENEW_S
 from store.grpc import methods
 from store.grpc.channel import GrpcChannel
 from store.grpc.proto import etcd_pb2 as pb
@@ -30,8 +30,8 @@ class Renewals:
             is_sound = False
             try:
                 stream = await self._current()
-                await stream.send(pb.LeaseKeepAliveRequest(id=lease))
-                answer = await stream.receive(limit_s=CALL_S)
+                await stream.send(pb.LeaseKeepAliveRequest(id=lease), limit_s=RENEW_S)
+                answer = await stream.receive(limit_s=RENEW_S)
                 if answer.id != lease:
                     raise stream.failure("an answer for another lease")
                 is_sound = True

@@ -12,6 +12,9 @@ from store.errors import StoreError, UnavailableError
 from store.grpc.methods import Answer, Request
 from store.meanings import exception_of
 
+# What grpc itself says of connections that broke ("Internal error from Core", "Channel closed").
+_BROKEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
+
 
 class Stream(Generic[Request, Answer]):
     """A stream to one endpoint: requests there, answers back. To be closed."""
@@ -86,7 +89,7 @@ def error_of(error: BaseException, where: str) -> StoreError:
     """Return our error for grpc's; what was sent and not answered may have been done."""
     if isinstance(error, grpc.aio.AioRpcError):
         found = exception_of(error.code().value[0], str(error.details()))
-        if not isinstance(found, UnavailableError):
+        if not isinstance(found, UnavailableError) and error.code() not in _BROKEN:
             return found
         return UnavailableError(f"{where}: {error.details()}", ambiguous=True)
     what = str(error) or type(error).__name__

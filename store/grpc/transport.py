@@ -102,10 +102,19 @@ class GrpcTransport:
                 if answer.fragment:
                     # All changes of a revision belong together: a resume must not split them.
                     continue
+                lags = answer.created and answer.header.revision < after_revision
+                if lags and await self._newest(prefix) < after_revision:
+                    # Not to go on by its numbers: a watch on the future is silent for ever.
+                    raise ReplacedError("the store was replaced or rolled back")
                 batch = _batch(answer, tuple(fragments), after_revision)
                 fragments = []
                 after_revision = max(after_revision, batch.revision)
                 yield batch
+
+    async def _newest(self, key: str) -> int:
+        """Return the newest revision of the store, which a member that lags has not heard of."""
+        request = pb.RangeRequest(key=wire.raw(key))
+        return (await self._read(methods.RANGE, request)).header.revision
 
     async def grant(self, ttl_s: int) -> int:
         return (await self._channel.call(methods.GRANT, pb.LeaseGrantRequest(ttl=ttl_s))).id
@@ -149,9 +158,6 @@ def _batch(
     answer: pb.WatchResponse, changes: tuple[Change, ...], after_revision: int
 ) -> WatchBatch:
     revision, store = answer.header.revision, str(answer.header.cluster_id)
-    if answer.created and revision < after_revision:
-        # Not to go on by its numbers: a watch on the future is silent for ever.
-        raise ReplacedError("the store was replaced or rolled back")
     # While catching up, etcd's header is ahead of the events: the last event counts.
     if changes:
         return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)

@@ -8,7 +8,7 @@ from typing import Literal
 from bench.store.client import Decode, Told
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
-from store import codec, etcd
+from store import codec, etcd, objects
 from store.address import EtcdAddress
 from store.informer import Informer
 from store.port import KeyValue, Put, Transport
@@ -30,7 +30,7 @@ class Ours:
 
     async def list(self, prefix: str) -> Decode:
         listing = await self._transport.list(prefix)
-        return lambda: [codec.decode_object(ModelDeployment, item) for item in listing.items]
+        return lambda: objects.decode_all(ModelDeployment, listing.items)
 
     async def watch(self, prefix: str, opened: Told, seen: Told) -> None:
         revision = (await self._transport.status()).revision

@@ -14,8 +14,8 @@ from tests.support.cluster import Cluster
 from tests.support.waiting import until
 
 WRITERS, WATCHERS, OWNERS = 50, 20, 6
-# Of node agents and reconcilers, see nodeagent.presence and reconciler.controller.
-_TTL_S = 4
+# Twice that of node agents and reconcilers: on a busy machine an election takes its time as well.
+_TTL_S = 8
 # A watcher of a frozen member must notice within a test; the members report progress twice a second.
 IDLE_S = 2.0
 PROGRESS = "--experimental-watch-progress-notify-interval=500ms"
@@ -101,12 +101,13 @@ class Load:
     async def leases(self) -> AsyncIterator[None]:
         """Own leases while the block runs; in the end each must be held, with its key."""
         self.owners = [LeaseSession(self._any(n), self._clock, ttl_s=_TTL_S) for n in range(OWNERS)]
-        for owner in self.owners:
-            await owner.open()
-            put = Put(key=self._lease_key(owner), value=b"alive", lease=owner.id)
-            await self._transports[0].commit([], [put])
+        keeping: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
-            keeping = [group.create_task(owner.keep()) for owner in self.owners]
+            for owner in self.owners:
+                await owner.open()
+                keeping.append(group.create_task(owner.keep()))
+                put = Put(key=self._lease_key(owner), value=b"alive", lease=owner.id)
+                await self._transports[0].commit([], [put])
             yield
             await self._check_leases()
             for task in keeping:

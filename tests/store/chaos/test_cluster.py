@@ -5,7 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from machinery.clock import SystemClock
+from store.errors import UnavailableError
 from tests.store.chaos.load import PROGRESS, Load, loaded
+from tests.store.chaos.ways import go
 from tests.support.cluster import Cluster, Member, running_cluster
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(150)]
@@ -85,6 +88,22 @@ async def test_members_go_away_and_come_back(
         leader = await cluster.leader()
         await hurt_two(load, cluster, fault, [leader, (await cluster.followers())[0]])
         await cluster.leader()
+
+
+async def test_a_renewal_finds_a_frozen_member_out_in_time(way: str, cluster: Cluster) -> None:
+    """A lease of four seconds is renewed after a third of that: there must be time for others."""
+    await cluster.serves()
+    clock, member = SystemClock(), (await cluster.followers())[0]
+    transport = go(way, cluster.address(cluster.members.index(member)))
+    lease = await transport.grant(60)
+    assert await transport.keep_alive(lease) == 60
+    async with frozen(cluster, member):
+        asked_at = clock.monotonic()
+        with pytest.raises(UnavailableError):
+            await transport.keep_alive(lease)
+        assert clock.monotonic() - asked_at < 1.6
+        assert await transport.keep_alive(lease) == 60
+    await transport.close()
 
 
 @pytest.mark.soak

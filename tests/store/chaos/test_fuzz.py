@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.store.chaos.fuzz import FLAGS, run_seeds
-from tests.store.chaos.ways import DEFAULT
+from tests.store.chaos.ways import DEFAULT, WAYS
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.tcp_proxy import random_plan
 
@@ -24,6 +24,7 @@ async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd
         yield etcd
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_trouble_on_the_way_loses_nothing(way: str, tcp: TcpEtcd) -> None:
     count = _SEEDS if way == DEFAULT else _SEEDS_OF_OTHER_WAYS
     seen = await run_seeds(range(count), way, tcp.url)
@@ -33,6 +34,7 @@ async def test_trouble_on_the_way_loses_nothing(way: str, tcp: TcpEtcd) -> None:
     assert seen["connections"] > count
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 async def test_the_same_with_fresh_seeds(way: str, tcp: TcpEtcd) -> None:

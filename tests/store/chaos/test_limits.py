@@ -9,7 +9,7 @@ import pytest
 from store.errors import NoSpaceError, TooLargeError
 from store.port import Delete, Put, Transport
 from tests.store.chaos.informers import crowd, stored
-from tests.store.chaos.ways import go
+from tests.store.chaos.ways import WAYS, go
 from tests.store.tcp_etcd import TcpEtcd
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(60)]
@@ -25,6 +25,7 @@ async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd
         yield etcd
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_value_over_the_limit_breaks_nothing(way: str, tcp: TcpEtcd, corner: str) -> None:
     async with crowd(way, tcp.url, corner, size=5) as watching:
         transport = go(way, tcp.address)
@@ -42,6 +43,7 @@ async def test_a_value_over_the_limit_breaks_nothing(way: str, tcp: TcpEtcd, cor
         await transport.close()
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_large_values_among_many_calls_harm_none_of_them(
     way: str, tcp: TcpEtcd, corner: str
 ) -> None:
@@ -71,6 +73,7 @@ async def fill(transport: Transport) -> None:
         await transport.commit([], [Put(key=f"/quota/{number:03}", value=_PIECE)])
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_without_space_reads_leases_and_informers_go_on(way: str, tmp_path: Path) -> None:
     async with TcpEtcd(tmp_path, f"--quota-backend-bytes={8 * 2**20}") as etcd:
         transport = go(way, etcd.address)
