@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ONCE ?=
 PORT ?=
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-store clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-store bench-placement clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,9 @@ bench-gateway: $(READY)  ## latency the gateway adds to an engine
 
 bench-store: $(READY)  ## our etcd clients beside the other Python ones, in four minutes
 	@$(BIN)/python -m bench.store
+
+bench-placement: $(READY)  ## 10,000 replicas onto 5,000 Macs: decisions a second, without a store
+	@$(BIN)/python -m bench.placement
 
 clean:  ## remove the virtual environment and the caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build

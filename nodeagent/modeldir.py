@@ -5,21 +5,26 @@ asked about, and the engine can refuse a bad one before seconds of imports.
 """
 
 import struct
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from nodeagent.geometry import rules
+from nodeagent.geometry.config import Config, Section
+from nodeagent.geometry.layers import NotUnderstoodError
+from nodeagent.geometry.tensors import Tensor, Weights, tally
 from schemas.node import ModelGeometry
 
 # The format's own limit; a larger number is not a header but some other file's first bytes.
 _MAX_HEADER_BYTES = 100_000_000
-_HALF = ("F16", "BF16")
 
-# Nothing or less would prove that any model fits; a wild number ends in arithmetic somewhere else.
-_Count = Annotated[int, Field(ge=1, le=2**40)]
+# Prompts and tokens of each that the engine reads at once (nodeagent/engine/batch.py), on Linux and on a Mac.
+_PREFILL_LINUX, _PREFILL_MAC = (2, 256), (4, 512)
+# Head sizes for which Metal has a fused kernel for prompts (mlx 0.32: sdpa_full).
+_FUSED_HEADS = (64, 80, 128)
+
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -31,68 +36,35 @@ class ModelUnusableError(Exception):
         self.reason = reason
 
 
-class _Section(BaseModel):
-    """What of a config.json matters here; multimodal models keep it in `text_config`."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    max_position_embeddings: _Count | None = None
-    vocab_size: _Count | None = None
-    num_hidden_layers: _Count | None = None
-    num_attention_heads: _Count | None = None
-    num_key_value_heads: _Count | None = None
-    hidden_size: _Count | None = None
-    head_dim: _Count | None = None
-
-
-class _Config(_Section):
-    model_type: str
-    text_config: _Section = Field(default_factory=_Section)
-
-    def number(self, name: str) -> int | None:
-        """Return a number from the outer level, or else from `text_config`."""
-        outer: int | None = getattr(self, name)
-        inner: int | None = getattr(self.text_config, name)
-        return inner if outer is None else outer
-
-
 class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
-class _Tensor(BaseModel):
-    dtype: str
-    data_offsets: tuple[int, int]
-
-    @field_validator("data_offsets")
-    @classmethod
-    def _ordered(cls, offsets: tuple[int, int]) -> tuple[int, int]:
-        if not 0 <= offsets[0] <= offsets[1]:
-            raise ValueError("offsets must go up")
-        return offsets
-
-    @property
-    def size(self) -> int:
-        return self.data_offsets[1] - self.data_offsets[0]
-
-
-_HEADER = TypeAdapter(dict[str, _Tensor | dict[str, str]])
+_HEADER = TypeAdapter(dict[str, Tensor | dict[str, str]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the folder says of itself; None where it does not say."""
+    """What the folder says of itself."""
 
     model_type: str
-    weight_bytes: int
-    """Bytes of all tensors on disk."""
-    half_bytes: int
-    """How many of them are float16 or bfloat16."""
-    vocab_size: int | None
-    max_context: int | None
-    layers: int | None
-    kv_heads: int | None
-    head_dim: int | None
+    module: str
+    """The module of mlx-lm that builds it."""
+    config: Section
+    weights: Weights
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of all tensors on disk."""
+        return self.weights.total_bytes
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.config.vocab_size
+
+    @property
+    def max_context(self) -> int | None:
+        return self.config.max_position_embeddings
 
 
 def inspect(folder: Path) -> ModelFacts:
@@ -115,58 +87,57 @@ def _inspect(folder: Path) -> ModelFacts:
         raise ModelUnusableError(f"{folder} is not a directory", reason="ModelNotFound")
     if not (folder / "config.json").is_file():
         raise ModelUnusableError(f"{folder} has no config.json: not a model directory")
-    config = _parse(_Config, folder / "config.json")
-    sizes: Counter[str] = Counter()
+    config = _parse(Config, folder / "config.json")
+    tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
-        sizes.update(_sizes_by_dtype(path))
-    heads = config.number("num_attention_heads")
-    hidden = config.number("hidden_size")
-    derived_dim = hidden // heads if hidden and heads else None
+        tensors.update(_tensors(path))
+    packing = config.quantization
     return ModelFacts(
         model_type=config.model_type,
-        weight_bytes=sizes.total(),
-        half_bytes=sum(sizes[dtype] for dtype in _HALF),
-        vocab_size=config.number("vocab_size"),
-        max_context=config.number("max_position_embeddings"),
-        layers=config.number("num_hidden_layers"),
-        kv_heads=config.number("num_key_value_heads") or heads,
-        head_dim=config.number("head_dim") or derived_dim,
+        module=rules.module_of(config),
+        config=config.text,
+        weights=tally(tensors, group_size=packing.group_size if packing else None),
     )
 
 
 def geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometry:
-    """Return what the memory proof needs.
+    """Return what the memory proof needs; `unknown` says what could not be understood.
 
     `casts_to_float32` says that the engine widens 16-bit weights, as it does on Linux.
-
-    Raises:
-        ModelUnusableError: config.json does not say enough to prove that the model fits.
-
     """
-    needed = {
-        "num_hidden_layers": facts.layers,
-        "num_key_value_heads": facts.kv_heads,
-        "head_dim": facts.head_dim,
-        "vocab_size": facts.vocab_size,
-        "max_position_embeddings": facts.max_context,
-    }
-    lacking = [name for name, value in needed.items() if value is None]
-    if lacking:
-        raise ModelUnusableError(
-            f"config.json lacks {', '.join(lacking)}, without which nobody can say what it needs",
-            reason="ModelSizeUnknown",
-        )
-    is_half = facts.half_bytes > 0
-    widened = casts_to_float32 or not is_half
+    config, weights = facts.config, facts.weights
+    is_half = weights.half_bytes > 0
+    element_bytes = 4 if casts_to_float32 or not is_half else 2
+    unknown = "" if config.vocab_size is not None else "config.json lacks vocab_size"
+    try:
+        groups = rules.layer_groups(facts.module, config, element_bytes=element_bytes)
+    except NotUnderstoodError as error:
+        groups, unknown = (), str(error)
+    attends = next((group for group in groups if group.kind in ("Full", "Sliding")), None)
+    active = (config.moe_intermediate_size or 0) * (config.num_experts_per_tok or 0)
+    widened = weights.half_bytes if casts_to_float32 else 0
+    batch, step = _PREFILL_LINUX if casts_to_float32 else _PREFILL_MAC
+    sizes = {group.head_dim for group in groups if group.kind != "State"}
     return ModelGeometry(
         model_type=facts.model_type,
-        weights_bytes=facts.weight_bytes + (facts.half_bytes if casts_to_float32 else 0),
-        layers=facts.layers or 0,
-        kv_heads=facts.kv_heads or 0,
-        head_dim=facts.head_dim or 0,
-        kv_element_bytes=4 if widened else 2,
-        vocab_size=facts.vocab_size or 0,
-        max_context=facts.max_context or 0,
+        weights_bytes=weights.total_bytes + widened,
+        replicated_bytes=weights.replicated_bytes
+        + (weights.replicated_half_bytes if casts_to_float32 else 0),
+        parameters=weights.parameters,
+        layers=config.num_hidden_layers or 0,
+        kv_heads=attends.kv_heads if attends is not None else 0,
+        head_dim=attends.head_dim if attends is not None else 0,
+        kv_element_bytes=element_bytes,
+        vocab_size=config.vocab_size or 0,
+        max_context=config.max_position_embeddings,
+        groups=groups,
+        hidden_size=config.hidden_size or 0,
+        ffn_size=max(config.intermediate_size or 0, active),
+        heads=config.num_attention_heads or 0,
+        prefill_batch=batch,
+        prefill_step=step,
+        is_attention_fused=not casts_to_float32 and sizes <= set(_FUSED_HEADS),
+        unknown=unknown,
     )
 
 
@@ -211,8 +182,8 @@ def _parse(model: type[_M], path: Path) -> _M:
         raise ModelUnusableError(f"{path}: {where or 'content'}: {first['msg']}") from error
 
 
-def _sizes_by_dtype(path: Path) -> Counter[str]:
-    """Return the bytes of a file's tensors by type, having checked that all of them are there."""
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """Return a file's tensors by name, having checked that all of them are there."""
     if not path.is_file():  # opening a pipe would wait for ever for somebody to write
         raise ModelUnusableError(f"{path} is not a file, or a link to none")
     try:
@@ -224,14 +195,12 @@ def _sizes_by_dtype(path: Path) -> Counter[str]:
         raise ModelUnusableError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
         raise ModelUnusableError(f"{path} has a broken safetensors header") from error
-    tensors = [entry for entry in entries.values() if isinstance(entry, _Tensor)]
-    expected = 8 + header + max((tensor.data_offsets[1] for tensor in tensors), default=0)
+    tensors = {name: entry for name, entry in entries.items() if isinstance(entry, Tensor)}
+    ends = (tensor.data_offsets[1] for tensor in tensors.values())
+    expected = 8 + header + max(ends, default=0)
     if size != expected:
         raise ModelUnusableError(f"{path} was cut short: {size} bytes, its header says {expected}")
-    sizes: Counter[str] = Counter()
-    for tensor in tensors:
-        sizes[tensor.dtype] += tensor.size
-    return sizes
+    return tensors
 
 
 def _header(lead: bytes, path: Path, size: int) -> int:

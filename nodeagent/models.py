@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeagent import modeldir
+from nodeagent import architectures, modeldir
 from schemas.node import ModelReport
 
 
@@ -16,6 +16,9 @@ def report(path: str, models_dir: Path, *, casts_to_float32: bool) -> ModelRepor
     """Return what this node says of a model: its geometry, or why it cannot be used."""
     try:
         facts = modeldir.inspect(resolve(path, models_dir))
+        complaint = architectures.complaint(facts.module)
+        if complaint:
+            return ModelReport(path=path, reason="ArchitectureUnsupported", message=complaint)
         geometry = modeldir.geometry(facts, casts_to_float32=casts_to_float32)
     except modeldir.ModelUnusableError as error:
         # A file's name may hold bytes that are no text, and the store takes text only.

@@ -35,6 +35,19 @@ class DeleteReplica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptReplica:
+    """Ask another deployment's replica to drain and stop: its memory is needed for a higher priority."""
+
+    name: str
+    deployment: str
+    """Whose it is."""
+    by: str
+    """The replica that takes its place."""
+    because: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveReplica:
     """Forget a replica for which nothing runs any more."""
 
@@ -50,4 +63,6 @@ class RemoveDeployment:
     version: int
 
 
-Action: TypeAlias = CreateReplica | MoveReplica | DeleteReplica | RemoveReplica | RemoveDeployment
+Action: TypeAlias = (
+    CreateReplica | MoveReplica | DeleteReplica | PreemptReplica | RemoveReplica | RemoveDeployment
+)

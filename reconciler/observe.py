@@ -3,9 +3,25 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from reconciler.placement.want import Rival
 from schemas.deployment import ModelDeployment
-from schemas.node import ModelReport
+from schemas.node import ModelReport, Taint
 from schemas.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One replica's rank on a node, whoever's it is."""
+
+    replica: str
+    deployment: str
+    bytes: int
+    priority: int = 0
+    """Its deployment's."""
+    version: int = 0
+    """The mod_revision of the replica that was read."""
+    is_ending: bool = False
+    """Whether it drains already: its memory is on its way back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +45,38 @@ class NodeView:
     """The ShardGroup that keeps single-Mac replicas away."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """How many replicas of each deployment are assigned to it."""
+    tenants: tuple[Tenant, ...] = ()
+    """What is assigned to it, one by one."""
+    promised_bytes: int = 0
+    """What is kept for replicas of a higher priority, which wait for others to end."""
+    chip: str = ""
+    gpu_cores: int = 0
+    memory_bytes: int = 0
+    """Unified memory of the machine."""
+    bandwidth_gbps: float = 0.0
+    """How fast it reads its memory; 0 if nobody knows."""
+    taints: tuple[Taint, ...] = ()
+    pool_priority: int = 0
+    """The highest among its pools."""
 
     @property
     def free_bytes(self) -> int:
         return self.allocatable_bytes - self.used_bytes
+
+    @property
+    def hardware(self) -> tuple[str, int, int]:
+        """Return what the node is, as far as size goes."""
+        return self.chip, self.gpu_cores, self.memory_bytes
+
+    @property
+    def ending_bytes(self) -> int:
+        """Return what is used by replicas that drain."""
+        return sum(tenant.bytes for tenant in self.tenants if tenant.is_ending)
+
+    @property
+    def room_bytes(self) -> int:
+        """Return what may be assigned now: free, and not promised to somebody else."""
+        return min(self.free_bytes, self.free_bytes + self.ending_bytes - self.promised_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +118,11 @@ class Observed:
     """None if it is gone and only replicas of it are left."""
     replicas: tuple[ReplicaView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
+    apart_from: frozenset[str] = frozenset()
+    """Deployments whose replicas must not be on the same node: its own wish, or theirs."""
+    rivals: tuple[Rival, ...] = ()
+    """What of a higher priority has no place yet, the highest first: it chooses before us."""
     next_look_s: float | None = None
+    """When to look again though nothing changed: a grace period or a wait ends."""
     awaits_reports: bool = False
     """Whether ready nodes are still about to look at the model: placing now would be too early."""
-    """When to look again though nothing changed: a grace period or a wait ends."""

@@ -9,12 +9,17 @@ from reconciler.actions import (
     CreateReplica,
     DeleteReplica,
     MoveReplica,
+    PreemptReplica,
     RemoveDeployment,
     RemoveReplica,
 )
-from reconciler.observe import NodeView, Observed, ReplicaView
-from reconciler.placement.place import Placed, Unschedulable, place, with_replica
+from reconciler.observe import Observed, ReplicaView, Tenant
+from reconciler.placement.place import Displaces, Placed, Placer, Waits
+from reconciler.placement.refusals import Unschedulable
+from reconciler.placement.table import Table
+from reconciler.placement.want import want_of
 from schemas.deployment import ModelDeployment, served_names
+from schemas.placement import tolerates
 from schemas.replica import replica_name
 
 
@@ -27,16 +32,17 @@ class Plan:
     requeue_after_s: float | None = None
 
 
-def plan(seen: Observed) -> Plan:
+def plan(seen: Observed, table: Table | None = None) -> Plan:
     """Return the actions that bring the deployment's replicas nearer to what is wanted.
 
     Every action can be done or left undone by itself: planning again from where it stopped goes on.
+    `table` are the nodes of `seen` as columns, if somebody has them already.
     """
     wanted = wanted_names(seen.deployment)
     gone = [RemoveReplica(name=r.name, version=r.version) for r in seen.replicas if is_gone(r)]
     kept = [r for r in seen.replicas if not is_gone(r)]
-    retired = _retire(seen.deployment, kept, wanted)
-    placed, unschedulable = _place(seen, wanted)
+    retired = _retire(seen, kept, wanted)
+    placed, unschedulable = _place(seen, wanted, table)
     finished: list[Action] = []
     if seen.deployment is not None and _is_deleting(seen.deployment) and not seen.replicas:
         version = int(seen.deployment.metadata.resource_version or 0)
@@ -60,6 +66,10 @@ def template(deployment: ModelDeployment) -> str:
     """Return a hash of everything an engine is started with: when it moves, replicas must roll."""
     spec = deployment.spec
     parts = [spec.model.path, *served_names(deployment), spec.context_length, spec.concurrency]
+    if (
+        spec.resources is not None
+    ):  # no engine sees it, but what is written down must be what counts
+        parts.append(f"memory={spec.resources.memory}")
     return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:12]
 
 
@@ -73,9 +83,10 @@ def _is_deleting(deployment: ModelDeployment) -> bool:
 
 
 def _retire(
-    deployment: ModelDeployment | None, kept: Sequence[ReplicaView], wanted: Sequence[str]
+    seen: Observed, kept: Sequence[ReplicaView], wanted: Sequence[str]
 ) -> list[DeleteReplica]:
-    """Return the replicas to drain: surplus ones now, outdated ones a step at a time."""
+    """Return the replicas to drain: surplus and driven out ones now, outdated ones a step at a time."""
+    deployment = seen.deployment
     active = [r for r in kept if not r.is_deleting]
     surplus = [r for r in active if r.name not in wanted or not r.is_ours]
     retired = [
@@ -86,13 +97,15 @@ def _retire(
     ]
     if deployment is None:
         return retired
+    driven_out = _driven_out(seen, deployment)
+    # One on a lost node is moved, which renews it.
+    stay = [r for r in active if r not in surplus and not r.is_node_lost]
+    evicted = [r for r in stay if r.node in driven_out]
+    retired.extend(
+        DeleteReplica(name=r.name, because="Evicted", version=r.version) for r in evicted
+    )
     current = template(deployment)
-    outdated = [
-        r
-        for r in active
-        # One on a lost node is moved, which renews it.
-        if r not in surplus and not r.is_node_lost and r.replica.spec.template != current
-    ]
+    outdated = [r for r in stay if r not in evicted and r.replica.spec.template != current]
     # Those that serve go one at a time, and only while all the others serve.
     idle = [r for r in outdated if not r.is_ready]
     serving = [r for r in outdated if r.is_ready]
@@ -104,24 +117,59 @@ def _retire(
     ]
 
 
-def _place(seen: Observed, wanted: Sequence[str]) -> tuple[list[Action], Unschedulable | None]:
+def _driven_out(seen: Observed, deployment: ModelDeployment) -> set[str]:
+    """Return the nodes that are tainted NoExecute without the deployment tolerating it."""
+    tolerations = deployment.spec.placement.tolerations
+    return {
+        node.name
+        for node in seen.nodes
+        for taint in node.taints
+        if taint.effect == "NoExecute" and not tolerates(tolerations, taint)
+    }
+
+
+def _place(
+    seen: Observed, wanted: Sequence[str], table: Table | None
+) -> tuple[list[Action], Unschedulable | None]:
     """Return placements for missing replicas and moves for those on lost nodes."""
-    if seen.deployment is None or seen.awaits_reports:
-        return [], None
-    nodes = {node.name: node for node in seen.nodes}
-    actions: list[Action] = []
     by_name = {r.name: r for r in seen.replicas}
-    for name in wanted:
-        there = by_name.get(name)
-        if there is not None and not _can_move(there):
-            continue
-        verdict = place(seen.deployment, _sorted(nodes))
-        if isinstance(verdict, Unschedulable):
-            return actions, verdict
-        actions.append(_assign(name, there, verdict))
-        chosen = nodes[verdict.node]
-        nodes[verdict.node] = with_replica(chosen, seen.deployment, verdict.memory)
-    return actions, None
+    missing = [name for name in wanted if name not in by_name or _can_move(by_name[name])]
+    if seen.deployment is None or seen.awaits_reports or not missing:
+        return [], None
+    placer = Placer(table or Table(seen.nodes))
+    for rival in seen.rivals:
+        for _ in range(rival.missing):
+            if isinstance(placer.claim(rival.want), Unschedulable):
+                break
+    want = want_of(seen.deployment, apart_from=seen.apart_from)
+    actions: list[Action] = []
+    first: Unschedulable | None = None
+    for name in missing:
+        outcome = placer.claim(want)
+        match outcome:
+            case Placed():
+                actions.append(_assign(name, by_name.get(name), outcome))
+                continue
+            case Displaces(victims=victims):
+                actions.extend(_preempt(seen, name, victim) for victim in victims)
+                first = first or outcome.why
+            case Waits():
+                first = first or outcome.why
+            case Unschedulable():
+                return actions, first or outcome
+    return actions, first
+
+
+def _preempt(seen: Observed, name: str, victim: Tenant) -> PreemptReplica:
+    assert seen.deployment is not None
+    return PreemptReplica(
+        name=victim.replica,
+        deployment=victim.deployment,
+        version=victim.version,
+        by=name,
+        because=f"{name} has priority {seen.deployment.spec.priority}, "
+        f"{victim.replica} has {victim.priority}",
+    )
 
 
 def _can_move(replica: ReplicaView) -> bool:
@@ -132,7 +180,3 @@ def _assign(name: str, lost: ReplicaView | None, to: Placed) -> Action:
     if lost is None:
         return CreateReplica(name=name, node=to.node, memory=to.memory)
     return MoveReplica(name=name, node=to.node, memory=to.memory, version=lost.version)
-
-
-def _sorted(nodes: dict[str, NodeView]) -> list[NodeView]:
-    return sorted(nodes.values(), key=lambda node: node.name)

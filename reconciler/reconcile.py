@@ -1,6 +1,7 @@
 """One look at one object: observe, plan, execute, status. Called by the loop, one key at a time."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
@@ -12,6 +13,7 @@ from reconciler.actions import (
     CreateReplica,
     DeleteReplica,
     MoveReplica,
+    PreemptReplica,
     RemoveDeployment,
     RemoveReplica,
 )
@@ -19,15 +21,18 @@ from reconciler.caches import Caches
 from reconciler.execute import Executor
 from reconciler.fleet import Fleet
 from reconciler.nodelife import NodeLife
+from reconciler.nodeviews import NodeViews
 from reconciler.observe import Observed
 from reconciler.patience import Patience
-from reconciler.placement.place import Unschedulable
+from reconciler.placement.refusals import Unschedulable
+from reconciler.placement.table import Table
 from reconciler.plan import plan
 from schemas import quantity
 from schemas.deployment import ModelDeployment
 from schemas.event import ObjectReference
 from schemas.meta import ApiObject, ObjectKey, Status, find_condition
 from schemas.pools import NodePool, ShardGroup
+from schemas.replica import Replica
 from schemas.route import ModelRoute
 from store import keys
 from store.errors import UnavailableError
@@ -54,6 +59,8 @@ class Reconciler:
         self._recorder = recorder
         self._clock = clock
         self._patience = Patience()
+        self._nodes = NodeViews()
+        self._table = Table(())
 
     async def reconcile(self, key: ObjectKey) -> Again | None:
         """Look at one object and act."""
@@ -72,8 +79,8 @@ class Reconciler:
     async def _deployment(self, key: ObjectKey) -> Again | None:
         await self._catch_up(await self._executor.last_assignment())
         seen = self._observe(key.name)
-        decided = plan(seen)
-        replicas = {r.name: r.replica for r in seen.replicas}
+        decided = plan(seen, self._table)
+        replicas = {r.name: r.replica for r in seen.replicas} | self._victims(decided.actions)
         for action in decided.actions:
             revision = await self._executor.do(action, seen.deployment, replicas)
             await self._told(action, seen)
@@ -86,14 +93,21 @@ class Reconciler:
         after_s = decided.requeue_after_s
         return None if after_s is None else Again(after_s=after_s)
 
+    def _victims(self, actions: Iterable[Action]) -> dict[str, Replica]:
+        """Return the replicas of others that are to make room."""
+        names = {action.name for action in actions if isinstance(action, PreemptReplica)}
+        return {found.name: found for found in self._fleet.replicas() if found.name in names}
+
     def _observe(self, name: str) -> Observed:
         now = self._clock.monotonic()
         mine = [r.spec.ranks[0].node for r in self._fleet.replicas() if r.spec.deployment == name]
+        self._table = self._nodes.look(self._fleet)
         seen = views.observe(
             self._fleet,
             name,
             lost=self._life.lost(now),
             next_look_s=self._life.next_look_s(mine, now),
+            seen=self._table.nodes,
         )
         if seen.deployment is None:
             return seen
@@ -119,13 +133,22 @@ class Reconciler:
         about = ObjectReference(kind="ModelDeployment", name=seen.name, uid=uid)
         match action:
             case CreateReplica(name=name, node=node, memory=memory):
-                message = f"{name} goes to {node} and needs {quantity.show(memory.total_bytes)}"
+                said = ", as spec.resources.memory says" if memory.overridden else ""
+                need = quantity.show(memory.total_bytes)
+                message = f"{name} goes to {node} and needs {need}{said}"
                 await self._recorder.record(about, "ReplicaPlaced", message)
             case MoveReplica(name=name, node=node):
                 message = f"{name} goes to {node}: its node is lost"
                 await self._recorder.record(about, "ReplicaMoved", message, type_="Warning")
             case DeleteReplica(name=name, because=because):
                 await self._recorder.record(about, because, f"{name} is to drain and end")
+            case PreemptReplica(name=name, deployment=deployment, because=why):
+                # It is the victim's people who will ask.
+                theirs = self._fleet.spec(ObjectKey("ModelDeployment", deployment))
+                uid = theirs.metadata.uid if theirs is not None else ""
+                about = ObjectReference(kind="ModelDeployment", name=deployment, uid=uid)
+                message = f"{name} is to drain and end: {why}"
+                await self._recorder.record(about, "Preempted", message, type_="Warning")
             case RemoveReplica(name=name):
                 await self._recorder.record(about, "ReplicaRemoved", f"{name} has ended")
             case RemoveDeployment():
@@ -166,13 +189,13 @@ class Reconciler:
             kind="ModelDeployment", name=deployment.name, uid=deployment.metadata.uid
         )
         await self._recorder.record(about, "Unschedulable", _placed(new), type_="Warning")
-        for node, why in unschedulable.refusals[:20]:
+        for node, why in unschedulable.refusals:
             message = f"{node}: {why.message}"
             await self._recorder.record(about, why.reason, message, type_="Warning")
 
     async def _write_if_changed(self, key: ObjectKey, old: Status | None, new: Status) -> bool:
-        if old == new:
-            return False
+        if old == new or self._fleet.is_newer(key):
+            return False  # a newer reconciler's words are not ours to overwrite
         version = self._caches.specs.version(keys.spec_key(*key))
         await self._executor.write_status(key, new, version=version)
         return True

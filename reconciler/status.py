@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from reconciler.observe import Observed, ReplicaView
-from reconciler.placement.place import Unschedulable, explain
+from reconciler.placement.refusals import Unschedulable, one_line
 from reconciler.plan import wanted_names
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, NodeRefusal
 from schemas.meta import Condition, Status, Truth, with_condition
 from schemas.pools import NodePool, NodePoolStatus, ShardGroup, ShardGroupStatus
 from schemas.replica import RankStatus, Replica, ReplicaStatus
 from schemas.route import ModelRoute, ModelRouteStatus
-
-# A status is read by people; a thousand refusals say no more than twenty.
-_REFUSALS_SHOWN = 20
 
 
 def condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Condition:
@@ -54,7 +51,7 @@ def of_deployment(
         _placed(wanted, placed, unschedulable),
     )
     generation = deployment.metadata.generation
-    refusals = unschedulable.refusals[:_REFUSALS_SHOWN] if unschedulable is not None else ()
+    refusals = unschedulable.refusals if unschedulable is not None else ()
     return ModelDeploymentStatus(
         observed_generation=generation,
         replicas=len(placed),
@@ -79,7 +76,7 @@ def _available(
     troubled = next((r for r in placed if r.trouble and not r.is_ready), None)
     if unschedulable is not None:
         return condition(
-            "Available", "Unschedulable", f"{count}; {explain(unschedulable)}", holds=False
+            "Available", "Unschedulable", f"{count}; {one_line(unschedulable)}", holds=False
         )
     if troubled is not None:
         message = f"{count}; {troubled.name} on {troubled.node}: {troubled.trouble}"
@@ -91,7 +88,7 @@ def _placed(
     wanted: Sequence[str], placed: Sequence[ReplicaView], unschedulable: Unschedulable | None
 ) -> Condition:
     if unschedulable is not None:
-        return condition("Placed", "Unschedulable", explain(unschedulable), holds=False)
+        return condition("Placed", "Unschedulable", one_line(unschedulable), holds=False)
     if len(placed) < len(wanted):
         message = f"{len(placed)} of {len(wanted)} replicas have a node"
         return condition("Placed", "Placing", message, holds=False)

@@ -1,24 +1,29 @@
 """From what the fleet is to what the planner sees. Pure but for the caches behind `Fleet`."""
 
 from collections import Counter
-from dataclasses import replace
 
 from reconciler.fleet import Fleet
+from reconciler.nodeviews import NodeViews
 from reconciler.observe import NodeView, Observed, ReplicaView
-from schemas import quantity
+from reconciler.placement.want import Rival, want_of
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectKey, Truth, find_condition, is_true
-from schemas.node import effective_labels
-from schemas.pools import NodePool, ShardGroup, in_pool
+from schemas.node import matches
+from schemas.pools import NodePool, in_pool
 from schemas.replica import Replica
 
 
 def observe(
-    fleet: Fleet, name: str, *, lost: frozenset[str], next_look_s: float | None
+    fleet: Fleet,
+    name: str,
+    *,
+    lost: frozenset[str],
+    next_look_s: float | None,
+    seen: tuple[NodeView, ...] | None = None,
 ) -> Observed:
     """Return everything that decides about one deployment.
 
-    `lost` are the nodes whose grace period is over.
+    `lost` are the nodes whose grace period is over, `seen` the nodes if somebody has looked already.
     """
     found = fleet.spec(ObjectKey("ModelDeployment", name))
     deployment = found if isinstance(found, ModelDeployment) else None
@@ -27,9 +32,53 @@ def observe(
         name=name,
         deployment=deployment,
         replicas=tuple(_replica(fleet, r, deployment, lost) for r in mine),
-        nodes=nodes(fleet),
+        nodes=nodes(fleet) if seen is None else seen,
+        apart_from=_apart_from(fleet, deployment) if deployment is not None else frozenset(),
+        rivals=_rivals(fleet, deployment) if deployment is not None else (),
         next_look_s=next_look_s,
     )
+
+
+def _deployments(fleet: Fleet) -> list[ModelDeployment]:
+    return [d for d in fleet.of_kind("ModelDeployment") if isinstance(d, ModelDeployment)]
+
+
+def _apart_from(fleet: Fleet, deployment: ModelDeployment) -> frozenset[str]:
+    """Return the deployments to keep apart from: those it names, and those that name it."""
+    return frozenset(
+        other.name
+        for other in _deployments(fleet)
+        if other.name != deployment.name
+        and (_repels(deployment, other) or _repels(other, deployment))
+    )
+
+
+def _repels(one: ModelDeployment, other: ModelDeployment) -> bool:
+    wish = one.spec.placement.anti_affinity
+    if wish is None:
+        return False
+    by_labels = bool(wish.match_labels) and matches(other.metadata.labels, wish.match_labels)
+    return by_labels or other.name in wish.deployments
+
+
+def _rivals(fleet: Fleet, deployment: ModelDeployment) -> tuple[Rival, ...]:
+    """Return what of a higher priority has no place yet, the highest first: it chooses before us."""
+    above = [d for d in _deployments(fleet) if d.spec.priority > deployment.spec.priority]
+    if not above:
+        return ()
+    # One that drains will be wanted again, unless it is too many.
+    there = Counter(
+        found.spec.deployment
+        for found in fleet.replicas()
+        if found.metadata.deletion_timestamp is None
+    )
+    found = []
+    for one in sorted(above, key=lambda one: (-one.spec.priority, one.name)):
+        missing = one.spec.replicas - there[one.name]
+        if missing > 0 and one.metadata.deletion_timestamp is None:
+            want = want_of(one, apart_from=_apart_from(fleet, one))
+            found.append(Rival(want=want, missing=missing))
+    return tuple(found)
 
 
 def _replica(
@@ -52,62 +101,9 @@ def _replica(
 
 def nodes(fleet: Fleet) -> tuple[NodeView, ...]:
     """Return every node as placement sees it."""
-    ready = fleet.ready_nodes()
-    used, counts = _assigned(fleet)
-    groups = _exclusive_groups(fleet)
-    return tuple(
-        replace(
-            _node(fleet, name, is_ready=name in ready),
-            used_bytes=used[name],
-            replicas=counts.get(name, {}),
-            reserved_by_group=groups.get(name, ""),
-        )
-        for name in fleet.node_names()
-    )
-
-
-def _node(fleet: Fleet, name: str, *, is_ready: bool) -> NodeView:
-    status = fleet.node_status(name)
-    assert status is not None
-    node = fleet.node(name)
-    pools = [
-        pool
-        for pool in fleet.of_kind("NodePool")
-        if isinstance(pool, NodePool) and in_pool(pool, node)
-    ]
-    reserved = [quantity.parse(p.spec.reserved.memory) for p in pools if p.spec.reserved]
-    return NodeView(
-        name=name,
-        is_ready=is_ready,
-        is_cordoned=node.spec.unschedulable,
-        allocatable_bytes=status.allocatable_bytes - max(reserved, default=0),
-        reserved_bytes=max(reserved, default=0),
-        labels=effective_labels(node),
-        pools=frozenset(pool.name for pool in pools),
-        models={report.path: report for report in status.models},
-    )
+    return NodeViews().look(fleet).nodes
 
 
 def pool_members(fleet: Fleet, pool: NodePool) -> list[str]:
     """Return the nodes that belong to the pool."""
     return [name for name in fleet.node_names() if in_pool(pool, fleet.node(name))]
-
-
-def _assigned(fleet: Fleet) -> tuple[Counter[str], dict[str, dict[str, int]]]:
-    used: Counter[str] = Counter()
-    counts: dict[str, dict[str, int]] = {}
-    for found in fleet.replicas():
-        for rank in found.spec.ranks:
-            used[rank.node] += rank.memory.total_bytes
-            of_node = counts.setdefault(rank.node, {})
-            of_node[found.spec.deployment] = of_node.get(found.spec.deployment, 0) + 1
-    return used, counts
-
-
-def _exclusive_groups(fleet: Fleet) -> dict[str, str]:
-    return {
-        member.node: group.name
-        for group in fleet.of_kind("ShardGroup")
-        if isinstance(group, ShardGroup) and group.spec.reservation == "Exclusive"
-        for member in group.spec.members
-    }

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from schemas.meta import ApiModel, ApiObject, Labels, ObjectName, Status
+from schemas.meta import ApiModel, ApiObject, ObjectName, Status
+from schemas.placement import Placement
+from schemas.quantity import PositiveQuantity
 
 ServedName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
@@ -34,13 +36,12 @@ class ModelSource(ApiModel):
     """A folder in MLX format on the node: absolute, or below the agent's models folder."""
 
 
-class Placement(ApiModel):
-    """Where replicas may go."""
+class Resources(ApiModel):
+    """What one replica may take, where the fleet should not work it out itself."""
 
-    pools: tuple[ObjectName, ...] = ()
-    """NodePools whose nodes may run replicas; empty means every node."""
-    node_selector: Labels = Field(default_factory=dict)
-    """Labels that a node must carry, all of them."""
+    memory: PositiveQuantity
+    """Memory of one replica, such as "20Gi", in place of the memory proof's sum. A replica that needs more
+    than its owner says here may bring its Mac down."""
 
 
 class ModelDeploymentSpec(ApiModel):
@@ -58,6 +59,10 @@ class ModelDeploymentSpec(ApiModel):
     """How many requests one replica works on at once."""
     placement: Placement = Placement()
     """Where replicas may go."""
+    resources: Resources | None = None
+    """What one replica takes, if the fleet's own sum is not to count."""
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+    """Replicas of a higher priority may displace those of a lower one where there is no room for both."""
 
 
 class NodeRefusal(ApiModel):

@@ -1,10 +1,32 @@
 """Node: one Mac; what its agent found out about it, and whether new work may go there."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from schemas.meta import ApiModel, ApiObject, Labels, Status
+from schemas.meta import ApiModel, ApiObject, LabelKey, Labels, LabelValue, Status
+
+TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+
+class LayerGroup(ApiModel):
+    """Layers whose caches have the same shape."""
+
+    kind: Literal["Full", "Sliding", "Latent", "State"]
+    """What a layer keeps: keys and values of all tokens, or of the last ones, one compressed vector a token
+    (MLA), or a state that does not grow."""
+    count: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    """Numbers in one head's key."""
+    value_dim: int = 0
+    """Numbers in one head's value."""
+    latent_dim: int = 0
+    """Numbers that a token leaves behind in a Latent layer; every rank of a sharded model keeps them all."""
+    window: int = 0
+    """Tokens that a Sliding layer looks back."""
+    state_bytes: int = 0
+    """What a State layer keeps for one request."""
 
 
 class ModelGeometry(ApiModel):
@@ -19,8 +41,28 @@ class ModelGeometry(ApiModel):
     kv_element_bytes: int
     """Bytes of one number in the KV cache."""
     vocab_size: int
-    max_context: int
-    """Longest context that the model was made for, in tokens."""
+    max_context: int | None = None
+    """Longest context that the model was made for, in tokens; None if its config does not say."""
+    groups: tuple[LayerGroup, ...] = ()
+    """The layers by what they keep; empty means that all of them keep `kv_heads` keys and values."""
+    replicated_bytes: int = 0
+    """Bytes of the weights that every rank of a sharded model holds: embeddings, head, norms, routers."""
+    parameters: int = 0
+    """How many parameters the model has; 0 if nobody counted."""
+    hidden_size: int = 0
+    """Numbers of a token between two layers."""
+    ffn_size: int = 0
+    """Numbers of a token within a layer's feed-forward part, all of its experts together."""
+    heads: int = 0
+    """Attention heads."""
+    prefill_batch: int = 4
+    """Prompts that this node's engine reads at once."""
+    prefill_step: int = 512
+    """Tokens that it reads of each before the next token of the others."""
+    is_attention_fused: bool = True
+    """Whether attention scores are never written out, as in Metal's kernels for some head sizes."""
+    unknown: str = ""
+    """What nobody could understand of the model; what it needs is then not known."""
 
 
 class ModelReport(ApiModel):
@@ -36,11 +78,33 @@ class ModelReport(ApiModel):
     """Why it cannot be used, for people."""
 
 
+class Taint(ApiModel):
+    """Keeps replicas off a node that do not tolerate it, as in Kubernetes."""
+
+    key: LabelKey
+    """What is special about the node, such as "owner-active"."""
+    value: LabelValue = ""
+    """More about it; tolerations may ask for it."""
+    effect: TaintEffect
+    """NoSchedule: nothing new comes here. PreferNoSchedule: only if there is no better node.
+    NoExecute: what runs here is moved away as well."""
+
+
+def _taints_differ(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
+    seen = [(taint.key, taint.effect) for taint in taints]
+    twice = sorted({f"{key}:{effect}" for key, effect in seen if seen.count((key, effect)) > 1})
+    if twice:
+        raise ValueError(f"has {', '.join(twice)} more than once; a key may have each effect once")
+    return taints
+
+
 class NodeSpec(ApiModel):
     """What the fleet's owner decided about a node."""
 
     unschedulable: bool = False
     """Cordoned: nothing new is placed here; what runs goes on."""
+    taints: Annotated[tuple[Taint, ...], AfterValidator(_taints_differ)] = ()
+    """What keeps replicas away unless their deployment tolerates it."""
 
 
 class NodeStatus(Status):

@@ -37,6 +37,8 @@ class NodePoolSpec(ApiModel):
     """Nodes by their properties."""
     reserved: Reserved | None = None
     """What is left to the owners of the Macs."""
+    priority: Annotated[int, Field(ge=0, le=100)] = 0
+    """Which pool is filled first: of nodes that fit equally well, those of the higher priority are taken."""
 
 
 class NodePoolStatus(Status):

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 _UNITS = {
     "": 1,
@@ -45,3 +45,12 @@ def show(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def _not_zero(text: str) -> str:
+    if parse(text) <= 0:
+        raise ValueError("must be more than 0; leave the field out if nothing is meant")
+    return text
+
+
+PositiveQuantity = Annotated[Quantity, AfterValidator(_not_zero)]

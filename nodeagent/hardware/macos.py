@@ -11,9 +11,10 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from nodeagent.hardware import chips, command
+from nodeagent.hardware import command
 from nodeagent.hardware.facts import HardwareError, HardwareFacts, LimitSource
 from nodeagent.hardware.parsing import pairs, positive
+from schemas import chips
 
 UNKNOWN: Final = "unknown"
 MIB: Final = 2**20

@@ -1,19 +1,23 @@
 """May this replica run on this node? "No" is a value with a reason. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from reconciler.observe import NodeView
+from reconciler.placement import columns
+from reconciler.placement.columns import Column
 from reconciler.placement.proof import prove
+from reconciler.placement.want import Want
 from schemas import quantity
-from schemas.deployment import ModelDeploymentSpec
-from schemas.node import matches
+from schemas.node import ModelGeometry, matches
+from schemas.placement import tolerates
+from schemas.replica import MemoryProof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Why a node cannot take a replica; `need` and `have` are bytes where it is about bytes."""
+    """Why a node cannot take a replica; `need` and `have` are what it is short of, in bytes where it is about bytes."""
 
     reason: str
     message: str
@@ -21,45 +25,95 @@ class Rejected:
     have: int = 0
 
 
-Filter: TypeAlias = Callable[[ModelDeploymentSpec, NodeView], Rejected | None]
+Check: TypeAlias = Callable[[Want, NodeView], Rejected | None]
 
 
-def is_ready(_: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """A reason to say no that does not change while replicas are being placed."""
+
+    check: Check
+    column: Callable[[Want], Column]
+    """All of a node that `check` looks at."""
+    aspect: Callable[[Want], Hashable] = lambda _: None
+    """All of a want that it looks at."""
+
+
+def is_ready(_: Want, node: NodeView) -> Rejected | None:
     if node.is_ready:
         return None
     return Rejected(reason="NodeNotReady", message="its agent does not renew its lease")
 
 
-def is_not_cordoned(_: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
+def is_not_cordoned(_: Want, node: NodeView) -> Rejected | None:
     if not node.is_cordoned:
         return None
     return Rejected(reason="NodeCordoned", message="it is cordoned (spec.unschedulable)")
 
 
-def is_in_pool(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
-    pools = want.placement.pools
+def is_in_pool(want: Want, node: NodeView) -> Rejected | None:
+    pools = want.spec.placement.pools
     if not pools or node.pools.intersection(pools):
         return None
     return Rejected(reason="NotInPool", message=f"it is in none of the pools {', '.join(pools)}")
 
 
-def matches_selector(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
-    wanted = want.placement.node_selector
+def matches_selector(want: Want, node: NodeView) -> Rejected | None:
+    wanted = want.spec.placement.node_selector
     if matches(dict(node.labels), wanted):
         return None
     lacking = [f"{k}={v}" for k, v in sorted(wanted.items()) if node.labels.get(k) != v]
     return Rejected(reason="SelectorMismatch", message=f"it lacks the label {', '.join(lacking)}")
 
 
-def is_not_reserved(_: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
+def has_chip(want: Want, node: NodeView) -> Rejected | None:
+    chips = want.spec.placement.chips
+    if not chips or node.chip in chips:
+        return None
+    return Rejected(
+        reason="ChipMismatch",
+        message=f"its chip is {node.chip or 'not known'}, spec.placement.chips asks for "
+        f"{' or '.join(chips)}",
+    )
+
+
+def has_gpu_cores(want: Want, node: NodeView) -> Rejected | None:
+    need = want.spec.placement.min_gpu_cores
+    if node.gpu_cores >= need:
+        return None
+    return Rejected(
+        reason="TooFewGpuCores",
+        message=f"it has {node.gpu_cores} GPU cores, spec.placement.minGpuCores is {need}",
+        need=need,
+        have=node.gpu_cores,
+    )
+
+
+def is_not_reserved(_: Want, node: NodeView) -> Rejected | None:
     if not node.reserved_by_group:
         return None
     group = node.reserved_by_group
     return Rejected(reason="ReservedForGroup", message=f"it is reserved for the ShardGroup {group}")
 
 
-def has_model(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
-    report = node.models.get(want.model.path)
+def is_tolerated(want: Want, node: NodeView) -> Rejected | None:
+    tolerations = want.spec.placement.tolerations
+    kept_off = [
+        f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
+        for taint in node.taints
+        if taint.effect != "PreferNoSchedule" and not tolerates(tolerations, taint)
+    ]
+    if not kept_off:
+        return None
+    return Rejected(
+        reason="NodeTainted",
+        message=f"it has the taint {', '.join(kept_off)}, which spec.placement.tolerations "
+        "does not name",
+    )
+
+
+def has_model(want: Want, node: NodeView) -> Rejected | None:
+    report = node.models.get(want.path)
     if report is None:
         return Rejected(
             reason="ModelNotInspected", message="its agent has not looked at the model yet"
@@ -69,55 +123,148 @@ def has_model(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
     return None
 
 
-def takes_context(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
-    geometry = node.models[want.model.path].geometry
-    assert geometry is not None
-    if want.context_length <= geometry.max_context:
+def is_understood(want: Want, node: NodeView) -> Rejected | None:
+    unknown = geometry_of(want, node).unknown
+    if not unknown or want.override_bytes:
         return None
     return Rejected(
-        reason="ContextTooLong",
-        message=f"spec.contextLength is {want.context_length}, the model was made for "
-        f"{geometry.max_context} tokens at most",
+        reason="ModelNotUnderstood",
+        message=f"what the model needs is not known: {unknown}. Set spec.resources.memory to what "
+        "one replica takes",
     )
 
 
-def has_memory(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
-    geometry = node.models[want.model.path].geometry
-    assert geometry is not None
-    proof = prove(geometry, context_length=want.context_length, concurrency=want.concurrency)
-    need, have = proof.total_bytes, node.free_bytes
+def takes_context(want: Want, node: NodeView) -> Rejected | None:
+    most = geometry_of(want, node).max_context
+    length = want.spec.context_length
+    if most is None or length <= most:
+        return None
+    return Rejected(
+        reason="ContextTooLong",
+        message=f"spec.contextLength is {length}, the model was made for {most} tokens at most",
+        need=length,
+        have=most,
+    )
+
+
+def keeps_apart(want: Want, node: NodeView) -> Rejected | None:
+    beside = sorted(want.apart_from.intersection(node.replicas))
+    if not beside:
+        return None
+    return Rejected(
+        reason="AntiAffinity",
+        message=f"it runs {', '.join(beside)}, and spec.placement.antiAffinity keeps them apart",
+    )
+
+
+def is_below_limit(want: Want, node: NodeView) -> Rejected | None:
+    limit = want.spec.placement.max_replicas_per_node
+    there = node.replicas.get(want.name, 0)
+    if limit is None or there < limit:
+        return None
+    return Rejected(
+        reason="ReplicaLimit",
+        message=f"it has {there} replicas of this deployment, "
+        f"spec.placement.maxReplicasPerNode is {limit}",
+        need=there + 1,
+        have=limit,
+    )
+
+
+def has_memory(want: Want, node: NodeView) -> Rejected | None:
+    proof = proof_of(want, node)
+    need, have = proof.total_bytes, node.room_bytes
     if need <= have:
         return None
     show = quantity.show
-    reserved = f" (its pools reserve {show(node.reserved_bytes)})" if node.reserved_bytes else ""
+    notes = [f"its pools reserve {show(node.reserved_bytes)}"] if node.reserved_bytes else []
+    if node.promised_bytes:
+        notes.append(f"{show(node.promised_bytes)} are kept for a higher priority")
+    note = f" ({', '.join(notes)})" if notes else ""
     return Rejected(
         reason="InsufficientMemory",
-        message=f"needs {show(need)} (weights {show(proof.weights_bytes)}, KV cache "
-        f"{show(proof.kv_cache_bytes)} for {want.concurrency} x {want.context_length} tokens, "
-        f"activations {show(proof.activation_bytes)}, process {show(proof.overhead_bytes)}), "
-        f"has {show(max(0, have))} free of {show(max(0, node.allocatable_bytes))}{reserved}",
+        message=f"needs {show(need)} ({_parts(want, proof)}), "
+        f"has {show(max(0, have))} free of {show(max(0, node.allocatable_bytes))}{note}",
         need=need,
         have=have,
     )
 
 
-# In order: a filter may rely on what those before it made sure of.
-FILTERS: tuple[Filter, ...] = (
-    is_ready,
-    is_not_cordoned,
-    is_in_pool,
-    matches_selector,
-    is_not_reserved,
-    has_model,
-    takes_context,
-    has_memory,
+def _parts(want: Want, proof: MemoryProof) -> str:
+    if proof.overridden:
+        return "spec.resources.memory says so"
+    show = quantity.show
+    return (
+        f"weights {show(proof.weights_bytes)}, KV cache {show(proof.kv_cache_bytes)} for "
+        f"{want.spec.concurrency} x {want.spec.context_length} tokens, "
+        f"activations {show(proof.activation_bytes)}, process {show(proof.overhead_bytes)}"
+    )
+
+
+def suits_model(want: Want, node: NodeView) -> Rejected | None:
+    """Ask everything about the model at once: the later questions rely on the earlier ones."""
+    return has_model(want, node) or is_understood(want, node) or takes_context(want, node)
+
+
+def _on(column: Column) -> Callable[[Want], Column]:
+    return lambda _: column
+
+
+FIXED: tuple[Filter, ...] = (
+    Filter(check=is_ready, column=_on(columns.READY)),
+    Filter(check=is_not_cordoned, column=_on(columns.CORDONED)),
+    Filter(
+        check=is_in_pool, column=_on(columns.POOLS), aspect=lambda want: want.spec.placement.pools
+    ),
+    Filter(
+        check=matches_selector,
+        column=lambda want: columns.Labels(tuple(sorted(want.spec.placement.node_selector))),
+        aspect=lambda want: tuple(sorted(want.spec.placement.node_selector.items())),
+    ),
+    Filter(check=has_chip, column=_on(columns.CHIP), aspect=lambda w: w.spec.placement.chips),
+    Filter(
+        check=has_gpu_cores,
+        column=_on(columns.GPU_CORES),
+        aspect=lambda want: want.spec.placement.min_gpu_cores,
+    ),
+    Filter(check=is_not_reserved, column=_on(columns.GROUP)),
+    Filter(
+        check=is_tolerated,
+        column=_on(columns.TAINTS),
+        aspect=lambda want: want.spec.placement.tolerations,
+    ),
+    Filter(
+        check=suits_model,
+        column=lambda want: columns.Model(want.path),
+        aspect=lambda want: (want.path, want.override_bytes > 0, want.spec.context_length),
+    ),
 )
+# In order, after the others. These depend on what is assigned already; ranking.py has their arithmetic for all nodes at once.
+MOVING: tuple[Check, ...] = (keeps_apart, is_below_limit, has_memory)
 
 
-def reject(want: ModelDeploymentSpec, node: NodeView) -> Rejected | None:
+def reject(want: Want, node: NodeView) -> Rejected | None:
     """Return the first reason against the node; None if it may take the replica."""
-    for check in FILTERS:
+    for check in (*(one.check for one in FIXED), *MOVING):
         rejected = check(want, node)
         if rejected is not None:
             return rejected
     return None
+
+
+def geometry_of(want: Want, node: NodeView) -> ModelGeometry:
+    """Return what the node knows of the model, after `has_model` made sure that it does."""
+    geometry = node.models[want.path].geometry
+    assert geometry is not None
+    return geometry
+
+
+def proof_of(want: Want, node: NodeView) -> MemoryProof:
+    """Return what one rank of the replica would need on the node."""
+    return prove(
+        geometry_of(want, node),
+        context_length=want.spec.context_length,
+        concurrency=want.spec.concurrency,
+        ranks=want.ranks,
+        override_bytes=want.override_bytes,
+    )

@@ -1,83 +1,135 @@
-"""Where a replica goes: the best of the nodes that fit, or why none does. Pure, deterministic."""
+"""Where replicas go: the best of the nodes that fit, all ranks or none, or why not. Pure, deterministic."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from reconciler.observe import NodeView
-from reconciler.placement.filters import Rejected, reject
-from reconciler.placement.proof import prove
+from reconciler.observe import NodeView, Tenant
+from reconciler.placement import preempt
+from reconciler.placement.draft import Draft
+from reconciler.placement.ranking import Ranking
+from reconciler.placement.refusals import Unschedulable, refusals
+from reconciler.placement.table import Table
+from reconciler.placement.want import Want
 from schemas import quantity
-from schemas.deployment import ModelDeployment
 from schemas.replica import MemoryProof
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """The node, and the proof that the replica fits."""
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank's node, and the proof that it fits there."""
 
     node: str
     memory: MemoryProof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unschedulable:
-    """Why each node cannot take the replica, by node name."""
+class Placed:
+    """A node for each rank."""
 
-    refusals: tuple[tuple[str, Rejected], ...]
+    ranks: tuple[Rank, ...]
 
+    @property
+    def node(self) -> str:
+        return self.ranks[0].node
 
-def place(deployment: ModelDeployment, nodes: Sequence[NodeView]) -> Placed | Unschedulable:
-    """Return the best node for one more replica of the deployment."""
-    verdicts = [(node, reject(deployment.spec, node)) for node in nodes]
-    fitting = [node for node, rejected in verdicts if rejected is None]
-    if not fitting:
-        refusals = [(node.name, why) for node, why in verdicts if why is not None]
-        return Unschedulable(refusals=tuple(sorted(refusals, key=lambda pair: pair[0])))
-    best = min(fitting, key=lambda node: (-score(deployment, node), node.name))
-    return Placed(node=best.name, memory=_proof(deployment, best))
+    @property
+    def memory(self) -> MemoryProof:
+        return self.ranks[0].memory
 
 
-def score(deployment: ModelDeployment, node: NodeView) -> float:
-    """Return 0..100: spread replicas of a deployment first, then even out the load."""
-    siblings = node.replicas.get(deployment.metadata.name, 0)
-    spread = 100.0 / (1 + siblings)
-    headroom = 100.0 * node.free_bytes / max(1, node.allocatable_bytes)
-    return 0.7 * spread + 0.3 * headroom
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """There will be room once what drains has ended; until then it is kept free."""
+
+    node: str
+    why: Unschedulable
 
 
-def with_replica(node: NodeView, deployment: ModelDeployment, memory: MemoryProof) -> NodeView:
-    """Return the node with one more replica assigned to it."""
-    name = deployment.metadata.name
-    return replace(
-        node,
-        used_bytes=node.used_bytes + memory.total_bytes,
-        replicas={**node.replicas, name: node.replicas.get(name, 0) + 1},
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displaces:
+    """Replicas of a lower priority have to end first."""
+
+    node: str
+    victims: tuple[Tenant, ...]
+    why: Unschedulable
 
 
-def explain(unschedulable: Unschedulable) -> str:
-    """Return the refusals in one line, as kubectl does: counts by reason, the nearest miss first."""
-    refusals = [why for _, why in unschedulable.refusals]
-    if not refusals:
-        return "no node has joined the fleet yet; start fleet-nodeagent on a Mac"
-    parts = []
-    for reason in sorted({why.reason for why in refusals}):
-        same = [why for why in refusals if why.reason == reason]
-        parts.append(f"{len(same)} {reason}{_detail(same)}")
-    return f"0/{len(refusals)} nodes fit: {'; '.join(parts)}"
+Outcome: TypeAlias = Placed | Waits | Displaces | Unschedulable
 
 
-def _detail(same: Sequence[Rejected]) -> str:
-    if same[0].reason == "InsufficientMemory":
-        best = max(same, key=lambda why: why.have)
-        need, have = quantity.show(best.need), quantity.show(max(0, best.have))
-        return f" (need {need}, best has {have} free)"
-    messages = sorted({why.message for why in same})
-    return f" ({messages[0]})" if len(messages) == 1 else f" (for one: {messages[0]})"
+class Placer:
+    """Places one replica after the other, each knowing of those before it."""
+
+    def __init__(self, table: Table) -> None:
+        self.draft = Draft(table)
+        self._rankings: dict[tuple[str, bool], Ranking] = {}
+
+    def place(self, want: Want) -> Placed | Unschedulable:
+        """Return nodes for all ranks of one more replica, and count them as taken; or why not."""
+        return self._gang(want) or refusals(self.draft, want, self._ranking(want))
+
+    def claim(self, want: Want) -> Outcome:
+        """Place one more replica, if need be at the cost of others of a lower priority."""
+        placed = self._gang(want)
+        if placed is not None:
+            return placed
+        why = refusals(self.draft, want, self._ranking(want))
+        if want.ranks > 1:
+            return why  # whom a whole gang displaces is for the issue that brings its topology
+        return self._wait(want, why) or self._displace(want, why) or why
+
+    def _ranking(self, want: Want, *, after_endings: bool = False) -> Ranking:
+        key = want.name, after_endings
+        found = self._rankings.get(key)
+        if found is None or found.want is not want:
+            found = Ranking(self.draft, want, after_endings=after_endings)
+            self._rankings[key] = found
+        return found
+
+    def _gang(self, want: Want) -> Placed | None:
+        """Put every rank onto a node of its own, or none anywhere."""
+        ranking, draft = self._ranking(want), self.draft
+        rows: list[int] = []
+        while len(rows) < want.ranks:
+            row = ranking.best(without=rows)
+            if row is None:
+                for taken in rows:
+                    draft.release(taken, want.name, ranking.proof(taken).total_bytes)
+                return None
+            draft.assign(row, want.name, ranking.proof(row).total_bytes)
+            rows.append(row)
+        ranks = [Rank(draft.table.nodes[row].name, ranking.proof(row)) for row in rows]
+        return Placed(ranks=tuple(ranks))
+
+    def _wait(self, want: Want, why: Unschedulable) -> Waits | None:
+        if not self.draft.ending.any():
+            return None
+        ranking = self._ranking(want, after_endings=True)
+        row = ranking.best()
+        if row is None:
+            return None
+        self.draft.promise(row, ranking.proof(row).total_bytes)
+        node = self.draft.view(row)
+        ending = ", ".join(sorted(one.replica for one in node.tenants if one.is_ending))
+        note = f"waits until {ending} on {node.name} has ended"
+        return Waits(node=node.name, why=why.noting(note))
+
+    def _displace(self, want: Want, why: Unschedulable) -> Displaces | None:
+        ranking = self._ranking(want, after_endings=True)
+        found = preempt.choose(self.draft, want, ranking)
+        if found is None:
+            return None
+        for victim in found.victims:
+            self.draft.end(found.row, victim)
+        self.draft.promise(found.row, ranking.proof(found.row).total_bytes)
+        name = self.draft.table.nodes[found.row].name
+        freed = quantity.show(sum(victim.bytes for victim in found.victims))
+        names = ", ".join(victim.replica for victim in found.victims)
+        note = f"displaces {names} on {name}, which gives back {freed}"
+        return Displaces(node=name, victims=found.victims, why=why.noting(note))
 
 
-def _proof(deployment: ModelDeployment, node: NodeView) -> MemoryProof:
-    spec = deployment.spec
-    geometry = node.models[spec.model.path].geometry
-    assert geometry is not None
-    return prove(geometry, context_length=spec.context_length, concurrency=spec.concurrency)
+def place(want: Want, nodes: Sequence[NodeView]) -> Placed | Unschedulable:
+    """Return where one more replica would go, or why it cannot."""
+    return Placer(Table(nodes)).place(want)

@@ -10,6 +10,10 @@ from tests.manifests.making import HEAD, complaints, deployment, read
 
 MD = f"{HEAD}kind: ModelDeployment\nmetadata:\n  name: qwen\n"
 QWEN = "ModelDeployment/qwen"
+PLACEMENT = (
+    "pools, nodeSelector, tolerations, chips, minGpuCores, tier, antiAffinity, maxReplicasPerNode, "
+    "spreadBy, profile, weights"
+)
 
 
 def spec(lines: str) -> str:
@@ -77,7 +81,7 @@ WRONG_TYPES = [
     pytest.param(
         spec("  placement: [studio]\n"),
         f":7:3: {QWEN}: spec.placement: expected a mapping, got a list. "
-        "Its fields are: pools, nodeSelector",
+        f"Its fields are: {PLACEMENT}",
         id="list-for-mapping",
     ),
     pytest.param(
@@ -227,7 +231,7 @@ UNKNOWN = [
     ),
     pytest.param(
         spec("  placement: {gpu: 1}\n"),
-        f":7:15: {QWEN}: spec.placement.gpu: unknown field. Known are: pools, nodeSelector",
+        f":7:15: {QWEN}: spec.placement.gpu: unknown field. Known are: {PLACEMENT}",
         id="strange-field",
     ),
     pytest.param(

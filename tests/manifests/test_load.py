@@ -258,4 +258,12 @@ def test_output_is_in_the_order_people_know() -> None:
         "    - studio\n"
         "    nodeSelector:\n"
         '      a/b: "1"\n'
+        "    tolerations: []\n"
+        "    chips: []\n"
+        "    minGpuCores: 0\n"
+        "    tier: Auto\n"
+        "    spreadBy: []\n"
+        "    profile: Balanced\n"
+        "    weights: {}\n"
+        "  priority: 0\n"
     )

@@ -197,9 +197,10 @@ def test_a_new_object_is_all_difference() -> None:
         "kind",
         "metadata.name",
         "spec.nodes",
+        "spec.priority",
     ]
     assert diff.text(None, after.obj).startswith(
-        "--- /dev/null\n+++ NodePool/studio (applied)\n@@ -0,0 +1,7 @@\n+apiVersion: fleet/v1alpha1\n"
+        "--- /dev/null\n+++ NodePool/studio (applied)\n@@ -0,0 +1,8 @@\n+apiVersion: fleet/v1alpha1\n"
     )
 
 

@@ -58,7 +58,8 @@ def put_endpoint(replica: Replica, lease: int = 0) -> Put:
         served_names=replica.spec.served_names,
     )
     endpoint = Endpoint(metadata=ObjectMeta(name=replica.name), spec=spec)
-    return Put(key=keys.endpoint_key(replica.name), value=codec.encode(endpoint), lease=lease)
+    key = keys.endpoint_key(spec.node, replica.name)
+    return Put(key=key, value=codec.encode(endpoint), lease=lease)
 
 
 def put_rank(replica: Replica, type_: str = "Ready", *, holds: bool = True) -> Put:
@@ -68,7 +69,7 @@ def put_rank(replica: Replica, type_: str = "Ready", *, holds: bool = True) -> P
         node=replica.spec.ranks[0].node,
         conditions=(Condition(type=type_, status=truth, reason="Fake", message="so it is"),),
     )
-    return Put(key=keys.rank_key(replica.name, 0), value=codec.encode(status))
+    return Put(key=keys.rank_key(status.node, replica.name, 0), value=codec.encode(status))
 
 
 class FakeAgent:
@@ -136,7 +137,7 @@ class FakeAgent:
             self._reported[replica.name] = said
 
     async def _withdraw(self, name: str) -> None:
-        key = keys.endpoint_key(name)
+        key = keys.endpoint_key(self.name, name)
         there = await self._transport.get(key)
         gone: list[Operation] = [Delete(key=key)]
         if there is not None and there.lease == self.lease:

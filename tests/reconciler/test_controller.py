@@ -188,16 +188,55 @@ async def test_each_node_that_cannot_is_named_in_an_event(store: Transport) -> N
         await store.commit([], [small])
         await apply(store, deployment(replicas=9))
 
-        async def refused() -> dict[str, str]:
+        async def refused() -> bool:
+            # All of them: before a's lease was heard of, a was not ready either.
             events = await objects.list_all(store, Event)
-            found = {e.spec.reason: e.spec.message for e in events if e.spec.type == "Warning"}
-            return found if "NodeNotReady" in found and "InsufficientMemory" in found else {}
+            said = {(e.spec.reason, e.spec.message) for e in events if e.spec.type == "Warning"}
+            return all(
+                any(reason == why and message.startswith(begin) for why, message in said)
+                for reason, begin in (
+                    ("NodeNotReady", "small: its agent does not renew its lease"),
+                    ("InsufficientMemory", "a: needs 2.8 GiB"),
+                    ("Unschedulable", "0/2 nodes fit: 1 short of memory"),
+                )
+            )
 
-        messages = await until_async(refused)
-        assert messages["NodeNotReady"] == "small: its agent does not renew its lease"
-        assert messages["InsufficientMemory"].startswith("a: needs 2.8 GiB")
-        assert messages["Unschedulable"].startswith("0/2 nodes fit: 1 InsufficientMemory")
+        await until_async(refused)
         assert await said(store, "Placed") == "Unschedulable"
+
+
+async def test_a_higher_priority_takes_the_place_of_a_lower_one(store: Transport) -> None:
+    async with running(store, "a"):
+        await apply(store, deployment(replicas=2))
+        await until_async(lambda: is_available(store))
+        await apply(store, deployment(name="vip", priority=10))
+
+        async def has_place() -> bool:
+            return await node_of(store, "vip-0") == "a" and await said(store, "Placed") != ""
+
+        await until_async(has_place)
+        await until_async(lambda: _is(store, "Unschedulable"))
+        events = await objects.list_all(store, Event)
+        (told,) = [e.spec for e in events if e.spec.reason == "Preempted"]
+        assert (told.about.name, told.about.uid, told.type) == ("qwen", "uid-qwen", "Warning")
+        assert told.message == ("qwen-0 is to drain and end: vip-0 has priority 10, qwen-0 has 0")
+
+
+async def _is(store: Transport, placed: str) -> bool:
+    return await said(store, "Placed") == placed
+
+
+async def test_what_a_newer_reconciler_said_is_left_alone(store: Transport) -> None:
+    """As after a downgrade: replicas are placed all the same, and the words stay."""
+    newer = Put(key=keys.status_key("ModelDeployment", "qwen"), value=b'{"storedVersion":9}')
+    await store.commit([], [newer])
+    async with running(store, "a"):
+        await apply(store, deployment())
+        await until_async(lambda: node_of(store, "qwen-0"))
+        await _at_rest(store)
+    there = await store.get(newer.key)
+    assert there is not None
+    assert there.value == newer.value
 
 
 async def test_keys_of_others_do_not_end_the_process(store: Transport) -> None:

@@ -10,8 +10,10 @@ from reconciler import views
 from reconciler.caches import make_caches
 from reconciler.controller import deployment_of
 from reconciler.fleet import Fleet
+from reconciler.nodeviews import NodeViews
 from schemas.meta import ApiObject, ObjectKey, ObjectMeta
-from schemas.node import Node, NodeSpec
+from schemas.node import Node, NodeSpec, Taint
+from schemas.placement import AntiAffinity, Placement
 from schemas.pools import (
     GroupMember,
     NodePool,
@@ -195,6 +197,104 @@ async def test_words_about_an_earlier_replica_are_void(world: World) -> None:
     await world.write(put_endpoint(old), put_rank(old, "Stopped"))
     (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None).replicas
     assert (seen.is_ready, seen.is_stopped) == (False, False)
+
+
+async def test_what_is_remembered_is_what_is_there(world: World) -> None:
+    """Each change shows, what did not change is the very same, and nothing depends on the memory."""
+    memory = NodeViews()
+    taint = Taint(key="owner", effect="NoSchedule")
+    group = ShardGroupSpec.model_validate(
+        {"members": ({"node": "a"}, {"node": "c"}), "reservation": "Exclusive"}
+    )
+    changes: list[list[Operation]] = [
+        [put_node("a"), put_node("b"), put_lease("a")],
+        [codec.put_spec(deployment(replicas=2)), codec.put_spec(replica(0).replica)],
+        [codec.put_spec(replica(1, on="b").replica)],
+        [codec.put_spec(deployment(replicas=2, priority=3))],
+        [codec.put_spec(replica(0, is_deleting=True).replica)],
+        [codec.put_spec(pool("lab", nodes=("a",), reserved=Reserved(memory="1Gi"), priority=3))],
+        [codec.put_spec(Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(taints=(taint,))))],
+        [codec.put_spec(ShardGroup(metadata=ObjectMeta(name="pair"), spec=group))],
+        [put_lease("b"), put_node("c")],
+        [put_node("b", node_status("b", memory_gib=16))],
+        [Delete(key=keys.spec_key("Replica", "qwen-1")), Delete(key=keys.node_lease_key("a"))],
+        [Delete(key=keys.status_key("Node", "a"))],
+    ]
+    before = memory.look(world.fleet)
+    for operations in changes:
+        await world.write(*operations)
+        table = memory.look(world.fleet)
+        assert table.nodes == views.nodes(world.fleet)
+        assert table.nodes != before.nodes
+        assert memory.look(world.fleet) is table
+        before = table
+
+
+async def test_hardware_taints_and_pool_priority(world: World) -> None:
+    taint = Taint(key="owner", effect="NoSchedule")
+    await world.have(
+        Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(taints=(taint,))),
+        pool("low", nodes=("a",), priority=5),
+        pool("high", nodes=("a",), priority=50),
+    )
+    odd = node_status("b", chip="Intel Xeon")
+    await world.write(put_node("a", node_status("a", chip="Apple M4 Max")), put_node("b", odd))
+    a, b = views.nodes(world.fleet)
+    assert (a.chip, a.gpu_cores, a.memory_bytes) == ("Apple M4 Max", 10, 8 * GIB)
+    assert (a.bandwidth_gbps, a.taints, a.pool_priority) == (410, (taint,), 50)
+    assert (b.bandwidth_gbps, b.taints, b.pool_priority) == (0, (), 0)
+
+
+async def test_tenants_are_named_with_what_they_are_worth(world: World) -> None:
+    ending = replica(1, is_deleting=True).replica
+    await world.have(deployment(replicas=2, priority=7), replica(0).replica, ending)
+    await world.write(put_node("a"))
+    (view,) = views.nodes(world.fleet)
+    assert [(t.replica, t.deployment, t.priority, t.is_ending) for t in view.tenants] == [
+        ("qwen-0", "qwen", 7, False),
+        ("qwen-1", "qwen", 7, True),
+    ]
+    version = world.fleet.version(replica(0).replica)
+    assert view.tenants[0].version == version > 0
+    assert (view.used_bytes, view.ending_bytes, view.replicas) == (2 * GIB, GIB, {"qwen": 2})
+
+
+async def test_keeping_apart_holds_for_both_sides(world: World) -> None:
+    by_name = Placement(anti_affinity=AntiAffinity(deployments=("b",)))
+    by_label = Placement(anti_affinity=AntiAffinity(match_labels={"team": "x"}))
+    teammate = deployment(name="d")
+    metadata = teammate.metadata.model_copy(update={"labels": {"team": "x"}})
+    await world.have(
+        deployment(name="a", placement=by_name),
+        deployment(name="b"),
+        deployment(name="c", placement=by_label),
+        teammate.model_copy(update={"metadata": metadata}),
+        deployment(name="e", placement=Placement(anti_affinity=AntiAffinity())),
+    )
+    found = {
+        name: views.observe(world.fleet, name, lost=_LOST, next_look_s=None).apart_from
+        for name in "abcde"
+    }
+    assert found == {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": frozenset()}
+
+
+async def test_rivals_are_those_above_that_miss_something(world: World) -> None:
+    await world.have(
+        deployment(replicas=9),
+        deployment(name="above", priority=1, replicas=3),
+        deployment(name="highest", priority=2, replicas=1),
+        deployment(name="has-all", priority=2, replicas=1),
+        deployment(name="going", priority=2, replicas=1, is_deleting=True),
+        deployment(name="below", priority=-1, replicas=1),
+        replica(0, of=deployment(name="has-all")).replica,
+        replica(0, of=deployment(name="above")).replica,
+        replica(1, of=deployment(name="above"), is_deleting=True).replica,
+    )
+    seen = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None)
+    found = [(rival.want.name, rival.missing) for rival in seen.rivals]
+    assert found == [("highest", 1), ("above", 2)]
+    seen = views.observe(world.fleet, "highest", lost=_LOST, next_look_s=None)
+    assert seen.rivals == ()
 
 
 async def test_a_deployment_of_the_same_name_is_not_the_owner(world: World) -> None:

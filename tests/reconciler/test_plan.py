@@ -9,12 +9,13 @@ from reconciler.actions import (
     CreateReplica,
     DeleteReplica,
     MoveReplica,
+    PreemptReplica,
     RemoveDeployment,
     RemoveReplica,
 )
 from reconciler.observe import Observed
 from reconciler.plan import plan, template
-from schemas.deployment import Placement
+from schemas.placement import Placement
 from tests.support.fleets import deployment, node, observed, replica
 
 
@@ -27,6 +28,8 @@ def short(action: Action) -> str:
             return f">{name}@{where}"
         case DeleteReplica(name=name, because=because):
             return f"-{name} {because}"
+        case PreemptReplica(name=name, by=by):
+            return f"!{name} for {by}"
         case RemoveReplica(name=name):
             return f"x{name}"
         case RemoveDeployment(name=name):

@@ -11,6 +11,7 @@ from reconciler.actions import (
     CreateReplica,
     DeleteReplica,
     MoveReplica,
+    PreemptReplica,
     RemoveDeployment,
     RemoveReplica,
 )
@@ -89,7 +90,7 @@ def apply(seen: Observed, action: Action) -> Observed:
                 of=seen.deployment,
                 memory=action.memory,
             )
-        case DeleteReplica(name=name):
+        case DeleteReplica(name=name) | PreemptReplica(name=name):
             metadata = kept[name].replica.metadata.model_copy(update={"deletion_timestamp": NOW})
             marked = kept[name].replica.model_copy(update={"metadata": metadata})
             kept[name] = replace(kept[name], replica=marked, is_ready=False)

@@ -30,6 +30,7 @@ _SPEED = 10
 _GRACE_S = 1.0
 NODES = {"a": 7.0, "b": 9.0, "c": 12.0, "d": 3.0}
 NAMES = ("qwen", "llama", "qwen-1")
+PRIORITIES = {"qwen": 0, "llama": 5, "qwen-1": -5}
 
 
 class FastClock:
@@ -40,6 +41,9 @@ class FastClock:
 
     def monotonic(self) -> float:
         return asyncio.get_running_loop().time() * _SPEED
+
+    def elapsed(self) -> float:
+        return self.monotonic()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / _SPEED)
@@ -153,7 +157,9 @@ class Simulation:
         there = await objects.get(self.store, ModelDeployment, name)
         if there is not None and there.metadata.deletion_timestamp is not None:
             return
-        wanted = deployment(name=name, replicas=replicas, is_deleting=is_deleting)
+        wanted = deployment(
+            name=name, replicas=replicas, priority=PRIORITIES[name], is_deleting=is_deleting
+        )
         uid = f"uid-{name}-{self.store._revision}" if there is None else there.metadata.uid
         metadata = wanted.metadata.model_copy(update={"uid": uid})
         wanted = wanted.model_copy(update={"metadata": metadata})

@@ -6,7 +6,9 @@ from datetime import timedelta
 import pytest
 
 from reconciler import status
-from reconciler.placement.place import Unschedulable, place
+from reconciler.placement.place import place
+from reconciler.placement.refusals import Unschedulable
+from reconciler.placement.want import want_of
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, ObjectMeta, Status, Truth, find_condition
 from schemas.pools import GroupMember, NodePool, NodePoolSpec, ShardGroup, ShardGroupSpec
@@ -29,7 +31,7 @@ def said(found: Status, type_: str) -> tuple[str, str, str]:
 
 
 def unschedulable() -> Unschedulable:
-    verdict = place(deployment(), [node("small", memory_gib=1)])
+    verdict = place(want_of(deployment()), [node("small", memory_gib=1)])
     assert isinstance(verdict, Unschedulable)
     return verdict
 
@@ -76,14 +78,14 @@ def test_trouble_names_replica_node_and_words() -> None:
 
 def test_unschedulable_says_why_per_node() -> None:
     made = of_deployment(replica(0), why=unschedulable())
-    line = "0/1 nodes fit: 1 InsufficientMemory (need 2.8 GiB, best has 1.0 GiB free)"
+    line = "0/1 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0)"
     assert said(made, "Placed") == ("False", "Unschedulable", line)
     assert said(made, "Available")[1:] == ("Unschedulable", f"1 of 2 replicas ready; {line}")
     assert [(r.node, r.reason) for r in made.refusals] == [("small", "InsufficientMemory")]
 
 
 def test_twenty_refusals_are_enough() -> None:
-    verdict = place(deployment(), [node(f"n{i}", is_ready=False) for i in range(50)])
+    verdict = place(want_of(deployment()), [node(f"n{i}", is_ready=False) for i in range(50)])
     assert isinstance(verdict, Unschedulable)
     assert len(of_deployment(why=verdict).refusals) == 20
 

@@ -66,6 +66,34 @@ DEPLOYMENT: list[tuple[str, Tree]] = [
     ("placement", {"placement": []}),
     ("placement.pools.0", {"placement": {"pools": ["Big"]}}),
     ("placement.nodeSelector", {"placement": {"nodeSelector": {"a": "b c"}}}),
+    ("placement.tolerations.0", {"placement": {"tolerations": [{}]}}),
+    ("placement.tolerations.0", {"placement": {"tolerations": [{"value": "x"}]}}),
+    (
+        "placement.tolerations.0",
+        {"placement": {"tolerations": [{"key": "a", "operator": "Exists", "value": "x"}]}},
+    ),
+    ("placement.tolerations.0.effect", {"placement": {"tolerations": [{"effect": "No"}]}}),
+    ("placement.tolerations.0.operator", {"placement": {"tolerations": [{"operator": "In"}]}}),
+    ("placement.chips.0", {"placement": {"chips": [""]}}),
+    ("placement.minGpuCores", {"placement": {"minGpuCores": -1}}),
+    ("placement.tier", {"placement": {"tier": "auto"}}),
+    ("placement.antiAffinity", {"placement": {"antiAffinity": ["llama"]}}),
+    (
+        "placement.antiAffinity.deployments.0",
+        {"placement": {"antiAffinity": {"deployments": ["A"]}}},
+    ),
+    ("placement.maxReplicasPerNode", {"placement": {"maxReplicasPerNode": 0}}),
+    ("placement.spreadBy.0", {"placement": {"spreadBy": ["a b"]}}),
+    ("placement.spreadBy", {"placement": {"spreadBy": ["a", "b", "c", "d", "e"]}}),
+    ("placement.profile", {"placement": {"profile": "Fastest"}}),
+    ("placement.weights", {"placement": {"weights": {"luck": 1}}}),
+    ("placement.weights.speed", {"placement": {"weights": {"speed": 101}}}),
+    ("resources.memory", {"resources": {}}),
+    ("resources.memory", {"resources": {"memory": "0"}}),
+    ("resources.memory", {"resources": {"memory": "0.0Gi"}}),
+    ("resources.memory", {"resources": {"memory": 5}}),
+    ("priority", {"priority": 1_000_001}),
+    ("priority", {"priority": "high"}),
 ]
 POOL: list[tuple[str, Tree]] = [
     ("nodes.0", {"nodes": ["Mac 1"]}),
@@ -77,6 +105,8 @@ POOL: list[tuple[str, Tree]] = [
     ("selector.minMemory", {"selector": {"minMemory": "9" * 33}}),
     ("reserved.memory", {"reserved": {}}),
     ("reserved.memory", {"reserved": {"memory": "-1Gi"}}),
+    ("priority", {"priority": 101}),
+    ("priority", {"priority": -1}),
 ]
 GROUP: list[tuple[str, Tree]] = [
     ("members", {"members": []}),
@@ -97,6 +127,13 @@ NODE: list[tuple[str, Tree]] = [
     ("unschedulable", {"unschedulable": "yes"}),
     ("unschedulable", {"unschedulable": 1}),
     ("unschedulable", {"unschedulable": None}),
+    ("taints.0.effect", {"taints": [{"key": "a"}]}),
+    ("taints.0.effect", {"taints": [{"key": "a", "effect": "Never"}]}),
+    ("taints.0.key", {"taints": [{"key": "", "effect": "NoSchedule"}]}),
+    (
+        "taints",
+        {"taints": [{"key": "a", "value": v, "effect": "NoSchedule"} for v in ("1", "2")]},
+    ),
 ]
 
 

@@ -1,0 +1,363 @@
+"""Planning at the scale of thousands of Macs: `make bench-placement`. No store, no network: decisions alone.
+
+A fleet of unlike Macs (every chip that was sold), with pools, racks, taints and cordons; deployments of models of
+all sizes with every kind of wish. Prints tables, and as its last line one JSON object, ratios first.
+"""
+
+import gc
+import json
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from reconciler.observe import NodeView, Tenant
+from reconciler.placement.explain import explain
+from reconciler.placement.place import Displaces, Placed, Placer
+from reconciler.placement.refusals import Unschedulable, one_line
+from reconciler.placement.table import Table
+from reconciler.placement.want import Want, want_of
+from schemas.chips import CHIPS
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
+from schemas.meta import ObjectMeta
+from schemas.node import LayerGroup, ModelGeometry, ModelReport, Taint
+from schemas.placement import Placement, Profile, Toleration
+
+T = TypeVar("T")
+GIB = 2**30
+# kubernetes/test/integration/scheduler_perf: threshold of SchedulingBasic, 5,000 nodes and 10,000 pods.
+KUBE_SCHEDULER_PODS_PER_S = 680
+NODES, REPLICAS, PER_DEPLOYMENT = 5000, 10_000, 10
+ROUNDS = 5
+CURVE = (50, 500, 5000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A model as sizes go."""
+
+    name: str
+    gib: float
+    layers: int
+    parameters: float
+
+
+SIZES = (
+    Size(name="0.6b", gib=0.4, layers=28, parameters=0.6e9),
+    Size(name="3b", gib=1.8, layers=28, parameters=3e9),
+    Size(name="8b", gib=4.5, layers=36, parameters=8e9),
+    Size(name="14b", gib=8.0, layers=40, parameters=14e9),
+    Size(name="32b", gib=18.0, layers=64, parameters=32e9),
+    Size(name="70b", gib=40.0, layers=80, parameters=70e9),
+)
+
+
+def reports() -> dict[str, ModelReport]:
+    """Return what nodes say of each model; equal reports are one object, as the reconciler keeps them."""
+    return {
+        size.name: ModelReport(
+            path=size.name,
+            geometry=ModelGeometry(
+                model_type="llama",
+                weights_bytes=int(size.gib * GIB),
+                layers=size.layers,
+                kv_heads=8,
+                head_dim=128,
+                kv_element_bytes=2,
+                vocab_size=128_000,
+                max_context=131_072,
+                groups=(
+                    LayerGroup(
+                        kind="Full", count=size.layers, kv_heads=8, head_dim=128, value_dim=128
+                    ),
+                ),
+                parameters=int(size.parameters),
+                hidden_size=4096,
+                ffn_size=14_336,
+                heads=32,
+            ),
+        )
+        for size in SIZES
+    }
+
+
+def fleet(number: int, dice: random.Random) -> tuple[NodeView, ...]:
+    """Return unlike Macs."""
+    models = reports()
+    found = []
+    for at in range(number):
+        chip = dice.choice(CHIPS)
+        memory = dice.choice(chip.memory_gib) * GIB
+        name = f"mac-{at:05}"
+        taint = (Taint(key="owner-active", effect=dice.choice(("NoSchedule", "PreferNoSchedule"))),)
+        found.append(
+            NodeView(
+                name=name,
+                is_ready=dice.random() > 0.02,
+                is_cordoned=dice.random() < 0.02,
+                allocatable_bytes=memory * 3 // 4,
+                labels={
+                    "fleet/node": name,
+                    "rack": f"r{at % 200}",
+                    "site": f"s{at % 7}",
+                    "fleet/os": "macOS",
+                },
+                pools=frozenset({dice.choice(("studio", "desk", "lab"))}),
+                models=models,
+                chip=chip.name,
+                gpu_cores=dice.choice(chip.gpu_cores),
+                memory_bytes=memory,
+                bandwidth_gbps=chip.bandwidth_gbps,
+                taints=taint if dice.random() < 0.1 else (),
+                pool_priority=dice.choice((0, 50)),
+            )
+        )
+    return tuple(found)
+
+
+def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[Want]:
+    """Return what is to be placed: mostly small models, with wishes of every kind."""
+    profiles: tuple[Profile, ...] = ("Balanced", "BinPack", "Spread", "HardwareAware")
+    found = []
+    for at in range(number):
+        size = dice.choices(SIZES, weights=(30, 25, 25, 10, 8, 2))[0]
+        placement = Placement(
+            pools=dice.choice(((), (), ("studio",), ("lab", "desk"))),
+            tolerations=dice.choice(((), (), (Toleration(operator="Exists"),))),
+            min_gpu_cores=dice.choice((0, 0, 0, 10)),
+            max_replicas_per_node=dice.choice((None, None, 2)),
+            spread_by=dice.choice(((), (), ("rack",), ("site",))),
+            profile=dice.choice(profiles),
+        )
+        spec = ModelDeploymentSpec(
+            model=ModelSource(path=size.name),
+            replicas=PER_DEPLOYMENT,
+            context_length=dice.choice((2048, 4096, 8192)),
+            concurrency=dice.choice((1, 2, 4)),
+            placement=placement,
+        )
+        metadata = ObjectMeta(name=f"{prefix}{at:05}", uid=str(at))
+        found.append(want_of(ModelDeployment(metadata=metadata, spec=spec)))
+    return found
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Return how long it took; by the processor's clock, so that neighbours on this machine count less."""
+    gc.collect()
+    begin = time.process_time()
+    done = work()
+    return time.process_time() - begin, done
+
+
+def place_all(
+    nodes: Sequence[NodeView], wants: Sequence[Want], per: int
+) -> dict[str, list[Placed]]:
+    """Place everything from nothing, deployment by deployment, as the reconciler does."""
+    placer = Placer(Table(nodes))
+    return {want.name: placed(placer, want, per) for want in wants}
+
+
+def placed(placer: Placer, want: Want, number: int) -> list[Placed]:
+    """Place so many replicas, or as many as fit."""
+    found = []
+    for _ in range(number):
+        outcome = placer.place(want)
+        if not isinstance(outcome, Placed):
+            break
+        found.append(outcome)
+    return found
+
+
+def occupied(nodes: Sequence[NodeView], done: dict[str, list[Placed]]) -> tuple[NodeView, ...]:
+    """Return the nodes as they are observed once all of that runs."""
+    tenants: dict[str, list[Tenant]] = {}
+    for name, replicas in done.items():
+        for ordinal, one in enumerate(replicas):
+            tenant = Tenant(
+                replica=f"{name}-{ordinal}",
+                deployment=name,
+                bytes=one.memory.total_bytes,
+                version=1,
+            )
+            tenants.setdefault(one.node, []).append(tenant)
+    return tuple(
+        replace(
+            node,
+            used_bytes=sum(one.bytes for one in there),
+            replicas=dict(Counter(one.deployment for one in there)),
+            tenants=tuple(there),
+        )
+        for node in nodes
+        for there in [tenants.get(node.name, [])]
+    )
+
+
+def reference(nodes: Sequence[NodeView], want: Want, number: int) -> int:
+    """Place node by node, with the readable functions alone; the same decisions."""
+    by_name = {node.name: node for node in nodes}
+    for at in range(number):
+        best = explain(want, tuple(by_name.values()))[0]
+        if best.memory is None:
+            return at
+        taken = by_name[best.node]
+        by_name[best.node] = replace(
+            taken,
+            used_bytes=taken.used_bytes + best.memory.total_bytes,
+            replicas={**taken.replicas, want.name: taken.replicas.get(want.name, 0) + 1},
+        )
+    return number
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print(f"\n{title}")
+    widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
+    for row in (columns, *rows):
+        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def from_scratch() -> tuple[dict[str, float], tuple[NodeView, ...]]:
+    """10,000 replicas onto 5,000 Macs that run nothing; the table is made within the time."""
+    dice = random.Random(4)
+    nodes, wants = fleet(NODES, dice), deployments(REPLICAS // PER_DEPLOYMENT, dice)
+    runs = [timed(lambda: place_all(nodes, wants, PER_DEPLOYMENT)) for _ in range(ROUNDS)]
+    done = runs[0][1]
+    number = sum(map(len, done.values()))
+    rates = [number / seconds for seconds, _ in runs]
+    show(
+        f"From scratch: {number} replicas of {len(wants)} deployments onto {NODES} nodes",
+        ("placements/s, median", "worst", "best"),
+        [(f"{statistics.median(rates):,.0f}", f"{min(rates):,.0f}", f"{max(rates):,.0f}")],
+    )
+    return {"per_s": statistics.median(rates), "placed": number}, occupied(nodes, done)
+
+
+def incremental(nodes: tuple[NodeView, ...]) -> dict[str, float]:
+    """One pass over 10 new deployments with 10 replicas each, on the fleet that runs the 10,000."""
+    dice = random.Random(5)
+    table = Table(nodes)
+    warm = deployments(10, dice, prefix="w")
+    for want in warm:
+        placed(Placer(table), want, PER_DEPLOYMENT)
+    results = {}
+    cases = {
+        "100 replicas that fit": [deployments(10, dice, prefix=f"n{at}-") for at in range(ROUNDS)],
+        "100 that fit nowhere": [
+            [too_big(want) for want in deployments(10, dice, prefix=f"b{at}-")]
+            for at in range(ROUNDS)
+        ],
+    }
+    rows = []
+    for title, rounds in cases.items():
+        times, number = [], 0
+        for wants in rounds:
+            # What the reconciler does between two passes: one node changed, the rest is taken over.
+            changed = (replace(nodes[0], used_bytes=nodes[0].used_bytes + 1), *nodes[1:])
+
+            def one_pass(wants: list[Want] = wants, now: tuple[NodeView, ...] = changed) -> int:
+                placer = Placer(Table(now, before=table))
+                return sum(len(placed(placer, want, PER_DEPLOYMENT)) for want in wants)
+
+            seconds, number = timed(one_pass)
+            times.append(seconds * 1000)
+        results[title] = statistics.median(times)
+        rows.append((title, f"{number}", f"{results[title]:.1f}", f"{max(times):.1f}"))
+    show("One pass on the full fleet", ("", "placed", "ms, median", "worst"), rows)
+    return results
+
+
+def too_big(want: Want) -> Want:
+    resources = Resources(memory="600Gi")
+    return replace(want, spec=want.spec.model_copy(update={"resources": resources}))
+
+
+def preemption(nodes: tuple[NodeView, ...]) -> float:
+    """Ten replicas of a high priority onto a fleet where somebody has to go for each."""
+    dice = random.Random(6)
+    wants = deployments(1, dice, prefix="high")
+    full = tuple(replace(node, allocatable_bytes=max(node.used_bytes, 1)) for node in nodes)
+    spec = wants[0].spec.model_copy(update={"priority": 100, "placement": Placement()})
+    table = Table(full)
+
+    def displace() -> int:
+        placer = Placer(table)
+        want = replace(wants[0], spec=spec)
+        return sum(isinstance(placer.claim(want), Displaces) for _ in range(10))
+
+    runs = [timed(displace) for _ in range(3)]
+    ms = statistics.median(seconds for seconds, _ in runs) * 1000
+    show(
+        "Somebody has to go for each of 10 replicas of a high priority",
+        ("displacing", "ms"),
+        [(f"{runs[0][1]}", f"{ms:.1f}")],
+    )
+    return ms
+
+
+def curve() -> dict[int, tuple[float, float]]:
+    """Cost of a placement by the number of nodes: two replicas a node, ours and the reference."""
+    rows, found = [], {}
+    for number in CURVE:
+        dice = random.Random(7)
+        nodes = fleet(number, dice)
+        wants = deployments(number * 2 // PER_DEPLOYMENT, dice)
+        runs = [timed(lambda: place_all(nodes, wants, PER_DEPLOYMENT)) for _ in range(ROUNDS)]
+        placements = max(1, sum(map(len, runs[0][1].values())))
+        ours = min(seconds for seconds, _ in runs) / placements
+        few = max(2, 400 // number)
+        seconds, times = timed(lambda: reference(nodes, wants[0], few))
+        plain = seconds / max(1, times)
+        found[number] = ours, plain
+        rows.append(
+            (f"{number}", f"{ours * 1e6:.0f}", f"{plain * 1e6:,.0f}", f"{plain / ours:,.0f}")
+        )
+    show(
+        "Microseconds a placement by nodes",
+        ("nodes", "table", "node by node", "ratio"),
+        rows,
+    )
+    return found
+
+
+def explained(nodes: tuple[NodeView, ...]) -> None:
+    want = too_big(deployments(1, random.Random(8))[0])
+    outcome = Placer(Table(nodes)).place(want)
+    assert isinstance(outcome, Unschedulable)
+    print(f"\nWhat a person reads:\n  {one_line(outcome)}")
+
+
+def main() -> None:
+    begin = time.perf_counter()
+    scratch, full = from_scratch()
+    passes = incremental(full)
+    displacing_ms = preemption(full)
+    by_nodes = curve()
+    explained(full)
+    ours, plain = by_nodes[NODES]
+    growth = (ours / by_nodes[CURVE[0]][0]) / (NODES / CURVE[0])
+    print(f"\n{time.perf_counter() - begin:.0f} s")
+    print(
+        json.dumps(
+            {
+                "ratio_to_kube_scheduler_680_per_s": round(
+                    scratch["per_s"] / KUBE_SCHEDULER_PODS_PER_S, 1
+                ),
+                "ratio_to_node_by_node": round(plain / ours, 1),
+                "ratio_of_growth_to_linear_50_to_5000": round(growth, 3),
+                "placements_per_s": round(scratch["per_s"]),
+                "placed": scratch["placed"],
+                "pass_100_new_ms": round(passes["100 replicas that fit"], 2),
+                "pass_100_unplaceable_ms": round(passes["100 that fit nowhere"], 2),
+                "displace_10_ms": round(displacing_ms, 1),
+                "us_per_placement_by_nodes": {
+                    str(nodes): round(pair[0] * 1e6, 1) for nodes, pair in by_nodes.items()
+                },
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

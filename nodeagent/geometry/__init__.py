@@ -1,0 +1,1 @@
+"""What a model's config says about its size: layers, caches, widths. Pure; must not import mlx."""

@@ -1,0 +1,178 @@
+"""Why a replica cannot be placed: counted by reason for one line, node by node for a table. Pure."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconciler.placement.draft import Draft
+from reconciler.placement.filters import Rejected, reject
+from reconciler.placement.ranking import Ranking
+from reconciler.placement.table import Judged
+from reconciler.placement.want import Want
+from schemas import quantity
+
+# A status is read by people; a thousand refusals say no more than twenty.
+SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How many nodes have a reason, and the one of them that is nearest to fitting."""
+
+    reason: str
+    count: int
+    need: int = 0
+    have: int = 0
+    message: str = ""
+    """What one of them says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unschedulable:
+    """Why no node, or too few of them, can take the replica."""
+
+    nodes: int
+    tallies: tuple[Tally, ...]
+    refusals: tuple[tuple[str, Rejected], ...]
+    """The first nodes by name, with their reasons."""
+    fitting: int = 0
+    ranks: int = 1
+    note: str = ""
+    """What is done about it."""
+
+    def noting(self, note: str) -> "Unschedulable":
+        """Return the same, saying what is done about it."""
+        return replace(self, note=note)
+
+
+def refusals(draft: Draft, want: Want, ranking: Ranking) -> Unschedulable:
+    """Return why the nodes do not fit, as the draft has them now."""
+    judged = ranking.judged
+    apart, below = ranking.is_apart, ranking.is_below_limit
+    short = judged.need.of_node > ranking.room
+    fits = apart & below & ~short
+    tallies = _fixed(judged)
+    groups = (
+        ("AntiAffinity", judged.passes & ~apart),
+        ("ReplicaLimit", apart & ~below),
+        ("InsufficientMemory", apart & below & short),
+    )
+    for reason, where in groups:
+        if where.any():
+            tallies.append(_moving(draft, want, reason, where, ranking))
+    rows = map(int, np.flatnonzero(~fits)[:SHOWN])
+    listed = [(draft.table.nodes[row].name, _of_node(draft, want, judged, row)) for row in rows]
+    return Unschedulable(
+        nodes=len(draft.table),
+        tallies=tuple(sorted(tallies, key=order)),
+        refusals=tuple((name, why) for name, why in listed if why is not None),
+        fitting=int(fits.sum()),
+        ranks=want.ranks,
+    )
+
+
+def _of_node(draft: Draft, want: Want, judged: Judged, row: int) -> Rejected | None:
+    for verdict in judged.verdicts:
+        why = verdict.refusals[int(verdict.of_node[row])]
+        if why is not None:
+            return why
+    return reject(want, draft.view(row))
+
+
+def _fixed(judged: Judged) -> list[Tally]:
+    """Count the refusals that do not change, each node by the first filter that refuses it."""
+    counted: list[tuple[Rejected, int]] = []
+    open_ = np.ones(len(judged.passes), np.bool_)
+    for verdict in judged.verdicts:
+        if len(verdict.refusals) == 1:
+            continue
+        counts = np.bincount(verdict.of_node[open_], minlength=len(verdict.refusals))
+        pairs = zip(verdict.refusals, counts, strict=True)
+        counted.extend((why, int(count)) for why, count in pairs if why is not None and count)
+        open_ &= verdict.passes
+    return tallies_of(counted)
+
+
+def tallies_of(counted: Iterable[tuple[Rejected, int]]) -> list[Tally]:
+    """Return the refusals by reason; each comes with the number of nodes that have it."""
+    found: dict[str, Tally] = {}
+    for why, count in counted:
+        old = found.get(why.reason)
+        if old is None:
+            found[why.reason] = Tally(
+                reason=why.reason, count=count, need=why.need, have=why.have, message=why.message
+            )
+            continue
+        nearer = (old.need, old.have) if old.have >= why.have else (why.need, why.have)
+        found[why.reason] = Tally(
+            reason=why.reason,
+            count=old.count + count,
+            need=nearer[0],
+            have=nearer[1],
+            message=min(old.message, why.message),
+        )
+    return list(found.values())
+
+
+def _moving(
+    draft: Draft, want: Want, reason: str, where: NDArray[np.bool_], ranking: Ranking
+) -> Tally:
+    rows = np.flatnonzero(where)
+    nearest = (
+        int(rows[np.argmax(ranking.room[rows])]) if reason == "InsufficientMemory" else int(rows[0])
+    )
+    why = reject(want, draft.view(nearest))
+    assert why is not None
+    return Tally(reason=reason, count=len(rows), need=why.need, have=why.have, message=why.message)
+
+
+def order(tally: Tally) -> tuple[int, str]:
+    """Return by what tallies are sorted: what most nodes have comes first."""
+    return -tally.count, tally.reason
+
+
+def _memory(tally: Tally) -> str:
+    need, have = quantity.show(tally.need), quantity.show(max(0, tally.have))
+    number, _, unit = have.partition(" ")
+    best = number if need.partition(" ")[2] == unit else have
+    return f"short of memory (need {need}, best has {best})"
+
+
+# In people's words, after "3 " or "1 ". What is not here is named by its code, with what one node says.
+_PHRASES: Final[dict[str, Callable[[Tally], str]]] = {
+    "NodeNotReady": lambda _: "NotReady",
+    "NodeCordoned": lambda _: "cordoned",
+    "NotInPool": lambda tally: tally.message.removeprefix("it is "),
+    "SelectorMismatch": lambda tally: f"not selected ({tally.message})",
+    "ChipMismatch": lambda tally: f"with another chip ({tally.message})",
+    "TooFewGpuCores": lambda t: f"short of GPU cores (need {t.need}, best has {t.have})",
+    "ReservedForGroup": lambda _: "reserved for a ShardGroup",
+    "NodeTainted": lambda tally: f"tainted ({tally.message})",
+    "ModelNotInspected": lambda _: "yet to look at the model",
+    "ContextTooLong": lambda t: f"with a model made for less (need {t.need} tokens, best has {t.have})",
+    "AntiAffinity": lambda _: "with replicas to keep apart from",
+    "ReplicaLimit": lambda tally: f"full up (maxReplicasPerNode is {tally.have})",
+    "InsufficientMemory": _memory,
+}
+
+
+def one_line(unschedulable: Unschedulable) -> str:
+    """Return the refusals as kubectl does: "0/5 nodes fit: 3 short of memory (...), 1 cordoned, 1 NotReady"."""
+    if not unschedulable.nodes:
+        return "no node has joined the fleet yet; start fleet-nodeagent on a Mac"
+    parts = [
+        f"{tally.count} {_PHRASES.get(tally.reason, _coded)(tally)}"
+        for tally in unschedulable.tallies
+    ]
+    head = f"{unschedulable.fitting}/{unschedulable.nodes} nodes fit"
+    if unschedulable.ranks > 1:
+        head += f", {unschedulable.ranks} are needed at once"
+    line = f"{head}: {', '.join(parts)}" if parts else head
+    return f"{line}; {unschedulable.note}" if unschedulable.note else line
+
+
+def _coded(tally: Tally) -> str:
+    return f"{tally.reason} ({tally.message})"

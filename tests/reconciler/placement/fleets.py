@@ -1,0 +1,124 @@
+"""Random fleets and wants for placement's properties: small, unlike, full of ties and of trouble.
+
+Hypothesis draws how many nodes and a seed; the rest is rolled, because drawing each of some hundred fields would
+take longer than everything that is tested.
+"""
+
+import random
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from reconciler.observe import NodeView, Tenant
+from reconciler.placement.want import Want, want_of
+from schemas.chips import CHIPS
+from schemas.node import ModelReport, Taint
+from schemas.placement import Placement, ScoreWeights, Toleration
+from tests.support.fleets import GEOMETRY, GIB, deployment
+
+NAMES = "abcdefgh"
+OTHERS = ("llama", "phi", "qwen")
+BIG = GEOMETRY.model_copy(update={"weights_bytes": 6 * GIB, "parameters": 8_000_000_000})
+REPORTS = (
+    ModelReport(path="qwen", geometry=GEOMETRY.model_copy(update={"parameters": 13_000_000_000})),
+    ModelReport(path="qwen", geometry=BIG),
+    ModelReport(path="qwen", geometry=GEOMETRY.model_copy(update={"unknown": "what is it"})),
+    ModelReport(path="qwen", reason="ModelNotFound", message="there is nothing"),
+    None,
+)
+TAINTS = tuple(
+    Taint.model_validate({"key": key, "effect": effect})
+    for key in ("gpu", "owner")
+    for effect in ("NoSchedule", "PreferNoSchedule", "NoExecute")
+)
+SCORES = ("speed", "hardware", "headroom", "packing", "siblings", "spreading")
+
+
+def tenants_of(dice: random.Random, name: str) -> tuple[Tenant, ...]:
+    """Return up to three replicas of whomever."""
+    return tuple(
+        Tenant(
+            replica=f"{name}-{at}-{dice.randrange(100)}",
+            deployment=dice.choice(OTHERS),
+            bytes=dice.randint(1, 4 * GIB),
+            priority=dice.randint(-2, 2),
+            is_ending=dice.random() < 0.3,
+        )
+        for at in range(dice.randrange(4))
+    )
+
+
+def node_of(dice: random.Random, name: str) -> NodeView:
+    """Return a node; most are ready, so that most situations are about the rest."""
+    there = tenants_of(dice, name)
+    used = sum(one.bytes for one in there)
+    chip = dice.choice(CHIPS)
+    model = dice.choice(REPORTS[:2] * 3 + REPORTS)
+    labels = {"rack": dice.choice("12"), "site": dice.choice("xy")}
+    return NodeView(
+        name=name,
+        is_ready=dice.random() > 0.1,
+        is_cordoned=dice.random() < 0.1,
+        allocatable_bytes=used + dice.randrange(17) * GIB,
+        used_bytes=used,
+        labels={key: value for key, value in labels.items() if dice.random() < 0.7},
+        pools=frozenset(pool for pool in ("lab", "desk") if dice.random() < 0.6),
+        models={} if model is None else {"qwen": model},
+        reserved_by_group="pair" if dice.random() < 0.1 else "",
+        replicas={
+            one: sum(t.deployment == one for t in there) for one in {t.deployment for t in there}
+        },
+        tenants=there,
+        promised_bytes=dice.choice([0, 0, GIB]),
+        chip=chip.name,
+        gpu_cores=dice.choice(chip.gpu_cores),
+        memory_bytes=chip.memory_gib[0] * GIB,
+        bandwidth_gbps=dice.choice([0.0, chip.bandwidth_gbps]),
+        taints=(dice.choice(TAINTS),) if dice.random() < 0.2 else (),
+        pool_priority=dice.choice([0, 50]),
+    )
+
+
+seeds = st.integers(0, 2**32)
+fleets = st.builds(
+    lambda number, seed: tuple(
+        node_of(random.Random(seed + at), NAMES[at]) for at in range(number)
+    ),
+    st.integers(0, len(NAMES)),
+    seeds,
+)
+tenants = st.builds(lambda seed: tenants_of(random.Random(seed), "a"), seeds)
+
+
+def placement_of(dice: random.Random) -> Placement:
+    """Return wishes; most of them are few."""
+    weights = {name: dice.randrange(101) for name in SCORES if dice.random() < 0.2}
+    return Placement(
+        pools=dice.choice([(), (), (), ("lab",)]),
+        node_selector=dice.choice([{}, {}, {}, {"rack": "1"}]),
+        tolerations=dice.choice([(), (Toleration(operator="Exists"),)]),
+        chips=dice.choice([(), (), (), ("Apple M4", "Apple M4 Pro", "Apple M1")]),
+        min_gpu_cores=dice.choice([0, 0, 10, 16]),
+        tier=dice.choice(["Auto", "Off"]),
+        max_replicas_per_node=dice.choice([None, None, 1, 2]),
+        spread_by=dice.choice([(), ("rack",), ("rack", "site")]),
+        profile=dice.choice(["Balanced", "BinPack", "Spread", "HardwareAware"]),
+        weights=ScoreWeights.model_validate(weights),
+    )
+
+
+def want_from(seed: int, ranks: int) -> Want:
+    """Return a want for the model that the fleets have."""
+    dice = random.Random(seed)
+    made = deployment(
+        placement=placement_of(dice),
+        priority=dice.randint(-1, 2),
+        memory=dice.choice(["", "", "2Gi"]),
+    )
+    apart = dice.choice([frozenset[str](), frozenset({"phi"})])
+    return replace(want_of(made, apart_from=apart), ranks=ranks)
+
+
+def wants(ranks: int = 1) -> st.SearchStrategy[Want]:
+    """Return a strategy for wants over so many ranks."""
+    return st.builds(want_from, seeds, st.just(ranks))

@@ -1,0 +1,157 @@
+"""The memory proof: every kind of layer by hand, and what holds for all of them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.placement.proof import prove
+from schemas.node import LayerGroup, ModelGeometry
+from tests.support.fleets import GEOMETRY
+
+
+def geometry(*, layers: int, kv_heads: int, vocab: int, weights: int = 0) -> ModelGeometry:
+    return ModelGeometry(
+        model_type="any",
+        weights_bytes=weights,
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=64,
+        kv_element_bytes=2,
+        vocab_size=vocab,
+        max_context=131_072,
+    )
+
+
+# Check values of spec/facts.md 4.4: 36 layers x 2 x 8 heads x 64 x 2 bytes; SmolLM2-135M alike.
+GPT_OSS_120B = geometry(layers=36, kv_heads=8, vocab=201_088)
+SMOLLM2_135M = geometry(layers=30, kv_heads=3, vocab=49_152, weights=269_060_552)
+
+
+@pytest.mark.parametrize(
+    ("shape", "per_token"),
+    [
+        pytest.param(GPT_OSS_120B, 73_728, id="gpt-oss-120b"),
+        pytest.param(SMOLLM2_135M, 23_040, id="smollm2-135m"),
+    ],
+)
+def test_bytes_per_token(shape: ModelGeometry, per_token: int) -> None:
+    proof = prove(shape, context_length=4096, concurrency=1)
+    assert proof.kv_cache_bytes == per_token * 4096
+
+
+@pytest.mark.parametrize(
+    ("context", "concurrency", "tokens", "prefill"),
+    [
+        (256, 1, 256, 256),
+        (257, 1, 512, 512),
+        (16, 1, 256, 256),
+        (4096, 1, 4096, 512),
+        (4096, 8, 32_768, 512),
+        (1, 3, 768, 256),
+    ],
+)
+def test_caches_grow_in_steps(context: int, concurrency: int, tokens: int, prefill: int) -> None:
+    proof = prove(SMOLLM2_135M, context_length=context, concurrency=concurrency)
+    assert proof.kv_cache_bytes == 23_040 * tokens
+    assert proof.activation_bytes == prefill * 49_152 * 4
+    assert proof.weights_bytes == 269_060_552
+    assert proof.overhead_bytes == 768 * 2**20
+    assert proof.total_bytes == 269_060_552 + 23_040 * tokens + prefill * 196_608 + 768 * 2**20
+
+
+@given(context=st.integers(16, 200_000), concurrency=st.integers(1, 64))
+def test_more_never_needs_less(context: int, concurrency: int) -> None:
+    here = prove(GPT_OSS_120B, context_length=context, concurrency=concurrency).total_bytes
+    longer = prove(GPT_OSS_120B, context_length=context + 1, concurrency=concurrency).total_bytes
+    wider = prove(GPT_OSS_120B, context_length=context, concurrency=concurrency + 1).total_bytes
+    assert here <= longer
+    assert here < wider
+
+
+def of_groups(*groups: LayerGroup, **changes: object) -> ModelGeometry:
+    return GEOMETRY.model_copy(update={"groups": groups, **changes})
+
+
+def cache(shape: ModelGeometry, *, context: int, concurrency: int = 1, ranks: int = 1) -> int:
+    found = prove(shape, context_length=context, concurrency=concurrency, ranks=ranks)
+    return found.kv_cache_bytes
+
+
+FULL = LayerGroup(kind="Full", count=10, kv_heads=4, head_dim=64, value_dim=32)
+SLIDING = LayerGroup(kind="Sliding", count=10, kv_heads=4, head_dim=64, value_dim=64, window=128)
+LATENT = LayerGroup(kind="Latent", count=61, latent_dim=576)
+STATE = LayerGroup(kind="State", count=36, state_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("group", "context", "concurrency", "wanted"),
+    [
+        pytest.param(FULL, 1024, 2, 10 * 4 * 96 * 2 * 2048, id="keys-and-values-may-differ"),
+        pytest.param(SLIDING, 100, 1, 10 * 1024 * (128 + 128), id="shorter-than-the-window"),
+        pytest.param(SLIDING, 4096, 1, 10 * 1024 * (128 + 512), id="the-window-and-one-prefill"),
+        pytest.param(SLIDING, 4096, 9, 10 * 1024 * (9 * 128 + 4 * 512), id="four-prefill-at-once"),
+        # DeepSeek V3: 512 + 64 numbers of 2 bytes in 61 layers: 70,272 B a token, not 3.8 MiB.
+        pytest.param(LATENT, 256, 1, 70_272 * 256, id="latent"),
+        pytest.param(STATE, 16, 3, 36 * 3000, id="a-state-does-not-grow"),
+        pytest.param(STATE, 1_000_000, 3, 36 * 3000, id="a-state-does-not-grow-ever"),
+    ],
+)
+def test_each_kind_of_layer(group: LayerGroup, context: int, concurrency: int, wanted: int) -> None:
+    assert cache(of_groups(group), context=context, concurrency=concurrency) == wanted
+
+
+def test_groups_add_up() -> None:
+    alone = [cache(of_groups(one), context=2000) for one in (FULL, SLIDING, LATENT, STATE)]
+    assert cache(of_groups(FULL, SLIDING, LATENT, STATE), context=2000) == sum(alone)
+
+
+def test_ranks_share_heads_but_not_latent_vectors() -> None:
+    assert cache(of_groups(FULL), context=256, ranks=2) * 2 == cache(of_groups(FULL), context=256)
+    assert cache(of_groups(LATENT), context=256, ranks=2) == cache(of_groups(LATENT), context=256)
+
+
+def test_ranks_share_weights_but_for_what_each_must_hold() -> None:
+    shape = GEOMETRY.model_copy(update={"weights_bytes": 1000, "replicated_bytes": 100})
+    found = prove(shape, context_length=256, concurrency=1, ranks=4)
+    assert found.weights_bytes == 900 // 4 + 100
+
+
+def test_a_person_may_say_more_or_less() -> None:
+    found = prove(GEOMETRY, context_length=256, concurrency=1, override_bytes=7)
+    assert (found.total_bytes, found.overridden) == (7, True)
+    assert found.sum_bytes == prove(GEOMETRY, context_length=256, concurrency=1).total_bytes
+
+
+def test_prefill_counts_what_flows_and_the_scores_where_they_are_written_out() -> None:
+    shape = of_groups(FULL, hidden_size=512, ffn_size=2048, heads=8)
+    fused = prove(shape, context_length=4096, concurrency=8)
+    logits = 2 * 8 * 32_000 * 4
+    assert fused.activation_bytes == 2048 * (6 * 512 + 4 * 2048) * 2 + logits
+    plain = shape.model_copy(update={"is_attention_fused": False})
+    more = prove(plain, context_length=4096, concurrency=8)
+    scores = 2 * 8 * 2048 * 4096 * 2
+    assert more.activation_bytes - fused.activation_bytes == scores
+    near = plain.model_copy(update={"groups": (SLIDING,)})
+    least = prove(near, context_length=4096, concurrency=8)
+    assert least.activation_bytes - fused.activation_bytes == 2 * 8 * 2048 * (128 + 512) * 2
+
+
+shapes = st.builds(
+    of_groups,
+    st.sampled_from([FULL, SLIDING, LATENT, STATE]),
+    st.sampled_from([FULL, SLIDING, LATENT, STATE]),
+    hidden_size=st.sampled_from([0, 512]),
+    heads=st.just(8),
+    is_attention_fused=st.booleans(),
+)
+
+
+@given(shapes, st.integers(16, 100_000), st.integers(1, 32), st.integers(1, 8))
+def test_more_ranks_never_need_more_each(
+    shape: ModelGeometry, context: int, concurrency: int, ranks: int
+) -> None:
+    def total(number: int) -> int:
+        found = prove(shape, context_length=context, concurrency=concurrency, ranks=number)
+        return found.total_bytes
+
+    assert total(ranks + 1) <= total(ranks)

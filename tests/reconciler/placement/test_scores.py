@@ -1,0 +1,210 @@
+"""Which node is best, by each reason alone and by the profiles; gangs; what an explanation holds."""
+
+from dataclasses import replace
+
+import pytest
+
+from reconciler.observe import NodeView
+from reconciler.placement import hardware
+from reconciler.placement.explain import explain
+from reconciler.placement.place import Placed, Placer, place
+from reconciler.placement.proof import prove
+from reconciler.placement.refusals import Unschedulable, one_line
+from reconciler.placement.table import Table
+from reconciler.placement.want import Want, want_of
+from schemas.node import ModelReport, Taint
+from schemas.placement import Placement, ScoreWeights, Toleration
+from tests.support.fleets import GEOMETRY, GIB, deployment, node
+
+
+def want(**placement: object) -> Want:
+    return want_of(deployment(placement=Placement.model_validate(placement)))
+
+
+def only(name: str) -> Want:
+    """Return a want for which nothing but one score counts."""
+    names = ("speed", "pool", "taints", "headroom", "siblings", "spreading")
+    weights = {**dict.fromkeys(names, 0), name: 1}
+    return want(weights=ScoreWeights.model_validate(weights))
+
+
+def where(*nodes: NodeView, of: Want | None = None) -> str:
+    wanted = of or want()
+    placed = place(wanted, nodes)
+    assert isinstance(placed, Placed)
+    assert explain(wanted, nodes)[0].node == placed.node
+    return placed.node
+
+
+def test_ties_go_by_name() -> None:
+    assert where(node("c"), node("a"), node("b")) == "a"
+
+
+def test_the_node_without_a_sibling_wins() -> None:
+    crowded = replace(node("a", memory_gib=64), replicas={"qwen": 1})
+    assert where(crowded, node("b", memory_gib=4)) == "b"
+
+
+def test_replicas_of_others_are_no_siblings() -> None:
+    assert where(replace(node("a"), replicas={"other": 9}), node("b")) == "a"
+
+
+def test_the_emptier_node_wins() -> None:
+    assert where(replace(node("a"), used_bytes=GIB), node("b")) == "b"
+
+
+SOFT = Taint(key="owner", effect="PreferNoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("score", "better"),
+    [
+        ("speed", {"bandwidth_gbps": 546.0}),
+        ("hardware", {"chip": "Apple M4 Max", "gpu_cores": 40, "memory_bytes": 64 * 10**9}),
+        ("pool", {"pool_priority": 10}),
+        ("headroom", {"allocatable_bytes": 16 * GIB}),
+        ("packing", {"used_bytes": 4 * GIB}),
+    ],
+)
+def test_each_score_alone(score: str, better: dict[str, object]) -> None:
+    winner = replace(node("z"), **better)  # type: ignore[arg-type]  # the table has the types
+    assert where(node("a"), winner, of=only(score)) == "z"
+    first, second = explain(only(score), [node("a"), winner])
+    assert [part.name for part in first.parts] == [score]
+    assert 100 >= first.score > second.score >= 0
+
+
+def test_taints_that_only_ask_are_heeded_if_they_can_be() -> None:
+    soft = replace(node("a"), taints=(SOFT,))
+    assert where(soft, node("b"), of=only("taints")) == "b"
+    assert where(soft) == "a"
+    tolerant = want(tolerations=(Toleration(operator="Exists"),))
+    assert where(soft, node("b"), of=tolerant) == "a"
+
+
+def test_replicas_are_spread_over_labels() -> None:
+    racks = [replace(node(f"{rack}{at}"), labels={"rack": rack}) for rack in "xy" for at in "12"]
+    placer = Placer(Table(racks))
+    wanted = want(spread_by=("rack",))
+    found = [placer.place(wanted) for _ in range(4)]
+    assert [one.node for one in found if isinstance(one, Placed)] == ["x1", "y1", "x2", "y2"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "wanted"),
+    [("Balanced", "empty"), ("Spread", "empty"), ("BinPack", "full"), ("HardwareAware", "ultra")],
+)
+def test_profiles(profile: str, wanted: str) -> None:
+    full = replace(node("full"), used_bytes=4 * GIB)
+    ultra = replace(
+        node("ultra"), used_bytes=3 * GIB, replicas={"qwen": 1}, chip="Apple M3 Ultra",
+        gpu_cores=80, memory_bytes=512 * 10**9, bandwidth_gbps=819,
+    )  # fmt: skip
+    assert where(node("empty"), full, ultra, of=want(profile=profile)) == wanted
+
+
+def sized(name: str, *, gpu_cores: int, gb: int, parameters: int = 32_000_000_000) -> NodeView:
+    geometry = GEOMETRY.model_copy(update={"parameters": parameters})
+    report = ModelReport(path="qwen", geometry=geometry)
+    return replace(
+        node(name), gpu_cores=gpu_cores, memory_bytes=gb * 10**9, models={"qwen": report}
+    )
+
+
+def test_nodes_that_are_big_enough_come_first_and_others_after_them() -> None:
+    small = replace(sized("a", gpu_cores=20, gb=64), bandwidth_gbps=800)
+    big = sized("b", gpu_cores=30, gb=64)
+    assert where(small, big) == "b"
+    assert where(small, replace(big, used_bytes=7 * GIB)) == "a"
+    assert where(small, big, of=want(tier="Off")) == "a"
+    first, second = explain(want(), [small, big])
+    assert (first.is_preferred, second.is_preferred) == (True, False)
+
+
+def test_among_nodes_that_are_too_small_the_best_is_still_the_best() -> None:
+    placer = Placer(Table([sized("a", gpu_cores=8, gb=8), sized("b", gpu_cores=8, gb=8)]))
+    found = [placer.place(want()) for _ in range(2)]
+    assert [one.node for one in found if isinstance(one, Placed)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("billions", "gpu_cores", "gb"),
+    [(70, 30, 64), (30, 30, 64), (29, 20, 32), (13, 20, 32), (7, 15, 16), (3, 10, 8), (0.5, 8, 8)],
+)
+def test_tiers(billions: float, gpu_cores: int, gb: int) -> None:
+    found = hardware.tier(int(billions * 10**9))
+    assert found is not None
+    assert (found.gpu_cores, found.memory_bytes) == (gpu_cores, gb * 10**9)
+
+
+def test_a_model_whose_parameters_nobody_counted_has_no_tier() -> None:
+    assert hardware.tier(0) is None
+    assert where(sized("a", gpu_cores=0, gb=1, parameters=0), node("b")) == "a"
+
+
+@pytest.mark.parametrize(
+    ("chip", "points"),
+    [
+        ("Apple M1", 10),
+        ("Apple M2 Pro", 25),
+        ("Apple M3 Max", 40),
+        ("Apple M4 Max", 45),
+        ("Apple M5 Ultra", 60),
+        ("Apple M9 Pro", 40),
+        ("Apple M4 Giga", 0),
+        ("Intel Xeon", 0),
+    ],
+)
+def test_chip_points(chip: str, points: int) -> None:
+    assert hardware.chip_points(chip) == points
+
+
+def test_the_best_mac_that_was_sold_has_a_hundred_points() -> None:
+    best = hardware.points(chip="Apple M3 Ultra", gpu_cores=80, memory_bytes=512 * 10**9)
+    assert best == pytest.approx(100)
+    assert hardware.points(chip="Apple M9 Ultra", gpu_cores=200, memory_bytes=2**50) == 100
+
+
+def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
+    placer = Placer(Table([node("a", memory_gib=6)]))
+    placed = placer.place(want())
+    assert isinstance(placed, Placed)
+    assert placed.memory == prove(GEOMETRY, context_length=1024, concurrency=1)
+    assert isinstance(placer.place(want()), Placed)
+    assert isinstance(placer.place(want()), Unschedulable)
+
+
+def test_a_gang_gets_as_many_nodes_as_it_has_ranks() -> None:
+    pair = replace(want(), ranks=2)
+    placed = place(pair, [node("a"), node("b"), node("c")])
+    assert isinstance(placed, Placed)
+    assert [rank.node for rank in placed.ranks] == ["a", "b"]
+    half = prove(GEOMETRY, context_length=1024, concurrency=1, ranks=2)
+    assert {rank.memory.total_bytes for rank in placed.ranks} == {half.total_bytes}
+
+
+def test_a_gang_that_does_not_fit_takes_nothing() -> None:
+    pair = replace(want(), ranks=2)
+    placer = Placer(Table([node("a"), node("b", memory_gib=1)]))
+    verdict = placer.place(pair)
+    assert isinstance(verdict, Unschedulable)
+    assert one_line(verdict) == (
+        "1/2 nodes fit, 2 are needed at once: 1 short of memory (need 1.8 GiB, best has 1.0)"
+    )
+    assert placer.draft.free.tolist() == [8 * GIB, GIB]
+    assert isinstance(placer.place(want()), Placed)
+
+
+def test_an_explanation_has_it_all() -> None:
+    nodes = [node("b"), replace(node("a"), is_cordoned=True), node("c", memory_gib=16)]
+    found = explain(want(), nodes)
+    assert [one.node for one in found] == ["c", "b", "a"]
+    best, _, refused = found
+    assert best.memory == prove(GEOMETRY, context_length=1024, concurrency=1)
+    assert best.room_bytes == 16 * GIB
+    assert {part.name: part.weight for part in best.parts} == {
+        "speed": 10, "pool": 10, "taints": 20, "headroom": 20, "siblings": 50, "spreading": 40,
+    }  # fmt: skip
+    assert refused.refusal is not None
+    assert refused.refusal.reason == "NodeCordoned"
+    assert (refused.parts, refused.score, refused.fits) == ((), 0.0, False)
