@@ -49,8 +49,8 @@ docs: $(READY)  ## generate docs/reference and the pictures
 	@$(BIN)/python -m docs.generate
 
 proto: $(READY)  ## generate the messages of etcd's API from etcd.proto
-	@$(BIN)/python -m grpc_tools.protoc -Istore/grpc/proto --python_out=store/grpc/proto \
-	  --pyi_out=store/grpc/proto store/grpc/proto/etcd.proto
+	@$(BIN)/python -m grpc_tools.protoc -Istore/etcd/grpc/proto --python_out=store/etcd/grpc/proto \
+	  --pyi_out=store/etcd/grpc/proto store/etcd/grpc/proto/etcd.proto
 
 lock: $(READY)  ## renew requirements.txt from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install --quiet uv

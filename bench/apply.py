@@ -17,9 +17,9 @@ from machinery.clock import SystemClock
 from manifests.apply import apply
 from manifests.load import load_objects
 from store import codec, keys
-from store.etcd import connect
-from store.member.binary import locate
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, Put, Transport
 
 COUNT = 1000

@@ -33,10 +33,10 @@ from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointSpec
 from store import codec, keys
-from store.address import EtcdAddress
-from store.etcd import connect
-from store.member.binary import locate
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Put
 
 ROUNDS = 5

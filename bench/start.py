@@ -21,7 +21,7 @@ from manifests.delete import delete
 from manifests.load import load_objects
 from schemas.deployment import ModelDeployment
 from store import objects
-from store.etcd import connect
+from store.etcd.connect import connect
 from store.port import Put, Transport, WatchBatch
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet, running_fleet

@@ -1,11 +1,11 @@
-"""Brings etcd's users and roles to what `store.access` says, a step at a time; looks before each."""
+"""Brings etcd's users and roles to what `store.auth.access` says, a step at a time; looks before each."""
 
 from collections.abc import Callable
 
 from fleetctl.passwords import PasswordFolder
-from store import access
-from store.access import Account, Permission
-from store.grpc.accounts import EtcdAccounts
+from store.auth import access
+from store.auth.access import Account, Permission
+from store.etcd.grpc.accounts import EtcdAccounts
 
 ROOT_FILE = "root.env"
 

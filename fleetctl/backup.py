@@ -14,9 +14,9 @@ from machinery import files
 from machinery.clock import SystemClock
 from machinery.version import version as fleet_version
 from schemas import quantity
-from store import backup as backups
-from store.address import EtcdAddress
-from store.etcd import connect
+from store.backup import save as backups
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 
 
 @click.command()
@@ -95,7 +95,7 @@ async def _save(etcd: EtcdAddress, file: BinaryIO) -> str:
 
 async def _snapshot(etcd: EtcdAddress, file: BinaryIO) -> str:
     # Only where it is needed: it takes the generated messages of etcd's API with it.
-    from store.grpc.maintenance import Maintenance, each_endpoint  # noqa: PLC0415 - see above
+    from store.etcd.grpc.maintenance import Maintenance, each_endpoint  # noqa: PLC0415 - see above
 
     member = Maintenance(each_endpoint(etcd)[0])
     try:

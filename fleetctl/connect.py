@@ -10,12 +10,12 @@ import click
 import platformdirs
 
 from fleetctl import errors
-from store.address import EtcdAddress
 from store.codec import UndecodableError
 from store.errors import StoreError
-from store.etcd import connect
-from store.flags import address, etcd_options
-from store.member.sockets import SocketFolderError, client_socket
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.flags import address, etcd_options
+from store.etcd.member.sockets import SocketFolderError, client_socket
 from store.port import Transport
 
 T = TypeVar("T")

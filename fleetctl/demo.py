@@ -22,11 +22,11 @@ from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
 from schemas.meta import find_condition, is_true
 from store import objects
-from store.address import EtcdAddress
 from store.errors import StoreError
-from store.etcd import connect
-from store.member.embedded import QUOTA_BYTES
-from store.member.sockets import client_socket
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.embedded import QUOTA_BYTES
+from store.etcd.member.sockets import client_socket
 
 _MODEL = "SmolLM2-135M-Instruct"
 _NAME = "smollm2"

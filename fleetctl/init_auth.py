@@ -19,12 +19,12 @@ from fleetctl.connect import run
 from fleetctl.errors import FleetctlError, of_store
 from fleetctl.passwords import PasswordFolder
 from schemas.meta import ObjectName
-from store import access
-from store.address import EtcdAddress
-from store.credentials import Credentials
+from store.auth import access
+from store.auth.credentials import Credentials
 from store.errors import StoreError
-from store.flags import address, etcd_options
-from store.grpc.accounts import EtcdAccounts
+from store.etcd.address import EtcdAddress
+from store.etcd.flags import address, etcd_options
+from store.etcd.grpc.accounts import EtcdAccounts
 
 _NAME = TypeAdapter(ObjectName)
 

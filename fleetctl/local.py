@@ -19,13 +19,13 @@ from nodeagent.engines import stop_all
 from nodeagent.hardware.facts import HardwareError
 from nodeagent.hardware.probe import probe
 from store import keys
-from store.address import EtcdAddress
 from store.errors import StoreError
-from store.etcd import connect
-from store.member.binary import NoBinaryError, locate, written_by
-from store.member.care import Care
-from store.member.embedded import EmbeddedEtcd, EmbeddedEtcdError
-from store.member.sockets import SocketFolderError
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import NoBinaryError, locate, written_by
+from store.etcd.member.care import Care
+from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError
+from store.etcd.member.sockets import SocketFolderError
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fleetctl.errors import FleetctlError
 from machinery.files import write_atomically
-from store import credentials
-from store.credentials import Credentials, CredentialsError
+from store.auth import credentials
+from store.auth.credentials import Credentials, CredentialsError
 
 # Of 62 letters and digits and two signs, none of which a shell or a URL minds.
 _BYTES = 32

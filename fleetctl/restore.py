@@ -15,15 +15,15 @@ from fleetctl.datadir import LAYOUT_VERSION, DataDir, FleetFile
 from fleetctl.errors import FleetctlError
 from machinery import files, processes
 from machinery.clock import SystemClock
-from store import restore as restoring
-from store.address import EtcdAddress
-from store.archive import ArchiveError, Reader, Summary
+from store.backup import restore as restoring
+from store.backup.archive import ArchiveError, Reader, Summary
 from store.errors import StoreError
-from store.etcd import connect
-from store.grpc.membership import Membership
-from store.member import sockets
-from store.member.binary import NoBinaryError, locate
-from store.member.embedded import (
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.grpc.membership import Membership
+from store.etcd.member import sockets
+from store.etcd.member.binary import NoBinaryError, locate
+from store.etcd.member.embedded import (
     MEMBER_FOLDER,
     QUOTA_BYTES,
     EmbeddedEtcd,

@@ -18,8 +18,8 @@ from gateway.server import Gateway, Limits
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock
 from machinery.web import listen
-from store.etcd import connect
-from store.flags import address, etcd_options
+from store.etcd.connect import connect
+from store.etcd.flags import address, etcd_options
 
 _EXIT_ADDRESS = 3
 

@@ -16,7 +16,7 @@ from schemas.meta import ApiModel
 from schemas.replica import Endpoint
 from schemas.route import ModelRoute
 from store import codec, keys
-from store.informer import Informer
+from store.cache.informer import Informer
 from store.port import KeyValue, Transport
 
 T = TypeVar("T")

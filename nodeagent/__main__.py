@@ -22,8 +22,8 @@ from nodeagent.presence import NameTakenError, session_name
 from schemas import quantity
 from schemas.meta import Labels
 from schemas.node import NodeStatus
-from store.etcd import connect
-from store.flags import address, etcd_options
+from store.etcd.connect import connect
+from store.etcd.flags import address, etcd_options
 
 _LABELS = TypeAdapter(Labels)
 

@@ -21,9 +21,9 @@ from schemas.deployment import ModelDeployment
 from schemas.node import NodeStatus
 from schemas.replica import RankStatus, Replica
 from store import codec, keys
+from store.cache.informer import Informer
 from store.codec import NewerDocumentError, UndecodableError
 from store.errors import StoreError
-from store.informer import Informer
 from store.port import Transport
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from machinery import logging as house_logging
 from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
 from reconciler.controller import Controller
-from store.etcd import connect
-from store.flags import address, etcd_options
+from store.etcd.connect import connect
+from store.etcd.flags import address, etcd_options
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,7 +8,7 @@ from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.node import NodeLease
 from schemas.replica import Endpoint, RankStatus
 from store import codec, keys
-from store.informer import Cache, Informer
+from store.cache.informer import Cache, Informer
 from store.port import KeyValue, Transport
 
 

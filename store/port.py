@@ -1,6 +1,6 @@
 """The port to the key-value store: what an adapter must do, in our own words.
 
-Adapters: `store.memory` (tests) and `store.etcd`. Both pass `tests/store/test_contract.py`.
+Adapters: `store.memory` (tests) and `store.etcd.grpc` and `store.etcd.http`. All pass `tests/store/test_contract.py`.
 """
 
 from collections.abc import AsyncGenerator, Sequence

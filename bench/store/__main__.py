@@ -22,7 +22,7 @@ from bench.store.cases import Case
 from bench.store.child import Worker, WorkerError
 from bench.store.server import fill, running_etcd
 from bench.store.ways import OURS, PEERS
-from store.member.binary import locate
+from store.etcd.member.binary import locate
 
 
 async def measure(workers: Sequence[Worker], case: Case, results: report.Results) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateway import free_port
-from store.address import EtcdAddress
 from store.errors import StoreError
-from store.etcd import connect
-from store.member.binary import Binary
-from store.member.embedded import command
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import Binary
+from store.etcd.member.embedded import command
 from store.port import Put
 
 _READY_S = 20.0

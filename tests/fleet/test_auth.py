@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from store import credentials, keys
+from store import keys
+from store.auth import credentials
 from store.errors import PermissionDeniedError
-from store.etcd import connect
+from store.etcd.connect import connect
 from store.port import Put
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.fleet import Fleet, fleetctl

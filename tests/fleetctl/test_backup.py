@@ -20,17 +20,17 @@ from fleetctl.datadir import DataDir
 from machinery import processes
 from machinery.clock import SystemClock
 from store import keys
-from store.address import EtcdAddress
-from store.archive import Entry, Header, Reader, Writer
-from store.backup import PREFIX, is_kept
-from store.etcd import connect
-from store.grpc import methods, wire
-from store.grpc.channel import GrpcChannel
-from store.grpc.proto import etcd_pb2 as pb
-from store.informer import Informer
-from store.member.binary import locate
-from store.member.embedded import EmbeddedEtcd
-from store.member.sockets import client_socket
+from store.backup.archive import Entry, Header, Reader, Writer
+from store.backup.save import PREFIX, is_kept
+from store.cache.informer import Informer
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.grpc import methods, wire
+from store.etcd.grpc.channel import GrpcChannel
+from store.etcd.grpc.proto import etcd_pb2 as pb
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
+from store.etcd.member.sockets import client_socket
 from store.port import Put
 from tests.support.fleet import Done, Fleet, fleetctl
 from tests.support.waiting import until, until_async

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from store import keys
-from store.etcd import connect
+from store.etcd.connect import connect
 from store.namespace import below
 from store.port import Put
 from tests.store.guarded import guarded_etcd

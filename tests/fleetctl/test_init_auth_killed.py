@@ -12,9 +12,9 @@ import pytest
 from fleetctl.accounts import Setup
 from fleetctl.init_auth import carry_out
 from fleetctl.passwords import PasswordFolder
-from store import access
-from store.address import EtcdAddress
-from store.grpc.accounts import EtcdAccounts
+from store.auth import access
+from store.etcd.address import EtcdAddress
+from store.etcd.grpc.accounts import EtcdAccounts
 from tests.fleetctl.test_init_auth import as_root, done, is_sound, order
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.waiting import until

@@ -16,8 +16,8 @@ from machinery.clock import SystemClock
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, Truth
 from store import codec, keys
-from store.address import EtcdAddress
-from store.etcd import connect
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Put, Transport
 from tests.gateway.fake_engine import FakeEngine, running

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.__main__ import main
-from store.etcd import connect
+from store.etcd.connect import connect
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import DONE, streams
 from tests.gateway.world import World

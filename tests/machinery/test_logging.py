@@ -15,7 +15,7 @@ from machinery.logging import JsonFormatter
 def line(
     message: str, *arguments: object, extra: dict[str, Any] | None = None, level: int = logging.INFO
 ) -> dict[str, Any]:
-    logger = logging.Logger("store.http.route")  # noqa: LOG001 - of the test's own, known to nobody
+    logger = logging.Logger("store.etcd.http.route")  # noqa: LOG001 - of the test's own, known to nobody
     record = logger.makeRecord(
         logger.name, level, "file.py", 1, message, arguments, None, extra=extra
     )
@@ -31,7 +31,7 @@ def test_a_line_has_time_level_process_logger_message_and_fields() -> None:
     assert found == {
         "level": "warning",
         "process": "gateway",
-        "logger": "store.http.route",
+        "logger": "store.etcd.http.route",
         "message": "lease lost",
         "lease": 7,
         "key": "a\nb",
@@ -54,7 +54,7 @@ def test_fields_of_any_type_are_written(value: object, expected: object) -> None
 
 def test_a_field_does_not_hide_what_a_line_must_say() -> None:
     found = line("m", extra={"level": "mine", "logger": "mine", "time": "mine"})
-    assert (found["level"], found["logger"]) == ("info", "store.http.route")
+    assert (found["level"], found["logger"]) == ("info", "store.etcd.http.route")
     assert found["time"] != "mine"
 
 

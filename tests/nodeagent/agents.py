@@ -15,7 +15,7 @@ from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta, find_condition
 from schemas.replica import Endpoint, MemoryProof, RankAssignment, RankStatus, Replica, ReplicaSpec
 from store import codec, keys, objects
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, Transport
 from tests.support.waiting import until_async
 

@@ -14,8 +14,8 @@ from nodeagent.health import HealthClient
 from schemas.node import NodeLease, NodeStatus
 from schemas.replica import Replica
 from store import codec, keys
-from store.etcd import connect
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Change, Delete, Put, WatchBatch
 from tests.nodeagent.agents import CLOCK, NODE, AgentProcess, Desk
 from tests.support.etcd import running_etcd

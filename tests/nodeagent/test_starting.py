@@ -14,8 +14,8 @@ from machinery import processes
 from nodeagent.presence import NameTakenError, Presence, session_name
 from schemas.node import NodeLease
 from store import codec, keys
-from store.etcd import connect
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.nodeagent.agents import AgentProcess, Desk

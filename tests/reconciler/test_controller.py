@@ -18,8 +18,8 @@ from schemas.meta import ApiObject, find_condition
 from schemas.node import Node
 from schemas.replica import Replica
 from store import codec, keys, objects
-from store.etcd import connect
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, Put, Transport
 from tests.reconciler.agents import FakeAgent, node_status, put_node
 from tests.support.etcd import running_etcd

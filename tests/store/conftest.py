@@ -9,8 +9,8 @@ import pytest
 
 from machinery.clock import SystemClock
 from store import namespace
-from store.etcd import connect
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Transport
 from tests.support.etcd import running_etcd

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fleetctl.accounts import Setup
 from fleetctl.passwords import PasswordFolder
-from store import access, credentials
-from store.address import EtcdAddress
-from store.grpc.accounts import EtcdAccounts
+from store.auth import access, credentials
+from store.etcd.address import EtcdAddress
+from store.etcd.grpc.accounts import EtcdAccounts
 from tests.store.tcp_etcd import TcpEtcd
 
 NODES = ("mac-1", "mac-10", "mac-2")

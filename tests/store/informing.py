@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from machinery.clock import Clock, SystemClock
+from store.cache.informer import Informer
 from store.codec import NewerDocumentError, UndecodableError
-from store.http.route import EtcdRoute
-from store.informer import Informer
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.http.route import EtcdRoute
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.namespace import NamespacedTransport
 from store.port import Delete, KeyValue, Put, Transport

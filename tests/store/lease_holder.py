@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from machinery.clock import SystemClock
-from store.address import EtcdAddress
-from store.etcd import connect
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.lease import LeaseSession
 from store.port import Put, Transport
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from machinery.clock import SystemClock
 from machinery.supervisor import Program, Supervisor
-from store.address import EtcdAddress
 from store.errors import StoreError
-from store.etcd import connect
-from store.member.binary import locate
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate
 from tests.support.waiting import until_async
 
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.kinds import KINDS
-from store import access, keys
-from store.access import Account, Permission, Right
+from store import keys
+from store.auth import access
+from store.auth.access import Account, Permission, Right
 
 # Short ones, of few letters: it is in beginning alike that names could go wrong.
 names = st.from_regex(r"[a1]([-a1.]{0,2}[a1])?", fullmatch=True)

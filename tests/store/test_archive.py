@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from store.archive import ArchiveError, Entry, Header, Reader, Summary, Writer
+from store.backup.archive import ArchiveError, Entry, Header, Reader, Summary, Writer
 
 HEADER = Header(
     created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),

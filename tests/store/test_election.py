@@ -10,9 +10,9 @@ import pytest
 from machinery.clock import SystemClock
 from store.election import Election, Leadership
 from store.errors import ConflictError
-from store.etcd import connect
-from store.member.binary import locate
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import CreatedAt, Put, Transport
 from tests.store.faults import FaultyTransport

@@ -7,10 +7,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from store import credentials
-from store.address import EtcdAddress
-from store.credentials import Credentials, CredentialsError
-from store.flags import address, etcd_options
+from store.auth import credentials
+from store.auth.credentials import Credentials, CredentialsError
+from store.etcd.address import EtcdAddress
+from store.etcd.flags import address, etcd_options
 
 ETCD = ("--etcd", "http://127.0.0.1:1")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
-from store.address import EtcdAddress
 from store.errors import StoreError, UnavailableError
-from store.etcd import connect
-from store.member.binary import locate
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Transport
 from tests.store.faults import FaultyTransport

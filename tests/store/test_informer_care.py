@@ -11,10 +11,10 @@ import pytest
 from gateway.keeper import TableKeeper
 from machinery.clock import SystemClock
 from reconciler.caches import make_caches
-from store.address import EtcdAddress
+from store.cache.informer import HandlerError, Informer
 from store.errors import StoreError, UnavailableError
-from store.etcd import connect
-from store.informer import HandlerError, Informer
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import KeyValue, Put, Transport
 from tests.store.faults import FaultyTransport

@@ -12,9 +12,9 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.errors import PermissionDeniedError, StoreError, UnavailableError
-from store.etcd import connect
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.lease import LeaseSession
-from store.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.store.faults import FaultyTransport

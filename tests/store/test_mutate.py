@@ -20,8 +20,8 @@ from store.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from store.etcd import connect
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.mutate import mutate, mutate_status
 from store.port import CreatedAt, Delete, Guard, Operation, Put, Transport

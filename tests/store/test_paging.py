@@ -8,7 +8,7 @@ import pytest
 from machinery.clock import SystemClock
 from store import paging
 from store.errors import CompactedError, ReplacedError
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Delete, KeyValue, Listing, Put, Transport
 from tests.store.faults import FaultyTransport

@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from machinery.clock import SystemClock
 from store import keys
-from store.archive import ArchiveError, Entry, Header, Reader, Writer
-from store.backup import PREFIX, HalfRestoredError, save
+from store.backup.archive import ArchiveError, Entry, Header, Reader, Writer
+from store.backup.restore import RefusedError, restore
+from store.backup.save import PREFIX, HalfRestoredError, save
 from store.election import Election
 from store.errors import ConflictError, UnavailableError
-from store.etcd import connect
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, Guard, Operation, Put, Transport
-from store.restore import RefusedError, restore
 from tests.store.faults import FaultyTransport
 from tests.support.etcd import running_etcd
 

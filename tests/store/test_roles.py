@@ -1,4 +1,4 @@
-"""The roles of `store.access` in real etcds, both ways: what a stolen password is good for."""
+"""The roles of `store.auth.access` in real etcds, both ways: what a stolen password is good for."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -8,7 +8,7 @@ import pytest
 
 from store import keys
 from store.errors import PermissionDeniedError, StoreError, UnauthenticatedError
-from store.etcd import connect
+from store.etcd.connect import connect
 from store.port import Delete, Put, Transport, Unchanged
 from tests.store.binaries import BINARIES
 from tests.store.guarded import Guarded, guarded_etcd

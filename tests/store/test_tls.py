@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from store import credentials
-from store.address import EtcdAddress
+from store.auth import credentials
 from store.errors import PermissionDeniedError, StoreError, UnavailableError
-from store.etcd import connect
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.port import Put
 from tests.store.binaries import BINARIES
 from tests.store.certificates import Authority, Identity

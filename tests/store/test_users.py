@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from machinery.clock import SystemClock
-from store.access import Right, below
-from store.address import EtcdAddress
+from store.auth.access import Right, below
+from store.cache.informer import Informer
 from store.errors import PermissionDeniedError, StoreError, UnauthenticatedError
-from store.etcd import connect
-from store.grpc.accounts import EtcdAccounts
-from store.informer import Informer
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.grpc.accounts import EtcdAccounts
 from store.port import Put, Transport
 from tests.store.binaries import FOUND
 from tests.store.tcp_etcd import TcpEtcd

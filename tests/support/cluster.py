@@ -14,8 +14,8 @@ from pathlib import Path
 from machinery.clock import SystemClock
 from machinery.processes import last_lines
 from machinery.supervisor import Program, Supervisor
-from store.address import EtcdAddress
-from store.member.binary import locate
+from store.etcd.address import EtcdAddress
+from store.etcd.member.binary import locate
 from tests.support import gateway
 from tests.support.waiting import until, until_async
 

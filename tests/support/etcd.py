@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from machinery.clock import SystemClock
-from store.member.binary import locate
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
 
 
 @asynccontextmanager

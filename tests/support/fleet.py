@@ -19,10 +19,10 @@ from machinery.clock import SystemClock
 from machinery.supervisor import Supervisor
 from nodeagent.engines import Engines, stop_all
 from store import keys
-from store.address import EtcdAddress
-from store.etcd import connect
-from store.member.binary import locate
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.waiting import until, until_async
 
 

@@ -8,9 +8,10 @@ from typing import Literal
 from bench.store.client import Decode, Told
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
-from store import codec, etcd, objects
-from store.address import EtcdAddress
-from store.informer import Informer
+from store import codec, objects
+from store.cache.informer import Informer
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect as connect_to
 from store.port import KeyValue, Put, Transport
 
 
@@ -75,4 +76,4 @@ def _ignoring_key(seen: Told) -> Callable[[str], None]:
 
 async def connect(url: str, option: str) -> Ours:
     way: Literal["grpc", "http"] = "http" if option == "http" else "grpc"
-    return Ours(etcd.connect(EtcdAddress(endpoints=(url,), transport=way)))
+    return Ours(connect_to(EtcdAddress(endpoints=(url,), transport=way)))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import orjson
 
 from machinery.clock import Clock
+from store.cache.informer import Informer
 from store.errors import ConflictError, StoreError, UnavailableError
-from store.informer import Informer
 from store.port import KeyValue, Put, Transport, Unchanged, WatchBatch
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from machinery.clock import SystemClock
-from store.address import EtcdAddress
-from store.calls import CALL_S, CONNECT_S
+from store.cache.informer import Informer
 from store.errors import UnavailableError
-from store.informer import Informer
+from store.etcd.address import EtcdAddress
+from store.etcd.calls import CALL_S, CONNECT_S
 from store.port import Delete, KeyValue, Operation, Put, Transport
 from tests.store.chaos.counting import CachedFollower, Follower, Writer, gaps, read
 from tests.store.chaos.ways import go

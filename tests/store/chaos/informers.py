@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from machinery.clock import SystemClock
-from store.address import EtcdAddress
+from store.cache.informer import Informer
 from store.errors import UnavailableError
-from store.informer import Informer
+from store.etcd.address import EtcdAddress
 from store.port import KeyValue, Transport
 from tests.store.chaos.ways import go
 from tests.support.tcp_proxy import TcpProxy, proxied

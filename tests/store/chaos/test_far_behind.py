@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 import pytest
 
-from store.address import EtcdAddress
 from store.errors import UnavailableError
+from store.etcd.address import EtcdAddress
 from store.port import Change
 from tests.store.chaos.informers import IDLE_S
 from tests.store.chaos.ways import DEFAULT, go

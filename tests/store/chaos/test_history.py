@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from machinery.clock import SystemClock
-from store.member.embedded import EmbeddedEtcd
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Transport
 from tests.store.chaos.recording import Recording
 from tests.store.chaos.ways import go

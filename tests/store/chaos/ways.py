@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from store.address import EtcdAddress
-from store.calls import IDLE_S
-from store.etcd import connect
+from store.etcd.address import EtcdAddress
+from store.etcd.calls import IDLE_S
+from store.etcd.connect import connect
 from store.port import Transport
 
 _ADDRESSED: Mapping[str, Callable[[EtcdAddress], EtcdAddress]] = {

@@ -1,0 +1,1 @@
+"""Who may read and write which keys, and the files that say who somebody is."""

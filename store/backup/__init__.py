@@ -1,0 +1,1 @@
+"""All that a fleet keeps, into a file and back."""

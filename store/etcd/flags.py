@@ -1,0 +1,177 @@
+"""The command-line flags that say where etcd is: the same for every process of the fleet."""
+
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from store.auth import credentials
+from store.auth.credentials import Credentials, CredentialsError
+from store.etcd.address import EtcdAddress
+
+Command = Callable[..., Any]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
+# Another fleet's keys would lie among the first one's.
+_OURS = "mlx-fleet"
+
+
+class _EtcdUrl(click.ParamType[str]):
+    """One URL; in the environment several have commas between them, for paths may have blanks."""
+
+    name = "url"
+    envvar_list_splitter = ","
+
+
+# The last is shown first.
+_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    click.option(
+        "--etcd-prefix",
+        envvar="FLEET_ETCD_PREFIX",
+        default="",
+        help="What the fleet's keys begin with, if others use this etcd: /lab.",
+    ),
+    click.option(
+        "--etcd-transport",
+        envvar="FLEET_ETCD_TRANSPORT",
+        type=click.Choice(["grpc", "http"]),
+        default="grpc",
+        show_default=True,
+        help="http where only plain HTTP passes: etcd's JSON gateway.",
+    ),
+    click.option(
+        "--etcd-password-file",
+        envvar="FLEET_ETCD_PASSWORD_FILE",
+        type=_FILE,
+        help="File with the password, or one that `fleetctl init-auth` wrote.",
+    ),
+    click.option(
+        "--etcd-password",
+        envvar="FLEET_ETCD_PASSWORD",
+        default="",
+        hidden=True,  # on a command line everybody on the machine could read it
+    ),
+    click.option("--etcd-user", envvar="FLEET_ETCD_USER", default="", help="etcd user name."),
+    click.option("--etcd-key", envvar="FLEET_ETCD_KEY", type=_FILE, help="Client key (PEM)."),
+    click.option(
+        "--etcd-cert", envvar="FLEET_ETCD_CERT", type=_FILE, help="Client certificate (PEM)."
+    ),
+    click.option("--etcd-ca", envvar="FLEET_ETCD_CA", type=_FILE, help="CA of etcd (PEM)."),
+    click.option(
+        "--etcd",
+        envvar="FLEET_ETCD",
+        multiple=True,
+        type=_EtcdUrl(),
+        help="URL of an etcd member (again for each), or unix:PATH of a socket.",
+    ),
+)
+
+
+def etcd_options(command: Command) -> Command:
+    """Add --etcd and its companions to a click command; it receives them as keyword arguments."""
+    for option in _OPTIONS:
+        command = option(command)
+    return command
+
+
+def address(options: dict[str, Any], default: EtcdAddress | None = None) -> EtcdAddress:
+    """Return the address that the flags say.
+
+    Raises:
+        click.UsageError: they say none, or contradict each other.
+
+    """
+    endpoints, socket = _place(options["etcd"], default)
+    who = _credentials(options)
+    found = EtcdAddress(
+        endpoints=endpoints,
+        socket=socket,
+        ca=options["etcd_ca"],
+        certificate=options["etcd_cert"],
+        key=options["etcd_key"],
+        username=who.user,
+        password=who.password,
+        transport=options["etcd_transport"],
+        prefix=_prefix(options["etcd_prefix"]),
+    )
+    try:
+        found.ssl_context()
+    except (OSError, ssl.SSLError) as error:
+        raise click.UsageError(f"etcd's TLS files cannot be used: {error}") from error
+    return found
+
+
+def _place(
+    texts: tuple[str, ...], default: EtcdAddress | None
+) -> tuple[tuple[str, ...], Path | None]:
+    """Return the URLs, or the one socket."""
+    urls = tuple(url for text in texts for url in _several(text))
+    if not urls:
+        if default is not None:
+            return default.endpoints, default.socket
+        raise click.UsageError(
+            "which etcd? Give --etcd URL (or unix:PATH), or set FLEET_ETCD; "
+            "`fleetctl up` starts a fleet with its own"
+        )
+    wrong = [u for u in urls if not u.startswith(("unix:", "http://", "https://"))]
+    if wrong:
+        raise click.UsageError(f"--etcd {wrong[0]}: write http://HOST:PORT, https:// or unix:PATH")
+    sockets = [url for url in urls if url.startswith("unix:")]
+    if sockets and len(urls) > 1:
+        raise click.UsageError("--etcd takes one unix:PATH, or URLs, not both")
+    return ((), Path(sockets[0].removeprefix("unix:"))) if sockets else (urls, None)
+
+
+def _several(text: str) -> list[str]:
+    """Return the URLs in one flag: `http://a:2379,http://b:2379`, but one unix:PATH, whatever is in it."""
+    if text.startswith("unix:"):
+        return [text]
+    return [url.strip() for url in text.split(",") if url.strip()]
+
+
+def _credentials(options: dict[str, Any]) -> Credentials:
+    """Return who we are to etcd; an empty name is nobody."""
+    user, password, path = (
+        options["etcd_user"],
+        options["etcd_password"],
+        options["etcd_password_file"],
+    )
+    if path is not None:
+        if password:
+            raise click.UsageError(
+                "there are two passwords for etcd: --etcd-password-file and FLEET_ETCD_PASSWORD. "
+                "Keep one"
+            )
+        try:
+            said = credentials.read(path)
+        except CredentialsError as error:
+            raise click.UsageError(f"--etcd-password-file: {error}") from error
+        user, password = user or said.user, said.password
+    if password and not user:
+        raise click.UsageError("a password for etcd, but no user: give --etcd-user NAME")
+    if user and not password:
+        raise click.UsageError(
+            f"etcd user {user} without a password: give --etcd-password-file FILE, or set "
+            "FLEET_ETCD_PASSWORD"
+        )
+    return Credentials(user=user, password=password)
+
+
+def _prefix(text: str) -> str:
+    if not text:
+        return ""
+    if not _PREFIX.fullmatch(text):
+        raise click.UsageError(
+            f"--etcd-prefix {text}: write names of letters, digits, '.', '_' and '-', each after "
+            "a slash, and no slash at the end, such as /lab or /teams/lab"
+        )
+    if _OURS in text.split("/"):
+        raise click.UsageError(
+            f"--etcd-prefix {text}: {_OURS} is what follows the prefix in every fleet's keys; "
+            "choose another name"
+        )
+    return text

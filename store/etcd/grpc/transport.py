@@ -1,0 +1,166 @@
+"""The etcd adapter over gRPC: the port's verbs in terms of etcd's API."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import closing
+
+from store import paging
+from store.errors import (
+    CompactedError,
+    ConflictError,
+    LeaseLostError,
+    ReplacedError,
+    TooLargeError,
+    UnavailableError,
+)
+from store.etcd.address import EtcdAddress
+from store.etcd.calls import CALL_S, IDLE_S
+from store.etcd.grpc import methods, wire
+from store.etcd.grpc.channel import GrpcChannel
+from store.etcd.grpc.methods import Answer, Method, Request
+from store.etcd.grpc.proto import etcd_pb2 as pb
+from store.etcd.grpc.renewals import Renewals
+from store.keys import prefix_end
+from store.port import (
+    MAX_OPERATIONS,
+    Change,
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    Put,
+    ServerStatus,
+    WatchBatch,
+)
+
+# For one page; a person at a terminal waits for two tries of this.
+_LIST_S = 5.0
+
+
+class GrpcTransport:
+    """`store.port.Transport` over gRPC; connects when first used."""
+
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+        self._channel = GrpcChannel(address, idle_s=idle_s)
+        self._renewals = Renewals(self._channel)
+
+    async def get(self, key: str) -> KeyValue | None:
+        answer = await self._read(methods.RANGE, pb.RangeRequest(key=wire.raw(key)))
+        return wire.key_value(answer.kvs[0]) if answer.kvs else None
+
+    async def list(self, prefix: str) -> Listing:
+        return await paging.collect(lambda: self.pages(prefix))
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        range_end = wire.raw(prefix_end(prefix))
+
+        async def fetch(*, start: str, revision: int, limit: int) -> paging.Page:
+            request = pb.RangeRequest(
+                key=wire.raw(start), range_end=range_end, limit=limit, revision=revision
+            )
+            answer = await self._read(methods.RANGE, request, limit_s=_LIST_S, tries=2)
+            return paging.Page(
+                items=tuple(map(wire.key_value, answer.kvs)),
+                revision=answer.header.revision,
+                store=str(answer.header.cluster_id),
+                more=answer.more,
+            )
+
+        return paging.pages(prefix, fetch)
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        if max(len(guards), len(operations)) > MAX_OPERATIONS:
+            raise TooLargeError(
+                f"a transaction takes {MAX_OPERATIONS} operations, not {len(operations)}"
+            )
+        if not guards and len(operations) == 1 and isinstance(operations[0], Put):
+            # Costs both sides a third less than a transaction.
+            done = await self._channel.call(methods.PUT, wire.put(operations[0]))
+            return done.header.revision
+        answer = await self._channel.call(methods.TXN, wire.transaction(guards, operations))
+        if not answer.succeeded:
+            raise ConflictError("what was read has changed since")
+        return answer.header.revision
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        create = pb.WatchCreateRequest(
+            key=wire.raw(prefix),
+            range_end=wire.raw(prefix_end(prefix)),
+            start_revision=after_revision + 1,
+            progress_notify=True,
+            fragment=True,
+        )
+        with closing(await self._channel.open(methods.WATCH)) as stream:
+            await stream.send(pb.WatchRequest(create_request=create))
+            fragments: list[Change] = []
+            while True:
+                answer = await stream.receive(limit_s=self._channel.idle_s)
+                if answer.canceled:
+                    if answer.compact_revision:
+                        raise CompactedError("the history after the last revision seen is gone")
+                    raise stream.failure(f"watch cancelled: {answer.cancel_reason or 'no reason'}")
+                fragments.extend(map(wire.change, answer.events))
+                if answer.fragment:
+                    # All changes of a revision belong together: a resume must not split them.
+                    continue
+                lags = answer.created and answer.header.revision < after_revision
+                if lags and await self._newest(prefix) < after_revision:
+                    # Not to go on by its numbers: a watch on the future is silent for ever.
+                    raise ReplacedError("the store was replaced or rolled back")
+                batch = _batch(answer, tuple(fragments), after_revision)
+                fragments = []
+                after_revision = max(after_revision, batch.revision)
+                yield batch
+
+    async def _newest(self, key: str) -> int:
+        """Return the newest revision of the store, which a member that lags has not heard of."""
+        request = pb.RangeRequest(key=wire.raw(key))
+        return (await self._read(methods.RANGE, request)).header.revision
+
+    async def grant(self, ttl_s: int) -> int:
+        return (await self._channel.call(methods.GRANT, pb.LeaseGrantRequest(ttl=ttl_s))).id
+
+    async def keep_alive(self, lease: int) -> int:
+        return await self._renewals.renew(lease)
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            await self._channel.call(methods.REVOKE, pb.LeaseRevokeRequest(id=lease))
+        except LeaseLostError:
+            return
+
+    async def status(self) -> ServerStatus:
+        answer = await self._read(methods.STATUS, pb.Empty())
+        return ServerStatus(version=answer.version, revision=answer.header.revision)
+
+    async def close(self) -> None:
+        await self._renewals.close()
+        await self._channel.close()
+
+    async def _read(
+        self,
+        method: Method[Request, Answer],
+        request: Request,
+        *,
+        limit_s: float = CALL_S,
+        tries: int = 3,
+    ) -> Answer:
+        """Call what may be repeated: on another endpoint, or on a fresh connection."""
+        for attempt in range(1, tries + 1):
+            try:
+                return await self._channel.call(method, request, limit_s=limit_s)
+            except UnavailableError:
+                if attempt == tries:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _batch(
+    answer: pb.WatchResponse, changes: tuple[Change, ...], after_revision: int
+) -> WatchBatch:
+    revision, store = answer.header.revision, str(answer.header.cluster_id)
+    # While catching up, etcd's header is ahead of the events: the last event counts.
+    if changes:
+        return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)
+    return WatchBatch(
+        revision=after_revision if answer.created else revision, changes=(), store=store
+    )

@@ -1,0 +1,179 @@
+"""The way to etcd: HTTP over TCP, TLS or a unix socket. The only importer of etcd3-py.
+
+Of etcd3-py's AioClient the route is used (URL, prefix, headers, raw calls). Its constructor blocks
+and fails while etcd is down, its codec costs milliseconds a call, and its streams lose events, so
+those are replaced: see docs/adr/0002-etcd-client.md and tests/store/test_etcd3_streams.py.
+"""
+
+import io
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from etcd3 import AioClient
+
+from store.errors import UnavailableError
+from store.etcd.address import EtcdAddress
+from store.etcd.calls import AT_ONCE, CALL_S, CONNECT_S, IDLE_S, Calls
+from store.etcd.hints import explained
+from store.etcd.http import wire
+from store.etcd.meanings import exception_of
+
+
+class _Route(AioClient):  # type: ignore[misc]  # etcd3-py has no types
+    """etcd3-py's client with a constructor that does no I/O; used for raw calls only."""
+
+    def __init__(self, base_url: str, session: aiohttp.ClientSession) -> None:
+        # Not super().__init__(): it asks for the version with a blocking call.
+        self.session = session
+        self.base = base_url
+        self.api_prefix = "/v3"
+        self.api_spec = None
+        self.headers: dict[str, str] = {}
+        self.user_agent = "mlx-fleet"
+        self.token: str | None = None
+        self.timeout = None
+
+    @property
+    def baseurl(self) -> str:
+        return self.base
+
+
+class EtcdRoute:
+    """Calls and streams over etcd's JSON gateway. Connects when first used."""
+
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+        self._address = address
+        self._idle_s = idle_s
+        self._made = Calls(address, self._authenticate)
+        self._calls: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        for session in (self._calls, self._streams):
+            if session is not None:
+                await session.close()
+
+    async def call(self, path: str, body: wire.Json, *, limit_s: float = CALL_S) -> wire.Json:
+        """Return the answer of one unary call.
+
+        Raises:
+            StoreError: as `store.etcd.meanings.exception_of` says.
+
+        """
+        return await self._made.make(
+            lambda token: self._exchange(path, body, limit_s, token), limit_s=limit_s
+        )
+
+    async def _exchange(
+        self, path: str, body: wire.Json, limit_s: float, token: str | None
+    ) -> wire.Json:
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=min(limit_s, CONNECT_S))
+        headers = {"Content-Type": "application/json"}
+        turn, route = self._made.turn, self._route(self._session(), token)
+        try:
+            async with route.call_rpc(
+                path, _payload(body), raw=True, timeout=timeout, headers=headers
+            ) as response:
+                raw = await response.read()
+                if response.status == 200:
+                    return wire.loads(raw)
+                raise exception_of(*wire.error_of(raw))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._made.pass_on(turn)
+            raise self._unreachable(error) from error
+        except UnavailableError:
+            self._made.pass_on(turn)
+            raise
+
+    def _unreachable(self, error: BaseException) -> UnavailableError:
+        said = str(error) or f"no answer ({type(error).__name__})"
+        what = explained(str(self._address), said)
+        # Without a connection nothing can have been written.
+        unconnected = isinstance(
+            error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+        )
+        return UnavailableError(f"etcd at {self._address}: {what}", ambiguous=not unconnected)
+
+    async def _authenticate(self) -> str:
+        body = {"name": self._address.username, "password": self._address.password}
+        return str(wire.at(await self._exchange("/auth/authenticate", body, CALL_S, None), "token"))
+
+    def _route(self, session: aiohttp.ClientSession, token: str | None) -> _Route:
+        urls = self._address.endpoints or ("http://localhost",)
+        route = _Route(urls[self._made.turn % len(urls)].rstrip("/"), session)
+        route.token = token
+        return route
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._calls is None:
+            self._calls = aiohttp.ClientSession(connector=self._connector(limit=AT_ONCE))
+        return self._calls
+
+    def _connector(self, *, limit: int, force_close: bool = False) -> aiohttp.BaseConnector:
+        if self._address.socket is not None:
+            return aiohttp.UnixConnector(
+                str(self._address.socket), limit=limit, force_close=force_close
+            )
+        try:
+            tls = self._address.ssl_context() or True
+        except OSError as error:  # SSLError is one
+            raise UnavailableError(
+                f"etcd at {self._address}: the certificate files cannot be used: {error}"
+            ) from error
+        return aiohttp.TCPConnector(limit=limit, force_close=force_close, ssl=tls)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, body: wire.Json, headers: dict[str, str]
+    ) -> AsyncGenerator[AsyncGenerator[bytes]]:
+        if self._streams is None:
+            # No limit: a watch must never wait for another's connection.
+            self._streams = aiohttp.ClientSession(
+                connector=self._connector(limit=0, force_close=True), read_bufsize=2**20
+            )
+        token = await self._made.token()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=self._idle_s)
+        turn, route = self._made.turn, self._route(self._streams, token)
+        headers = {"Content-Type": "application/json", **headers}
+        try:
+            async with route.call_rpc(
+                path, wire.dumps(body), raw=True, timeout=timeout, headers=headers
+            ) as response:
+                yield _lines(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._made.pass_on(turn)
+            raise self._unreachable(error) from error
+        except UnavailableError:
+            self._made.pass_on(turn)
+            self._made.forget(token)  # it may be stale; etcd cancels such a watch as denied
+            raise
+
+
+def _payload(body: wire.Json) -> bytes | io.BytesIO:
+    """Return the body as aiohttp wants it: a large one as a file, or it warns."""
+    raw = wire.dumps(body)
+    return raw if len(raw) < 2**20 else io.BytesIO(raw)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    """Yield frames: newline-delimited, several in a chunk, and split across chunks.
+
+    Raises:
+        UnavailableError: the server refused or ended the stream.
+
+    """
+    if response.status != 200:
+        code, text = wire.error_of(await response.read())
+        raise UnavailableError(f"watch refused: {text} (code {code})")
+    rest: list[bytes] = []
+    async for chunk in response.content.iter_any():
+        if b"\n" not in chunk:
+            rest.append(chunk)
+            continue
+        *lines, last = (b"".join(rest) + chunk).split(b"\n")
+        rest = [last] if last else []
+        for line in lines:
+            if line:
+                yield line
+    raise UnavailableError("etcd ended the stream")

@@ -1,0 +1,162 @@
+"""The etcd adapter: the port's verbs in terms of etcd's JSON gateway."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+from store import paging
+from store.errors import (
+    CompactedError,
+    ConflictError,
+    LeaseLostError,
+    ReplacedError,
+    TooLargeError,
+    UnavailableError,
+)
+from store.etcd.address import EtcdAddress
+from store.etcd.calls import CALL_S, IDLE_S, RENEW_S
+from store.etcd.http import wire
+from store.etcd.http.route import EtcdRoute
+from store.etcd.meanings import exception_of
+from store.keys import prefix_end
+from store.port import (
+    MAX_OPERATIONS,
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    ServerStatus,
+    WatchBatch,
+)
+
+# For one page; a person at a terminal waits for two tries of this.
+_LIST_S = 5.0
+
+
+class HttpTransport:
+    """`store.port.Transport` over HTTP; connects when first used."""
+
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+        self._route = EtcdRoute(address, idle_s=idle_s)
+
+    async def get(self, key: str) -> KeyValue | None:
+        answer = await self._read("/kv/range", {"key": wire.b64(key)})
+        found = answer.get("kvs", ())
+        return wire.key_value(found[0]) if found else None
+
+    async def list(self, prefix: str) -> Listing:
+        return await paging.collect(lambda: self.pages(prefix))
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        range_end = wire.b64(prefix_end(prefix))
+
+        async def fetch(*, start: str, revision: int, limit: int) -> paging.Page:
+            body: wire.Json = {
+                "key": wire.b64(start),
+                "range_end": range_end,
+                "limit": limit,
+                "revision": str(revision),
+            }
+            answer = await self._read("/kv/range", body, limit_s=_LIST_S, tries=2)
+            return paging.Page(
+                items=tuple(wire.key_value(tree) for tree in answer.get("kvs", ())),
+                revision=int(wire.at(answer, "header", "revision")),
+                store=str(wire.at(answer, "header", "cluster_id")),
+                more=bool(answer.get("more")),
+            )
+
+        return paging.pages(prefix, fetch)
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        if max(len(guards), len(operations)) > MAX_OPERATIONS:
+            raise TooLargeError(
+                f"a transaction takes {MAX_OPERATIONS} operations, not {len(operations)}"
+            )
+        answer = await self._route.call("/kv/txn", wire.transaction(guards, operations))
+        revision = int(wire.at(answer, "header", "revision"))
+        if not answer.get("succeeded"):
+            raise ConflictError("what was read has changed since")
+        return revision
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        request = {
+            "key": wire.b64(prefix),
+            "range_end": wire.b64(prefix_end(prefix)),
+            "start_revision": str(after_revision + 1),
+            "progress_notify": True,
+        }
+        # A watch on a member that lost its leader would stay open and silent without the header.
+        headers = {"Grpc-Metadata-hasleader": "true"}
+        async with self._route.stream("/watch", {"create_request": request}, headers) as lines:
+            async for line in lines:
+                frame = wire.loads(line)
+                if _lags(frame, after_revision) and await self._newest(prefix) < after_revision:
+                    # Not to go on by its numbers: a watch on the future is silent for ever.
+                    raise ReplacedError("the store was replaced or rolled back")
+                batch = self._batch(frame, after_revision)
+                after_revision = max(after_revision, batch.revision)
+                yield batch
+
+    def _batch(self, frame: wire.Json, after_revision: int) -> WatchBatch:
+        if "error" in frame:
+            raise exception_of(*wire.error_of(wire.dumps(frame)))
+        result = frame.get("result", {})
+        if result.get("canceled"):
+            if int(result.get("compact_revision", 0)):
+                raise CompactedError("the history after the last revision seen is gone")
+            raise UnavailableError(f"watch cancelled: {result.get('cancel_reason', 'no reason')}")
+        header, store = wire.at(result, "header"), str(wire.at(result, "header", "cluster_id"))
+        revision, is_created = int(wire.at(header, "revision")), bool(result.get("created"))
+        changes = tuple(wire.change(tree) for tree in result.get("events", ()))
+        # While catching up, etcd's header is ahead of the events: the last event counts.
+        if changes:
+            return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)
+        return WatchBatch(
+            revision=after_revision if is_created else revision, changes=(), store=store
+        )
+
+    async def _newest(self, key: str) -> int:
+        """Return the newest revision of the store, which a member that lags has not heard of."""
+        answer = await self._read("/kv/range", {"key": wire.b64(key), "count_only": True})
+        return int(wire.at(answer, "header", "revision"))
+
+    async def grant(self, ttl_s: int) -> int:
+        return int(wire.at(await self._route.call("/lease/grant", {"TTL": str(ttl_s)}), "ID"))
+
+    async def keep_alive(self, lease: int) -> int:
+        answer = await self._read("/lease/keepalive", {"ID": str(lease)}, limit_s=RENEW_S, tries=1)
+        return int(wire.at(answer, "result").get("TTL", 0))
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            await self._route.call("/lease/revoke", {"ID": str(lease)})
+        except LeaseLostError:
+            return
+
+    async def status(self) -> ServerStatus:
+        answer = await self._read("/maintenance/status", {})
+        return ServerStatus(
+            version=str(wire.at(answer, "version")),
+            revision=int(wire.at(answer, "header", "revision")),
+        )
+
+    async def close(self) -> None:
+        await self._route.close()
+
+    async def _read(
+        self, path: str, body: wire.Json, *, limit_s: float = CALL_S, tries: int = 3
+    ) -> wire.Json:
+        """Call what may be repeated: on another endpoint, or on a fresh connection."""
+        for attempt in range(1, tries + 1):
+            try:
+                return await self._route.call(path, body, limit_s=limit_s)
+            except UnavailableError:
+                if attempt == tries:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _lags(frame: wire.Json, after_revision: int) -> bool:
+    """Return whether a watch was made at a member that has not come as far as who watches."""
+    result = frame.get("result", {})
+    return (
+        bool(result.get("created")) and int(wire.at(result, "header", "revision")) < after_revision
+    )

@@ -1,0 +1,198 @@
+"""One etcd member as a child process, for a fleet on one machine. Reachable by unix socket only.
+
+A loopback port would take writes from any web page that the user has open (etcd's gateway answers
+cross-origin text/plain posts); a socket in a folder of mode 0700 takes them from its owner.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import orjson
+
+from machinery import processes
+from machinery.clock import Clock
+from machinery.files import write_atomically
+from machinery.supervisor import Program, Supervisor
+from store.errors import StoreError
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import VERSION_FILE, Binary
+from store.etcd.member.sockets import CLIENT_SOCKET, PEER_SOCKET, make_folder
+
+# Below the data folder: what etcd itself keeps.
+MEMBER_FOLDER = "member"
+_READY_S = 30.0
+# Fifty thousand objects of 1 KiB, written again and again for as long as history is kept, are a
+# third of it. `store.etcd.member.care` tells when it runs short.
+QUOTA_BYTES = 512 * 2**20
+
+
+class EmbeddedEtcdError(Exception):
+    """etcd cannot be started; the message says why and what to do."""
+
+
+def command(
+    binary: Binary, data_dir: Path, token: str, *, quota_bytes: int = QUOTA_BYTES
+) -> tuple[str, ...]:
+    """Return the command line for one member of a small fleet.
+
+    etcd makes its cluster id from the token: who watched another store by the same address sees
+    that this is not it.
+    """
+    flags = {
+        "name": "embedded",
+        "data-dir": str(data_dir),
+        "listen-client-urls": f"unix://{CLIENT_SOCKET}",
+        "advertise-client-urls": f"unix://{CLIENT_SOCKET}",
+        "listen-peer-urls": f"unix://{PEER_SOCKET}",
+        "initial-advertise-peer-urls": f"unix://{PEER_SOCKET}",
+        "initial-cluster": f"embedded=unix://{PEER_SOCKET}",
+        "initial-cluster-token": token,
+        "logger": "zap",
+        "log-outputs": "stderr",
+        "log-level": "warn",
+        "auto-compaction-mode": "periodic",
+        "auto-compaction-retention": "30m",
+        "quota-backend-bytes": str(quota_bytes),
+        "host-whitelist": "localhost",
+    }
+    if binary.version >= (3, 6, 0):
+        # 3.7 knows the old name no more (etcd #19959), and takes 10,000 for its snapshot count.
+        flags |= {"watch-progress-notify-interval": "5s"}
+    else:
+        flags |= {
+            "experimental-watch-progress-notify-interval": "5s",
+            "snapshot-count": "10000",
+            "max-wals": "3",
+            "max-snapshots": "3",
+        }
+    if (3, 5, 0) <= binary.version <= (3, 5, 2):
+        # Puts off the commit that #13766 does too early; a mitigation, no cure.
+        flags |= {"backend-batch-interval": "5s", "backend-batch-limit": "1000000"}
+    return (str(binary.path), *(f"--{name}={value}" for name, value in flags.items()))
+
+
+def _token(data_dir: Path) -> str:
+    """Return the cluster token of the data folder: drawn once, and lost with the data."""
+    path = data_dir / "token"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        token = secrets.token_hex(8)
+        write_atomically(path, token)
+        return token
+
+
+def last_words(log: Path) -> str:
+    """Return why etcd ended, as far as its log says: what it panicked with, not the stack below."""
+    lines = processes.last_lines(log, 1000).split(" | ")
+    for beginnings in (('{"level":"panic"', '{"level":"fatal"'), ("panic: ",)):
+        telling = [line for line in lines if line.startswith(beginnings)]
+        if telling:
+            return _said(telling[-1])
+    return " | ".join(lines[-3:])
+
+
+def _said(line: str) -> str:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return line
+    return ": ".join(str(record[name]) for name in ("msg", "error") if name in record)
+
+
+class EmbeddedEtcd:
+    """One member: start (or adopt), wait until ready, keep running, stop."""
+
+    def __init__(
+        self,
+        binary: Binary,
+        data_dir: Path,
+        clock: Clock,
+        *,
+        ready_s: float = _READY_S,
+        quota_bytes: int = QUOTA_BYTES,
+    ) -> None:
+        self._ready_s = ready_s
+        self._version_file, self._version = data_dir / VERSION_FILE, binary.text
+        folder = make_folder(data_dir)
+        self.address = EtcdAddress(socket=folder / CLIENT_SOCKET)
+        self._log = data_dir / "etcd.log"
+        self._clock = clock
+
+        def clear_sockets() -> None:
+            for name in (CLIENT_SOCKET, PEER_SOCKET):
+                (folder / name).unlink(missing_ok=True)
+
+        self.supervisor = Supervisor(
+            Program(
+                name="etcd",
+                command=command(
+                    binary, data_dir / MEMBER_FOLDER, _token(data_dir), quota_bytes=quota_bytes
+                ),
+                log=self._log,
+                record=data_dir / "etcd.pid",
+                cwd=folder,
+                before_start=clear_sockets,
+            ),
+            clock,
+        )
+
+    async def start(self) -> None:
+        """Start or adopt the member and wait until it answers.
+
+        An adopted member that does not answer is ended and started again.
+
+        Raises:
+            EmbeddedEtcdError: it does not come up; with etcd's own words.
+
+        """
+        try:
+            await self.supervisor.start()
+            if await self._answers(self._ready_s):
+                return self._remember()
+            # Perhaps adopted and stuck; a start of our own gets one chance.
+            if self.supervisor.running:
+                await self.supervisor.end()
+                await self.supervisor.start()
+                if await self._answers(self._ready_s):
+                    return self._remember()
+        except OSError as error:
+            raise EmbeddedEtcdError(f"etcd cannot be started: {error}") from error
+        what = f"did not get ready within {self._ready_s:.0f} s"
+        if not self.supervisor.running:
+            what = "ended as soon as it was started"
+        await self.supervisor.stop()
+        raise EmbeddedEtcdError(
+            f"etcd {what}; its last words: {last_words(self._log) or 'none'}. "
+            f"The whole log is {self._log}"
+        )
+
+    def _remember(self) -> None:
+        """Leave word which etcd wrote the data: an older one must not be run on it."""
+        write_atomically(self._version_file, f"{self._version}\n")
+
+    async def _answers(self, limit_s: float) -> bool:
+        """Return whether the member answers a linearizable read within the limit."""
+        transport = connect(self.address)
+        try:
+            async with asyncio.timeout(limit_s):
+                while self.supervisor.running:
+                    if await _succeeds(lambda: transport.get("/ready")):
+                        return True
+                    await self._clock.sleep(0.05)
+        except TimeoutError:
+            return False
+        finally:
+            await transport.close()
+        return False
+
+
+async def _succeeds(call: Callable[[], Awaitable[object]]) -> bool:
+    try:
+        await call()
+    except StoreError:
+        return False
+    return True

