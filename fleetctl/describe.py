@@ -105,11 +105,13 @@ def _proof(replica: Replica) -> str:
             show(rank.memory.kv_cache_bytes),
             show(rank.memory.activation_bytes),
             show(rank.memory.overhead_bytes),
-            show(rank.memory.total_bytes),
+            # Where spec.resources.memory counts instead, the parts do not add up to it.
+            show(rank.memory.sum_bytes),
+            show(rank.memory.override_bytes) if rank.memory.overridden else "-",
         )
         for rank in replica.spec.ranks
     ]
-    titles = ("NODE", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "PROCESS", "TOTAL")
+    titles = ("NODE", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "PROCESS", "SUM", "OVERRIDE")
     return _table("Memory proof", titles, rows)
 
 

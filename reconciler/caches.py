@@ -6,10 +6,13 @@ from machinery.clock import Clock
 from schemas import kinds
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.node import NodeLease
-from schemas.replica import Endpoint, RankStatus
+from schemas.replica import Endpoint, RankStatus, Replica
 from store import codec, keys
 from store.cache.informer import Cache, Informer
 from store.port import KeyValue, Transport
+
+# Indexes of the specs: objects by their kind, replicas by the deployment they belong to.
+BY_KIND, BY_DEPLOYMENT = "kind", "deployment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,10 @@ class Caches:
 
     def all(self) -> tuple[Cache, ...]:
         return (self.specs, self.statuses, self.ranks, self.leases, self.endpoints)
+
+
+def _deployment_of(found: ApiObject) -> tuple[str, ...]:
+    return (found.spec.deployment,) if isinstance(found, Replica) else ()
 
 
 def decode_spec(item: KeyValue) -> ApiObject:
@@ -57,8 +64,11 @@ def object_key(key: str) -> ObjectKey | None:
 
 def make_caches(transport: Transport, clock: Clock) -> Caches:
     """Return the reconciler's caches, not yet running."""
+    specs = Informer(transport, keys.SPEC_PREFIX, decode_spec, clock)
+    specs.index(BY_KIND, lambda found: (found.kind,))
+    specs.index(BY_DEPLOYMENT, _deployment_of)
     return Caches(
-        specs=Informer(transport, keys.SPEC_PREFIX, decode_spec, clock),
+        specs=specs,
         statuses=Informer(transport, keys.STATUS_PREFIX, decode_status, clock),
         ranks=Informer(
             transport, keys.RANK_PREFIX, lambda item: codec.decode(RankStatus, item), clock

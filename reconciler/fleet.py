@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from reconciler.caches import Caches
+from reconciler.caches import BY_DEPLOYMENT, BY_KIND, Caches
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.node import Node, NodeStatus
@@ -24,9 +24,8 @@ class Fleet:
         return self._caches.statuses.items.get(keys.status_key(*key))
 
     def of_kind(self, kind: str) -> Iterator[ApiObject]:
-        prefix = keys.spec_prefix(kind)
-        specs = self._caches.specs.items
-        return (specs[key] for key in sorted(specs) if key.startswith(prefix))
+        """Return the objects of a kind by name."""
+        return iter(self._caches.specs.by_index(BY_KIND, kind).values())
 
     def unplaced(self) -> set[str]:
         """Return the deployments that want more replicas than they have.
@@ -42,6 +41,11 @@ class Fleet:
 
     def replicas(self) -> Iterator[Replica]:
         return (found for found in self.of_kind("Replica") if isinstance(found, Replica))
+
+    def replicas_of(self, deployment: str) -> list[Replica]:
+        """Return the replicas that bear the deployment's name, be they of an earlier one."""
+        found = self._caches.specs.by_index(BY_DEPLOYMENT, deployment).values()
+        return [replica for replica in found if isinstance(replica, Replica)]
 
     def is_readable(self, key: ObjectKey) -> bool:
         """Return whether the object in the store is the one in the cache."""

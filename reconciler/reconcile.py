@@ -100,7 +100,7 @@ class Reconciler:
 
     def _observe(self, name: str) -> Observed:
         now = self._clock.monotonic()
-        mine = [r.spec.ranks[0].node for r in self._fleet.replicas() if r.spec.deployment == name]
+        mine = [r.spec.ranks[0].node for r in self._fleet.replicas_of(name)]
         self._table = self._nodes.look(self._fleet)
         seen = views.observe(
             self._fleet,

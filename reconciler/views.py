@@ -27,7 +27,7 @@ def observe(
     """
     found = fleet.spec(ObjectKey("ModelDeployment", name))
     deployment = found if isinstance(found, ModelDeployment) else None
-    mine = [r for r in fleet.replicas() if r.spec.deployment == name]
+    mine = fleet.replicas_of(name)
     return Observed(
         name=name,
         deployment=deployment,
