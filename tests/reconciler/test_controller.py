@@ -155,9 +155,13 @@ async def test_a_node_away_gives_up_its_replicas_after_the_grace(store: Transpor
             return await node_of(store, "qwen-0") not in (home, None) and await is_available(store)
 
         await until_async(moved, limit_s=12)
-        events = await objects.list_all(store, Event)
-        told = {(e.spec.about.name, e.spec.reason) for e in events}
-        assert {(home, "NodeNotReady"), ("qwen", "ReplicaPlaced")} <= told
+
+        async def told() -> bool:
+            events = await objects.list_all(store, Event)
+            found = {(e.spec.about.name, e.spec.reason) for e in events}
+            return {(home, "NodeNotReady"), ("qwen", "ReplicaPlaced")} <= found
+
+        await until_async(told, what="events of what happened")
 
 
 async def test_a_node_that_was_deleted_gives_them_up_too(store: Transport) -> None:

@@ -290,5 +290,7 @@ async def test_whatever_happens_the_fleet_converges(seed: int) -> None:
             await simulation.mishap()
             await simulation.clock.sleep(simulation.dice.choice([0, 0, 0.2, 1, 3]))
         await simulation.settle()
-        assert await simulation.quiet() == 0
+        # What was on its way when everything was as it should be (an event, say) may still arrive.
+        rests = [await simulation.quiet() for _ in range(3)]
+        assert rests[-1] == 0, rests
         check(simulation.store.revisions)

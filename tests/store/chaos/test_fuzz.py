@@ -15,7 +15,7 @@ from tests.support.tcp_proxy import random_plan
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
 
-_SEEDS, _SEEDS_OF_OTHER_WAYS = 500, 100
+_SEEDS, _SEEDS_OF_OTHER_WAYS = 500, 40
 
 
 @pytest.fixture(scope="module")
