@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
-from click.core import ParameterSource
 
 from fleetctl.connect import find, run, store_options
 from fleetctl.errors import FleetctlError
@@ -15,6 +14,7 @@ from machinery.clock import SystemClock
 from machinery.version import version as fleet_version
 from schemas import quantity
 from store.backup import save as backups
+from store.backup.save import PREFIX
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 
@@ -28,43 +28,29 @@ from store.etcd.connect import connect
     help="A snapshot of etcd's own, for `etcdutl snapshot restore`; not for `fleetctl restore`.",
 )
 @store_options
-@click.pass_context
-def backup(
-    ctx: click.Context, /, file: Path, *, force: bool, etcd_snapshot: bool, **options: Any
-) -> None:
+def backup(file: Path, *, force: bool, etcd_snapshot: bool, **options: Any) -> None:
     """Write all that is in the store to FILE, as of one moment; the fleet may run meanwhile.
 
     The file holds everything, secrets included, and is readable by you alone. `fleetctl restore` takes it.
     """
-    etcd = find(one_target(ctx, options))
+    etcd = find(options)
     if etcd_snapshot and etcd.transport != "grpc":
         raise click.UsageError("--etcd-snapshot needs gRPC: leave out --etcd-transport")
     _refuse_overwriting(file, force=force)
+    file = file.resolve()  # what a symbolic link leads to is replaced, not the link
     with _written(file) as opened:
         told = run(_snapshot(etcd, opened) if etcd_snapshot else _save(etcd, opened))
     click.echo(f"backed up etcd at {etcd} to {file}: {told}")
 
 
-def one_target(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with one store in them: a flag is stronger than an environment variable.
-
-    Elsewhere --etcd beats --data-dir; here a forgotten FLEET_ETCD must not lead to another store than
-    the one on the command line.
-    """
-    said = {
-        name
-        for name in ("etcd", "data_dir")
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
-    if len(said) == 2:
-        raise click.UsageError("give --etcd or --data-dir: they are two stores")
-    return {**options, "etcd": ()} if said == {"data_dir"} else options
-
-
 def _refuse_overwriting(file: Path, *, force: bool) -> None:
     if not file.absolute().parent.is_dir():
         raise FleetctlError(f"cannot write {file}: there is no folder {file.absolute().parent}")
-    if file.exists() and not force:
+    if file.exists() and not file.is_file():
+        raise FleetctlError(
+            f"{file} is no regular file (a device, a pipe?). Give the name of a file"
+        )
+    if (file.exists() or file.is_symlink()) and not force:
         raise FleetctlError(f"{file} is there already. Give another name, or --force to replace it")
 
 
@@ -87,6 +73,11 @@ async def _save(etcd: EtcdAddress, file: BinaryIO) -> str:
         )
     finally:
         await transport.close()
+    if saved.keys == 0:
+        raise FleetctlError(
+            f"there is nothing to back up below {etcd.prefix}{PREFIX} in etcd at {etcd}. "
+            "Check --etcd and --etcd-prefix"
+        )
     return (
         f"{saved.keys} keys as of revision {saved.header.revision}, "
         f"{quantity.show(saved.size_bytes)}\nsha256 {saved.sha256}"

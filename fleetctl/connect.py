@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 import platformdirs
+from click.core import ParameterSource
 
 from fleetctl import errors
 from store.codec import UndecodableError
@@ -38,8 +39,25 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return data_dir_option(etcd_options(command))
 
 
+def one_target(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with one store in them: a flag is stronger than an environment variable.
+
+    A forgotten FLEET_ETCD must not lead to another store than the one on the command line.
+    """
+    context = click.get_current_context()
+    said = {
+        name
+        for name in ("etcd", "data_dir")
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    if len(said) == 2:
+        raise click.UsageError("give --etcd or --data-dir: they are two stores")
+    return {**options, "etcd": ()} if said == {"data_dir"} else options
+
+
 def find(options: dict[str, Any]) -> EtcdAddress:
     """Return where the store is: what --etcd says, else the fleet of the data folder."""
+    options = one_target(options)
     try:
         local = EtcdAddress(socket=client_socket(etcd_dir(options["data_dir"])))
     except SocketFolderError as error:

@@ -9,6 +9,7 @@ from store.errors import (
     PermissionDeniedError,
     StoreError,
     TooLargeError,
+    UnauthenticatedError,
     UnavailableError,
 )
 
@@ -39,7 +40,12 @@ _ADVICE: tuple[tuple[type[StoreError], str], ...] = (
         "Is the fleet up? `fleetctl up` starts one on this machine; for another one say where its "
         "etcd is with --etcd or FLEET_ETCD",
     ),
-    (PermissionDeniedError, "Check --etcd-user, its password and its roles"),
+    (UnauthenticatedError, "Give --etcd-password-file, such as admin.env of `fleetctl init-auth`"),
+    (
+        PermissionDeniedError,
+        "fleetctl works as fleet-admin (admin.env of `fleetctl init-auth`), with the fleet's "
+        "--etcd-prefix if it has one; restore, backup --etcd-snapshot and init-auth need root (root.env)",
+    ),
     (ConflictError, "Somebody else wrote at the same time; run the command again"),
     (TooLargeError, "Make the object smaller: etcd takes about 1 MiB"),
     (

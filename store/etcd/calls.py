@@ -83,6 +83,10 @@ class Calls:
                 raise UnauthenticatedError(
                     f"etcd at {self._address} asks for a user and a password, and got none ({error})"
                 ) from error
+        except PermissionDeniedError as error:
+            raise PermissionDeniedError(
+                f"etcd at {self._address} does not let user {self._address.username!r} do this: {error}"
+            ) from error
         self.forget(token)
         return await exchange(await self.token(limit_s))
 

@@ -5,6 +5,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -119,11 +120,36 @@ def _place(
         )
     wrong = [u for u in urls if not u.startswith(("unix:", "http://", "https://"))]
     if wrong:
-        raise click.UsageError(f"--etcd {wrong[0]}: write http://HOST:PORT, https:// or unix:PATH")
+        raise click.UsageError(
+            f"--etcd {wrong[0]}: write http://HOST:PORT, https://HOST:PORT or unix:PATH"
+        )
+    for url in urls:
+        if not url.startswith("unix:"):
+            _check(url)
     sockets = [url for url in urls if url.startswith("unix:")]
     if sockets and len(urls) > 1:
         raise click.UsageError("--etcd takes one unix:PATH, or URLs, not both")
     return ((), Path(sockets[0].removeprefix("unix:"))) if sockets else (urls, None)
+
+
+def _check(url: str) -> None:
+    """Refuse what the libraries would make something else of than what was meant."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise click.UsageError(
+            "--etcd: no user in the URL, where everybody on the machine can read it; give --etcd-user "
+            "and --etcd-password-file"
+        )
+    try:
+        is_whole = bool(parts.hostname and parts.port)
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise click.UsageError(f"--etcd {url}: write host and port, such as http://HOST:2379")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise click.UsageError(
+            f"--etcd {url}: nothing may follow the port; for keys below a prefix give --etcd-prefix"
+        )
 
 
 def _several(text: str) -> list[str]:

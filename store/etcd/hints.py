@@ -38,6 +38,11 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "etcd does not speak TLS there. Write http://",
     ),
     (
+        ("expected settings frame", "http1.x server", "received http2 header with status"),
+        "what listens there does not speak etcd's gRPC (a web server, a proxy?). Check the URL; where "
+        "only plain HTTP passes, give --etcd-transport http",
+    ),
+    (
         ("domain name not found", "name or service not known", "nodename nor servname"),
         "nobody knows this host name. Check the URL of --etcd",
     ),

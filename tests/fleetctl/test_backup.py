@@ -161,8 +161,25 @@ async def test_overwriting_is_asked_for(store: Fleet, tmp_path: Path) -> None:
     refused = await store.ctl("backup", str(file))
     assert (refused.code, file.read_text()) == (1, "precious")
     assert "is there already. Give another name, or --force" in refused.err
+    empty = await store.ctl("backup", str(file), "--force")
+    assert (empty.code, file.read_text()) == (1, "precious")
+    assert "there is nothing to back up below /mlx-fleet/v1/" in empty.err
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(
+        "{apiVersion: fleet/v1alpha1, kind: NodePool, metadata: {name: desks}, spec: {nodes: [a]}}"
+    )
+    assert (await store.ctl("apply", "-f", str(pool))).code == 0
     assert (await store.ctl("backup", str(file), "--force")).code == 0
-    assert read(file)[1] == []
+    assert [entry.key for entry in read(file)[1]] == [keys.spec_key("NodePool", "desks")]
+    device = await store.ctl("backup", "/dev/null", "--force")
+    assert (device.code, Path("/dev/null").is_char_device()) == (1, True)
+    assert "is no regular file" in device.err
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    assert "is there already" in (await store.ctl("backup", str(link))).err
+    assert (await store.ctl("backup", str(link), "--force")).code == 0
+    assert link.is_symlink()
+    assert (tmp_path / "elsewhere").is_file()
     nowhere = await store.ctl("backup", str(tmp_path / "no" / "folder"))
     assert f"there is no folder {tmp_path / 'no'}" in nowhere.err
     assert not (tmp_path / "no").exists()

@@ -101,6 +101,24 @@ def test_a_prefix_of_another_form(prefix: str) -> None:
     assert "such as /lab or /teams/lab" in refused(*ETCD, "--etcd-prefix", prefix)
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1", "write host and port"),
+        ("http://127.0.0.1:99999", "write host and port"),
+        ("http://127.0.0.1:abc", "write host and port"),
+        ("http://:2379", "write host and port"),
+        ("http://127.0.0.1:2379/foo", "nothing may follow the port"),
+        ("http://me:secret@127.0.0.1:2379", "no user in the URL"),
+        ("127.0.0.1:2379", "write http://HOST:PORT, https://HOST:PORT or unix:PATH"),
+    ],
+)
+def test_urls_that_would_lead_elsewhere(url: str, said: str) -> None:
+    told = refused("--etcd", url)
+    assert said in told
+    assert "secret" not in told
+
+
 def test_a_prefix_among_another_fleets_keys() -> None:
     for prefix in ("/mlx-fleet", "/mlx-fleet/v1/spec", "/a/mlx-fleet"):
         assert "choose another name" in refused(*ETCD, "--etcd-prefix", prefix)

@@ -228,9 +228,3 @@ class GrpcChannel:
 
 def _metadata(token: str | None) -> Metadata:
     return () if token is None else (("token", token),)
-
-
-def _words(error: grpc.aio.AioRpcError) -> str:
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "no answer in time"
-    return str(error.details())

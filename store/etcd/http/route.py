@@ -2,7 +2,7 @@
 
 Of etcd3-py's AioClient the route is used (URL, prefix, headers, raw calls). Its constructor blocks
 and fails while etcd is down, its codec costs milliseconds a call, and its streams lose events, so
-those are replaced: see docs/adr/0002-etcd-client.md and tests/store/test_etcd3_streams.py.
+those are replaced: see docs/adr/0002-etcd-client.md and tests/store/etcd/http/test_etcd3_streams.py.
 """
 
 import io
@@ -18,6 +18,9 @@ from store.etcd.calls import AT_ONCE, CALL_S, CONNECT_S, IDLE_S, Calls
 from store.etcd.hints import explained
 from store.etcd.http import wire
 from store.etcd.meanings import exception_of
+
+# Calls that write nothing, so that they may go to another endpoint whatever became of them.
+_HARMLESS = ("/kv/range", "/maintenance/status", "/auth/authenticate")
 
 
 class _Route(AioClient):  # type: ignore[misc]  # etcd3-py has no types
@@ -78,6 +81,8 @@ class EtcdRoute:
                 raw = await response.read()
                 if response.status == 200:
                     return wire.loads(raw)
+                if response.status != 400 and not wire.is_object(raw):
+                    raise self._not_etcd(path, response.status)
                 raise exception_of(*wire.error_of(raw))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._made.pass_on(turn)
@@ -85,6 +90,14 @@ class EtcdRoute:
         except UnavailableError:
             self._made.pass_on(turn)
             raise
+
+    def _not_etcd(self, path: str, status: int) -> UnavailableError:
+        """Return the error for a web server's or a proxy's answer; what stands behind it may have written."""
+        return UnavailableError(
+            f"etcd at {self._address}: HTTP {status}, and not an answer of etcd (a web server, or a "
+            "proxy without etcd behind it?)",
+            ambiguous=path not in _HARMLESS,
+        )
 
     def _unreachable(self, error: BaseException) -> UnavailableError:
         said = str(error) or f"no answer ({type(error).__name__})"

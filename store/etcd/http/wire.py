@@ -120,6 +120,11 @@ def _operation(operation: Operation) -> Json:
             assert_never(operation)
 
 
+def is_object(raw: bytes) -> bool:
+    """Return whether the body can be etcd's: its answers and refusals are objects."""
+    return raw.lstrip().startswith(b"{")
+
+
 def error_of(raw: bytes) -> tuple[int, str]:
     """Return the gRPC code and the text of an error body, whatever build wrote it."""
     try:

@@ -167,6 +167,19 @@ async def test_garbage_is_an_error_of_the_store(status: str, body: bytes) -> Non
         await transport.close()
 
 
+async def test_a_web_server_in_the_way_is_passed_over(tcp: TcpEtcd) -> None:
+    answer = saying("503 Service Unavailable", b"<html>sorry</html>")
+    async with serving(answer) as url:
+        route = EtcdRoute(EtcdAddress(endpoints=(url, tcp.url)))
+        assert "version" in await route.call("/maintenance/status", {})
+        await route.close()
+        alone = EtcdRoute(EtcdAddress(endpoints=(url,)))
+        with pytest.raises(UnavailableError, match="HTTP 503, and not an answer of etcd") as told:
+            await alone.call("/kv/txn", {})
+        assert told.value.ambiguous
+        await alone.close()
+
+
 async def test_an_answer_that_breaks_off_after_a_write_is_ambiguous() -> None:
     async with serving(saying("200 OK", b'{"header":')) as url:
         transport = HttpTransport(EtcdAddress(endpoints=(url,)))
