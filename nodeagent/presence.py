@@ -10,7 +10,7 @@ from pathlib import Path
 from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
-from store.errors import StoreError
+from store.errors import PermissionDeniedError, StoreError
 from store.lease import LeaseSession
 from store.port import Put, Transport, Unchanged
 
@@ -60,6 +60,7 @@ class Presence:
             NameTakenError: another live agent has our name.
 
         """
+        told = ""
         while True:
             session = LeaseSession(self._transport, self._clock, ttl_s=LEASE_TTL_S)
             try:
@@ -68,9 +69,15 @@ class Presence:
             except (StoreError, codec.UndecodableError) as error:
                 # What cannot be read is another version's, and goes with its lease: wait for that.
                 await session.close()
-                log.info("no lease yet", extra={"why": str(error)})
-                await self._clock.sleep(random.uniform(0.1, 0.4))
+                why = str(error)
+                if why != told:
+                    log.warning("no lease yet", extra={"why": why})
+                told = why
+                # Credentials are mended by a person, an etcd that is away comes back by itself.
+                is_refused = isinstance(error, PermissionDeniedError)
+                await self._clock.sleep(random.uniform(0.1, 0.4) * (10 if is_refused else 1))
                 continue
+            told = ""
             self._session = session
             log.info("lease held", extra={"lease": session.id})
             on_new_session()
