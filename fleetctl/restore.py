@@ -185,6 +185,7 @@ async def _fill(
     try:
         await _filled(folder, archive, binary=binary, quota_bytes=quota_bytes)
     except BaseException:
+        # Ctrl-C as well: half a store must not be left to be found.
         _remove(folder)
         raise
     shutil.rmtree(sockets.folder(folder), ignore_errors=True)

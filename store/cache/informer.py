@@ -58,9 +58,16 @@ class Informer(ObjectCache[T]):
     """
 
     def __init__(
-        self, transport: Transport, prefix: str, decode: Callable[[KeyValue], T], clock: Clock
+        self,
+        transport: Transport,
+        prefix: str,
+        decode: Callable[[KeyValue], T],
+        clock: Clock,
+        *,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(decode)
+        self._jitter = jitter
         self._transport = transport
         self._prefix = prefix
         self._clock = clock
@@ -117,7 +124,7 @@ class Informer(ObjectCache[T]):
             stood_s = self._clock.monotonic() - self._watching_since
             failures = 1 if stood_s >= _STEADY_S else failures + 1
             # Full jitter: after a restart of etcd all watches of a fleet come back at once.
-            await self._clock.sleep(_BACKOFF.delay_s(failures) * random.random())
+            await self._clock.sleep(_BACKOFF.delay_s(failures) * self._jitter())
 
     async def _connect(self) -> None:
         """List at first, when the history is gone, and when the store may have renumbered it."""

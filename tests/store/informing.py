@@ -1,7 +1,8 @@
 """An informer of texts, running while a block runs; and what tests do to the store under it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -34,9 +35,13 @@ async def delete(transport: Transport, key: str) -> int:
 
 @asynccontextmanager
 async def running(
-    transport: Transport, prefix: str, clock: Clock | None = None
+    transport: Transport,
+    prefix: str,
+    clock: Clock | None = None,
+    *,
+    jitter: Callable[[], float] = random.random,
 ) -> AsyncIterator[Informer[str]]:
-    informer = Informer(transport, prefix, text_of, clock or SystemClock())
+    informer = Informer(transport, prefix, text_of, clock or SystemClock(), jitter=jitter)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(informer.run())
         try:

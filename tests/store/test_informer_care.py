@@ -177,7 +177,9 @@ async def test_values_are_not_queued(memory: MemoryTransport) -> None:
     assert set(told) == {"/a/1"}
 
 
-async def opened_at(clock: FakeClock, stands_s: float, for_s: float) -> list[float]:
+async def opened_at(
+    clock: FakeClock, stands_s: float, for_s: float, *, jitter: float
+) -> list[float]:
     """Return when an informer opened watches that each stand for so long."""
     faulty = FaultyTransport(MemoryTransport(clock))
     opened: list[float] = []
@@ -195,35 +197,26 @@ async def opened_at(clock: FakeClock, stands_s: float, for_s: float) -> list[flo
     async with asyncio.TaskGroup() as group:
         breaking = group.create_task(break_them())
         await asyncio.sleep(0)
-        async with running(faulty, "/a/", clock):
+        async with running(faulty, "/a/", clock, jitter=lambda: jitter):
             await clock.advance(for_s)
         breaking.cancel()
     return opened
 
 
-async def test_a_watch_that_breaks_at_once_is_not_hammered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("random.random", lambda: 1.0)
-    opened = await opened_at(FakeClock(), 0.0, 4.0)
+async def test_a_watch_that_breaks_at_once_is_not_hammered() -> None:
+    opened = await opened_at(FakeClock(), 0.0, 4.0, jitter=1.0)
     gaps = [after - before for before, after in pairwise(opened)]
     assert gaps == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], abs=0.01)
 
 
-async def test_a_watch_that_stood_for_long_is_opened_again_soon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("random.random", lambda: 1.0)
-    opened = await opened_at(FakeClock(), 6.0, 60.0)
+async def test_a_watch_that_stood_for_long_is_opened_again_soon() -> None:
+    opened = await opened_at(FakeClock(), 6.0, 60.0, jitter=1.0)
     gaps = [after - before for before, after in pairwise(opened)]
     assert gaps == pytest.approx([6.05] * 9, abs=0.02)
 
 
-async def test_a_herd_comes_back_spread_over_the_whole_delay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("random.random", lambda: 0.1)
-    opened = await opened_at(FakeClock(), 0.0, 1.0)
+async def test_a_herd_comes_back_spread_over_the_whole_delay() -> None:
+    opened = await opened_at(FakeClock(), 0.0, 1.0, jitter=0.1)
     assert opened[1] - opened[0] == pytest.approx(0.005, abs=0.002)
 
 

@@ -38,7 +38,7 @@ class Etcd3Py:
         return int((await self._client.lease_grant(ttl_s)).ID)
 
     async def keep_alive(self, lease: int) -> int:
-        raise NotImplementedError
+        raise NotImplementedError("etcd3-py cannot renew a lease: no lease figures")
 
     async def revoke(self, lease: int) -> None:
         await self._client.lease_revoke(lease)

@@ -43,13 +43,13 @@ class EtcdClientPy:
     inform = watch
 
     async def grant(self, ttl_s: int) -> int:
-        raise NotImplementedError
+        raise NotImplementedError("etcd-client-py has no call to renew one lease: no lease figures")
 
     async def keep_alive(self, lease: int) -> int:
-        raise NotImplementedError
+        raise NotImplementedError("etcd-client-py has no call to renew one lease: no lease figures")
 
     async def revoke(self, lease: int) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("etcd-client-py has no call to renew one lease: no lease figures")
 
     async def close(self) -> None:
         await self._connection.__aexit__(None, None, None)
