@@ -15,7 +15,7 @@ import click
 import uvloop
 
 from gateway import advertise
-from gateway.routing import Origin
+from gateway.routing.table import Origin
 from gateway.server import Gateway, Limits
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from gateway.routing import Origin
+from gateway.routing.table import Origin
 
 _LOCAL = "127.0.0.1"
 

@@ -1,6 +1,6 @@
 """Everything but the hot path: the list of models, health, metrics, and what is not there.
 
-No completion passes through FastAPI; `Front` sends those to the proxy.
+No request to a model passes through FastAPI; those are answered by `gateway/clients/`.
 """
 
 from dataclasses import dataclass
@@ -9,30 +9,17 @@ from typing import TypeAlias
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors
+from gateway.clients.openai import PATHS
 from gateway.errors import Refusal
-from gateway.keeper import TableKeeper
-from gateway.metrics import Metrics
-from gateway.proxy import PATHS
-from gateway.routing import Model, nearest
+from gateway.known.keeper import TableKeeper
+from gateway.routing.choosing import nearest
+from gateway.routing.table import Model
+from gateway.watch.metrics import Metrics
 from machinery.exposition import CONTENT_TYPE
 
 Json: TypeAlias = dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Front:
-    """Sends completions to the proxy and the rest to the app."""
-
-    proxy: ASGIApp
-    app: ASGIApp
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
-        is_hot = scope["type"] == "http" and scope["path"] in PATHS and scope["method"] == "POST"
-        await (self.proxy if is_hot else self.app)(scope, receive, send)
 
 
 def make_app(keeper: TableKeeper, metrics: Metrics, id_: str) -> FastAPI:
@@ -45,7 +32,7 @@ def make_app(keeper: TableKeeper, metrics: Metrics, id_: str) -> FastAPI:
     app.add_api_route("/health", routes.health, methods=["GET"])
     app.add_api_route("/metrics", routes.metrics_text, methods=["GET"])
     app.add_api_route("/metrics/demand", routes.demand_text, methods=["GET"])
-    # Only so that another method than POST is told so; the front takes the POSTs.
+    # Only so that another method than POST is told so; clients/protocol.py takes the POSTs.
     for path in sorted(PATHS):
         app.add_api_route(path, routes.only_post, methods=["GET", "PUT", "PATCH", "DELETE"])
     app.add_exception_handler(HTTPException, on_http_error)

@@ -36,11 +36,8 @@ class Refusal:
         return orjson.dumps({"error": error})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that belong to the body."""
-        found = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(self.body())),
-        ]
+        """Return the headers that belong to the body, but for its length."""
+        found = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             found.append((b"retry-after", b"%d" % self.retry_after_s))
         return found
@@ -72,9 +69,15 @@ def too_large(limit: int) -> RefusedError:
     )
 
 
-def too_slow(seconds: int) -> Refusal:
-    """Return what to say of a body that does not come."""
-    message = f"The body did not arrive within {seconds} s."
+def head_too_large(limit: int) -> Refusal:
+    """Return the refusal of headers over the limit."""
+    message = f"The request's headers are larger than {limit} bytes."
+    return Refusal(status=431, message=message, code="headers_too_large")
+
+
+def too_slow(seconds: float) -> Refusal:
+    """Return what to say of a request that does not come."""
+    message = f"The request did not arrive within {seconds:g} s."
     return Refusal(status=408, message=message, code="body_timeout")
 
 

@@ -4,19 +4,24 @@ import asyncio
 import random
 import socket
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import uvicorn
 
-from gateway.app import Front, make_app
-from gateway.failover import Failover
-from gateway.keeper import TableKeeper
-from gateway.loads import Loads
-from gateway.metrics import Metrics
+from gateway.app import make_app
+from gateway.carry.failover import Failover
+from gateway.carry.loads import Loads
+from gateway.carry.router import Router
+from gateway.carry.waiting import WaitingRoom
+from gateway.clients.desk import FrontDesk
+from gateway.clients.openai import PATHS, OpenAi
+from gateway.clients.protocol import ClientProtocol
+from gateway.known.keeper import TableKeeper
 from gateway.presence import Presence
-from gateway.proxy import Proxy
-from gateway.upstream import Pool
-from gateway.versions import Versions
-from gateway.waiting import WaitingRoom
+from gateway.upstream.pool import Pool
+from gateway.watch.metrics import Metrics
+from gateway.watch.versions import Versions
 from machinery.clock import Clock
 from machinery.exposition import Gauges
 from machinery.web import SignalServer
@@ -24,6 +29,9 @@ from store.port import Transport
 
 # Longer than clients keep theirs (httpx: 5 s), so that they never write into a closing one.
 _KEEP_ALIVE_S = 75
+_SWEEP_S = 1.0
+# How long a client may take to send a request. The largest body within this is 140 kB/s.
+_REQUEST_S = 60.0
 # After the drain: for the last events of streams that were cut off to get out.
 _CLOSE_S = 2
 
@@ -78,15 +86,21 @@ class Gateway:
             metrics=self.metrics,
             versions=self.versions,
             room=self.room,
+            router=Router(keeper=self.keeper, loads=self.loads, clock=clock, random=entropy),
             clock=clock,
-            random=entropy,
         )
-        self.proxy = Proxy(failover, max_body=limits.max_body_bytes, id_prefix=id_)
+        openai = OpenAi()
+        self.desk = FrontDesk(
+            failover,
+            {path.encode(): openai for path in PATHS},
+            max_body=limits.max_body_bytes,
+            id_prefix=id_,
+        )
         self._stopping = asyncio.Event()
         self._server = SignalServer(
             uvicorn.Config(
-                Front(self.proxy, make_app(self.keeper, self.metrics, id_)),
-                http="httptools",
+                make_app(self.keeper, self.metrics, id_),
+                http=cast("type[ClientProtocol]", partial(ClientProtocol, self.desk)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -103,7 +117,7 @@ class Gateway:
     def stop(self) -> None:
         """Take no more connections, finish what runs; asked again, finish nothing."""
         if self._stopping.is_set():
-            self.proxy.cut_off()
+            self.desk.cut_off()
         self._stopping.set()
 
     async def run(self, listener: socket.socket) -> None:
@@ -113,7 +127,8 @@ class Gateway:
                 group.create_task(self.keeper.run()),
                 group.create_task(self.presence.run()),
                 group.create_task(self.pool.keep()),
-                group.create_task(self.proxy.keep(patience_s=self._limits.request_timeout_s)),
+                group.create_task(self.desk.keep(patience_s=self._limits.request_timeout_s)),
+                group.create_task(self._hurry()),
                 group.create_task(self._drain()),
             ]
             await self._server.serve(sockets=[listener])
@@ -121,11 +136,20 @@ class Gateway:
                 task.cancel()
         self.pool.close()
 
+    async def _hurry(self) -> None:
+        """Give up clients that do not get on with their request."""
+        while True:
+            await self._clock.sleep(_SWEEP_S)
+            now_s = self._clock.monotonic()
+            for connection in tuple(self._server.server_state.connections):
+                if isinstance(connection, ClientProtocol):
+                    connection.late(now_s, _REQUEST_S)
+
     async def _drain(self) -> None:
         await self._stopping.wait()
         self._server.should_exit = True
         await self._clock.sleep(self._limits.drain_timeout_s)
-        self.proxy.cut_off()
+        self.desk.cut_off()
 
 
 def _gauges(loads: Loads, room: WaitingRoom) -> tuple[Gauges, Gauges]:

@@ -12,6 +12,7 @@ from schemas.meta import ApiModel, ApiObject, ObjectName, Status
 from schemas.placement import Placement
 from schemas.quantity import PositiveQuantity, Quantity
 from schemas.rollout import Rollout
+from schemas.routing import Routing
 
 ServedName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
@@ -130,6 +131,8 @@ class ModelDeploymentSpec(ApiModel):
     """How replicas are replaced when what they run changes."""
     autoscaling: Autoscaling | None = None
     """Bounds for the number of replicas, where load decides; left out, `replicas` says it."""
+    routing: Routing = Routing()
+    """How gateways share out requests over the replicas."""
 
     @model_validator(mode="after")
     def _window_makes_sense(self) -> Self:

@@ -92,6 +92,16 @@ class RankStatus(ApiModel):
     conditions: tuple[Condition, ...] = ()
 
 
+class EndpointHardware(ApiModel):
+    """The Mac that answers, as far as it matters for who is asked."""
+
+    chip: str = ""
+    """Such as "Apple M4 Pro"; empty on what is no Mac."""
+    gpu_cores: int = 0
+    memory_bytes: int = 0
+    """All of the machine's memory."""
+
+
 class EndpointSpec(ApiModel):
     """Where requests go."""
 
@@ -103,6 +113,14 @@ class EndpointSpec(ApiModel):
     url: str
     """Base address of the engine, such as http://10.0.0.5:4100."""
     served_names: tuple[str, ...]
+    site: str = ""
+    """The node's label `site`, if its agent was given one."""
+    concurrency: int = 0
+    """How many requests the engine works on at once; 0 if its agent did not say."""
+    parameters: int = 0
+    """How many weights the model has, in millions; 0 if nobody knows."""
+    hardware: EndpointHardware = EndpointHardware()
+    """The Mac of the first rank."""
 
 
 class Endpoint(ApiObject):

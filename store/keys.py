@@ -23,8 +23,9 @@ ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
 RESTORING = f"{ROOT}/restoring"
 # What lives under a lease: it says who is there now, so no backup has it.
 TRANSIENT_PREFIXES = (LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX)
-# Nothing writes there yet. No role of an agent, a gateway or the reconciler may read it.
+# No role of an agent or the reconciler may read it; gateways read the hashes of API keys.
 SECRET_PREFIX = f"{ROOT}/secret/"
+API_KEY_PREFIX = f"{SECRET_PREFIX}ApiKey/"
 
 
 def spec_prefix(kind: str) -> str:
@@ -67,6 +68,10 @@ def node_life_key(node: str) -> str:
 
 def gateway_lease_key(gateway: str) -> str:
     return f"{GATEWAY_LEASE_PREFIX}{gateway}"
+
+
+def api_key_key(name: str) -> str:
+    return f"{API_KEY_PREFIX}{name}"
 
 
 def endpoint_prefix(node: str) -> str:

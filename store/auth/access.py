@@ -133,6 +133,10 @@ def _gateway() -> list[Permission]:
         keys.spec_prefix("ModelDeployment"),
         keys.status_prefix("ModelDeployment"),
         keys.spec_prefix("ModelRoute"),
+        # Labels, which say at which site a Mac is.
+        keys.spec_prefix("Node"),
+        # Hashes of keys, never the keys.
+        keys.API_KEY_PREFIX,
     )
     return [
         *(below(prefix, Right.READ) for prefix in prefixes),

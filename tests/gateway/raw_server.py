@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.routing import Origin
+from gateway.routing.table import Origin
 
 Answering = Callable[[asyncio.StreamWriter], Awaitable[object]]
 REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from gateway import advertise
 from gateway.__main__ import main
-from gateway.routing import Origin
+from gateway.routing.table import Origin
 
 
 @pytest.mark.parametrize(

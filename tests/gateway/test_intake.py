@@ -6,12 +6,12 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message, Scope
 
-from gateway import intake
+from gateway.asks import Ask, Heard
+from gateway.clients.openai import OpenAi
 from gateway.errors import RefusedError
-from gateway.intake import Ask, ClientGoneError
-from gateway.sse import whole_events
+from gateway.upstream import request
+from gateway.upstream.sse import whole_events
 from tests.gateway.world import target
 
 
@@ -31,14 +31,16 @@ from tests.gateway.world import target
 )
 def test_bodies_without_a_model_are_refused(body: bytes, param: str | None) -> None:
     with pytest.raises(RefusedError) as caught:
-        intake.parse_model(body)
+        OpenAi().read(
+            Heard(path="/v1/completions", query=b"", headers=(), request_id=b"r", body=body)
+        )
     assert (caught.value.refusal.status, caught.value.refusal.param) == (400, param)
 
 
 def test_the_body_goes_to_the_engine_as_it_came() -> None:
     body = b'{ "model" :"m",  "temperature": 1.10, "seed": 18446744073709551615 }'
     ask = Ask(path="/v1/completions", model="m", body=body, request_id=b"r-1")
-    head, _, sent = intake.encode(ask, target("m-0")).partition(b"\r\n\r\n")
+    head, _, sent = request.encode(ask, target("m-0")).partition(b"\r\n\r\n")
     assert sent == body
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
     assert b"x-request-id: r-1" in head
@@ -66,7 +68,7 @@ def test_the_body_goes_to_the_engine_as_it_came() -> None:
     ],
 )
 def test_a_routes_name_becomes_the_engines(body: bytes, expected: bytes) -> None:
-    assert intake.renamed(body, "route", "m") == expected
+    assert request.renamed(body, "route", "m") == expected
 
 
 json = st.recursive(
@@ -80,43 +82,8 @@ json = st.recursive(
 @given(rest=st.dictionaries(st.text(max_size=5), json), old=st.text(min_size=1, max_size=8))
 def test_renaming_changes_the_name_only(rest: dict[str, object], old: str) -> None:
     tree = {**rest, "model": old}
-    changed = orjson.loads(intake.renamed(orjson.dumps(tree), old, "new"))
+    changed = orjson.loads(request.renamed(orjson.dumps(tree), old, "new"))
     assert changed == {**tree, "model": "new"}
-
-
-def scope(**headers: str) -> Scope:
-    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
-    return {"type": "http", "headers": pairs}
-
-
-@pytest.mark.parametrize(
-    ("given_id", "expected"),
-    [("abc-1", b"abc-1"), ("", b"own"), ("a b", b"own"), ("x" * 129, b"own"), ("é", b"own")],
-)
-def test_request_ids(given_id: str, expected: bytes) -> None:
-    assert intake.request_id(scope(x_request_id=given_id), b"own") == expected
-
-
-async def test_bodies_in_parts_and_their_limit() -> None:
-    messages: list[Message] = [
-        {"type": "http.request", "body": b"123", "more_body": True},
-        {"type": "http.request", "body": b"456", "more_body": False},
-    ]
-
-    def receiver() -> object:
-        left = iter(messages)
-
-        async def receive() -> Message:
-            return next(left)
-
-        return receive
-
-    assert await intake.read_body(scope(), receiver(), 6) == b"123456"  # type: ignore[arg-type]  # a callable
-    with pytest.raises(RefusedError, match="5 bytes"):
-        await intake.read_body(scope(), receiver(), 5)  # type: ignore[arg-type]  # a callable
-    messages[1] = {"type": "http.disconnect"}
-    with pytest.raises(ClientGoneError):
-        await intake.read_body(scope(), receiver(), 6)  # type: ignore[arg-type]  # a callable
 
 
 @given(

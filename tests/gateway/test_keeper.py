@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.keeper import TableKeeper
-from gateway.table import ORPHAN_S
+from gateway.known.keeper import TableKeeper
+from gateway.known.tabulate import ORPHAN_S
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, Truth

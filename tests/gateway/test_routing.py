@@ -7,18 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing import (
-    Chosen,
-    Model,
-    NothingReady,
-    Origin,
-    Share,
-    Standing,
-    Table,
-    Target,
-    UnknownModel,
-    choose,
-)
+from gateway.routing.choosing import Chosen, NothingReady, Standing, UnknownModel, choose
+from gateway.routing.table import Model, Origin, Share, Table, Target
 from tests.gateway.world import target
 
 A, B, C = (target(f"m-{n}", port=n + 1) for n in range(3))

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.routing import Table, Target
-from gateway.table import ORPHAN_S, Orphan, Seen, orphans_of, tabulate, target_of
+from gateway.known.tabulate import ORPHAN_S, Orphan, Seen, orphans_of, tabulate, target_of
+from gateway.routing.table import Table, Target
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, Truth
 from schemas.route import ModelRoute

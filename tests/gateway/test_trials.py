@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing import Chosen, Model, Share, Standing, Table, Target, Trial, choose
-from gateway.table import Seen, tabulate
+from gateway.known.tabulate import Seen, tabulate
+from gateway.routing.choosing import Chosen, Standing, choose
+from gateway.routing.table import Model, Share, Table, Target, Trial
 from schemas.deployment import CanaryStatus, ModelDeploymentStatus
 from tests.gateway.test_routing import standings
 from tests.gateway.world import deployment, route, target

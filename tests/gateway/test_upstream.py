@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.exchange import BrokenError
-from gateway.routing import Origin
-from gateway.upstream import Pool, UnreachableError
+from gateway.routing.table import Origin
+from gateway.upstream.exchange import BrokenError
+from gateway.upstream.pool import Pool, UnreachableError
 from machinery.clock import SystemClock
 from tests.gateway.raw_server import (
     CHUNKED,

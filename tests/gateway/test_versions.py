@@ -6,8 +6,8 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.routing import Target
-from gateway.versions import Version, Versions
+from gateway.routing.table import Target
+from gateway.watch.versions import Version, Versions
 from store import keys
 from tests.gateway.fake_engine import Call, FakeEngine, Script, running
 from tests.gateway.scripts import (

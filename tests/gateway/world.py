@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from gateway.routing import Origin, Target
+from gateway.routing.table import Origin, Target
 from gateway.server import Gateway, Limits
 from machinery.clock import SystemClock
 from machinery.web import listen

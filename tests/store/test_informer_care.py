@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.keeper import TableKeeper
+from gateway.known.keeper import TableKeeper
 from machinery.clock import SystemClock
 from reconciler.known.caches import make_caches
 from store.cache.informer import HandlerError, Informer

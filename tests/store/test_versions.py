@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import kinds
+from schemas.apikey import ApiKey
 from schemas.gateway import GatewayLease
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.node import NodeLease
@@ -191,7 +192,7 @@ def test_what_the_first_fleets_wrote_is_read(name: str, raw: bytes) -> None:
 
 def stored() -> dict[str, type[ApiModel]]:
     """Return every model that is a document of its own in the store."""
-    found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus]
+    found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -216,24 +217,25 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
+    "ApiKey": (1, "931feb71a3a5"),
     "Revision": (1, "02acfea9db86"),
     "NodeLifeStatus": (1, "dd264ed2032a"),
     "GatewayLease": (1, "43165bacecf0"),
     "NodeLease": (1, "16cfc222c002"),
     "RankStatus": (1, "36c477c24fb6"),
-    "ModelDeployment": (1, "b4c182726b1d"),
+    "ModelDeployment": (1, "a4b219e97db7"),
     "ModelDeploymentStatus": (1, "3101ea7481af"),
     "NodePool": (1, "2894a3eba14f"),
     "NodePoolStatus": (1, "15b3e6ae3707"),
     "ShardGroup": (1, "06a1009dd5dd"),
     "ShardGroupStatus": (1, "e28a6b45c8c3"),
-    "ModelRoute": (1, "a831ce8cae0e"),
+    "ModelRoute": (1, "0da6714611e0"),
     "ModelRouteStatus": (1, "dd264ed2032a"),
     "Node": (1, "7d157ad7994b"),
     "NodeStatus": (1, "da7ecdae755d"),
     "Replica": (1, "59e3ec224934"),
     "ReplicaStatus": (1, "dd264ed2032a"),
-    "Endpoint": (1, "570e8bc42d68"),
+    "Endpoint": (1, "f5efd6eabfa2"),
     "Event": (1, "7dea3ada242a"),
 }
 

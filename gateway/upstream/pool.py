@@ -6,9 +6,9 @@ import socket
 import sys
 from typing import Protocol
 
-from gateway.connection import Connection
-from gateway.exchange import BrokenError, Exchange, Headers
-from gateway.routing import Origin
+from gateway.routing.table import Origin
+from gateway.upstream.connection import Connection
+from gateway.upstream.exchange import BrokenError, Exchange, Headers
 from machinery.clock import Clock
 
 # A SYN that got lost is sent again after 1 s; a Mac that sleeps or is gone never answers.

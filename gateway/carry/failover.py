@@ -4,22 +4,26 @@ Until this returns, the client has seen nothing, so that every failure may be tr
 """
 
 import logging
-import random
-from dataclasses import dataclass, field
-from typing import TypeAlias, assert_never
+from dataclasses import dataclass
+from typing import assert_never
 
-from gateway import errors, intake
+from gateway import errors
+from gateway.asks import Ask
+from gateway.carry.held import Held
+from gateway.carry.loads import Loads
+from gateway.carry.router import Router
+from gateway.carry.trail import Result, Streaming, Trail, Whole
+from gateway.carry.waiting import WaitingRoom
 from gateway.errors import Refusal
-from gateway.exchange import BrokenError, Headers
-from gateway.intake import Ask
-from gateway.keeper import TableKeeper
-from gateway.loads import Loads
-from gateway.metrics import Metrics
-from gateway.routing import Chosen, NothingReady, Target, UnknownModel, choose
-from gateway.sse import whole_events
-from gateway.upstream import Answer, UnreachableError, Upstream
-from gateway.versions import Version, Versions
-from gateway.waiting import WaitingRoom
+from gateway.known.keeper import TableKeeper
+from gateway.routing.choosing import Chosen, NothingReady, UnknownModel
+from gateway.routing.table import Target
+from gateway.upstream import request
+from gateway.upstream.exchange import BrokenError
+from gateway.upstream.pool import Answer, UnreachableError, Upstream
+from gateway.upstream.sse import whole_events
+from gateway.watch.metrics import Metrics
+from gateway.watch.versions import Versions
 from machinery.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -33,97 +37,6 @@ _LAST_LOOK_S = 2.0
 _WHOLE_LIMIT = 64 << 20
 
 
-@dataclass(slots=True)
-class Held:
-    """A request at an engine, counted as its load until it is closed, and once for its version."""
-
-    target: Target
-    asked_s: float
-    _loads: Loads
-    _version: Version
-    answer: Answer | None = None
-    _first_s: float = 0.0
-    _is_counted: bool = False
-    _is_closed: bool = False
-
-    def begun(self, now_s: float) -> None:
-        """Note that a stream's first event is there."""
-        self._version.first_token(now_s - self.asked_s)
-        self._first_s = now_s
-
-    def ended(self, lines: int, last: bytes, now_s: float) -> None:
-        """Note that a stream came to its end, so many lines after the first event."""
-        self._version.streamed(lines, last, now_s - self._first_s)
-        self._is_counted = True
-
-    def answered(self, status: int, body: bytes, now_s: float) -> None:
-        """Note an answer that was not streamed."""
-        self._version.answered(status, body, now_s - self.asked_s)
-        self._is_counted = True
-
-    def failed(self) -> None:
-        """Note that the engine did not answer, or died in the middle of it."""
-        self._version.error += 1
-        self._is_counted = True
-
-    def close(self) -> None:
-        """Have done with it; whom nobody counted is a client that left. May be called again."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if not self._is_counted:
-            self._version.client_gone += 1
-        if self.answer is not None:
-            self.answer.close()
-        self._loads.end(self.target)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """A stream whose first event is there; the receiver closes `held`."""
-
-    held: Held
-    answer: Answer
-    first: bytes
-    rest: bytes
-    """The beginning of the next event."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """A complete answer."""
-
-    target: Target
-    status: int
-    headers: Headers
-    body: bytes
-
-
-Result: TypeAlias = Streaming | Whole | Refusal
-
-
-@dataclass(slots=True)
-class Trail:
-    """What was tried for one request."""
-
-    attempts: int = 0
-    failed: set[Target] = field(default_factory=set)
-    refusal: Refusal | None = None
-    """What to say if nobody is left and nobody answered."""
-    turned_away: Whole | None = None
-    """What an engine said that could not serve now; better than any word of ours."""
-    is_over: bool = False
-    """Whether another engine would be of no use."""
-    is_seen: bool = False
-    """Whether an engine took the request."""
-    waits_since_s: float | None = None
-    """Since when the request waits for a replica to be started."""
-
-    def may_wait(self) -> bool:
-        """Return whether it may wait for a replica; one that engines died of would kill that, too."""
-        return not self.is_seen and self.turned_away is None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failover:
     """Tries engines in turn; each at most once for a request."""
@@ -134,22 +47,16 @@ class Failover:
     metrics: Metrics
     versions: Versions
     room: WaitingRoom
+    router: Router
     clock: Clock
-    random: random.Random
 
     async def serve(self, ask: Ask, trail: Trail) -> Result:
         """Return the first answer, or why there is none; `trail` tells what was tried."""
-        draw = self.random.random()
+        draw = self.router.draw()
         deadline_s: float | None = None
         while not trail.is_over:
             now_s = self.clock.monotonic()
-            choice = choose(
-                self.keeper.table,
-                ask.model,
-                self.loads.standing(now_s),
-                draw=draw,
-                failed=trail.failed,
-            )
+            choice = self.router.choose(ask, trail.failed, draw)
             if isinstance(choice, Chosen):
                 result = await self._try(ask, choice.target, trail)
                 if result is not None:
@@ -211,6 +118,8 @@ class Failover:
             trail.turned_away = result
             self._failed(ask, target, trail, ("turned_away", None))
             return None
+        trail.served_by = target
+        self.router.took(ask, target)
         self.metrics.attempts.add("answered")
         return result
 
@@ -245,7 +154,7 @@ class Failover:
         held = Held(target, self.clock.monotonic(), self.loads, self.versions.of(target))
         self.loads.begin(target)
         try:
-            answer = await self.upstream.request(target.origin, intake.encode(ask, target))
+            answer = await self.upstream.request(target.origin, request.encode(ask, target))
             held.answer = answer
             _check_identity(answer, target)
             if _is_stream(answer):

@@ -5,8 +5,8 @@ That somebody waits here is in the metrics; the reconciler reads them, and has a
 
 from gateway import errors
 from gateway.errors import Refusal
-from gateway.keeper import TableKeeper
-from gateway.routing import NothingReady
+from gateway.known.keeper import TableKeeper
+from gateway.routing.choosing import NothingReady
 from machinery.clock import Clock
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gateway.metrics import SECONDS
-from gateway.routing import Target
+from gateway.routing.table import Target
+from gateway.watch.metrics import SECONDS
 from machinery.exposition import head, histogram_lines, labelled
 
 # Versions come and go for months: the oldest is forgotten, and begins anew if it comes back.

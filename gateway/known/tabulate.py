@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from gateway.routing import Model, Origin, Share, Table, Target, Trial
+from gateway.routing.table import Model, Origin, Share, Table, Target, Trial
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
 from schemas.meta import Condition, Truth, find_condition
 from schemas.replica import Endpoint

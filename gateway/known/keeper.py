@@ -8,8 +8,8 @@ import logging
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gateway.routing import Table, Target
-from gateway.table import Orphan, Seen, orphans_of, tabulate, target_of
+from gateway.known.tabulate import Orphan, Seen, orphans_of, tabulate, target_of
+from gateway.routing.table import Table, Target
 from machinery.clock import Clock
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ApiModel

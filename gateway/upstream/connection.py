@@ -6,8 +6,8 @@ from typing import cast
 
 from typing_extensions import override
 
-from gateway.exchange import Exchange
-from gateway.routing import Origin
+from gateway.routing.table import Origin
+from gateway.upstream.exchange import Exchange
 from machinery.clock import Clock
 
 _NEVER = float("inf")

@@ -3,7 +3,8 @@
 Nobody else's load is in it; engines' own words about theirs come with a later issue's scoring.
 """
 
-from gateway.routing import Origin, Standing, Target
+from gateway.routing.choosing import Standing
+from gateway.routing.table import Origin, Target
 
 # Long enough to route around a restart, short enough to use a restarted engine within a second.
 _PENALTY_S = 1.0

@@ -1,0 +1,46 @@
+"""What a client asks, as far as the gateway cares. Values only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+RawHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, in the order they came in."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Heard:
+    """One HTTP request."""
+
+    path: str
+    query: bytes
+    headers: RawHeaders
+    request_id: bytes
+    """The client's own if it is a sane one, else ours."""
+    body: bytes = b""
+    """There once all of it came."""
+
+    def header(self, name: bytes) -> bytes:
+        """Return a header's value; empty if it is not there."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request to a model, in OpenAI's words."""
+
+    path: str
+    """Where the engine takes it."""
+    model: str
+    body: bytes
+    request_id: bytes
+    headers: RawHeaders = ()
+    """The client's, for routes that go by them."""
+    is_streamed: bool = False
+    session: str = ""
+    """What the conversation sticks by; empty if nothing tells one from another."""
+    prompt: bytes = b""
+    """The messages or the prompt, as JSON: prompts that begin alike have read the same tokens."""

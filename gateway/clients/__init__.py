@@ -1,0 +1,1 @@
+"""The way to clients: what they ask, and how they are answered. Chooses no engine."""

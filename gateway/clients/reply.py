@@ -1,0 +1,95 @@
+"""One answer on its way to a client, as HTTP/1.1. Written by hand: uvicorn's own way costs more than all of routing."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.upstream.exchange import Headers
+
+
+@dataclass(slots=True)
+class Reply:
+    """Begun at most once, ended at most once; says nothing to a client that is gone."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+    common: Headers
+    """Headers of every response, such as the date."""
+    on_complete: Callable[[], None]
+    on_last: Callable[[], None]
+    """Called at the end of the last answer on the connection."""
+    keep_alive: bool
+    is_http_10: bool = False
+    status: int = 0
+    is_complete: bool = False
+    is_gone: bool = False
+    _head: bytes = b""
+    _is_streamed: bool = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the status is out, so that nothing else can be said any more."""
+        return self.status != 0
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer goes out event by event."""
+        return self._is_streamed
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a complete answer; `headers` without its length."""
+        self.status = status
+        if not self.is_gone:
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            self.transport.write(self._written(status, headers) + length + body)
+        self._complete()
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer of unknown length; its head goes out with the first piece."""
+        self.status, self._is_streamed = status, True
+        if self.is_http_10:
+            self.keep_alive = False  # what ends the body is the end of the connection
+            self._head = self._written(status, headers) + b"\r\n"
+        else:
+            self._head = self._written(status, headers) + b"transfer-encoding: chunked\r\n\r\n"
+
+    async def piece(self, data: bytes) -> None:
+        """Send a part of it; waits while the client does not read."""
+        if data and not self.is_gone:
+            self.transport.write(self._head + self._framed(data))
+            self._head = b""
+            if self.flow.write_paused:
+                await self.flow.drain()
+
+    def end(self, data: bytes = b"") -> None:
+        """Send the last part."""
+        if not self.is_gone:
+            framed = self._framed(data) if data else b""
+            last = b"" if self.is_http_10 else b"0\r\n\r\n"
+            self.transport.write(self._head + framed + last)
+        self._complete()
+
+    def abort(self) -> None:
+        """End it so that the client sees that it is not whole."""
+        self.transport.abort()
+
+    def _framed(self, data: bytes) -> bytes:
+        return data if self.is_http_10 else b"%x\r\n%b\r\n" % (len(data), data)
+
+    def _written(self, status: int, headers: Headers) -> bytes:
+        lines = [b"%b: %b\r\n" % header for header in self.common]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        return STATUS_LINE[status] + b"".join(lines)
+
+    def _complete(self) -> None:
+        if self.is_complete:
+            return
+        self.is_complete = True
+        if not self.keep_alive and not self.is_gone:
+            self.on_last()
+        self.on_complete()

@@ -1,0 +1,1 @@
+"""Which engine gets a request: the table and the choice. Pure."""

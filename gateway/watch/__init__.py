@@ -1,0 +1,1 @@
+"""What the gateway counts and remembers of its requests. Changes none."""
