@@ -4,17 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# LiteLLM pins older versions of what we use, and is a client in tests.
+LITELLM := .venv-litellm
 ONCE ?=
 PORT ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-store bench-placement bench-control-plane bench-engine bench-engine-start clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-hostile bench-gateway-peers bench-store bench-placement bench-control-plane bench-engine bench-engine-start clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(READY)  ## make the virtual environment (once)
+setup: $(READY) $(LITELLM)/.ready  ## make the virtual environments (once)
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -26,6 +28,12 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+$(LITELLM)/.ready: requirements-litellm.txt
+	@echo "setting up $(LITELLM) (once; a client for tests)"
+	@$(PYTHON) -m venv $(LITELLM)
+	@$(LITELLM)/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements-litellm.txt
+	@touch $@
+
 demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down; PORT=4010)
 	@$(BIN)/fleetctl demo --data-dir .fleet $(if $(PORT),--port $(PORT)) $(if $(ONCE),--once)
 
@@ -34,7 +42,7 @@ stop: $(READY)  ## stop the fleet that `make demo` left running
 
 test: check  ## what CI runs: ruff, mypy, import-linter, pytest
 
-check: lint
+check: lint $(LITELLM)/.ready
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest  # several processes share the cores already
 
 lint: $(READY)  ## ruff, mypy and import-linter only
@@ -54,10 +62,12 @@ proto: $(READY)  ## generate the messages of etcd's API from etcd.proto
 	@$(BIN)/python -m grpc_tools.protoc -Istore/etcd/grpc/proto --python_out=store/etcd/grpc/proto \
 	  --pyi_out=store/etcd/grpc/proto store/etcd/grpc/proto/etcd.proto
 
-lock: $(READY)  ## renew requirements.txt from pyproject.toml
+lock: $(READY)  ## renew requirements.txt and requirements-litellm.txt
 	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install --quiet uv
 	@$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.txt
+	@$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header requirements-litellm.in -o requirements-litellm.txt
 
 bench-apply: $(READY)  ## 1,000 ModelDeployments: apply, and apply again
 	@$(BIN)/python -m bench.apply
@@ -65,8 +75,17 @@ bench-apply: $(READY)  ## 1,000 ModelDeployments: apply, and apply again
 bench-start: $(READY)  ## from apply returning to the engine process being started
 	@$(BIN)/python -m bench.start
 
-bench-gateway: $(READY)  ## latency the gateway adds to an engine
+bench-gateway: $(READY)  ## our gateway beside nginx, haproxy, LiteLLM and routers of vLLM and SGLang, in five minutes
 	@$(BIN)/python -m bench.gateway
+
+bench-gateway-faults: $(READY)  ## engines killed, stopped, drained and gone mad under load, in five minutes
+	@$(BIN)/python -m bench.gateway.faults
+
+bench-gateway-hostile: $(READY)  ## hostile clients: the gateway's memory, and what others notice
+	@$(BIN)/python -m bench.gateway.hostile
+
+bench-gateway-peers: $(READY)  ## install the other gateways for it, into ~/.cache/mlx-fleet-bench or FLEET_BENCH_PEERS
+	@$(BIN)/python -m bench.gateway.peers_install
 
 bench-store: $(READY)  ## our etcd clients beside the other Python ones, in four minutes
 	@$(BIN)/python -m bench.store
@@ -84,4 +103,4 @@ bench-engine-start: $(READY)  ## from an engine's start to its first token, besi
 	@$(BIN)/python -m bench.engine_start
 
 clean:  ## remove the virtual environment and the caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
+	@rm -rf $(VENV) $(LITELLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from fleetctl import apikeys
 from fleetctl.connect import opened, run, store_options
 from fleetctl.errors import FleetctlError
 from fleetctl.kinds import target_of
@@ -41,7 +42,11 @@ _LOOK_S = 0.1
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
 @store_options
 def delete(what: tuple[str, ...], **options: Any) -> None:
-    """Delete objects. A ModelDeployment goes when its replicas have drained and ended."""
+    """Delete objects. A ModelDeployment goes when its replicas have drained and ended; an API key at once."""
+    names = apikeys.names_of(what)
+    if names is not None and not options["files"]:
+        run(apikeys.delete(names, options))
+        return
     wanted = _wanted(what, options)
     run(_delete_all(wanted, options, parse_duration(options["timeout"])))
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import click
 
-from fleetctl import printers, proofs, reader
+from fleetctl import apikeys, printers, proofs, reader
 from fleetctl.connect import opened, run, store_options
 from fleetctl.kinds import one_of
 from fleetctl.selector import labels
@@ -28,6 +28,10 @@ from store.port import Transport
 @store_options
 def describe(what: tuple[str, ...], **options: Any) -> None:
     """Show everything about one object: spec, status, replicas, and what happened to it."""
+    names = apikeys.names_of(what)
+    if names is not None:
+        run(apikeys.describe(names, options))
+        return
     kind, name = one_of(what)
     run(_describe(kind, name, options))
 

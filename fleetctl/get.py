@@ -8,7 +8,7 @@ from typing import Any
 import click
 import orjson
 
-from fleetctl import printers, reader, selector
+from fleetctl import apikeys, printers, reader, selector
 from fleetctl.connect import opened, run, store_options
 from fleetctl.kinds import Target, target_of
 from machinery.clock import SystemClock
@@ -31,7 +31,13 @@ _SETTLE_S = 0.05
 @click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
 @store_options
 def get(what: tuple[str, ...], watch: bool, **options: Any) -> None:
-    """Show objects. KIND may be singular, plural or short: md, np, sg, mr, no, rep, ep, ev."""
+    """Show objects. KIND may be singular, plural or short: md, np, sg, mr, no, rep, ep, ev; API keys: apikeys."""
+    names = apikeys.names_of(what)
+    if names is not None:
+        if watch:
+            raise click.UsageError("API keys cannot be watched; leave out -w")
+        run(apikeys.show(names, options))
+        return
     target = target_of(what)
     shown = Shown(target, options)
     run(_watch(shown, options) if watch else _once(shown, options))

@@ -45,7 +45,8 @@ def reconciler(order: FleetOrder, etcd: str) -> Program:
 
 def gateway(order: FleetOrder, etcd: str) -> Program:
     place = ("--host", order.host, "--port", str(order.gateway_port))
-    return _program(order, "gateway", "gateway", etcd, *place)
+    kept = ("--state-dir", str(order.data_dir.path / "gateway"))
+    return _program(order, "gateway", "gateway", etcd, *place, *kept)
 
 
 def agents(order: FleetOrder, etcd: str, share: str) -> list[Program]:

@@ -39,7 +39,12 @@ _LEAST_QUOTA, _MOST_QUOTA = 16 * 2**20, 8 * 2**30
     help="How many node agents to run, each with its own name, ports and memory.",
 )
 @click.option("--node-memory", default="", help="Memory per node, such as 24Gi (else a share).")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the gateway.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of the gateway; where others reach it, it asks for API keys (`fleetctl create`).",
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
 @click.option(
     "--engine-port",

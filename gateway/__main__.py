@@ -4,26 +4,36 @@ Exit codes: 0 asked to stop, 1 crashed, 2 a flag is wrong, 3 the address cannot 
 """
 
 import asyncio
+import contextlib
 import errno
 import gc
+import importlib
 import random
+import resource
 import secrets
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
 
 from gateway import advertise
+from gateway.access import access
+from gateway.clients.origins import Origins
+from gateway.handover import Claim, HandOver, HandOverError, claim
 from gateway.routing.table import Origin
 from gateway.server import Gateway, Limits
+from gateway.watch.recorder import Tracer
+from machinery import environment
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock
-from machinery.web import listen
 from store.etcd.connect import connect
 from store.etcd.flags import address, etcd_options
 
 _EXIT_ADDRESS = 3
+# What macOS allows a process as long as nobody raised it (OPEN_MAX in sys/syslimits.h), whatever the hard limit is.
+_FILES_OF_MACOS = 10_240
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -90,32 +100,86 @@ _EXIT_ADDRESS = 3
     show_default=True,
     help="How many requests may wait for one such model.",
 )
+@click.option(
+    "--auth",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    envvar="FLEET_GATEWAY_AUTH",
+    show_default=True,
+    help="Whether requests need an API key (`fleetctl create apikey`); auto: unless it listens on loopback.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="FLEET_GATEWAY_STATE_DIR",
+    help="Folder of this fleet's gateways here: what they know is kept in it for a start without etcd.",
+)
+@click.option(
+    "--site",
+    default="",
+    envvar="FLEET_GATEWAY_SITE",
+    help="Where this gateway is: Macs with the same label `site` are asked first.",
+)
+@click.option(
+    "--journal-size",
+    type=click.IntRange(1, 1_000_000),
+    default=10_000,
+    envvar="FLEET_GATEWAY_JOURNAL_SIZE",
+    show_default=True,
+    help="How many of the last requests are kept in memory for `fleetctl routes`.",
+)
+@click.option(
+    "--journal-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="FLEET_GATEWAY_JOURNAL_FILE",
+    help="File that all requests are written to as JSON lines, without prompts and answers; with four older ones.",
+)
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    envvar="FLEET_GATEWAY_CORS_ORIGIN",
+    metavar="ORIGIN",
+    help="Whose web pages may use this gateway besides those of this machine, such as https://chat.example.com, "
+    "or * for all; may be repeated.",
+)
+@click.option(
+    "--handover",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="FLEET_GATEWAY_HANDOVER",
+    help="Unix socket by which a running gateway gives its place to the next that is started with the same "
+    "path, --host and --port: no connection is refused in between.",
+)
 def main(**flags: Any) -> None:
     """Serve the fleet's models as one OpenAI endpoint."""
     where = address(flags)
     fleet_logging.setup("gateway", flags["log_level"])
-    host, port = flags["host"], flags["port"]
+    tracer = _tracer()
     try:
         advertised = advertise.parse(flags["advertise_address"] or "")
     except ValueError as error:
         raise click.UsageError(f"--advertise-address: {error}") from error
     try:
-        listener = listen(host, port)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            said = f"port {port} is in use on {host}; choose another with --port"
-        else:
-            said = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        click.echo(f"gateway: {said}", err=True)
-        sys.exit(_EXIT_ADDRESS)
+        origins = Origins(flags["cors_origin"])
+    except ValueError as error:
+        raise click.UsageError(f"--cors-origin: {error}") from error
+    _allow_many_connections()
+    claimed = _claimed(flags)
+    bound = Origin(flags["host"], claimed.listener.getsockname()[1])
     limits = Limits(
         max_body_bytes=flags["max_body"],
         request_timeout_s=flags["request_timeout"],
         drain_timeout_s=flags["drain_timeout"],
         hold_timeout_s=flags["hold_timeout"],
         hold_limit=flags["hold_limit"],
+        origins=origins,
+        asks_for_keys=access.asks_for_keys(flags["auth"], claimed.listener.getsockname()[0]),
+        state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
+        site=flags["site"],
+        journal_size=flags["journal_size"],
+        journal_file=flags["journal_file"],
     )
-    bound = Origin(host, listener.getsockname()[1])
+    path, clock = flags["handover"], SystemClock()
+    handover = None if path is None else HandOver(path, claimed, bound, clock)
     url = advertise.url(advertised, bound, where.endpoints)
 
     async def run() -> None:
@@ -123,7 +187,8 @@ def main(**flags: Any) -> None:
         # Request ids and routes' draws must differ between two gateways started at once.
         entropy = random.Random(secrets.randbits(128))
         try:
-            await Gateway(transport, SystemClock(), entropy, limits, url=url).run(listener)
+            gateway = Gateway(transport, clock, entropy, limits, url=url, tracer=tracer)
+            await gateway.run(claimed.listener, handover)
         finally:
             await transport.close()
 
@@ -132,6 +197,47 @@ def main(**flags: Any) -> None:
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+    if tracer is not None:
+        tracer.close()
+
+
+def _claimed(flags: dict[str, Any]) -> Claim:
+    """Return the socket to listen on, from the gateway that runs if there is one; else exit."""
+    where = Origin(flags["host"], flags["port"])
+    try:
+        return asyncio.run(claim(flags["handover"], where, SystemClock()))
+    except HandOverError as error:
+        said = str(error)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            said = f"port {where.port} is in use on {where.host}; choose another with --port"
+        else:
+            said = f"cannot listen on {where.host}:{where.port}: {error.strerror or error}"
+    click.echo(f"gateway: {said}", err=True)
+    sys.exit(_EXIT_ADDRESS)
+
+
+def _allow_many_connections() -> None:
+    """Raise the number of open files to what the system allows: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, _FILES_OF_MACOS):
+        if soft == resource.RLIM_INFINITY or 0 <= wanted <= soft:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
+
+
+def _tracer() -> Tracer | None:
+    """Return who records traces; None if nobody wants any."""
+    try:
+        if not environment.wants_traces():
+            return None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    # Loading OpenTelemetry takes 90 ms and 4 MB, which is nothing to ask of those who do not use it.
+    tracer: Tracer = importlib.import_module("gateway.watch.otel").OtelTracer()
+    return tracer
 
 
 if __name__ == "__main__":

@@ -40,7 +40,11 @@ class Ask:
     headers: RawHeaders = ()
     """The client's, for routes that go by them."""
     is_streamed: bool = False
+    is_resumable: bool = False
+    """Whether it is one text of a chat or a completion, as a stream: another engine can go on with it."""
     session: str = ""
     """What the conversation sticks by; empty if nothing tells one from another."""
     prompt: bytes = b""
     """The messages or the prompt, as JSON: prompts that begin alike have read the same tokens."""
+    cache_key: str = ""
+    """What the client says its prompts have in common; empty if nothing."""

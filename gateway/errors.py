@@ -24,6 +24,8 @@ class Refusal:
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
+    more: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers of its own."""
 
     def body(self) -> bytes:
         """Return OpenAI's error envelope."""
@@ -40,6 +42,7 @@ class Refusal:
         found = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             found.append((b"retry-after", b"%d" % self.retry_after_s))
+        found += self.more
         return found
 
     def event(self) -> bytes:
@@ -73,6 +76,27 @@ def head_too_large(limit: int) -> Refusal:
     """Return the refusal of headers over the limit."""
     message = f"The request's headers are larger than {limit} bytes."
     return Refusal(status=431, message=message, code="headers_too_large")
+
+
+def too_many_headers(limit: int) -> Refusal:
+    """Return the refusal of more headers than anybody needs."""
+    message = f"The request has more than {limit} headers."
+    return Refusal(status=431, message=message, code="headers_too_large")
+
+
+def not_http() -> Refusal:
+    """Return what to say to bytes that are no HTTP/1.1."""
+    message = "This is not a valid HTTP/1.1 request; the connection is closed."
+    return Refusal(status=400, message=message, code="invalid_http")
+
+
+def wrong_origin(origin: str) -> Refusal:
+    """Return the refusal of a web page that may not use the gateway."""
+    message = (
+        f"Web pages from {origin[:200]} may not use this gateway; its operator can allow them with "
+        f"--cors-origin {origin[:200]}."
+    )
+    return Refusal(status=403, message=message, code="origin_not_allowed")
 
 
 def too_slow(seconds: float) -> Refusal:
@@ -182,6 +206,12 @@ def shutting_down() -> Refusal:
         code="gateway_shutting_down",
         retry_after_s=1,
     )
+
+
+def internal() -> Refusal:
+    """Return what to say when it is a mistake of ours; the log has more."""
+    message = "The gateway made a mistake; the request was not answered. Its log says more."
+    return Refusal(status=500, message=message, type="server_error", code="internal_error")
 
 
 def interrupted(why: str) -> Refusal:

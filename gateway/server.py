@@ -3,35 +3,50 @@
 import asyncio
 import random
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
 
+from gateway.admin.nodes import NodeBook
+from gateway.admin.sight import Sight
 from gateway.app import make_app
+from gateway.carry.attempt import Attempts
 from gateway.carry.failover import Failover
+from gateway.carry.figures import figures
 from gateway.carry.loads import Loads
+from gateway.carry.names import Names
+from gateway.carry.patience import QUIET_S
+from gateway.carry.probing import Prober
+from gateway.carry.resuming import Resumer
 from gateway.carry.router import Router
 from gateway.carry.waiting import WaitingRoom
+from gateway.clients.cors import Cors
 from gateway.clients.desk import FrontDesk
 from gateway.clients.openai import PATHS, OpenAi
+from gateway.clients.origins import Origins
 from gateway.clients.protocol import ClientProtocol
-from gateway.known.keeper import TableKeeper
+from gateway.handover import HandOver
+from gateway.known.fleet import KnownFleet
 from gateway.presence import Presence
+from gateway.surfaces.every import every
 from gateway.upstream.pool import Pool
+from gateway.watch.journal import Journal
+from gateway.watch.journal_file import JournalFile
 from gateway.watch.metrics import Metrics
+from gateway.watch.process import Connections, Process
+from gateway.watch.recorder import Recorder, Tracer
 from gateway.watch.versions import Versions
 from machinery.clock import Clock
 from machinery.exposition import Gauges
 from machinery.web import SignalServer
 from store.port import Transport
 
-# Longer than clients keep theirs (httpx: 5 s), so that they never write into a closing one.
-_KEEP_ALIVE_S = 75
 _SWEEP_S = 1.0
-# How long a client may take to send a request. The largest body within this is 140 kB/s.
-_REQUEST_S = 60.0
+# Most clients have closed their idle connections by then themselves (httpx: 5 s, aiohttp: 15 s).
+_GIVE_WAY_S = 15.0
 # After the drain: for the last events of streams that were cut off to get out.
 _CLOSE_S = 2
 
@@ -46,8 +61,24 @@ class Limits:
     drain_timeout_s: float = 30.0
     hold_timeout_s: float = 120.0
     """How long a request waits for a deployment to come back from zero."""
+    quiet_s: float = QUIET_S
+    """How long the client of a stream waits for its turn, or for a replica, without a sign of life."""
     hold_limit: int = 64
     """How many may wait for one deployment."""
+    resume_timeout_s: float = 10.0
+    """How long a stream whose engine died waits for another: small models are restarted within it."""
+    origins: Origins = field(default_factory=Origins)
+    """Where web pages may come from."""
+    asks_for_keys: bool = False
+    """Whether only holders of API keys are served."""
+    state_dir: Path | None = None
+    """Where what is known is kept for a start without the store; None: nowhere."""
+    site: str = ""
+    """Where the gateway is: engines of the same site are asked first."""
+    journal_size: int = 10_000
+    """How many of the last requests are kept in memory."""
+    journal_file: Path | None = None
+    """Where all requests are written down; None: nowhere."""
 
 
 class Gateway:
@@ -61,45 +92,98 @@ class Gateway:
         limits: Limits,
         *,
         url: str,
+        tracer: Tracer | None = None,
     ) -> None:
-        """`url`: where the reconciler reaches us."""
+        """`url`: where the reconciler reaches us; `tracer`: who records traces."""
         self._clock = clock
         self._limits = limits
-        self.keeper = TableKeeper(transport, clock)
-        self.loads = Loads()
+        self.known = KnownFleet(
+            transport,
+            clock,
+            asks_for_keys=limits.asks_for_keys,
+            state_dir=limits.state_dir,
+            site=limits.site,
+        )
+        self.keeper = self.known.keeper
+        self.loads = Loads(entropy)
         self.pool = Pool(clock, silence_s=limits.request_timeout_s)
         self.room = WaitingRoom(
             self.keeper, clock, limit=limits.hold_limit, patience_s=limits.hold_timeout_s
         )
+        names = Names(clock, silence_s=limits.request_timeout_s, quiet_s=limits.quiet_s)
         self.versions = Versions()
         id_ = f"{entropy.getrandbits(48):012x}"
         self.presence = Presence(transport, clock, id_=id_, url=url)
+        file = JournalFile(limits.journal_file, clock, gateway=id_) if limits.journal_file else None
+        process = Process(
+            clock,
+            Connections(
+                clients=lambda: len(self._server.server_state.connections),
+                engines=self.pool.connections,
+            ),
+        )
         self.metrics = Metrics(
             in_flight=self.loads.total,
             endpoints=lambda: self.keeper.table.endpoints,
             more=(*_gauges(self.loads, self.room), self.versions),
+            others=(self.known.keyring, process, *([file] if file else ()), *figures(self.loads, names, clock)),
         )
-        failover = Failover(
+        self.recorder = Recorder(
             keeper=self.keeper,
+            metrics=self.metrics,
+            clock=clock,
+            journal=Journal(limits.journal_size),
+            process=process,
+            file=file,
+            tracer=tracer,
+        )
+        self.known.access.on_refusal(self.metrics.limited.add)
+        attempts = Attempts(
             upstream=self.pool,
             loads=self.loads,
-            metrics=self.metrics,
             versions=self.versions,
-            room=self.room,
-            router=Router(keeper=self.keeper, loads=self.loads, clock=clock, random=entropy),
+            keeper=self.keeper,
+            metrics=self.metrics,
             clock=clock,
         )
+        router = Router(keeper=self.keeper, loads=self.loads, clock=clock, random=entropy)
+        failover = Failover(
+            attempts=attempts,
+            names=names,
+            room=self.room,
+            router=router,
+            resumer=Resumer(
+                attempts=attempts, router=router, patience_s=limits.resume_timeout_s
+            ),
+        )
+        self.prober = Prober(attempts, self.pool, names)
         openai = OpenAi()
         self.desk = FrontDesk(
             failover,
-            {path.encode(): openai for path in PATHS},
+            {
+                **{path.encode(): openai for path in PATHS},
+                **every(self.keeper, clock),
+            },
+            self.known.access,
+            self.recorder,
             max_body=limits.max_body_bytes,
             id_prefix=id_,
+            origins=limits.origins,
+        )
+        sight = Sight(
+            id=id_,
+            known=self.known,
+            loads=self.loads,
+            room=self.room,
+            names=names,
+            recorder=self.recorder,
+            nodes=NodeBook(transport, clock),
+            clock=clock,
         )
         self._stopping = asyncio.Event()
         self._server = SignalServer(
             uvicorn.Config(
-                make_app(self.keeper, self.metrics, id_),
+                Cors(make_app(sight), limits.origins),
                 http=cast("type[ClientProtocol]", partial(ClientProtocol, self.desk)),
                 ws="none",
                 lifespan="off",
@@ -108,7 +192,6 @@ class Gateway:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(limits.drain_timeout_s) + 1 + _CLOSE_S,
             ),
             self.stop,
@@ -118,23 +201,40 @@ class Gateway:
         """Take no more connections, finish what runs; asked again, finish nothing."""
         if self._stopping.is_set():
             self.desk.cut_off()
+        self.desk.is_stopping = True
         self._stopping.set()
 
-    async def run(self, listener: socket.socket) -> None:
-        """Serve until stopped and drained."""
+    def give_way(self) -> None:
+        """Stop: another gateway serves on the same socket now, so that clients need not hurry."""
+        self.desk.linger_s = min(_GIVE_WAY_S, self._limits.drain_timeout_s)
+        self.stop()
+
+    async def run(self, listener: socket.socket, handover: HandOver | None = None) -> None:
+        """Serve until stopped and drained, or until the next gateway does."""
         async with asyncio.TaskGroup() as group:
             background = [
-                group.create_task(self.keeper.run()),
+                group.create_task(self.known.run()),
                 group.create_task(self.presence.run()),
                 group.create_task(self.pool.keep()),
+                group.create_task(self.prober.run()),
+                group.create_task(self.recorder.keep()),
                 group.create_task(self.desk.keep(patience_s=self._limits.request_timeout_s)),
                 group.create_task(self._hurry()),
                 group.create_task(self._drain()),
             ]
+            # Until then connections wait in the socket, which refuses none.
+            await self.known.settled()
+            if handover is not None:
+                await handover.until(self._is_ready)
+                background.append(group.create_task(handover.run(self.give_way)))
             await self._server.serve(sockets=[listener])
             for task in background:
                 task.cancel()
         self.pool.close()
+
+    def _is_ready(self) -> bool:
+        knows_keys = self.known.keyring.is_known or not self._limits.asks_for_keys
+        return (self.keeper.is_synced and knows_keys) or self._stopping.is_set()
 
     async def _hurry(self) -> None:
         """Give up clients that do not get on with their request."""
@@ -142,8 +242,8 @@ class Gateway:
             await self._clock.sleep(_SWEEP_S)
             now_s = self._clock.monotonic()
             for connection in tuple(self._server.server_state.connections):
-                if isinstance(connection, ClientProtocol):
-                    connection.late(now_s, _REQUEST_S)
+                if isinstance(connection, ClientProtocol) and connection.deadline_s < now_s:
+                    connection.late(now_s)
 
     async def _drain(self) -> None:
         await self._stopping.wait()

@@ -7,3 +7,38 @@ def withhold(prefix: str) -> None:
     """Have the processes that we start from here on not inherit variables that begin so."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]
+
+
+def wants_traces() -> bool:
+    """Return whether OpenTelemetry's standard variables ask for traces.
+
+    Raises:
+        ValueError: they ask for what only other exporters can do.
+
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporters = {name.strip() for name in os.environ.get("OTEL_TRACES_EXPORTER", "").split(",")}
+    exporters.discard("")
+    if not exporters:
+        if not any(
+            map(_is_set, ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+        ):
+            return False
+    elif exporters == {"none"}:
+        return False
+    elif exporters != {"otlp"}:
+        said = ",".join(sorted(exporters))
+        raise ValueError(f"OTEL_TRACES_EXPORTER={said}: only otlp and none are possible")
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        said = os.environ.get(name, "")
+        if said not in ("", "http/protobuf"):
+            raise ValueError(
+                f"{name}={said}: traces are sent over http/protobuf only; leave it out, and give the "
+                "collector's HTTP port (4318 as a rule)"
+            )
+    return True
+
+
+def _is_set(name: str) -> bool:
+    return bool(os.environ.get(name))

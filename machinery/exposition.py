@@ -5,10 +5,14 @@ Everything is used by one thread alone: the event loop that also answers `/metri
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal, Protocol
 
+from machinery.promtext import head, histogram_lines, labelled
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BY_LABELS = itemgetter(0)
 
 
 class Series(Protocol):
@@ -19,26 +23,45 @@ class Series(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Tally:
+    """A number that only grows: what a counter has for one combination of labels."""
+
+    count: int = 0
+
+
 class Counter:
     """Numbers that only grow, one for each combination of labels."""
 
     def __init__(self, name: str, help_: str, labels: Sequence[str] = ()) -> None:
-        self._name, self._help, self._labels = name, help_, tuple(labels)
-        self._values: dict[tuple[str, ...], int] = {}
+        self.name, self._help, self._labels = name, help_, tuple(labels)
+        self._values: dict[tuple[str, ...], Tally] = {}
 
     def add(self, *labels: str, count: int = 1) -> None:
         """Count so many more."""
-        self._values[labels] = self._values.get(labels, 0) + count
+        self.child(*labels).count += count
+
+    def child(self, *labels: str) -> Tally:
+        """Return the number for these labels: whoever counts often keeps it, and adds to it."""
+        found = self._values.get(labels)
+        if found is None:
+            found = self._values[labels] = Tally()
+        return found
 
     def value(self, *labels: str) -> int:
         """Return the count."""
-        return self._values.get(labels, 0)
+        found = self._values.get(labels)
+        return found.count if found is not None else 0
+
+    def drop(self, is_gone: Callable[[tuple[str, ...]], bool]) -> None:
+        """Forget the combinations of labels that the function says are gone."""
+        self._values = {key: found for key, found in self._values.items() if not is_gone(key)}
 
     def lines(self) -> Iterator[str]:
         """Yield Prometheus' text."""
-        yield from head(self._name, self._help, "counter")
-        for values, count in sorted(self._values.items()):
-            yield f"{self._name}{labelled(self._labels, values)} {count}"
+        yield from head(self.name, self._help, "counter")
+        for values, found in sorted(self._values.items(), key=_BY_LABELS):
+            yield f"{self.name}{labelled(self._labels, values)} {found.count}"
 
 
 class Gauge:
@@ -75,71 +98,65 @@ class Gauges:
             yield f"{self._name}{labelled((self._label,), (value,))} {number}"
 
 
+class Distribution:
+    """How often which duration was seen: what a histogram has for one combination of labels."""
+
+    __slots__ = ("bounds", "counts", "total_s")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total_s += seconds
+
+
 class Histogram:
     """How often which duration was seen; `bounds` are the buckets' upper ends in seconds, the smallest first."""
 
     def __init__(
         self, name: str, help_: str, labels: Sequence[str], *, bounds: Sequence[float]
     ) -> None:
-        self._name, self._help, self._labels = name, help_, tuple(labels)
+        self.name, self._help, self._labels = name, help_, tuple(labels)
         self._bounds = tuple(bounds)
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
+        self._found: dict[tuple[str, ...], Distribution] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
         """Count one duration."""
-        counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
-        counts[bisect_left(self._bounds, seconds)] += 1
-        self._sums[labels] = self._sums.get(labels, 0.0) + seconds
+        self.child(*labels).observe(seconds)
+
+    def child(self, *labels: str) -> Distribution:
+        """Return the durations for these labels: whoever observes often keeps it."""
+        found = self._found.get(labels)
+        if found is None:
+            found = self._found[labels] = Distribution(self._bounds)
+        return found
+
+    def items(self) -> Iterable[tuple[tuple[str, ...], Distribution]]:
+        """Return the durations by labels."""
+        return self._found.items()
+
+    def drop(self, is_gone: Callable[[tuple[str, ...]], bool]) -> None:
+        """Forget the combinations of labels that the function says are gone."""
+        self._found = {key: found for key, found in self._found.items() if not is_gone(key)}
 
     def lines(self) -> Iterator[str]:
         """Yield Prometheus' text."""
-        yield from head(self._name, self._help, "histogram")
-        for values, counts in sorted(self._counts.items()):
+        yield from head(self.name, self._help, "histogram")
+        for values, found in sorted(self._found.items(), key=_BY_LABELS):
             yield from histogram_lines(
-                self._name,
+                self.name,
                 self._labels,
                 values,
                 bounds=self._bounds,
-                counts=counts,
-                total_s=self._sums[values],
+                counts=found.counts,
+                total_s=found.total_s,
             )
-
-
-def histogram_lines(
-    name: str,
-    labels: Sequence[str],
-    values: Sequence[str],
-    *,
-    bounds: Sequence[float],
-    counts: Sequence[int],
-    total_s: float,
-) -> Iterator[str]:
-    """Yield the lines of one histogram; `counts` are by bucket of `bounds`, and above them."""
-    ends = [f"{bound:g}" for bound in bounds] + ["+Inf"]
-    for end, total in zip(ends, accumulate(counts), strict=True):
-        yield f"{name}_bucket{labelled((*labels, 'le'), (*values, end))} {total}"
-    yield f"{name}_sum{labelled(labels, values)} {total_s:.6f}"
-    yield f"{name}_count{labelled(labels, values)} {sum(counts)}"
 
 
 def text(parts: Iterable[Series]) -> str:
     """Return it all in Prometheus' text form."""
     return "".join(f"{line}\n" for part in parts for line in part.lines())
-
-
-def head(name: str, help_: str, type_: str) -> tuple[str, str]:
-    """Return the two lines before a family's figures."""
-    return f"# HELP {name} {help_}", f"# TYPE {name} {type_}"
-
-
-def labelled(names: Sequence[str], values: Sequence[str]) -> str:
-    """Return labels in braces; nothing if there are none."""
-    if not names:
-        return ""
-    pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
-    return "{" + ",".join(pairs) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -149,7 +149,7 @@ async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
         return [
             ObjectKey(obj.kind, obj.name)
             for obj in routes
-            if name in [backend.deployment for backend in obj.spec.backends]
+            if name in obj.spec.deployments().values()
         ]
     return []
 

@@ -28,6 +28,8 @@ _WRITERS = {
     "Endpoint": "a node's agent writes it for a ready replica",
     "Event": "the fleet writes it",
 }
+# Not even its hash: what is in Git is read by more people than may ask for models.
+_API_KEY = "an API key is a secret, and secrets do not belong into manifests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +250,8 @@ def _kind(document: Document) -> Kind | ManifestError:
     if word is None:
         return document.problem(("kind",), f"expected a string, got {words.show(node)}")
     kind = kinds.by_name(word)
+    if kind is None and word.lower() in ("apikey", "apikeys"):
+        return document.problem(("kind",), _API_KEY, "Run: fleetctl create apikey NAME")
     if kind is None:
         alias = kinds.by_alias(word)
         options = [alias.name] if alias is not None and alias.written_by_users else known

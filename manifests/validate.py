@@ -15,7 +15,7 @@ from manifests.load import Loaded
 from manifests.tree import Path
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool, ShardGroup
-from schemas.route import ModelRoute
+from schemas.route import Backend, ModelRoute
 
 # The limit of schemas.meta.ObjectName, and what follows a deployment's name in that of a revision.
 _MAX_NAME = 128
@@ -112,20 +112,24 @@ def _group(item: Loaded, obj: ShardGroup) -> Iterator[ManifestError]:
 
 
 def _route(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestError]:
-    backends = [backend.deployment for backend in obj.spec.backends]
-    for index, name in enumerate(backends):
+    for path, name in obj.spec.deployments().items():
         if name not in world.model_deployments:
-            path = ("spec", "backends", index, "deployment")
-            yield _absent(item, path, ("ModelDeployment", name), world.model_deployments)
-    yield from _repeats(item, ("spec", "backends"), "deployment", backends)
-    if not any(backend.weight for backend in obj.spec.backends):
-        message = "every weight is 0, so no backend would get a request"
-        yield item.document.problem(("spec", "backends"), message, "Give one of them a weight")
+            there = world.model_deployments
+            yield _absent(item, ("spec", *path), ("ModelDeployment", name), there)
+    lists: dict[Path, Sequence[Backend]] = {
+        ("spec", "backends"): obj.spec.backends,
+        **{("spec", "rules", n, "backends"): r.backends for n, r in enumerate(obj.spec.rules)},
+    }
+    for path, backends in lists.items():
+        yield from _repeats(item, path, "deployment", [b.deployment for b in backends])
+        if not any(backend.weight for backend in backends):
+            message = "every weight is 0, so no backend would get a request"
+            yield item.document.problem(path, message, "Give one of them a weight")
     if obj.spec.model in world.model_deployments and _shadows(obj, obj.spec.model):
         yield item.document.problem(
             ("spec", "model"),
             f"ModelDeployment/{obj.spec.model} serves this name itself and is not among the backends",
-            f"Add it to the backends, or route another name than {obj.spec.model}",
+            f"Add it to the backends or fallbacks, or route another name than {obj.spec.model}",
         )
     yield from _rivals(item, obj, world)
 
@@ -146,9 +150,7 @@ def _rivals(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestEr
 
 def _shadows(route: ModelRoute, deployment: str) -> bool:
     """Return whether the route takes the deployment's own name away from it."""
-    return route.spec.model == deployment and all(
-        backend.deployment != deployment for backend in route.spec.backends
-    )
+    return route.spec.model == deployment and deployment not in route.spec.deployments().values()
 
 
 def _repeats(item: Loaded, path: Path, field: str, found: Sequence[str]) -> Iterator[ManifestError]:

@@ -109,7 +109,7 @@ class Agent:
         self._transport = transport
         self._clock = clock
         self._config = config
-        self._node = Node(config.name, config.status.address, config.models_dir)
+        self._node = Node(config.name, config.status, config.models_dir, self._parts.report_models)
         self._presence = Presence(
             transport, clock, node=config.name, uid=config.status.uid, session=config.session
         )
@@ -266,8 +266,10 @@ class Agent:
             one.draft.path for one in sources if one.draft
         }
         adapters_named = {one.adapter for one in sources if one.adapter is not None}
+        found = await self._parts.report_models(models_named)
+        self._node.learn(found)
         seen = {
-            "models": await self._parts.report_models(models_named),
+            "models": found,
             "adapters": await self._parts.report_adapters(adapters_named),
         }
         status = self._config.status.model_copy(update=seen)

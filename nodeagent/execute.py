@@ -1,7 +1,7 @@
 """Carries out the agent's actions: engine processes here, endpoint and rank status in the store."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -19,13 +19,14 @@ from nodeagent.actions import (
 )
 from nodeagent.engines import EngineOrder
 from nodeagent.local import Engine, Prober
-from nodeagent.parts import EnginesPort
+from nodeagent.parts import EnginesPort, ReportModels
 from nodeagent.presence import Presence
 from nodeagent.restoring import NOT_RESTORING
 from schemas import quantity
 from schemas.deployment import KvCache
 from schemas.meta import Condition, ObjectMeta, find_condition
-from schemas.replica import Endpoint, EndpointSpec, RankStatus, Replica
+from schemas.node import ModelReport, NodeStatus
+from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from store import codec, keys
 from store.errors import StoreError, UnavailableError
 from store.port import Delete, Put, Transport, Unchanged
@@ -36,10 +37,15 @@ log = logging.getLogger(__name__)
 class Node:
     """What the executor acts on: this node's engines, and what of them is in the store."""
 
-    def __init__(self, name: str, address: str, models_dir: Path) -> None:
+    def __init__(
+        self, name: str, status: NodeStatus, models_dir: Path, report_models: ReportModels
+    ) -> None:
+        """`status`: what the machine is; `report_models` looks at models that nobody has looked at yet."""
         self.name = name
-        self.address = address
+        self.status = status
         self.models_dir = models_dir
+        self._report_models = report_models
+        self._millions: dict[str, int] = {}
         self.engines: dict[str, Engine] = {}
         self.published: dict[str, int] = {}
         """The ports that our endpoints in the store lead to, by replica name."""
@@ -50,6 +56,23 @@ class Node:
         """Replicas whose report in the store we could not read yet; it may be a newer agent's."""
         self.start_errors: dict[str, str] = {}
         """Why engines could not be started, by replica name."""
+
+    def learn(self, reports: Iterable[ModelReport]) -> None:
+        """Remember how large models are."""
+        for report in reports:
+            if report.geometry is not None:
+                count = report.geometry.parameters
+                self._millions[report.path] = max(1, round(count / 1e6)) if count else 0
+
+    async def millions(self, path: str) -> int:
+        """Return how many million weights the model has; 0 if nobody counted.
+
+        An agent that was started again publishes what it adopts before it has looked at models, and what is
+        published once is not written again.
+        """
+        if path not in self._millions:
+            self.learn(await self._report_models({path}))
+        return self._millions.get(path, 0)
 
     def is_stale(self, name: str) -> bool:
         """Return whether the published endpoint leads to an earlier engine than there is now."""
@@ -155,17 +178,8 @@ class Executor:
         if lease is None:
             raise UnavailableError("no lease to publish under yet")
         engine = self._node.engines[replica.name]
-        endpoint = Endpoint(
-            metadata=ObjectMeta(name=replica.name, labels=replica.metadata.labels),
-            spec=EndpointSpec(
-                deployment=replica.spec.deployment,
-                replica_uid=replica.metadata.uid,
-                node=self._node.name,
-                template=replica.spec.template,
-                url=f"http://{self._node.address}:{engine.process.port}",
-                served_names=replica.spec.served_names,
-            ),
-        )
+        millions = await self._node.millions(replica.spec.model.path)
+        endpoint = endpoint_of(replica, self._node, engine.process.port, millions)
         key = keys.endpoint_key(self._node.name, replica.name)
         put = Put(key=key, value=codec.encode(endpoint), lease=lease)
         # If the replica was assigned elsewhere meanwhile, it is not ours to publish.
@@ -214,6 +228,28 @@ class Executor:
         same = before is not None and before.status == new.status
         moved = before.last_transition_time if before is not None and same else self._clock.now()
         return new.model_copy(update={"last_transition_time": moved})
+
+
+def endpoint_of(replica: Replica, node: Node, port: int, millions: int) -> Endpoint:
+    """Return what gateways are told of the replica's engine, which listens on the port."""
+    spec, status = replica.spec, node.status
+    return Endpoint(
+        metadata=ObjectMeta(name=replica.name, labels=replica.metadata.labels),
+        spec=EndpointSpec(
+            deployment=spec.deployment,
+            replica_uid=replica.metadata.uid,
+            node=node.name,
+            template=spec.template,
+            url=f"http://{status.address}:{port}",
+            served_names=spec.served_names,
+            site=status.labels.get("site", ""),
+            concurrency=spec.concurrency,
+            parameters=millions,
+            hardware=EndpointHardware(
+                chip=status.chip, gpu_cores=status.gpu_cores, memory_bytes=status.memory_bytes
+            ),
+        ),
+    )
 
 
 def _still_assigned(replica: Replica) -> Unchanged:

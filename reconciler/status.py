@@ -222,8 +222,9 @@ def of_group(
 def of_route(
     route: ModelRoute, deployments: set[str], *, old: Status | None, now: datetime
 ) -> ModelRouteStatus:
-    """Return the status of a route: accepted if every backend exists."""
-    missing = [b.deployment for b in route.spec.backends if b.deployment not in deployments]
+    """Return the status of a route: accepted if every deployment that it names exists."""
+    named = dict.fromkeys(route.spec.deployments().values())
+    missing = [name for name in named if name not in deployments]
     if missing:
         message = f"no such ModelDeployment: {', '.join(missing)}"
         own = condition("Accepted", "BackendNotFound", message, holds=False)

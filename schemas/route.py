@@ -57,6 +57,19 @@ class ModelRouteSpec(ApiModel):
     routing: Routing | None = None
     """How an endpoint is chosen; left out, as the chosen deployment's own spec.routing says."""
 
+    def deployments(self) -> dict[tuple[str | int, ...], str]:
+        """Return every ModelDeployment that it names, by where it does."""
+        ruled: dict[tuple[str | int, ...], str] = {
+            ("rules", number, "backends", index, "deployment"): backend.deployment
+            for number, rule in enumerate(self.rules)
+            for index, backend in enumerate(rule.backends)
+        }
+        return {
+            **{("backends", n, "deployment"): b.deployment for n, b in enumerate(self.backends)},
+            **ruled,
+            **{("fallbacks", n): name for n, name in enumerate(self.fallbacks)},
+        }
+
     @model_validator(mode="after")
     def _told_apart(self) -> Self:
         names = self.fallbacks

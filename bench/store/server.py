@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway import free_port
+from bench.gateway.parts import free_port
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect

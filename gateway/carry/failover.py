@@ -1,89 +1,181 @@
 """Has a request answered by one engine after another until one does. Sends nothing to the client.
 
-Until this returns, the client has seen nothing, so that every failure may be tried elsewhere.
+Until this returns, the client has seen nothing of an answer, so that every failure may be tried elsewhere.
 """
 
 import logging
-from dataclasses import dataclass
+import math
 from typing import assert_never
 
 from gateway import errors
-from gateway.asks import Ask
-from gateway.carry.held import Held
-from gateway.carry.loads import Loads
+from gateway.asks import Ask, RawHeaders
+from gateway.carry import hedging, refusals
+from gateway.carry.attempt import TURNED_AWAY, Attempts
+from gateway.carry.gate import Gate
+from gateway.carry.names import Names
+from gateway.carry.patience import Patience, Vigil
+from gateway.carry.queueing import Place
+from gateway.carry.resuming import Resumer
 from gateway.carry.router import Router
-from gateway.carry.trail import Result, Streaming, Trail, Whole
+from gateway.carry.streaming import Streaming
+from gateway.carry.trail import Result, Trail, Tried, Whole
 from gateway.carry.waiting import WaitingRoom
 from gateway.errors import Refusal
-from gateway.known.keeper import TableKeeper
 from gateway.routing.choosing import Chosen, NothingReady, UnknownModel
 from gateway.routing.table import Target
-from gateway.upstream import request
 from gateway.upstream.exchange import BrokenError
-from gateway.upstream.pool import Answer, UnreachableError, Upstream
-from gateway.upstream.sse import whole_events
-from gateway.watch.metrics import Metrics
-from gateway.watch.versions import Versions
-from machinery.clock import Clock
+from gateway.upstream.pool import UnreachableError
 
 log = logging.getLogger(__name__)
 
-# An engine that says so cannot serve this request now; another may. 500 too: engines use it only
-# where they are to blame themselves.
-_TURNED_AWAY = frozenset({429, 500, 502, 503, 504})
 # How long a request waits for the table to show somebody new when everybody known is dead.
 _LAST_LOOK_S = 2.0
-# Answers that are not streamed are kept until they are complete; no real one is near this.
-_WHOLE_LIMIT = 64 << 20
+# The engine's own bound (nodeagent/engine/api/headers.py).
+_LONGEST_TIMEOUT_S = 86_400.0
+_TIMEOUT = refusals.TIMEOUT.encode()
+_NEVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failover:
     """Tries engines in turn; each at most once for a request."""
 
-    keeper: TableKeeper
-    upstream: Upstream
-    loads: Loads
-    metrics: Metrics
-    versions: Versions
-    room: WaitingRoom
-    router: Router
-    clock: Clock
+    def __init__(
+        self,
+        *,
+        attempts: Attempts,
+        names: Names,
+        room: WaitingRoom,
+        router: Router,
+        resumer: Resumer,
+    ) -> None:
+        self.keeper, self.metrics, self.clock = attempts.keeper, attempts.metrics, attempts.clock
+        self._attempts = attempts
+        self._circuits = attempts.loads.circuits
+        self._names = names
+        self._room = room
+        self._router = router
+        self._resumer = resumer
 
-    async def serve(self, ask: Ask, trail: Trail) -> Result:
-        """Return the first answer, or why there is none; `trail` tells what was tried."""
-        draw = self.router.draw()
-        deadline_s: float | None = None
-        while not trail.is_over:
+    async def serve(self, ask: Ask, trail: Trail, patience: Patience) -> Result:
+        """Return the first answer, or why there is none; `trail` tells what was tried. `leave` must follow.
+
+        Raises:
+            RefusedError: a header of the request makes no sense.
+
+        """
+        self._begin(ask, trail)
+        if trail.named is not None and trail.named.gate is not None:
+            refusal = await self._wait_in_line(ask, trail, trail.named.gate, patience)
+            if refusal is not None:
+                return refusal
+        result = await self._carry(ask, trail, patience)
+        if not isinstance(result, Refusal):
+            if isinstance(result, Streaming):
+                self._resumer.watch(result, ask, trail)
+            if result.status not in TURNED_AWAY:
+                trail.served_by = result.target
+                self._router.took(ask, result.target)
+        return result
+
+    def leave(self, trail: Trail) -> None:
+        """Make room for the next request; called when the answer has ended, however it did."""
+        if trail.place is not None and trail.named is not None and trail.named.gate is not None:
+            trail.named.gate.leave(trail.place)
+
+    def _begin(self, ask: Ask, trail: Trail) -> None:
+        """Learn what counts for the request."""
+        now_s = self.clock.monotonic()
+        model = self.keeper.table.models.get(ask.model)
+        if model is None:
+            return
+        named = trail.named = self._names.of(model)
+        policy = trail.policy = named.policy
+        trail.timeout_s = min(policy.request_s, _timeout_s(ask.headers))
+        trail.deadline_s = now_s + trail.timeout_s
+        named.retries.asked(now_s)
+        if policy.hedge_after_s < _NEVER:
+            named.hedges.asked(now_s)
+
+    async def _wait_in_line(
+        self, ask: Ask, trail: Trail, gate: Gate, patience: Patience
+    ) -> Refusal | None:
+        now_s = self.clock.monotonic()
+        entered = await gate.enter(patience, until_s=trail.deadline_s)
+        trail.queued_s += self.clock.monotonic() - now_s
+        if isinstance(entered, Place):
+            trail.place = entered
+            return None
+        if self.clock.monotonic() >= trail.deadline_s:
+            entered = refusals.request_timeout(ask.model, trail.timeout_s, 0)
+        self.metrics.queue_refused.add(entered.code or "")
+        return entered
+
+    async def _carry(self, ask: Ask, trail: Trail, patience: Patience) -> Result:
+        draw = self._router.draw()
+        look_until_s: float | None = None
+        while True:
             now_s = self.clock.monotonic()
-            choice = self.router.choose(ask, trail.failed, draw)
+            if now_s >= trail.deadline_s:
+                return refusals.request_timeout(ask.model, trail.timeout_s, trail.attempts)
+            choice = self._router.choose(ask, trail.failed, draw)
             if isinstance(choice, Chosen):
-                result = await self._try(ask, choice.target, trail)
+                self._room.miss(choice.wakes)
+                if trail.attempts and not self._may_repeat(ask, trail, now_s):
+                    return self._last_words(trail)
+                result = await self._asking(ask, choice.target, trail, draw)
                 if result is not None:
                     return result
                 continue
             if isinstance(choice, NothingReady) and choice.wakes and trail.may_wait():
-                trail.waits_since_s = trail.waits_since_s or now_s
-                said = await self.room.hold(ask.model, choice, trail.waits_since_s)
+                said = await self._hold(ask, choice, trail, patience)
                 if said is None:
                     continue
                 return said
             if trail.refusal is None or trail.turned_away is not None:
                 return trail.turned_away or self._refusal(ask, choice)
             # All of them are dead: perhaps a restarted engine is about to be published.
-            deadline_s = deadline_s or now_s + _LAST_LOOK_S
-            if now_s >= deadline_s or not await self.keeper.changed(within_s=deadline_s - now_s):
-                break
-        assert trail.refusal is not None
-        return trail.refusal
+            look_until_s = look_until_s or min(now_s + _LAST_LOOK_S, trail.deadline_s)
+            if now_s >= look_until_s or not await self.keeper.changed(
+                within_s=look_until_s - now_s
+            ):
+                return trail.refusal
 
-    def interrupted(self, held: Held) -> None:
-        """Note that an engine died in the middle of a stream."""
-        target = held.target
-        held.failed()
-        self.metrics.attempts.add("interrupted")
-        self.loads.penalise(target.origin, self.clock.monotonic())
-        self.keeper.drop_orphan(target)
+    async def _hold(
+        self, ask: Ask, choice: NothingReady, trail: Trail, patience: Patience
+    ) -> Refusal | None:
+        now_s = self.clock.monotonic()
+        trail.waits_since_s = trail.waits_since_s or now_s
+        vigil = trail.vigil = trail.vigil or Vigil(self.clock, patience, self._names.quiet_s)
+        began_s = trail.waits_since_s
+        said = await self._room.hold(
+            ask.model, choice, vigil, began_s=began_s, until_s=trail.deadline_s
+        )
+        trail.queued_s += self.clock.monotonic() - now_s
+        return said
+
+    def _may_repeat(self, ask: Ask, trail: Trail, now_s: float) -> bool:
+        """Return whether one more may be asked: so many for a request, and so many for all of them together."""
+        if trail.attempts >= trail.policy.attempts:
+            return False
+        named = None if trail.is_repeat_free else trail.named
+        if named is not None and not named.retries.spend(now_s):
+            self.metrics.attempts.add("over_budget")
+            return False
+        self.metrics.retries.add(ask.model)
+        return True
+
+    def _last_words(self, trail: Trail) -> Whole | Refusal:
+        """Return what to say when no more may be asked: what the last said, and when to come again."""
+        said = trail.turned_away
+        if said is not None:
+            if any(name == b"retry-after" for name, _ in said.headers):
+                return said
+            headers = [*said.headers, (b"retry-after", b"1")]
+            return Whole(target=said.target, status=said.status, headers=headers, body=said.body)
+        assert trail.refusal is not None
+        if trail.attempts >= trail.policy.attempts:
+            return trail.refusal
+        return refusals.not_repeated(trail.refusal)
 
     def _refusal(self, ask: Ask, choice: UnknownModel | NothingReady) -> Refusal:
         if not self.keeper.is_synced:
@@ -96,43 +188,59 @@ class Failover:
             case _:
                 assert_never(choice)
 
+    def _asking(self, ask: Ask, target: Target, trail: Trail, draw: float) -> hedging.Asking:
+        if trail.policy.hedge_after_s == _NEVER:
+            return self._try(ask, target, trail)
+        return self._race(ask, target, trail, draw)
+
+    async def _race(
+        self, ask: Ask, target: Target, trail: Trail, draw: float
+    ) -> Streaming | Whole | None:
+        """Ask one engine, and another beside it if it takes too long."""
+
+        def rival() -> hedging.Asking | None:
+            now_s = self.clock.monotonic()
+            choice = self._router.choose(ask, trail.failed | {target}, draw)
+            if not isinstance(choice, Chosen) or trail.attempts >= trail.policy.attempts:
+                return None
+            named = trail.named
+            if choice.target.origin in self._circuits.live or named is None:
+                return None
+            if not named.hedges.spend(now_s):
+                return None
+            self.metrics.hedges.add("asked")
+            return self._try(ask, choice.target, trail)
+
+        after_s = trail.policy.hedge_after_s
+        result = await hedging.raced(self._try(ask, target, trail), rival, after_s=after_s)
+        if result is not None and result.target != target:
+            self.metrics.hedges.add("won")
+        return result
+
     async def _try(self, ask: Ask, target: Target, trail: Trail) -> Streaming | Whole | None:
         """Ask one engine; return None if it failed, which is then noted."""
         trail.attempts += 1
+        began_s = self.clock.monotonic()
+        is_trusted = target.origin not in self._circuits.live
+        outcome, why = "abandoned", ""
         try:
-            result = await self._attempt(ask, target)
-        except UnreachableError as error:
-            refusal = errors.unreachable(ask.model, trail.attempts, str(error))
-            self._failed(ask, target, trail, ("unreachable", refusal))
-            return None
-        except BrokenError as error:
-            trail.is_seen = True
-            if error.is_silence:
-                trail.is_over = True
-                refusal = errors.upstream_silent(ask.model, str(error))
-            else:
-                refusal = errors.upstream_failed(ask.model, trail.attempts, str(error))
-            self._failed(ask, target, trail, ("broken", refusal))
-            return None
-        if isinstance(result, Whole) and result.status in _TURNED_AWAY:
+            result = await self._attempts.ask(ask, target, trail)
+            outcome = "turned_away" if result.status in TURNED_AWAY else "answered"
+        except (UnreachableError, BrokenError) as error:
+            outcome, why, result = _outcome(error), str(error), None
+            trail.refusal = _told(error, ask, trail)
+            trail.is_seen = trail.is_seen or isinstance(error, BrokenError)
+        finally:
+            self.metrics.attempts.add(outcome)
+            trail.tried.append(Tried(target, outcome, began_s, self.clock.monotonic(), why))
+        if outcome == "answered":
+            return result
+        if isinstance(result, Whole):
             trail.turned_away = result
-            self._failed(ask, target, trail, ("turned_away", None))
-            return None
-        trail.served_by = target
-        self.router.took(ask, target)
-        self.metrics.attempts.add("answered")
-        return result
-
-    def _failed(
-        self, ask: Ask, target: Target, trail: Trail, what: tuple[str, Refusal | None]
-    ) -> None:
-        outcome, refusal = what
         trail.failed.add(target)
-        trail.refusal = refusal or trail.refusal
-        self.metrics.attempts.add(outcome)
-        self.loads.penalise(target.origin, self.clock.monotonic())
-        if refusal is not None:
-            self.keeper.drop_orphan(target)
+        # Whoever fails loses its standing, so that an engine gives away no more repetitions than it had requests when
+        # it died, hung or began to drain: those must all be answered elsewhere, and cannot become a storm.
+        trail.is_repeat_free = is_trusted
         log.info(
             "an engine did not serve a request; trying another",
             extra={
@@ -140,71 +248,42 @@ class Failover:
                 "replica": target.replica,
                 "node": target.node,
                 "outcome": outcome,
-                "why": refusal.message if refusal is not None else "",
+                "why": why,
             },
         )
-
-    async def _attempt(self, ask: Ask, target: Target) -> Streaming | Whole:
-        """Ask one engine.
-
-        Raises:
-            UnreachableError, BrokenError: it did not answer, or not to the end.
-
-        """
-        held = Held(target, self.clock.monotonic(), self.loads, self.versions.of(target))
-        self.loads.begin(target)
-        try:
-            answer = await self.upstream.request(target.origin, request.encode(ask, target))
-            held.answer = answer
-            _check_identity(answer, target)
-            if _is_stream(answer):
-                first, rest = await _first_event(answer)
-                held.begun(self.clock.monotonic())
-                return Streaming(held=held, answer=answer, first=first, rest=rest)
-            body = await _whole_body(answer)
-        except (UnreachableError, BrokenError):
-            held.failed()
-            held.close()
-            raise
-        except BaseException:
-            held.close()
-            raise
-        held.answered(answer.status, body, self.clock.monotonic())
-        held.close()
-        return Whole(target=target, status=answer.status, headers=answer.headers, body=body)
+        return None
 
 
-def _check_identity(answer: Answer, target: Target) -> None:
-    """Refuse the answer of somebody else: ports of engines that are gone are used again."""
-    replica = dict(answer.headers).get(b"x-fleet-replica", b"").decode("latin-1")
-    if replica not in ("", target.replica):
-        raise BrokenError(f"{replica} answers there, not {target.replica}", had_bytes=True)
+def _outcome(error: UnreachableError | BrokenError) -> str:
+    if isinstance(error, UnreachableError):
+        return "unreachable"
+    return "silent" if error.is_silence else "broken"
 
 
-def _is_stream(answer: Answer) -> bool:
-    if answer.status in _TURNED_AWAY:
-        return False
-    return dict(answer.headers).get(b"content-type", b"").startswith(b"text/event-stream")
+def _told(error: UnreachableError | BrokenError, ask: Ask, trail: Trail) -> Refusal:
+    """Return what the client is told if nobody else answers."""
+    if isinstance(error, UnreachableError):
+        return errors.unreachable(ask.model, trail.attempts, str(error))
+    if error.is_silence:
+        return errors.upstream_silent(ask.model, str(error))
+    return errors.upstream_failed(ask.model, trail.attempts, str(error))
 
 
-async def _first_event(answer: Answer) -> tuple[bytes, bytes]:
-    """Read up to the end of the first event, so that a death before it can still be mended.
+def _timeout_s(headers: RawHeaders) -> float:
+    """Return how long the client waits, by its header, which engines know, too; for ever if it does not say.
 
-    Returns it, and the beginning of the next one.
+    Raises:
+        RefusedError: it makes no sense.
+
     """
-    first, rest = b"", b""
-    while not first:
-        piece = await answer.read()
-        if not piece:
-            return rest, b""
-        first, rest = whole_events(rest, piece)
-    return first, rest
-
-
-async def _whole_body(answer: Answer) -> bytes:
-    parts = bytearray()
-    while piece := await answer.read():
-        parts += piece
-        if len(parts) > _WHOLE_LIMIT:
-            raise BrokenError(f"the answer is larger than {_WHOLE_LIMIT} bytes", had_bytes=True)
-    return bytes(parts)
+    for name, value in headers:
+        if name == _TIMEOUT:
+            text = value.decode("latin-1")
+            try:
+                seconds = float(text)
+            except ValueError:
+                seconds = math.nan
+            if not 0 < seconds <= _LONGEST_TIMEOUT_S:
+                raise refusals.bad_timeout(text, _LONGEST_TIMEOUT_S)
+            return seconds
+    return _NEVER

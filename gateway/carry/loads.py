@@ -1,23 +1,33 @@
-"""What this gateway knows of engines by its own requests: how many are open, who failed just now.
+"""How busy engines are: our own requests exactly, those of others by the engines' own words in every answer."""
 
-Nobody else's load is in it; engines' own words about theirs come with a later issue's scoring.
-"""
+import random
+from collections.abc import Collection, Mapping
 
-from gateway.routing.choosing import Standing
+from gateway.carry.circuits import Circuits
+from gateway.routing.standing import Standing
 from gateway.routing.table import Origin, Target
 
-# Long enough to route around a restart, short enough to use a restarted engine within a second.
-_PENALTY_S = 1.0
-_NOBODY: frozenset[Origin] = frozenset()
+# What an engine said of others' requests is true for about as long as those take.
+_TOLD_S = 3.0
 
 
 class Loads:
-    """Open requests by engine and by deployment, and short penalties."""
+    """Open requests by engine and by deployment; who is shunned is in `circuits`."""
 
-    def __init__(self) -> None:
+    def __init__(self, entropy: random.Random) -> None:
+        self.circuits = Circuits(entropy)
         self._in_flight: dict[Origin, int] = {}
         self._by_deployment: dict[str, int] = {}
-        self._penalties: dict[Origin, float] = {}
+        self._elsewhere: dict[Origin, float] = {}
+        self._headroom: dict[Origin, float] = {}
+        self._told_s: dict[Origin, float] = {}
+        # Its parts change in place; making one for each request would be most of what choosing costs.
+        self._standing = Standing(
+            in_flight=self._in_flight,
+            elsewhere=self._elsewhere,
+            headroom=self._headroom,
+            penalised=self.circuits.shunned(0.0),
+        )
 
     def begin(self, target: Target) -> None:
         """Count a request to the engine; `end` must follow."""
@@ -34,6 +44,31 @@ class Loads:
             del self._in_flight[target.origin]
         self._by_deployment[target.deployment] -= 1
 
+    def hear(self, origin: Origin, headers: Mapping[bytes, bytes], now_s: float) -> None:
+        """Take an engine's word about its load and its memory; what is no number is no word."""
+        running = headers.get(b"x-fleet-in-flight", b"")
+        queued = headers.get(b"x-fleet-queued", b"")
+        if running.isdigit() and queued.isdigit() and len(running) + len(queued) < 20:
+            others = int(running) + int(queued) - self._in_flight.get(origin, 0)
+            self._elsewhere[origin] = others if others > 0 else 0.0
+            self._told_s[origin] = now_s
+        free = headers.get(b"x-fleet-memory-free", b"")
+        if free.isdigit() and len(free) <= 3:
+            self._headroom[origin] = min(int(free), 100) / 100
+
+    def know(self, origins: Collection[Origin]) -> None:
+        """Forget the memory of engines that are gone."""
+        for origin in self._headroom.keys() - origins:
+            del self._headroom[origin]
+
+    def tidy(self, now_s: float) -> None:
+        """Forget words and failures of long ago."""
+        for origin, told_s in tuple(self._told_s.items()):
+            if told_s < now_s - _TOLD_S:
+                del self._told_s[origin]
+                del self._elsewhere[origin]
+        self.circuits.tidy(now_s)
+
     def by_deployment(self) -> dict[str, int]:
         """Return how many requests are at engines; deployments that had some before with 0."""
         return dict(self._by_deployment)
@@ -42,14 +77,7 @@ class Loads:
         """Return how many requests are at engines."""
         return sum(self._in_flight.values())
 
-    def penalise(self, origin: Origin, now_s: float) -> None:
-        """Have others asked first for a moment."""
-        self._penalties[origin] = now_s + _PENALTY_S
-
     def standing(self, now_s: float) -> Standing:
-        """Return what a choice is made from."""
-        if not self._penalties:
-            return Standing(in_flight=self._in_flight)
-        self._penalties = {o: until for o, until in self._penalties.items() if until > now_s}
-        penalised = frozenset(self._penalties) if self._penalties else _NOBODY
-        return Standing(in_flight=self._in_flight, penalised=penalised)
+        """Return what a choice is made from; the same object again and again, with what is true now."""
+        self.circuits.shunned(now_s)
+        return self._standing

@@ -1,24 +1,17 @@
 """What was tried for one request, and what came of it. Values only."""
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from gateway.carry.held import Held
+from gateway.carry.names import Named
+from gateway.carry.patience import Vigil
+from gateway.carry.policy import NEVER, USUAL, Policy
+from gateway.carry.queueing import Place
+from gateway.carry.streaming import Streaming
 from gateway.errors import Refusal
 from gateway.routing.table import Target
 from gateway.upstream.exchange import Headers
-from gateway.upstream.pool import Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """A stream whose first event is there; the receiver closes `held`."""
-
-    held: Held
-    answer: Answer
-    first: bytes
-    rest: bytes
-    """The beginning of the next event."""
+from gateway.watch.traces import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +27,19 @@ class Whole:
 Result: TypeAlias = Streaming | Whole | Refusal
 
 
+class Tried(NamedTuple):
+    """One engine that was asked."""
+
+    target: Target
+    outcome: str
+    """As in fleet_gateway_attempts_total."""
+    began_s: float
+    ended_s: float
+    """When its first bytes were there, or it had failed; both by the gateway's monotonic clock."""
+    why: str = ""
+    """Why it did not answer, as far as somebody wrote it down."""
+
+
 @dataclass(slots=True)
 class Trail:
     """What was tried for one request."""
@@ -44,14 +50,41 @@ class Trail:
     """What to say if nobody is left and nobody answered."""
     turned_away: Whole | None = None
     """What an engine said that could not serve now; better than any word of ours."""
-    is_over: bool = False
-    """Whether another engine would be of no use."""
     is_seen: bool = False
     """Whether an engine took the request."""
     waits_since_s: float | None = None
     """Since when the request waits for a replica to be started."""
     served_by: Target | None = None
     """Who answered in the end."""
+    named: Named | None = None
+    """What is kept for the name that was asked for."""
+    policy: Policy = USUAL
+    timeout_s: float = NEVER
+    deadline_s: float = NEVER
+    """When the answer must be complete, by the gateway's monotonic clock; `timeout_s` after it came."""
+    vigil: Vigil | None = None
+    """Signs of life for its client, from the first wait on."""
+    place: Place | None = None
+    """Its place in the queue of its name, until the answer's end."""
+    is_repeat_free: bool = True
+    """Whether the next attempt does not count for the retry budget."""
+    tried: list[Tried] = field(default_factory=list)
+    """Every engine asked, in the order in which it was over; for the journal and traces."""
+    queued_s: float = 0.0
+    """How long it waited here for a place or a replica; whoever has it wait adds to it."""
+    resumptions: int = 0
+    """How often its stream was taken up elsewhere."""
+    trace: Trace | None = None
+    """What is passed to engines so that their spans belong to the client's trace."""
+    prompt_tokens: int = 0
+    """Of the answer, once it ended; 0 if nobody said. So the next two."""
+    cached_tokens: int = 0
+    """Those of the prompt that the engine did not have to read."""
+    output_tokens: int = 0
+
+    def took(self, tokens: tuple[int, int, int]) -> None:
+        """Note the tokens of the prompt, those of it that were cached, and of the answer."""
+        self.prompt_tokens, self.cached_tokens, self.output_tokens = tokens
 
     def may_wait(self) -> bool:
         """Return whether it may wait for a replica; one that engines died of would kill that, too."""

@@ -8,18 +8,28 @@ from typing import assert_never
 from typing_extensions import override
 
 from gateway import errors
+from gateway.access.access import Access
+from gateway.access.holder import Holder
+from gateway.asks import RawHeaders
 from gateway.carry.failover import Failover
-from gateway.carry.trail import Result, Streaming, Whole
-from gateway.clients.protocol import Desk
+from gateway.carry.refusals import said
+from gateway.carry.streaming import Streaming
+from gateway.carry.trail import Result, Whole
+from gateway.clients.origins import Origins
+from gateway.clients.reply import lines
 from gateway.clients.surface import Surface, Telling
-from gateway.clients.visit import Visit
+from gateway.clients.visit import Desk, Visit
 from gateway.errors import Refusal, RefusedError
 from gateway.routing.table import Target
 from gateway.upstream.exchange import BrokenError, Headers
-from gateway.upstream.sse import whole_events
+from gateway.watch.recorder import Recorder
 
 _NEVER = float("inf")
 _SWEEP_S = 1.0
+# A request may be on its way on a connection that looks idle.
+LINGER_S = 1.0
+# What is known of the fleet may be out of date: the store has not been heard for a while.
+_STALE = (b"x-fleet-store", b"stale")
 
 # Hop by hop, or set by ourselves; x-fleet-* is ours to say.
 _NOT_PASSED_ON = frozenset(
@@ -45,16 +55,26 @@ class FrontDesk(Desk):
         self,
         failover: Failover,
         surfaces: Mapping[bytes, Surface],
+        access: Access,
+        recorder: Recorder,
         *,
         max_body: int,
         id_prefix: str,
+        origins: Origins,
     ) -> None:
         self._failover = failover
+        self._access = access
+        self._recorder = recorder
         self.clock = failover.clock
         self.surfaces = surfaces
         self.max_body = max_body
         self._id_prefix = id_prefix
+        self.origins = origins
+        self.is_stopping = False
+        self.linger_s = LINGER_S
         self._count = itertools.count(1)
+        self._common: Headers = []
+        self._stamp = b""
         self._visits: set[Visit] = set()
 
     @override
@@ -62,14 +82,26 @@ class FrontDesk(Desk):
         return f"{self._id_prefix}-{next(self._count):x}".encode()
 
     @override
-    async def serve(self, visit: Visit, surface: Surface) -> None:
+    def stamp(self, common: Headers) -> bytes:
+        # uvicorn makes a new list every second, with the date.
+        if common is not self._common:
+            self._common, self._stamp = common, lines(common)
+        return self._stamp
+
+    @override
+    async def serve(self, visit: Visit) -> None:
         self._visits.add(visit)
-        telling = surface.telling()
+        telling = visit.surface.telling()
         try:
-            ask, telling = surface.read(visit.heard)
+            ask, telling = visit.surface.read(visit.heard)
+            visit.ask = ask
+            self._recorder.begin(visit)
+            visit.holder = self._access.enter(visit.heard.headers, ask.model)
+            visit.more = self._more(visit.holder)
             if ask.model in self._failover.keeper.table.models:
                 visit.model = ask.model
-            result = await self._failover.serve(ask, visit.trail)
+            visit.telling = telling
+            result = await self._failover.serve(ask, visit.trail, visit)
             await self._answer(result, visit, telling)
         except RefusedError as error:
             self._tell(visit, telling, error.refusal)
@@ -78,13 +110,26 @@ class FrontDesk(Desk):
             if visit.ending is not None and not visit.reply.is_gone:
                 self._break_off(visit, telling, visit.ending)
         finally:
+            if not visit.reply.is_complete and not visit.reply.is_gone:
+                # A mistake of ours, which is raised on; nobody is left without an answer for it.
+                self._break_off(visit, telling, errors.internal())
             self._visits.discard(visit)
-            self._failover.metrics.requests.add(visit.model, visit.outcome)
+            self._failover.leave(visit.trail)
+            if visit.holder is not None:
+                trail = visit.trail
+                self._access.leave(visit.holder, trail.prompt_tokens + trail.output_tokens)
+            self._recorder.ended(visit)
+            visit.forget()
+
+    def _more(self, holder: Holder | None) -> RawHeaders:
+        more = self._access.headers(holder)
+        return (*more, _STALE) if self._failover.keeper.is_stale else more
 
     @override
-    def refuse(self, visit: Visit, surface: Surface, refusal: Refusal) -> None:
-        self._tell(visit, surface.telling(), refusal)
-        self._failover.metrics.requests.add(visit.model, visit.outcome)
+    def refuse(self, visit: Visit, refusal: Refusal) -> None:
+        self._tell(visit, visit.surface.telling(), refusal)
+        self._recorder.ended(visit)
+        visit.forget()
 
     def cut_off(self) -> None:
         """End what still runs; clients are told."""
@@ -101,49 +146,42 @@ class FrontDesk(Desk):
                     visit.reply.abort()
 
     async def _answer(self, result: Result, visit: Visit, telling: Telling | None) -> None:
-        if not isinstance(result, Refusal):
-            waited_s = self.clock.monotonic() - visit.began_s
-            self._failover.metrics.first_byte.observe(waited_s, visit.model)
         match result:
             case Streaming():
+                visit.first_s = self.clock.monotonic()
                 try:
                     await self._stream(result, visit, telling)
                 finally:
-                    result.held.close()
+                    result.close()
             case Whole():
+                if visit.reply.is_started:
+                    self._break_off(visit, telling, said(result.status, result.body))
+                    return
                 headers, body = _passed_on(result.headers, result.target, visit), result.body
+                status = result.status
                 if telling is not None:
-                    headers, body = telling.whole(result.status, headers, body)
+                    status, headers, body = telling.whole(status, headers, body)
                 visit.outcome = outcome(result.status)
-                visit.reply.whole(result.status, headers, body)
+                visit.reply.whole(status, lines(headers), body)
             case Refusal():
-                self._tell(visit, telling, result)
+                self._break_off(visit, telling, result)
             case _:
                 assert_never(result)
 
     async def _stream(self, result: Streaming, visit: Visit, telling: Telling | None) -> None:
         """Pass an engine's stream through, event by event as it comes."""
-        answer = result.answer
-        headers = _passed_on(answer.headers, result.held.target, visit)
-        visit.reply.begin(answer.status, headers if telling is None else telling.begin(headers))
-        await self._piece(visit, telling, result.first)
-        rest, last, lines = result.rest, result.first, 0
+        headers = _passed_on(result.headers, result.target, visit)
+        head = lines(headers if telling is None else telling.begin(headers))
+        if not visit.reply.is_started:
+            visit.reply.begin(result.status, head)
         try:
-            while piece := await answer.read():
-                whole, rest = whole_events(rest, piece)
-                if whole:
-                    # The cheapest way to learn how many events there were, two lines each; nothing
-                    # more may be made of the content here.
-                    last = whole
-                    lines += whole.count(b"\n")
-                    await self._piece(visit, telling, whole)
+            while piece := await result.read():
+                await self._piece(visit, telling, piece)
         except BrokenError as error:
-            self._failover.interrupted(result.held)
             self._break_off(visit, telling, errors.interrupted(str(error)))
             return
-        result.held.ended(lines, last + rest, self.clock.monotonic())
         visit.outcome = "ok"
-        visit.reply.end(rest if telling is None else telling.events(rest) + telling.end())
+        visit.reply.end(b"" if telling is None else telling.end())
 
     async def _piece(self, visit: Visit, telling: Telling | None, data: bytes) -> None:
         visit.sending_since_s = self.clock.monotonic()
@@ -151,14 +189,17 @@ class FrontDesk(Desk):
         visit.sending_since_s = _NEVER
 
     def _tell(self, visit: Visit, telling: Telling | None, refusal: Refusal) -> None:
-        body = refusal.body() if telling is None else telling.refusal(refusal)
+        status, body = refusal.status, refusal.body()
         headers = [
             *refusal.headers(),
             (b"x-request-id", visit.heard.request_id),
             (b"x-fleet-attempts", b"%d" % visit.trail.attempts),
+            *visit.more,
         ]
-        visit.outcome = outcome(refusal.status)
-        visit.reply.whole(refusal.status, headers, body)
+        visit.outcome = outcome(status)
+        if telling is not None:
+            status, headers, body = telling.whole(status, headers, body)
+        visit.reply.whole(status, lines(headers), body)
 
     def _break_off(self, visit: Visit, telling: Telling | None, refusal: Refusal) -> None:
         """Say why it ends: by status if there is none yet, by a last event if there is.
@@ -168,7 +209,7 @@ class FrontDesk(Desk):
         if not visit.reply.is_started:
             self._tell(visit, telling, refusal)
             return
-        visit.outcome = "interrupted"
+        visit.outcome = "interrupted" if visit.first_s else outcome(refusal.status)
         visit.reply.end(refusal.event() if telling is None else telling.broken(refusal))
 
 
@@ -183,6 +224,7 @@ def _passed_on(headers: Headers, target: Target, visit: Visit) -> Headers:
         (b"x-fleet-node", target.node.encode()),
         (b"x-fleet-replica", target.replica.encode()),
         (b"x-fleet-attempts", b"%d" % visit.trail.attempts),
+        *visit.more,
     ]
 
 

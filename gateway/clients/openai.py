@@ -9,9 +9,13 @@ from gateway.asks import Ask, Heard
 from gateway.clients.surface import Surface, Telling
 from gateway.errors import invalid
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_EMBEDDINGS = "/v1/embeddings"
+PATHS = ("/v1/chat/completions", "/v1/completions", _EMBEDDINGS, "/v1/responses")
 
 _TRUE = b"true"
+# Of one choice, as engines read the field.
+_ONE = (b"", b"1", b"null")
+_RESUMABLE = PATHS[:2]
 
 
 class _Head(msgspec.Struct):
@@ -19,7 +23,11 @@ class _Head(msgspec.Struct):
 
     model: Any = None
     stream: msgspec.Raw = msgspec.Raw()
+    n: msgspec.Raw = msgspec.Raw()
+    fleet: msgspec.Raw = msgspec.Raw()
     session_id: Any = None
+    conversation: Any = None
+    prompt_cache_key: Any = None
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -40,15 +48,24 @@ class OpenAi(Surface):
         head = _decode(heard.body)
         if not isinstance(head.model, str) or not head.model:
             raise invalid('"model" must be the name of a model, as a string.', param="model")
+        if head.fleet:
+            # Between gateways and engines: what a client says there must not pass for our own.
+            raise invalid("Unknown parameter: 'fleet'.", param="fleet")
+        is_streamed = bytes(head.stream) == _TRUE
         ask = Ask(
             path=heard.path,
             model=head.model,
             body=heard.body,
             request_id=heard.request_id,
             headers=heard.headers,
-            is_streamed=bytes(head.stream) == _TRUE,
+            is_streamed=is_streamed,
+            is_resumable=is_streamed and heard.path in _RESUMABLE and bytes(head.n) in _ONE,
             session=_session(head, heard),
-            prompt=bytes(head.messages or head.prompt or head.input),
+            # Embeddings keep no state that could be used again.
+            prompt=b""
+            if heard.path == _EMBEDDINGS
+            else bytes(head.messages or head.prompt or head.input),
+            cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
         )
         return ask, None
 
@@ -65,6 +82,16 @@ def _decode(body: bytes) -> _Head:
 
 
 def _session(head: _Head, heard: Heard) -> str:
-    if isinstance(head.session_id, str):
+    """Return what the client calls its conversation; the gateway finds out itself if it does not.
+
+    Not `user`, which many set to one value for all they do, nor `previous_response_id`, which changes with
+    every turn.
+    """
+    if isinstance(head.session_id, str) and head.session_id:
         return head.session_id
-    return heard.header(b"x-session-id").decode("latin-1")
+    if header := heard.header(b"x-session-id"):
+        return header.decode("latin-1")
+    named = head.conversation
+    if isinstance(named, dict):
+        named = named.get("id")
+    return named if isinstance(named, str) else ""

@@ -1,57 +1,32 @@
 """uvicorn's HTTP connection, but for requests to models: those are answered without ASGI, which costs too much.
 
-Everything else about a connection (keep-alive, pipelining, other paths) stays uvicorn's. See docs/adr/0020-the-hot-path.md.
+Everything else about a connection (pipelining, other paths) stays uvicorn's. See docs/adr/0020-the-hot-path.md.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
+import httptools
 from typing_extensions import override
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.asks import Heard
-from gateway.clients.reply import Reply
-from gateway.clients.surface import Surface
-from gateway.clients.visit import Visit
+from gateway.clients.framing import NEVER, REQUEST_S, Framing
+from gateway.clients.reply import Reply, lines
+from gateway.clients.visit import Desk, Visit
 from gateway.errors import Refusal
-from machinery.clock import Clock
 from machinery.web import REQUEST_ID
 
-# Clients send some hundred bytes of headers; cookies and tokens may make it a few thousand.
-_HEAD_LIMIT = 64 << 10
-_HEADERS_LIMIT = 100
+# Longer than clients keep theirs (httpx: 5 s), so that they never write into a closing one.
+_KEEP_ALIVE_S = 75.0
 # After a refusal of what is still being sent: for the client to read it before the connection breaks.
 _LINGER_S = 2.0
-_NEVER = float("inf")
 
 
-class Desk(Protocol):
-    """Who answers requests to models."""
-
-    clock: Clock
-    surfaces: Mapping[bytes, Surface]
-    """By path."""
-    max_body: int
-
-    def next_id(self) -> bytes:
-        """Return a request id."""
-        ...
-
-    def serve(self, visit: Visit, surface: Surface) -> Coroutine[Any, Any, None]:
-        """Answer the request to the end."""
-        ...
-
-    def refuse(self, visit: Visit, surface: Surface, refusal: Refusal) -> None:
-        """Answer with a refusal."""
-        ...
-
-
-class ClientProtocol(HttpToolsProtocol):
-    """One client's connection."""
+class ClientProtocol(Framing):
+    """One client's connection. `late` must be called when `deadline_s` is over."""
 
     def __init__(
         self,
@@ -61,76 +36,87 @@ class ClientProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(desk.clock, config, server_state, app_state, _loop)
         self._desk = desk
-        self._surface: Surface | None = None
-        self._head_bytes = 0
-        self._is_in_head = True
-        self._is_deaf = False
-        self.receiving_since_s = desk.clock.monotonic()
-        """Since when the client owes us the rest of a request; never, if it does not."""
+        self._serving: Visit | None = None
+        self._last_words: Refusal | None = None
+        """What is said after the answers that are under way."""
 
     @override
-    def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
-        if self._is_in_head:
-            if not self._head_bytes:
-                self.receiving_since_s = self._desk.clock.monotonic()
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._is_in_head and self._head_bytes > _HEAD_LIMIT:
-            self._refuse_head(errors.head_too_large(_HEAD_LIMIT))
-
-    @override
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._surface = None
-
-    @override
-    def on_headers_complete(self) -> None:
-        self._is_in_head, self._head_bytes = False, 0
+    def heard_head(self) -> None:
         path, _, query = self.url.partition(b"?")
+        if not path.startswith(b"/"):
+            # A whole URL, as for a proxy: whose it is does not matter, we answer for ourselves.
+            path = httptools.parse_url(self.url).path or b"/"
         surface = self._desk.surfaces.get(path)
         if surface is None or self.parser.get_method() != b"POST":
-            super().on_headers_complete()
+            self.let_uvicorn()
+            if self._desk.is_stopping:
+                self.cycle.keep_alive = False
             return
-        self._surface = surface
-        before = self.cycle
-        visit = self._visit(path, query)
-        self.cycle = cast("Any", visit)  # it has what a cycle is asked for
+        fields = dict(self.headers)
+        given, origin = fields.get(b"x-request-id", b""), fields.get(b"origin", b"")
+        heard = Heard(
+            path=path.decode("ascii"),
+            query=query,
+            headers=self.headers,
+            request_id=given if REQUEST_ID.fullmatch(given) else self._desk.next_id(),
+        )
+        more = lines(self._desk.origins.headers(origin)) if origin else b""
+        visit = Visit(heard, self._reply(more), surface)
+        before, self.cycle = self.cycle, cast("Any", visit)  # it has what a cycle is asked for
+        self.is_in_head = False
         if before is None or before.response_complete:  # type: ignore[redundant-expr]  # None at first
             visit.is_turn = True
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
-        if self._declared(visit.heard) > self._desk.max_body:
-            self._refuse_body(visit, errors.too_large(self._desk.max_body).refusal)
-        elif self.expect_100_continue and visit.is_turn:
+        if origin and not self._desk.origins.allows(origin):
+            self.refuse(errors.wrong_origin(origin.decode("latin-1")))
+        elif int(fields.get(b"content-length", b"0")) > self._desk.max_body:
+            self.refuse(errors.too_large(self._desk.max_body).refusal)
+        elif fields.get(b"expect", b"").lower() == b"100-continue":
+            visit.expects = not visit.reply.is_http_10
+            self._ask_on(visit)
+
+    def _reply(self, more: bytes = b"") -> Reply:
+        is_http_10 = self.parser.get_http_version() == "1.0"
+        return Reply(
+            self.transport,
+            self.flow,
+            self._desk.stamp(self.server_state.default_headers) + more,
+            self.on_response_complete,
+            self._close,
+            keep_alive=not (is_http_10 or self._desk.is_stopping) and self.parser.should_keep_alive(),
+            is_http_10=is_http_10,
+        )
+
+    def _ask_on(self, visit: Visit) -> None:
+        if visit.expects and visit.is_turn:
+            visit.expects = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     @override
     def on_body(self, body: bytes) -> None:
-        if self._surface is None:
+        visit: Any = self.cycle
+        if not isinstance(visit, Visit):
             super().on_body(body)
-            return
-        visit = cast("Visit", self.cycle)
-        if visit.response_complete:
-            return
-        visit.body += body
-        if len(visit.body) > self._desk.max_body:
-            self._refuse_body(visit, errors.too_large(self._desk.max_body).refusal)
+        elif not self.is_deaf:
+            self.is_in_trailer, self.head_bytes = False, 0
+            if visit.take(body) > self._desk.max_body:
+                self.refuse(errors.too_large(self._desk.max_body).refusal)
 
     @override
-    def on_message_complete(self) -> None:
-        self._is_in_head, self.receiving_since_s = True, _NEVER
-        if self._surface is None:
-            super().on_message_complete()
+    def heard_all(self) -> None:
+        cycle: Any = self.cycle
+        if not isinstance(cycle, Visit):
+            if not cycle.response_complete:
+                cycle.more_body = False
+                cycle.message_event.set()
             return
-        visit = cast("Visit", self.cycle)
-        visit.more_body = False
-        if visit.is_turn and not visit.response_complete:
-            self._start(visit)
+        cycle.more_body = False
+        if cycle.is_turn:
+            self._start(cycle)
 
     @override
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -138,84 +124,110 @@ class ClientProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
             return
         cycle.is_turn = True
-        if not cycle.more_body:
+        if cycle.refusal is not None:
+            self._desk.refuse(cycle, cycle.refusal)
+        elif not cycle.more_body:
             self._start(cycle)
+        else:
+            self.deadline_s = self.clock.monotonic() + REQUEST_S
+            self._ask_on(cycle)
 
     def _start(self, visit: Visit) -> None:
-        visit.heard.body = bytes(visit.body)
-        visit.began_s = self._desk.clock.monotonic()
-        surface = self._desk.surfaces[visit.heard.path.encode("ascii")]
-        visit.task = self.loop.create_task(self._desk.serve(visit, surface))
-        self.tasks.add(visit.task)
-        visit.task.add_done_callback(self.tasks.discard)
+        visit.heard.body = visit.whole_body()
+        visit.began_s = self.clock.monotonic()
+        self._serving = visit
+        visit.task = self.loop.create_task(self._desk.serve(visit))
 
-    def _visit(self, path: bytes, query: bytes) -> Visit:
-        version = self.parser.get_http_version()
-        reply = Reply(
-            transport=self.transport,
-            flow=self.flow,
-            common=self.server_state.default_headers,
-            on_complete=self.on_response_complete,
-            on_last=self._close,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            is_http_10=version == "1.0",
-        )
-        given = next((value for name, value in self.headers if name == b"x-request-id"), b"")
-        heard = Heard(
-            path=path.decode("ascii"),
-            query=query,
-            headers=self.headers,
-            request_id=given if REQUEST_ID.fullmatch(given) else self._desk.next_id(),
-        )
-        return Visit(heard=heard, reply=reply)
-
-    def late(self, now_s: float, patience_s: float) -> None:
-        """Give up a client that takes longer than this for a request."""
-        if self.receiving_since_s >= now_s - patience_s or self._is_deaf:
+    @override
+    def on_response_complete(self) -> None:
+        # Not uvicorn's: a timer for each answer costs more than looking at all connections now and then.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
             return
-        if self._is_in_head and not self._head_bytes:
-            self.transport.close()  # it connected, and never said anything
-        elif self._is_in_head or self._surface is None:
-            self._refuse_head(errors.too_slow(patience_s))
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._last_words is not None:
+            self._say(self._last_words)
+        elif not self.is_deaf and not self.has_begun:
+            self.deadline_s = self.clock.monotonic() + _KEEP_ALIVE_S
+            if self._desk.is_stopping:
+                self.loop.call_later(self._desk.linger_s, self._part)
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if self._desk.is_stopping:  # it was in the queue when we stopped listening
+            self.shutdown()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # uvicorn tells the last request only, which may wait behind the one that is being answered.
+        if self._serving is not None and not self._serving.response_complete:
+            self._serving.disconnected = True
+
+    @override
+    def shutdown(self) -> None:
+        """End after what is under way; an idle connection not at once, for a request may be on its way."""
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_started and not cycle.response_complete:
+            cycle.keep_alive = False
+        self.loop.call_later(self._desk.linger_s, self._part)
+
+    def _part(self) -> None:
+        cycle: Any = self.cycle
+        if not self.has_begun and (cycle is None or cycle.response_complete):
+            self.transport.close()
+
+    def late(self, now_s: float) -> None:
+        """Give up a client that takes too long for a request, or has none."""
+        cycle: Any = self.cycle
+        if not self.has_begun:
+            self.transport.close()
+        elif (self.is_in_head and cycle is not None and not cycle.response_complete) or (
+            isinstance(cycle, Visit) and not cycle.is_turn
+        ):
+            # It waits for us, too: for the answer before. That must not be cut off.
+            self.deadline_s = now_s + REQUEST_S
         else:
-            self._refuse_body(cast("Visit", self.cycle), errors.too_slow(patience_s))
+            self.refuse(errors.too_slow(REQUEST_S))
 
-    def _declared(self, heard: Heard) -> int:
-        declared = heard.header(b"content-length")
-        return int(declared) if declared.isdigit() else 0
-
-    def _refuse_body(self, visit: Visit, refusal: Refusal) -> None:
-        """Answer before the request is all here; what still comes is thrown away."""
-        visit.keep_alive = False
-        if visit.is_turn and self._surface is not None:
-            self._linger()
-            self._desk.refuse(visit, self._surface, refusal)
-        else:
-            self.transport.abort()  # an answer that is under way before it would be garbled
-
-    def _refuse_head(self, refusal: Refusal) -> None:
-        """Answer what never became a request."""
-        if self.cycle is not None and not self.cycle.response_complete:  # type: ignore[redundant-expr]  # None at first
-            self.transport.abort()
+    @override
+    def refuse(self, refusal: Refusal) -> None:
+        if self.is_deaf:
             return
-        self._linger()
-        reply = Reply(
-            transport=self.transport,
-            flow=self.flow,
-            common=self.server_state.default_headers,
-            on_complete=self._close,
-            on_last=self._close,
-            keep_alive=False,
-        )
-        reply.whole(refusal.status, [(b"content-type", b"application/json")], refusal.body())
+        self.is_deaf, self.deadline_s = True, NEVER
+        cycle: Any = self.cycle
+        if self.is_in_head:
+            if cycle is None or cycle.response_complete:
+                self._say(refusal)
+            else:
+                self._last_words = refusal
+        elif isinstance(cycle, Visit):
+            cycle.keep_alive = False
+            if cycle.is_turn:
+                self._desk.refuse(cycle, refusal)
+            else:
+                cycle.refusal = refusal
+        elif cycle.response_started or self.pipeline:
+            self.transport.abort()  # no word of ours would be understood
+        else:
+            cycle.disconnected = True  # the application is told, and says nothing any more
+            cycle.message_event.set()
+            self._say(refusal)
+
+    def _say(self, refusal: Refusal) -> None:
+        self._last_words = None
+        reply = self._reply()
+        reply.keep_alive = False
+        reply.whole(refusal.status, lines(refusal.headers()), refusal.body())
 
     def _close(self) -> None:
-        if not self._is_deaf:
+        if not self.is_deaf:
             self.transport.close()
-        elif self.transport.can_write_eof():
+            return
+        # Closing while the client still sends would take our answer with it.
+        if self.transport.can_write_eof():
             self.transport.write_eof()
-
-    def _linger(self) -> None:
-        """Hear nothing more, and close in a moment: closing at once would take our answer with it."""
-        self._is_deaf, self.receiving_since_s = True, _NEVER
         self.loop.call_later(_LINGER_S, self.transport.abort)

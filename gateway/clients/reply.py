@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway.upstream.exchange import Headers
+from gateway.asks import RawHeaders
 
 
-@dataclass(slots=True)
+def lines(headers: RawHeaders) -> bytes:
+    """Return headers as they are written."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+@dataclass(slots=True, eq=False)
 class Reply:
     """Begun at most once, ended at most once; says nothing to a client that is gone."""
 
     transport: asyncio.Transport
     flow: FlowControl
-    common: Headers
-    """Headers of every response, such as the date."""
+    common: bytes
+    """Header lines of every response, such as the date."""
     on_complete: Callable[[], None]
     on_last: Callable[[], None]
     """Called at the end of the last answer on the connection."""
@@ -39,22 +44,22 @@ class Reply:
         """Whether the answer goes out event by event."""
         return self._is_streamed
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a complete answer; `headers` without its length."""
+    def whole(self, status: int, head: bytes, body: bytes) -> None:
+        """Send a complete answer; `head`: its header lines but for the length."""
         self.status = status
         if not self.is_gone:
-            length = b"content-length: %d\r\n\r\n" % len(body)
-            self.transport.write(self._written(status, headers) + length + body)
+            begun = self._begun(status, head)
+            self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (begun, len(body), body))
         self._complete()
 
-    def begin(self, status: int, headers: Headers) -> None:
+    def begin(self, status: int, head: bytes) -> None:
         """Begin an answer of unknown length; its head goes out with the first piece."""
         self.status, self._is_streamed = status, True
         if self.is_http_10:
             self.keep_alive = False  # what ends the body is the end of the connection
-            self._head = self._written(status, headers) + b"\r\n"
+            self._head = self._begun(status, head) + b"\r\n"
         else:
-            self._head = self._written(status, headers) + b"transfer-encoding: chunked\r\n\r\n"
+            self._head = self._begun(status, head) + b"transfer-encoding: chunked\r\n\r\n"
 
     async def piece(self, data: bytes) -> None:
         """Send a part of it; waits while the client does not read."""
@@ -79,12 +84,9 @@ class Reply:
     def _framed(self, data: bytes) -> bytes:
         return data if self.is_http_10 else b"%x\r\n%b\r\n" % (len(data), data)
 
-    def _written(self, status: int, headers: Headers) -> bytes:
-        lines = [b"%b: %b\r\n" % header for header in self.common]
-        lines += [b"%b: %b\r\n" % header for header in headers]
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        return STATUS_LINE[status] + b"".join(lines)
+    def _begun(self, status: int, head: bytes) -> bytes:
+        last = b"" if self.keep_alive else b"connection: close\r\n"
+        return STATUS_LINE[status] + self.common + head + last
 
     def _complete(self) -> None:
         if self.is_complete:

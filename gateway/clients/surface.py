@@ -10,8 +10,8 @@ from gateway.upstream.exchange import Headers
 class Telling(Protocol):
     """How one answer is told, made of an engine's in OpenAI's words. Does no I/O."""
 
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[Headers, bytes]:
-        """Return a complete answer's headers and body; refusals of engines come here, too."""
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        """Return a complete answer's status, headers and body; refusals come here, too."""
         ...
 
     def begin(self, headers: Headers) -> Headers:
@@ -24,10 +24,6 @@ class Telling(Protocol):
 
     def end(self) -> bytes:
         """Return what ends a stream that was told to its end."""
-        ...
-
-    def refusal(self, refusal: Refusal) -> bytes:
-        """Return the body of a refusal of our own."""
         ...
 
     def broken(self, refusal: Refusal) -> bytes:

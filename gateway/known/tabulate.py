@@ -1,15 +1,28 @@
 """From the store's objects to a routing table. Pure; remembers nothing but what it is given."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from gateway.routing.table import Model, Origin, Share, Table, Target, Trial
+from gateway.routing import hardware
+from gateway.routing.shares import ShareMaker
+from gateway.routing.table import (
+    USUAL_CONCURRENCY,
+    Model,
+    Origin,
+    Rule,
+    Share,
+    Table,
+    Target,
+    Trial,
+)
+from schemas import duration
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
 from schemas.meta import Condition, Truth, find_condition
 from schemas.replica import Endpoint
-from schemas.route import ModelRoute
+from schemas.route import Backend, ModelRoute, ModelRouteSpec
+from schemas.routing import Routing
 
 # How long an engine may outlive its agent's lease and still be asked: an agent's update or an
 # etcd outage is over by then, and a Mac that is gone has refused its first connection long ago.
@@ -33,6 +46,8 @@ class Seen:
     routes: Mapping[str, ModelRoute]
     leased: Mapping[str, Target]
     """By replica."""
+    sites: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Nodes' labels `site`, by node; they win over what endpoints say."""
 
 
 def target_of(endpoint: Endpoint, version: int) -> Target | None:
@@ -52,6 +67,10 @@ def target_of(endpoint: Endpoint, version: int) -> Target | None:
         names=endpoint.spec.served_names,
         version=version,
         template=endpoint.spec.template,
+        site=endpoint.spec.site,
+        concurrency=endpoint.spec.concurrency or USUAL_CONCURRENCY,
+        points=hardware.points(endpoint.spec.hardware),
+        is_fit=hardware.is_fit(endpoint.spec.parameters, endpoint.spec.hardware),
     )
 
 
@@ -76,32 +95,103 @@ def _goes_on(deployment: ModelDeployment | None) -> bool:
     return deployment is not None and deployment.metadata.deletion_timestamp is None
 
 
-def tabulate(seen: Seen, orphans: Iterable[Target]) -> Table:
-    """Return the table: routes win over deployments' own names, and those over served names."""
-    leased, kept = _by_deployment(seen.leased.values()), _by_deployment(orphans)
+def tabulate(seen: Seen, orphans: Iterable[Target], *, site: str = "") -> Table:
+    """Return the table: routes win over deployments' own names, and those over served names.
 
-    def share(names: tuple[str, ...], weight: int = 1) -> Share:
-        return Share(
-            deployments=names,
-            weight=weight,
-            leased=tuple(target for name in names for target in leased.get(name, ())),
-            orphans=tuple(target for name in names for target in kept.get(name, ())),
-        )
-
+    `site` is the gateway's own.
+    """
+    maker = _Maker(seen, orphans, site)
     models = {
-        name: _model(name, (share(deployments),), seen)
+        name: maker.model(name, (maker.share(deployments),))
         for name, deployments in _served(seen.deployments).items()
     }
     # Backwards, so that of two routes for one name the first by name wins, whatever the order.
     for _, route in sorted(seen.routes.items(), reverse=True):
-        backends = sorted(route.spec.backends, key=lambda b: (b.deployment, b.weight))
-        shares = tuple(share((backend.deployment,), backend.weight) for backend in backends)
-        models[route.spec.model] = _model(route.spec.model, shares, seen)
-    return Table(
-        models=MappingProxyType(models),
-        endpoints=len(seen.leased),
-        trials=MappingProxyType(_trials(seen.statuses)),
-    )
+        models[route.spec.model] = maker.routed(route.spec)
+    return Table(models=MappingProxyType(models), endpoints=len(seen.leased))
+
+
+class _Maker:
+    """Makes the models of one table."""
+
+    def __init__(self, seen: Seen, orphans: Iterable[Target], site: str) -> None:
+        self._seen = seen
+        self._leased = _by_deployment(seen.leased.values(), seen.sites)
+        self._orphans = _by_deployment(orphans, seen.sites)
+        self._shares = ShareMaker(_trials(seen.statuses), site)
+
+    def share(
+        self, deployments: Sequence[str], weight: int = 1, routing: Routing | None = None
+    ) -> Share:
+        """Return a share; without a `routing` the first of its deployments says."""
+        return self._shares.share(
+            deployments,
+            leased=[target for name in deployments for target in self._leased.get(name, ())],
+            orphans=[target for name in deployments for target in self._orphans.get(name, ())],
+            weight=weight,
+            routing=routing or self._own_routing(deployments),
+        )
+
+    def routed(self, spec: ModelRouteSpec) -> Model:
+        """Return the name that a route gives."""
+        fallbacks = tuple(self.share((name,), routing=spec.routing) for name in spec.fallbacks)
+        rules = []
+        for rule in spec.rules:
+            shares = self._backends(rule.backends, spec.routing)
+            ruled = self.model(spec.model, shares, fallbacks)
+            headers = tuple(
+                (one.name.lower().encode(), None if one.value is None else one.value.encode())
+                for one in rule.headers
+            )
+            rules.append(
+                Rule(headers=headers, shares=shares, reason=ruled.reason, sleepers=ruled.sleepers)
+            )
+        shares = self._backends(spec.backends, spec.routing)
+        return self.model(spec.model, shares, fallbacks, tuple(rules))
+
+    def model(
+        self,
+        name: str,
+        shares: tuple[Share, ...],
+        fallbacks: tuple[Share, ...] = (),
+        rules: tuple[Rule, ...] = (),
+    ) -> Model:
+        """Return a name that the shares serve."""
+        seen = self._seen
+        some = (*shares, *fallbacks, *(share for rule in rules for share in rule.shares))
+        everybody = dict.fromkeys(name for share in some for name in share.deployments)
+        created = [
+            int(metadata.creation_timestamp.timestamp())
+            for one in everybody
+            if one in seen.deployments
+            and (metadata := seen.deployments[one].metadata).creation_timestamp is not None
+        ]
+        ttls = [
+            float(duration.parse(share.routing.sessions.ttl))
+            for share in some
+            if share.routing.sessions.enabled
+        ]
+        return Model(
+            name=name,
+            created=min(created, default=0),
+            shares=shares,
+            reason=_reason(shares, fallbacks, seen),
+            sleepers=tuple(_sleepers(shares, seen)),
+            routing=max(shares, key=lambda share: share.weight).routing,
+            rules=rules,
+            fallbacks=fallbacks,
+            session_s=max(ttls, default=0.0),
+            is_prefix_aware=any(share.minds_prefixes for share in some),
+            is_sole=len({t for share in some for t in (*share.leased, *share.orphans)}) <= 1,
+        )
+
+    def _backends(self, backends: Sequence[Backend], routing: Routing | None) -> tuple[Share, ...]:
+        ordered = sorted(backends, key=lambda b: (b.deployment, b.weight))
+        return tuple(self.share((one.deployment,), one.weight, routing) for one in ordered)
+
+    def _own_routing(self, deployments: Sequence[str]) -> Routing:
+        there = self._seen.deployments
+        return next((there[one].spec.routing for one in deployments if one in there), Routing())
 
 
 def _trials(statuses: Mapping[str, ModelDeploymentStatus]) -> dict[str, Trial]:
@@ -115,11 +205,13 @@ def _trials(statuses: Mapping[str, ModelDeploymentStatus]) -> dict[str, Trial]:
     return found
 
 
-def _by_deployment(targets: Iterable[Target]) -> dict[str, tuple[Target, ...]]:
+def _by_deployment(targets: Iterable[Target], sites: Mapping[str, str]) -> dict[str, list[Target]]:
     found: dict[str, list[Target]] = {}
-    for target in sorted(targets, key=lambda t: (t.replica, t.origin)):
+    for one in targets:
+        site = sites.get(one.node, one.site)
+        target = one if site == one.site else replace(one, site=site)
         found.setdefault(target.deployment, []).append(target)
-    return {name: tuple(some) for name, some in found.items()}
+    return found
 
 
 def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, ...]]:
@@ -132,25 +224,11 @@ def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, 
     return {name: tuple(some) for name, some in found.items()}
 
 
-def _model(name: str, shares: tuple[Share, ...], seen: Seen) -> Model:
-    involved = [deployment for share in shares for deployment in share.deployments]
-    found = [seen.deployments[one].metadata for one in involved if one in seen.deployments]
-    created = [
-        int(metadata.creation_timestamp.timestamp())
-        for metadata in found
-        if metadata.creation_timestamp is not None
-    ]
-    if all(share.weight == 0 for share in shares):
-        reason = "Every backend of its ModelRoute has weight 0."
-    else:
-        reason = " ".join(_why_not(one, seen) for one in dict.fromkeys(involved))
-    return Model(
-        name=name,
-        created=min(created, default=0),
-        shares=shares,
-        reason=reason,
-        sleepers=tuple(_sleepers(shares, seen)),
-    )
+def _reason(shares: Sequence[Share], fallbacks: Sequence[Share], seen: Seen) -> str:
+    if all(share.weight == 0 for share in (*shares, *fallbacks)):
+        return "Every backend of its ModelRoute has weight 0."
+    involved = dict.fromkeys(one for share in (*shares, *fallbacks) for one in share.deployments)
+    return " ".join(_why_not(one, seen) for one in involved)
 
 
 def _sleepers(shares: tuple[Share, ...], seen: Seen) -> Iterator[tuple[int, str]]:

@@ -1,20 +1,32 @@
 """Which engine gets a request. Pure: no clock, no randomness, no I/O; all of that arrives."""
 
 import difflib
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
 
-from gateway.routing.table import Origin, Share, Table, Target, Trial
+from gateway.routing.picking import NOBODY, Grounds, able, pick
+from gateway.routing.standing import Standing
+from gateway.routing.table import Arm, Model, Rule, Share, Table, Target
+from gateway.routing.wish import Wish
 
-T = TypeVar("T")
+# A draw of exactly 1 would be beyond the last.
+_BELOW_ONE = 1 - 2**-53
+
+
+class _Weighted(Protocol):
+    @property
+    def weight(self) -> float: ...
+
+
+W = TypeVar("W", bound=_Weighted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     target: Target
+    wakes: str = ""
+    """The deployment at zero that should have answered, and a fallback does instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,44 +49,25 @@ class NothingReady:
 Choice: TypeAlias = Chosen | UnknownModel | NothingReady
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How the engines stand with this gateway right now."""
+def choose(table: Table, wish: Wish, standing: Standing) -> Choice:
+    """Return the engine to ask.
 
-    in_flight: Mapping[Origin, int] = field(default_factory=lambda: MappingProxyType({}))
-    penalised: AbstractSet[Origin] = frozenset()
-    """Those that failed a moment ago: asked only if nobody else is left."""
-
-
-def choose(
-    table: Table,
-    name: str,
-    standing: Standing,
-    *,
-    draw: float,
-    failed: AbstractSet[Target] = frozenset(),
-) -> Choice:
-    """Return the engine to ask; `draw` in 0..1 decides between weights, and between equals.
-
-    `failed` are the engines that this very request has tried: never chosen again.
+    Fallbacks come before those who failed a moment ago, and after both those whose lease is lost.
     """
-    model = table.models.get(name)
+    model = table.models.get(wish.name)
     if model is None:
-        return UnknownModel(known=tuple(sorted(table.models)), nearest=nearest(table, name))
-    weighted = [share for share in model.shares if share.weight > 0]
-    ranked = [_tiers(share, standing.penalised, failed) for share in weighted]
-    for tier in zip(*ranked, strict=True):
-        able = [(s.weight, found) for s, found in zip(weighted, tier, strict=True) if found]
-        if able:
-            found = _drawn(able, draw)
-            # Another part of the same draw, so that it has nothing to do with the weights.
-            target = _least_loaded(found, standing.in_flight, draw * 997 % 1)
-            trial = table.trials.get(target.deployment)
-            if trial is not None:
-                target = _tried(trial, target, found, standing, draw)
-            return Chosen(target=target)
-    wakes = _drawn(model.sleepers, draw) if model.sleepers else ""
-    return NothingReady(reason=model.reason, wakes=wakes)
+        return UnknownModel(known=tuple(sorted(table.models)), nearest=nearest(table, wish.name))
+    way = _way(model, wish) if model.rules else model
+    grounds = Grounds(wish, standing, standing.penalised)
+    target = _of_shares(way.shares, grounds)
+    if target is not None:
+        return Chosen(target=target)
+    wakes = _sleeper(way, wish) if way.sleepers else ""
+    target = _at_last(way, model.fallbacks, grounds)
+    if target is None:
+        return NothingReady(reason=way.reason, wakes=wakes)
+    is_asleep = not any(share.leased for share in way.shares)
+    return Chosen(target=target, wakes=wakes if is_asleep else "")
 
 
 def nearest(table: Table, name: str) -> str | None:
@@ -84,56 +77,122 @@ def nearest(table: Table, name: str) -> str | None:
     return close[0] if close else None
 
 
-def _tiers(
-    share: Share, penalised: AbstractSet[Origin], failed: AbstractSet[Target]
-) -> tuple[Sequence[Target], ...]:
-    """Return who may be asked: rather these, else those, and as the last resort the orphans."""
-    leased: Sequence[Target] = share.leased
-    orphans: Sequence[Target] = share.orphans
-    if failed:
-        leased = [target for target in leased if target not in failed]
-        orphans = [target for target in orphans if target not in failed]
-    if not penalised:
-        return leased, (), orphans
-    return [target for target in leased if target.origin not in penalised], leased, orphans
+def _way(model: Model, wish: Wish) -> Model | Rule:
+    """Return the first rule that the request's headers match; without one what goes for everybody."""
+    for rule in model.rules:
+        if all(
+            any(name == has and (value is None or value == other) for has, other in wish.headers)
+            for name, value in rule.headers
+        ):
+            return rule
+    return model
 
 
-def _drawn(able: Sequence[tuple[int, T]], draw: float) -> T:
-    if len(able) == 1:
-        return able[0][1]
-    point = draw * sum(weight for weight, _ in able)
-    for weight, found in able:
+def _at_last(way: Model | Rule, fallbacks: Sequence[Share], grounds: Grounds) -> Target | None:
+    """Return who may be asked when none of the backends is well, the least bad first."""
+    for share in fallbacks:
+        if (target := _of_arms(share, grounds)) is not None:
+            return target
+    desperate = Grounds(grounds.wish, grounds.standing, NOBODY)
+    if grounds.skipped:
+        if (target := _of_shares(way.shares, desperate)) is not None:
+            return target
+        for share in fallbacks:
+            if (target := _of_arms(share, desperate)) is not None:
+                return target
+    for share in (*_in_turn(_weighty(way.shares), grounds.wish.side()[0]), *fallbacks):
+        if (target := _of_arm(share.last, share, desperate)) is not None:
+            return target
+    return None
+
+
+def _weighty(shares: Sequence[Share]) -> Sequence[Share]:
+    return [share for share in shares if share.weight > 0]
+
+
+def _of_shares(shares: Sequence[Share], grounds: Grounds) -> Target | None:
+    """Return who is asked of the shares, drawn by their weights; None if nobody can be."""
+    if len(shares) == 1:
+        return _of_arms(shares[0], grounds) if shares[0].weight else None
+    some = _weighty(shares)
+    wish = grounds.wish
+    if wish.stays and not wish.session:
+        # Nothing but our memory says on which side such a conversation is.
+        for share in some:
+            if (target := _where_it_was(share, share.arms, grounds)) is not None:
+                return target
+    for share in _in_turn(some, wish.side()[0]):
+        if (target := _of_arms(share, grounds)) is not None:
+            return target
+    return None
+
+
+def _of_arms(share: Share, grounds: Grounds) -> Target | None:
+    arms, wish = share.arms, grounds.wish
+    if not arms:
+        return None
+    target = _where_it_was(share, arms, grounds) if wish.stays and not wish.session else None
+    if target is not None:
+        return target
+    if len(arms) == 1:
+        return _of_arm(arms[0], share, grounds)
+    some = [arm for arm in arms if arm.weight > 0]
+    # A version that gets nothing is asked before nobody is.
+    none = [arm for arm in arms if arm.weight <= 0]
+    for arm in (*_in_turn(some, wish.side()[1]), *none):
+        if (target := _of_arm(arm, share, grounds)) is not None:
+            return target
+    return None
+
+
+def _of_arm(arm: Arm, share: Share, grounds: Grounds) -> Target | None:
+    wish = grounds.wish
+    if wish.stays and wish.session and share.routing.sessions.enabled:
+        for pool in arm.pools:
+            target = pool.by_mark.get(wish.stays)
+            if target is not None and able(target, grounds):
+                return target
+    for pool in arm.pools:
+        if (target := pick(pool, share, grounds)) is not None:
+            return target
+    return None
+
+
+def _where_it_was(share: Share, arms: Sequence[Arm], grounds: Grounds) -> Target | None:
+    """Return who had the conversation last, if it still may; not if that would be far too much for it."""
+    if not share.routing.sessions.enabled:
+        return None
+    bound = share.routing.prefix_affinity.bound
+    for arm in arms:
+        for pool in arm.pools:
+            target = pool.by_mark.get(grounds.wish.stays)
+            if target is not None:
+                may_stay = arm.weight > 0 and able(target, grounds)
+                return target if may_stay and grounds.is_within(target, pool, bound) else None
+    return None
+
+
+def _sleeper(way: Model | Rule, wish: Wish) -> str:
+    """Return one of those that a request brings back, by weight."""
+    point = wish.side()[0] * sum(weight for weight, _ in way.sleepers)
+    for weight, name in way.sleepers:
         point -= weight
         if point < 0:
-            return found
-    return able[-1][1]
+            return name
+    return way.sleepers[-1][1]
 
 
-def _tried(
-    trial: Trial, target: Target, found: Sequence[Target], standing: Standing, draw: float
-) -> Target:
-    """Return who of the target's deployment is asked while a new version of it is on trial.
-
-    Where only one of the versions can be asked, it gets everything.
-    """
-    mine = [other for other in found if other.deployment == target.deployment]
-    new = [other for other in mine if other.template == trial.template]
-    if not new or len(new) == len(mine):
-        return target
-    old = [other for other in mine if other.template != trial.template]
-    # Large factors: these parts of the draw must not follow from those that were used already.
-    side = new if draw * 1_000_003 % 1 * 100 < trial.weight else old
-    return _least_loaded(side, standing.in_flight, draw * 1_000_000_007 % 1)
-
-
-def _least_loaded(
-    targets: Sequence[Target], in_flight: Mapping[Origin, int], part: float
-) -> Target:
-    """Return one of those with the least to do; `part` in 0..1 decides between equals.
-
-    Not always the first of them: at low load one Mac would get hot while its twin stands idle.
-    """
-    least = min(in_flight.get(target.origin, 0) for target in targets)
-    idle = [target for target in targets if in_flight.get(target.origin, 0) == least]
-    idle.sort(key=lambda t: (t.replica, t.origin, t.version))
-    return idle[int(part * len(idle))]
+def _in_turn(items: Sequence[W], point: float) -> Iterator[W]:
+    """Yield the items, each drawn by weight from those that are left; `point` in 0..1 decides."""
+    left = list(items)
+    while left:
+        place = min(point, _BELOW_ONE) * sum(item.weight for item in left)
+        chosen = len(left) - 1
+        for number, item in enumerate(left):
+            if place < item.weight:
+                chosen = number
+                break
+            place -= item.weight
+        # What is left of the draw is as good as a new one.
+        point = place / left[chosen].weight
+        yield left.pop(chosen)

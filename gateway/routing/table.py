@@ -1,9 +1,16 @@
 """What a gateway knows of names and engines at one moment: values only."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
+
+from schemas.routing import Routing
+
+_USUAL = Routing()
+# Of a deployment that says nothing (schemas/deployment.py).
+USUAL_CONCURRENCY = 4
 
 
 class Origin(NamedTuple):
@@ -27,17 +34,68 @@ class Target:
     """Changes when the endpoint is published anew: then it may be tried once more."""
     template: str = ""
     """The version of the deployment that runs there; agents of before said nothing of it."""
+    # What follows is about the engine; it does not make it another one.
+    site: str = field(default="", compare=False)
+    concurrency: int = field(default=USUAL_CONCURRENCY, compare=False)
+    """How many requests it works on at once."""
+    points: float = field(default=0.0, compare=False)
+    """For its chip, GPU cores and memory (hardware.py)."""
+    is_fit: bool = field(default=True, compare=False)
+    """Whether its Mac is one for a model of that size."""
+    mark: int = field(default=0, init=False, compare=False)
+    """32 bits that conversations remember it by. Not of `version`: an engine whose agent was updated has its cache."""
+
+    def __post_init__(self) -> None:
+        mark = zlib.crc32(f"{self.replica} {self.node}".encode())
+        object.__setattr__(self, "mark", mark or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Engines among which the strategy alone decides."""
+
+    targets: tuple[Target, ...]
+    by_mark: Mapping[int, Target]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A part of a share: everybody, or one of two versions of a deployment of which one is on trial."""
+
+    weight: float
+    pools: tuple[Pool, ...]
+    """The first that has anybody able counts: our own site's before others'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A part of a name's requests and who may serve it."""
+    """A part of a name's requests and who may serve it. Made by shares.py."""
 
     deployments: tuple[str, ...]
-    weight: int = 1
-    leased: tuple[Target, ...] = ()
-    orphans: tuple[Target, ...] = ()
+    weight: int
+    leased: tuple[Target, ...]
+    orphans: tuple[Target, ...]
     """Engines whose lease is lost but which may live on; asked when nobody else is left."""
+    arms: tuple[Arm, ...]
+    """Those leased, sorted."""
+    last: Arm
+    """The orphans."""
+    routing: Routing
+    score: tuple[float, float, float, float]
+    """What a loaded model, free memory, a short queue and a prefix read before count, of 1."""
+    minds_prefixes: bool
+    """Whether it counts who has read a prompt's beginning; who asks for turns or chance gets just that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Other shares for the requests that carry certain headers."""
+
+    headers: tuple[tuple[bytes, bytes | None], ...]
+    """Names in lower case, and their values; None: any."""
+    shares: tuple[Share, ...]
+    reason: str
+    sleepers: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +109,24 @@ class Model:
     """Why nothing is ready, should that be so."""
     sleepers: tuple[tuple[int, str], ...] = ()
     """Deployments that a request brings back from zero, with their weights."""
+    routing: Routing = _USUAL
+    """How its requests are shared out and what is done when one fails."""
+    rules: tuple[Rule, ...] = ()
+    """The first that matches is asked instead of `shares`."""
+    fallbacks: tuple[Share, ...] = ()
+    """Asked in this order when the others cannot be."""
+    session_s: float = 0.0
+    """How long a conversation is remembered after its last request; 0: not at all."""
+    is_prefix_aware: bool = False
+    """Whether it counts for any of its shares who has read a prompt's beginning before."""
+    is_sole: bool = False
+    """Whether there is never more than one engine to choose from."""
 
     def ready(self) -> int:
         """Return how many leased endpoints serve the name."""
-        return sum(len(share.leased) for share in self.shares)
+        ruled = (share for rule in self.rules for share in rule.shares)
+        shares = (*self.shares, *ruled, *self.fallbacks)
+        return len({target.replica for share in shares for target in share.leased})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +144,3 @@ class Table:
 
     models: Mapping[str, Model] = field(default_factory=lambda: MappingProxyType({}))
     endpoints: int = 0
-    trials: Mapping[str, Trial] = field(default_factory=lambda: MappingProxyType({}))
-    """By deployment."""

@@ -28,6 +28,10 @@ class Connection(asyncio.Protocol):
         self.idle_since = _NEVER
         self.silent_since = _NEVER
         """Since when somebody has been waiting in vain; never, if nobody is."""
+        self.patience_s = _NEVER
+        """How long somebody waits for anything at all."""
+        self.is_heard = False
+        """Whether anything came since the last look at it."""
         self._loop = loop
         self._clock = clock
         self._settle = settle
@@ -35,10 +39,12 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._is_paused = False
 
-    def start(self, raw: bytes) -> Exchange:
+    def start(self, raw: bytes, *, patience_s: float = _NEVER, until_s: float = _NEVER) -> Exchange:
         """Send a request; what comes from now on is its response."""
         self.is_usable, self.idle_since = False, _NEVER
+        self.patience_s = patience_s
         self._exchange = Exchange(self, self._loop)
+        self._exchange.until_s = until_s
         if self._transport is None or self._transport.is_closing():
             self._exchange.fail("the connection was closed")
         else:
@@ -80,6 +86,11 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     @property
+    def until_s(self) -> float:
+        """When whoever waits then gives up; never, if nobody asked for anything."""
+        return _NEVER if self._exchange is None else self._exchange.until_s
+
+    @property
     def is_gone(self) -> bool:
         """Whether nothing can be sent any more."""
         return self._transport is None
@@ -91,6 +102,7 @@ class Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        self.is_heard = True
         if self._exchange is None:
             # Nobody asked for anything: whatever this is, it must not become somebody's answer.
             self.cut()

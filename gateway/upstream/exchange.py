@@ -49,6 +49,8 @@ class Exchange:
         self.is_complete = False
         self.has_bytes = False
         self.is_surplus = False
+        self.until_s = float("inf")
+        """When whoever waits for more gives up, whatever came before."""
         self._connection = connection
         self._loop = loop
         self._parser = httptools.HttpResponseParser(self)

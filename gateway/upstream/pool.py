@@ -17,14 +17,25 @@ _CONNECT_S = 2.0
 # is rare.
 _IDLE_S = 60.0
 _SWEEP_S = 1.0
+_NEVER = float("inf")
 
 
 class UnreachableError(Exception):
     """No connection: the engine has seen nothing of the request."""
 
+    def __init__(self, message: str, *, is_timeout: bool = False) -> None:
+        super().__init__(message)
+        self.is_timeout = is_timeout
+        """Whether nobody said no: it may be there and hang."""
+
 
 class Answer(Protocol):
     """One response, its head already there."""
+
+    is_surplus: bool
+    """Whether more came than the response was to have: then its length was wrong."""
+    until_s: float
+    """When its reader gives up, by the clock; may be changed."""
 
     @property
     def status(self) -> int: ...
@@ -49,8 +60,18 @@ class Answer(Protocol):
 class Upstream(Protocol):
     """Whoever can ask engines."""
 
-    async def request(self, origin: Origin, raw: bytes) -> Answer:
+    async def request(
+        self,
+        origin: Origin,
+        raw: bytes,
+        *,
+        silence_s: float | None = None,
+        until_s: float = _NEVER,
+    ) -> Answer:
         """Send a whole HTTP request; return when the response's head is there.
+
+        The engine is given up, to the second, when it says nothing for `silence_s`, or whoever waits for it
+        still does at `until_s` of the clock.
 
         Raises:
             UnreachableError: the engine takes no connection.
@@ -67,18 +88,27 @@ class Pool:
         self._clock = clock
         self._silence_s = silence_s
         self._idle: dict[Origin, list[Connection]] = {}
-        self._open: set[Connection] = set()
+        self.open: set[Connection] = set()
+        """All there are, idle ones too."""
 
-    async def request(self, origin: Origin, raw: bytes) -> Exchange:
+    async def request(
+        self,
+        origin: Origin,
+        raw: bytes,
+        *,
+        silence_s: float | None = None,
+        until_s: float = _NEVER,
+    ) -> Exchange:
+        patience_s = self._silence_s if silence_s is None else silence_s
         connection = self._reused(origin)
         if connection is not None:
             try:
-                return await self._exchange(connection, raw)
+                return await self._exchange(connection, raw, patience_s, until_s)
             except BrokenError as error:
                 # The engine closed it while we took it up: it never saw the request.
                 if error.had_bytes or error.is_silence:
                     raise
-        return await self._exchange(await self._connect(origin), raw)
+        return await self._exchange(await self._connect(origin), raw, patience_s, until_s)
 
     async def keep(self) -> None:
         """Cut engines that fell silent and connections that nobody needs, for ever."""
@@ -88,15 +118,21 @@ class Pool:
 
     def sweep(self, now_s: float) -> None:
         """Do what `keep` does, once."""
-        for connection in list(self._open):
-            if connection.silent_since < now_s - self._silence_s:
-                connection.fail(f"silent for {self._silence_s:g} s", is_silence=True)
+        for connection in list(self.open):
+            if connection.silent_since < now_s - connection.patience_s:
+                connection.fail(f"silent for {connection.patience_s:g} s", is_silence=True)
+            elif connection.until_s <= now_s and connection.silent_since <= now_s:
+                connection.fail("its time was up", is_silence=True)
             elif connection.idle_since < now_s - _IDLE_S:
                 connection.cut()
 
+    def connections(self) -> int:
+        """Return how many connections there are, idle ones too."""
+        return len(self.open)
+
     def close(self) -> None:
         """Cut every connection."""
-        for connection in list(self._open):
+        for connection in list(self.open):
             connection.cut()
 
     def _reused(self, origin: Origin) -> Connection | None:
@@ -117,7 +153,8 @@ class Pool:
                     lambda: Connection(loop, self._clock, origin, self._settle), *origin
                 )
         except TimeoutError:
-            raise UnreachableError(f"no connection within {_CONNECT_S:g} s") from None
+            said = f"no connection within {_CONNECT_S:g} s"
+            raise UnreachableError(said, is_timeout=True) from None
         except OSError as error:
             # Not asyncio's own words: they repeat the address and leave out the reason.
             said = os.strerror(error.errno) if error.errno else str(error)
@@ -125,10 +162,12 @@ class Pool:
         _notice_dead_peers(transport.get_extra_info("socket"))
         return connection
 
-    async def _exchange(self, connection: Connection, raw: bytes) -> Exchange:
-        exchange = connection.start(raw)
+    async def _exchange(
+        self, connection: Connection, raw: bytes, patience_s: float, until_s: float
+    ) -> Exchange:
+        exchange = connection.start(raw, patience_s=patience_s, until_s=until_s)
         if not connection.is_gone:
-            self._open.add(connection)
+            self.open.add(connection)
         try:
             await exchange.head()
         except BaseException:
@@ -141,7 +180,7 @@ class Pool:
         if connection.is_usable:
             self._idle.setdefault(connection.origin, []).append(connection)
             return
-        self._open.discard(connection)
+        self.open.discard(connection)
         idle = self._idle.get(connection.origin, [])
         if connection in idle:
             idle.remove(connection)

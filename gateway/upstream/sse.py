@@ -4,7 +4,7 @@
 _HELD_LIMIT = 1 << 20
 
 
-def whole_events(held: bytes, piece: bytes) -> tuple[bytes, bytes]:
+def whole_events(held: bytes, piece: bytes, limit: int = _HELD_LIMIT) -> tuple[bytes, bytes]:
     """Return what may be passed on, and the beginning of an event that is not all there yet.
 
     Half an event must not be passed on: if the engine dies then, no error event could follow it.
@@ -13,7 +13,7 @@ def whole_events(held: bytes, piece: bytes) -> tuple[bytes, bytes]:
         return piece, b""
     data = held + piece
     end = max(_end(data, b"\n\n"), _end(data, b"\r\n\r\n"))
-    if len(data) - end > _HELD_LIMIT:
+    if len(data) - end > limit:
         return data, b""
     return data[:end], data[end:]
 

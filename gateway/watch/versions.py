@@ -4,7 +4,6 @@ Every attempt at an engine counts for the engine's version, also if another engi
 version must not hide behind the good one. Only streams tell when the first token came.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,14 +11,11 @@ from typing import Literal, TypeAlias
 
 from gateway.routing.table import Target
 from gateway.watch.metrics import SECONDS
-from machinery.exposition import head, histogram_lines, labelled
+from gateway.watch.usage import Tokens, usage
+from machinery.promtext import head, histogram_lines, labelled
 
 # Versions come and go for months: the oldest is forgotten, and begins anew if it comes back.
 _LIMIT = 1000
-# Where `usage` is looked for; what may follow it is a few hundred bytes.
-_TAIL = 4096
-_USAGE = b'"completion_tokens"'
-_NUMBER = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
 _DONE = b"data: [DONE]"
 
 Outcome: TypeAlias = Literal["ok", "error", "refused", "client_gone"]
@@ -45,15 +41,18 @@ class Version:
         """Return how requests ended, in the order of `OUTCOMES`."""
         return self.ok, self.error, self.refused, self.client_gone
 
-    def answered(self, status: int, body: bytes, seconds: float) -> None:
-        """Count an answer that was not streamed; its tokens took as long as the answer."""
-        if status >= 500:
-            self.error += 1
-        elif status >= 400:
-            self.refused += 1
-        else:
-            self.ok += 1
-            self._generated(_usage(body) or 0, seconds)
+    def answered(self, status: int, body: bytes, seconds: float) -> Tokens:
+        """Count an answer that was not streamed; return its tokens, which took as long as the answer."""
+        if status >= 400:
+            if status >= 500:
+                self.error += 1
+            else:
+                self.refused += 1
+            return 0, 0, 0
+        self.ok += 1
+        found = usage(body) or (0, 0, 0)
+        self._generated(found[2], seconds)
+        return found
 
     def first_token(self, seconds: float) -> None:
         """Count a stream's first event."""
@@ -73,20 +72,13 @@ class Version:
         self.ok += 1
         events = lines // 2
         if events:
-            usage = _usage(last)
-            self._generated(events - 2 if usage is None else usage - 1, seconds)
+            found = usage(last)
+            self._generated(events - 2 if found is None else found[2] - 1, seconds)
 
     def _generated(self, tokens: int, seconds: float) -> None:
         if tokens > 0 and seconds > 0:
             self.tokens += tokens
             self.token_s += seconds
-
-
-def _usage(body: bytes) -> int | None:
-    """Return the output tokens in an answer's `usage`, which is near its end."""
-    at = body.rfind(_USAGE, max(0, len(body) - _TAIL))
-    found = _NUMBER.match(body, at) if at >= 0 else None
-    return int(found[1]) if found is not None else None
 
 
 _NAMES = ("deployment", "template")

@@ -189,6 +189,18 @@ class Service:
             raise made
         return made, self.place([made], model=request.model)
 
+    async def tokens(self, request: Request) -> list[int]:
+        """Return the tokens of a request's one prompt, for which it needs no slot.
+
+        Raises:
+            RefusedError: not now, or never.
+
+        """
+        made = await self._unless_stopped(self.admit().tokens(request))
+        if isinstance(made, RefusedError):
+            raise made
+        return made
+
     def place(self, jobs: Sequence[Work], *, model: str) -> Ticket:
         """Give jobs slots or a place in the queue, on account of the HTTP request that is being answered.
 

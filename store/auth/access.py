@@ -135,6 +135,9 @@ def _gateway() -> list[Permission]:
         keys.spec_prefix("ModelRoute"),
         # Labels, which say at which site a Mac is.
         keys.spec_prefix("Node"),
+        # For its admin API: which Macs there are, and whether their agents live.
+        keys.status_prefix("Node"),
+        keys.NODE_LEASE_PREFIX,
         # Hashes of keys, never the keys.
         keys.API_KEY_PREFIX,
     )

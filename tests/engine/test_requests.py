@@ -42,6 +42,7 @@ NEUTRAL: list[dict[str, Any]] = [
     {"top_k": -1, "top_p": 1},
     {"stream": None, "stream_options": None, "include_performance": False},
     {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+    {"session_id": "s"},
     {"safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "in_memory"},
     {"verbosity": "medium", "modalities": ["text"], "prediction": None, "audio": None},
 ]

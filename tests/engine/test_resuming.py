@@ -21,6 +21,7 @@ from tests.engine.conftest import Engine
 
 END = 0
 HEADERS = {"x-fleet-resumable": "1"}
+KNOWN = ("seed", "prompt", "id", "created", "cached_tokens")
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ def test_reasoning_is_counted_in_both_processes() -> None:
 
 
 def refusal(tokens: tuple[int, ...] = (), mark: str = "m") -> Any:
-    resumed = Resumed(tokens=tokens, seed=1, prompt=mark, id="x", created=1)
+    resumed = Resumed(tokens=tokens, seed=1, prompt=mark, id="x", created=1, cached_tokens=0)
     with pytest.raises(RefusedError) as caught:
         resuming.resume(job([], 3), resumed, "m", vocab_size=10)
     return caught.value.refusal
@@ -137,7 +138,17 @@ def stream(engine: Engine, **fields: Any) -> list[Chunk]:
 def events(raw: bytes) -> list[Chunk]:
     parts = raw.decode().split("\n\n")
     assert parts[-2:] == ["data: [DONE]", ""]
-    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+    return [chunk(part) for part in parts[:-2]]
+
+
+def chunk(event: str) -> Chunk:
+    """Return a chunk, with its mark as the field `fleet` if it has one."""
+    mark, _, data = event.rpartition("\n")
+    parsed: Chunk = json.loads(data.removeprefix("data: "))
+    assert "fleet" not in parsed
+    if mark:
+        parsed["fleet"] = json.loads(mark.removeprefix(": fleet "))
+    return parsed
 
 
 def said(chunks: list[Chunk]) -> str:
@@ -156,8 +167,9 @@ def consumed(chunks: list[Chunk]) -> list[int]:
 
 def going_on(chunks: list[Chunk], tokens: list[int]) -> dict[str, Any]:
     first = chunks[0]
-    known = {name: first["fleet"][name] for name in ("seed", "prompt")}
-    return {"tokens": tokens, "id": first["id"], "created": first["created"], **known}
+    known = {name: first["fleet"][name] for name in KNOWN}
+    assert known["id"] == first["id"] and known["created"] == first["created"]
+    return {"tokens": tokens} | known
 
 
 def ends(chunks: list[Chunk]) -> tuple[str, int]:
@@ -194,6 +206,7 @@ def test_cut_at_every_token(engine: Engine, settings: dict[str, Any], *, has_sto
         assert said(whole).endswith(said(rest))
         assert tokens[:cut] + consumed(rest) == tokens
         assert ends(rest) == ends(whole)
+        assert rest[-1]["usage"] == whole[-1]["usage"]
         assert {(chunk["id"], chunk["created"]) for chunk in rest} == {
             (whole[0]["id"], whole[0]["created"])
         }
@@ -216,6 +229,23 @@ def test_likelihoods_go_on_as_well(engine: Engine) -> None:
             [one["logprob"] for one in wanted], abs=1e-3
         )
         assert said(begun) + said(rest) == said(whole)
+
+
+@pytest.mark.mlx
+def test_marks_tell_what_a_gateway_needs(engine: Engine) -> None:
+    whole = stream(engine, temperature=0, max_tokens=3)
+    *choice, usage = whole
+    first, last = choice[0]["fleet"], choice[-1]["fleet"]
+    assert set(first) == {"tokens", "prompt_tokens", *KNOWN}
+    assert first["prompt_tokens"] == usage["usage"]["prompt_tokens"]
+    assert [set(chunk["fleet"]) for chunk in choice[1:-1]] == [{"tokens"}] * (len(choice) - 2)
+    assert last["usage"] == usage["usage"]
+    assert "fleet" not in usage
+    # What cannot be resumed has none.
+    for fields in ({"n": 2}, {"stream": False, "stream_options": None}):
+        reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
+        assert reply.status == 200
+        assert b": fleet" not in reply.raw
 
 
 TOOL = {

@@ -29,3 +29,8 @@ def order(nodes: int) -> FleetOrder:
 def test_nodes_that_share_a_machine_say_so(nodes: int, is_part: bool) -> None:
     made = programs.agents(order(nodes), "unix:/etcd", "8Gi")
     assert [("--part-of-machine" in agent.command) for agent in made] == [is_part] * nodes
+
+
+def test_the_gateway_keeps_what_it_knows_in_the_data_folder() -> None:
+    command = programs.gateway(order(1), "unix:/etcd").command
+    assert command[command.index("--state-dir") + 1] == "/fleet/gateway"

@@ -59,6 +59,10 @@ class FakeEngine:
     abandoned: int = 0
     """Connections that the other side closed in the middle of an answer."""
     connections: int = 0
+    health: int | None = 200
+    """What GET /health says; None: nothing, as of a process that was stopped."""
+    probes: int = 0
+    """How often it was asked."""
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
@@ -91,6 +95,10 @@ class FakeEngine:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines if line)
+        if first.startswith("GET /health"):
+            self.probes += 1
+            await (_stopped if self.health is None else _health)(Call(self, "", {}, b"", writer))
+            return False
         body = await reader.readexactly(int(headers["content-length"]))
         call = Call(self, first.split(" ")[1], headers, body, writer)
         self.calls.append(call)
@@ -104,6 +112,14 @@ class FakeEngine:
             working.cancel()
             watching.cancel()
         return not writer.is_closing()
+
+
+async def _health(call: Call) -> None:
+    await call.answer(b"{}", call.engine.health or 200)
+
+
+async def _stopped(_: Call) -> None:
+    await asyncio.Event().wait()
 
 
 async def _finished(work: Awaitable[None]) -> bool:

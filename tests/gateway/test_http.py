@@ -173,6 +173,6 @@ async def test_health_and_metrics(
             text = await response.text()
         assert 'fleet_gateway_requests_total{model="m",outcome="ok"} 1\n' in text
         assert 'fleet_gateway_attempts_total{outcome="answered"} 1\n' in text
-        assert 'fleet_gateway_first_byte_seconds_count{model="m"} 1\n' in text
+        assert 'fleet_gateway_e2e_request_latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n' in text
         assert "fleet_gateway_in_flight 0\n" in text
         assert "fleet_gateway_endpoints 1\n" in text

@@ -25,7 +25,7 @@ from tests.gateway.scripts import chat
 from tests.gateway.world import World, deployment, endpoint, published, route, running_gateway
 from tests.support.clock import FakeClock
 from tests.support.etcd import running_etcd
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 
 @asynccontextmanager
@@ -115,8 +115,23 @@ async def test_unusable_addresses_get_nothing(
     async with keeping(world.transport) as (keeper, _):
         await until(lambda: keeper.is_synced, what="the first list")
         assert ready(keeper, "m") == 0
-        assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
-            "an endpoint's url is not http://host:port; it gets no requests"
+        assert [(r.message, r.why) for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
+            ("an endpoint gets no requests", "its url is not http://host:port")
+        ]
+
+
+async def test_an_agent_speaks_for_its_own_node_only(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.put(deployment("m"))
+    stolen = endpoint("m-0", "m", "http://127.0.0.1:4100", node="mac-1")
+    put = Put(key=keys.endpoint_key("mac-2", "m-0"), value=codec.encode(stolen))
+    await world.transport.commit([], [put])
+    async with keeping(world.transport) as (keeper, _):
+        await until(lambda: keeper.is_synced, what="the first list")
+        assert ready(keeper, "m") == 0
+        assert [r.why for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
+            "it speaks for another"
         ]
 
 
@@ -173,10 +188,12 @@ async def test_etcd_is_killed_and_requests_are_answered(
 
 
 @pytest.mark.etcd
-async def test_a_lost_lease_in_etcd_makes_an_orphan(tmp_path: Path) -> None:
+async def test_a_lost_lease_in_etcd_makes_an_orphan_and_a_lost_etcd_is_noticed(
+    tmp_path: Path,
+) -> None:
     async with running_etcd(tmp_path) as etcd:
         transport = connect(etcd.address)
-        async with keeping(transport) as (keeper, _):
+        async with keeping(transport) as (keeper, clock):
             await World(transport).put(deployment("m"))
             lease = await transport.grant(5)
             value = codec.encode(endpoint("m-0", "m", "http://127.0.0.1:4100"))
@@ -186,6 +203,16 @@ async def test_a_lost_lease_in_etcd_makes_an_orphan(tmp_path: Path) -> None:
             await until(lambda: ready(keeper, "m") == 1, what="the endpoint")
             await transport.revoke(lease)
             await until(lambda: orphans(keeper, "m") == ["m-0"], what="the orphan")
+
+            async def is_stale(*, wanted: bool) -> bool:
+                await clock.advance(1)
+                return keeper.is_stale is wanted
+
+            # That nothing happens is no sign of an outage, however long it lasts.
+            await clock.advance(60)
+            await until_async(lambda: is_stale(wanted=False), what="a word from etcd")
+            await etcd.supervisor.stop()
+            await until_async(lambda: is_stale(wanted=True), what="its absence")
         await transport.close()
 
 

@@ -1,14 +1,20 @@
 """Choosing an engine: situations one by one, and what holds in all of them."""
 
 from collections import Counter
+from dataclasses import replace
 from types import MappingProxyType
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.choosing import Chosen, NothingReady, Standing, UnknownModel, choose
-from gateway.routing.table import Model, Origin, Share, Table, Target
+from gateway.routing.choosing import Chosen, NothingReady, UnknownModel, choose
+from gateway.routing.shares import ShareMaker
+from gateway.routing.standing import Standing
+from gateway.routing.table import Model, Origin, Share, Table, Target, Trial
+from gateway.routing.wish import Wish
+from schemas.routing import PrefixAffinity, Routing, Sessions, Strategy
 from tests.gateway.world import target
 
 A, B, C = (target(f"m-{n}", port=n + 1) for n in range(3))
@@ -20,7 +26,7 @@ def table(*shares: Share) -> Table:
 
 
 def leased(*targets: Target, weight: int = 1, orphans: tuple[Target, ...] = ()) -> Share:
-    return Share(deployments=("m",), leased=targets, orphans=orphans, weight=weight)
+    return ShareMaker().share(("m",), leased=targets, orphans=orphans, weight=weight)
 
 
 def chosen(
@@ -35,7 +41,7 @@ def chosen(
         in_flight={t.origin: n for t, n in (busy or {}).items()},
         penalised=frozenset(t.origin for t in penalised),
     )
-    choice = choose(table(*shares), "m", standing, draw=draw, failed=frozenset(failed))
+    choice = choose(table(*shares), Wish("m", draw, frozenset(failed)), standing)
     return choice.target.replica if isinstance(choice, Chosen) else None
 
 
@@ -77,7 +83,7 @@ def test_who_is_chosen(shares: tuple[Share, ...], situation: dict, expected: str
 
 
 def test_a_refusal_says_why() -> None:
-    assert choose(table(leased()), "m", Standing(), draw=0) == NothingReady(reason="because.")
+    assert choose(table(leased()), Wish("m", 0), Standing()) == NothingReady(reason="because.")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_a_refusal_says_why() -> None:
 )
 def test_an_unknown_name_gets_the_nearest_known_one(name: str, nearest: str | None) -> None:
     expected = UnknownModel(known=("m",), nearest=nearest)
-    assert choose(table(leased(A)), name, Standing(), draw=0) == expected
+    assert choose(table(leased(A)), Wish(name, 0), Standing()) == expected
 
 
 def test_a_republished_endpoint_may_be_tried_again() -> None:
@@ -94,19 +100,35 @@ def test_a_republished_endpoint_may_be_tried_again() -> None:
 
 
 engines = st.builds(
-    lambda number, port, version: target(f"m-{number}", port=port, version=version),
+    lambda number, port, version, site, concurrency: replace(
+        target(f"m-{number}", port=port, version=version),
+        site=site,
+        concurrency=concurrency,
+        points=10.0 * number,
+        is_fit=number > 2,
+    ),
     st.integers(0, 5),
     st.integers(1, 6),
     st.integers(1, 2),
+    st.sampled_from(["", "here", "there"]),
+    st.integers(1, 8),
 )
-some = st.lists(engines, max_size=5).map(tuple)
+some = st.lists(engines, max_size=5, unique_by=lambda t: t.replica).map(tuple)
+routings = st.builds(
+    Routing,
+    strategy=st.sampled_from(get_args(Strategy)),
+    site_affinity=st.booleans(),
+    prefix_affinity=st.builds(PrefixAffinity, enabled=st.booleans(), bound=st.integers(100, 200)),
+    sessions=st.builds(Sessions, enabled=st.booleans()),
+)
 all_shares = st.lists(
     st.builds(
-        Share,
-        deployments=st.just(("m",)),
+        ShareMaker({"m": Trial(template="", weight=30)}, "here").share,
+        st.just(("m",)),
         weight=st.integers(0, 3),
         leased=some,
         orphans=some,
+        routing=routings,
     ),
     min_size=1,
     max_size=3,
@@ -115,18 +137,31 @@ origins = st.builds(Origin, st.just("127.0.0.1"), st.integers(1, 6))
 standings = st.builds(
     Standing,
     in_flight=st.dictionaries(origins, st.integers(1, 9)),
+    elsewhere=st.dictionaries(origins, st.floats(0, 9)),
+    headroom=st.dictionaries(origins, st.floats(0, 1)),
     penalised=st.frozensets(origins),
 )
+marks = engines.map(lambda t: t.mark)
 
 
-@given(shares=all_shares, standing=standings, draw=st.floats(0, 1), failed=st.frozensets(engines))
-def test_what_always_holds(
-    shares: list[Share], standing: Standing, draw: float, failed: frozenset[Target]
-) -> None:
-    choice = choose(table(*shares), "m", standing, draw=draw, failed=failed)
-    able = [share for share in shares if share.weight > 0]
-    left = [t for share in able for t in share.leased if t not in failed]
-    orphans = [t for share in able for t in share.orphans if t not in failed]
+@st.composite
+def wishes(draw: st.DrawFn) -> Wish:
+    """Return any request that may come, with whatever is remembered of it."""
+    wish = Wish("m", draw(st.floats(0, 1)), draw(st.frozensets(engines)))
+    wish.session = draw(st.sampled_from(["", "a session", "\ud800"]))
+    wish.stays = draw(st.just(0) | marks)
+    wish.cached = draw(st.lists(st.tuples(marks, st.floats(0, 1)), max_size=3))
+    wish.turn = draw(st.integers(0, 9))
+    return wish
+
+
+@given(shares=all_shares, standing=standings, wish=wishes())
+def test_what_always_holds(shares: list[Share], standing: Standing, wish: Wish) -> None:
+    choice = choose(table(*shares), wish, standing)
+    assert choice == choose(table(*shares), wish, standing), "nothing but what is given decides"
+    heavy = [share for share in shares if share.weight > 0]
+    left = [t for share in heavy for t in share.leased if t not in wish.failed]
+    orphans = [t for share in heavy for t in share.orphans if t not in wish.failed]
     if not isinstance(choice, Chosen):
         assert not left
         assert not orphans
@@ -139,19 +174,50 @@ def test_what_always_holds(
         assert choice.target.origin not in standing.penalised
 
 
+@given(engines=some, routing=routings, standing=standings, wish=wishes())
+def test_our_own_site_comes_first(
+    engines: tuple[Target, ...], routing: Routing, standing: Standing, wish: Wish
+) -> None:
+    share = ShareMaker(site="here").share(("m",), leased=engines, routing=routing)
+    wish.stays = 0
+    choice = choose(table(share), wish, standing)
+    near = [t for t in engines if t.site == "here" and t not in wish.failed]
+    if routing.site_affinity and any(t.origin not in standing.penalised for t in near):
+        assert isinstance(choice, Chosen)
+        assert choice.target.site == "here"
+
+
+@given(engines=some, routing=routings, standing=standings, wish=wishes(), other=st.floats(0, 1))
+def test_a_named_session_stays_as_long_as_its_engine_is_well(
+    engines: tuple[Target, ...], routing: Routing, standing: Standing, wish: Wish, other: float
+) -> None:
+    share = ShareMaker().share(("m",), leased=engines, routing=routing)
+    wish.session = "a session"
+    first = choose(table(share), wish, standing)
+    if not isinstance(first, Chosen) or not routing.sessions.enabled:
+        return
+    wish.stays, wish.draw, wish.cached = first.target.mark, other, ()
+    busier = replace(standing, in_flight={**standing.in_flight, first.target.origin: 99})
+    again = choose(table(share), wish, busier)
+    is_well = first.target.origin not in standing.penalised
+    assert not is_well or again == first
+    wish.failed = frozenset({*wish.failed, first.target})
+    assert choose(table(share), wish, busier) != first
+
+
 @given(
     engines=some,
     standing=standings,
-    failed=st.frozensets(engines),
+    wish=wishes(),
     mix=st.randoms(use_true_random=False),
 )
 def test_order_of_input_changes_nothing(
-    engines: tuple[Target, ...], standing: Standing, failed: frozenset[Target], mix: object
+    engines: tuple[Target, ...], standing: Standing, wish: Wish, mix: object
 ) -> None:
     mixed = list(engines)
     mix.shuffle(mixed)  # type: ignore[attr-defined]  # hypothesis' Random
-    one = choose(table(leased(*engines)), "m", standing, draw=0.5, failed=failed)
-    assert one == choose(table(leased(*mixed)), "m", standing, draw=0.5, failed=failed)
+    one = choose(table(leased(*engines)), wish, standing)
+    assert one == choose(table(leased(*mixed)), wish, standing)
 
 
 @given(shares=all_shares, standing=standings, draw=st.floats(0, 1), order=st.permutations(range(3)))
@@ -159,9 +225,7 @@ def test_trying_again_and_again_tries_everybody_once(
     shares: list[Share], standing: Standing, draw: float, order: list[int]
 ) -> None:
     failed: set[Target] = set()
-    while isinstance(
-        choice := choose(table(*shares), "m", standing, draw=draw, failed=failed), Chosen
-    ):
+    while isinstance(choice := choose(table(*shares), Wish("m", draw, failed), standing), Chosen):
         assert choice.target not in failed
         failed.add(choice.target)
     assert failed == {

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.known.tabulate import Seen, tabulate
-from gateway.routing.choosing import Chosen, Standing, choose
-from gateway.routing.table import Model, Share, Table, Target, Trial
+from gateway.routing.choosing import Chosen, choose
+from gateway.routing.shares import ShareMaker
+from gateway.routing.standing import Standing
+from gateway.routing.table import Model, Table, Target, Trial
+from gateway.routing.wish import Wish
 from schemas.deployment import CanaryStatus, ModelDeploymentStatus
 from tests.gateway.test_routing import standings
 from tests.gateway.world import deployment, route, target
@@ -50,7 +53,7 @@ def parts(found: Table, model: str, **situation: object) -> dict[str, float]:
     standing = Standing(penalised=penalised)
     count: Counter[str] = Counter()
     for draw in DRAWS:
-        choice = choose(found, model, standing, draw=draw, failed=failed)
+        choice = choose(found, Wish(model, draw, failed), standing)
         if isinstance(choice, Chosen):
             count[choice.target.template] += 1
     return {template: n / len(DRAWS) for template, n in count.items()}
@@ -103,7 +106,7 @@ def test_both_sides_spread_their_requests() -> None:
         choice.target.replica
         for draw in DRAWS
         if isinstance(
-            choice := choose(table(*OLD, *more, weight=50), "a", Standing(), draw=draw), Chosen
+            choice := choose(table(*OLD, *more, weight=50), Wish("a", draw), Standing()), Chosen
         )
     )
     assert {name: n / len(DRAWS) for name, n in count.items()} == pytest.approx(
@@ -139,7 +142,7 @@ def test_nobody_is_asked_who_does_not_serve_the_model(
 ) -> None:
     found = table(*some, weight=weight, a=weights[0], b=weights[1])
     for name in ("a", "b", "both", "public"):
-        choice = choose(found, name, standing, draw=draw, failed=failed)
+        choice = choose(found, Wish(name, draw, failed), standing)
         mine = {t for share in found.models[name].shares if share.weight for t in share.leased}
         if isinstance(choice, Chosen):
             assert choice.target in mine - failed
@@ -154,10 +157,7 @@ def test_weights_converge(weight: int, new: int, old: int) -> None:
         target(f"a-{n}", "a", port=n + 1, template="new" if n < new else "old")
         for n in range(new + old)
     ]
-    share = Share(deployments=("a",), leased=tuple(targets))
-    model = Model(name="a", created=0, shares=(share,), reason="")
-    found = Table(
-        models=MappingProxyType({"a": model}),
-        trials=MappingProxyType({"a": Trial(template="new", weight=weight)}),
-    )
+    maker = ShareMaker({"a": Trial(template="new", weight=weight)})
+    model = Model(name="a", created=0, shares=(maker.share(("a",), leased=targets),), reason="")
+    found = Table(models=MappingProxyType({"a": model}))
     assert parts(found, "a").get("new", 0.0) == pytest.approx(weight / 100, abs=0.035)

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from gateway.routing.table import Origin, Target
 from gateway.server import Gateway, Limits
-from machinery.clock import SystemClock
+from gateway.watch.recorder import Tracer
+from machinery.clock import Clock, SystemClock
 from machinery.web import listen
 from schemas.deployment import (
     ModelDeployment,
@@ -125,13 +126,18 @@ class Running:
 
 @asynccontextmanager
 async def running_gateway(
-    transport: Transport, limits: Limits | None = None
+    transport: Transport,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     limits = limits or Limits(drain_timeout_s=0.0)
     url = f"http://127.0.0.1:{port}"
-    gateway = Gateway(transport, SystemClock(), FirstOfEquals(), limits, url=url)
+    gateway = Gateway(
+        transport, clock or SystemClock(), FirstOfEquals(), limits, url=url, tracer=tracer
+    )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(gateway.run(listener))
         try:

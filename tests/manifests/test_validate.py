@@ -138,11 +138,40 @@ CASES = [
         Known(),
         [
             ":7:10: ModelRoute/chat: spec.model: ModelDeployment/other serves this name itself and "
-            "is not among the backends. Add it to the backends, or route another name than other"
+            "is not among the backends. Add it to the backends or fallbacks, or route another name "
+            "than other"
         ],
         id="takes-a-deployments-name",
     ),
     pytest.param(route(model="qwen") + deployment(), Known(), [], id="canary-under-its-own-name"),
+    pytest.param(
+        route(model="other") + "  fallbacks: [other]\n" + deployment() + deployment("other"),
+        Known(),
+        [],
+        id="own-name-as-a-fallback",
+    ),
+    pytest.param(
+        route() + "  fallbacks: [qwem]\n" + deployment(),
+        Known(),
+        [
+            ":9:15: ModelRoute/chat: spec.fallbacks[0]: there is no ModelDeployment qwem. "
+            f"Did you mean qwen? Create it first, {TOGETHER}"
+        ],
+        id="fallback-misspelled",
+    ),
+    pytest.param(
+        route()
+        + "  rules: [{headers: [{name: x}], backends: [{deployment: y, weight: 0}]}]\n"
+        + deployment(),
+        Known(),
+        [
+            ":9:58: ModelRoute/chat: spec.rules[0].backends[0].deployment: there is no "
+            f"ModelDeployment y. Create it first, {TOGETHER}",
+            ":9:34: ModelRoute/chat: spec.rules[0].backends: every weight is 0, so no backend "
+            "would get a request. Give one of them a weight",
+        ],
+        id="backend-of-a-rule",
+    ),
     pytest.param(
         route("a") + route("b") + deployment(),
         Known(),

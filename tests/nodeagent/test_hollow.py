@@ -11,7 +11,15 @@ from nodeagent.hollow import HollowMac, Pace, SharedFeed, describe, having
 from schemas.deployment import Draft, ModelSource
 from schemas.meta import ObjectMeta, find_condition
 from schemas.node import NodeStatus
-from schemas.replica import Endpoint, MemoryProof, RankAssignment, RankStatus, Replica, ReplicaSpec
+from schemas.replica import (
+    Endpoint,
+    EndpointHardware,
+    MemoryProof,
+    RankAssignment,
+    RankStatus,
+    Replica,
+    ReplicaSpec,
+)
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from tests.support.fleets import GEOMETRY, deployment
@@ -31,8 +39,8 @@ class Room:
         self.macs = [
             HollowMac(
                 clock=self.clock,
-                status=describe(f"mac-{number}"),
-                models=having({"qwen": GEOMETRY}),
+                status=describe(f"mac-{number}", labels={"site": "berlin"}),
+                models=having({"qwen": GEOMETRY.model_copy(update={"parameters": 596_049_920})}),
                 pace=lambda _: _PACE,
             )
             for number in range(count)
@@ -106,6 +114,12 @@ def test_an_engine_loads_answers_drains_and_ends() -> None:
         found = await it.endpoint()
         assert found is not None
         assert found.spec.node == "mac-0"
+        # What gateways choose by.
+        assert (found.spec.site, found.spec.concurrency) == ("berlin", 1)
+        assert found.spec.parameters == 596
+        assert found.spec.hardware == EndpointHardware(
+            chip="Apple M4 Pro", gpu_cores=20, memory_bytes=48 * 2**30
+        )
         await it.assign("mac-0", is_deleting=True)
         await it.clock.sleep(1)
         assert await it.said("mac-0", "Stopped") == "EngineEnding"
@@ -142,8 +156,13 @@ def test_engines_outlive_their_agent_and_not_the_power() -> None:
         assert await it.endpoint() is None
         it.start(it.macs[0])
         await it.clock.sleep(2)
-        assert await it.endpoint() is not None
+        found = await it.endpoint()
+        assert found is not None
         assert it.macs[0].engines.running() == [engine]
+        # Also by who has not looked at the model yet when it adopts the engine; and once is enough.
+        assert found.spec.parameters == 596
+        await it.clock.sleep(20)
+        assert await it.endpoint() == found
         it.macs[0].lose_power()
         await it.clock.sleep(2)
         assert await it.endpoint() is None

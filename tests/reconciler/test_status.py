@@ -16,7 +16,7 @@ from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, ObjectMeta, Status, Truth, find_condition
 from schemas.pools import GroupMember, NodePool, NodePoolSpec, ShardGroup, ShardGroupSpec
 from schemas.replica import RankStatus
-from schemas.route import Backend, ModelRoute, ModelRouteSpec
+from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
 from tests.support.fleets import NOW, deployment, node, observed, replica
 
 LATER = NOW + timedelta(seconds=5)
@@ -210,3 +210,14 @@ def test_route() -> None:
     assert said(made, "Accepted") == ("True", "BackendsFound", "")
     made = status.of_route(route, {"x"}, old=None, now=NOW)
     assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y")
+
+
+def test_route_with_rules_and_fallbacks() -> None:
+    backends = (Backend(deployment="x"),)
+    rule = RouteRule(headers=(HeaderMatch(name="a"),), backends=(Backend(deployment="y"),))
+    spec = ModelRouteSpec(model="m", backends=backends, rules=(rule,), fallbacks=("y", "z"))
+    route = ModelRoute(metadata=ObjectMeta(name="r"), spec=spec)
+    made = status.of_route(route, {"x"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y, z")
+    made = status.of_route(route, {"x", "y", "z"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("True", "BackendsFound", "")

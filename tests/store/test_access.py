@@ -39,7 +39,16 @@ def may_touch(account: Account, right: Right, start: str, end: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("user", ["fleet-reconciler", "fleet-gateway", "fleet-node-a"])
+def test_a_gateway_reads_hashes_of_api_keys_and_no_other_secret() -> None:
+    gateway = account("fleet-gateway")
+    start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
+    assert may(gateway, Right.READ, keys.api_key_key("ci"))
+    assert not may_touch(gateway, Right.WRITE, start, end)
+    assert not may_touch(gateway, Right.READ, start, keys.API_KEY_PREFIX)
+    assert not may_touch(gateway, Right.READ, keys.prefix_end(keys.API_KEY_PREFIX), end)
+
+
+@pytest.mark.parametrize("user", ["fleet-reconciler", "fleet-node-a"])
 def test_nobody_but_the_admin_comes_near_a_secret(user: str) -> None:
     start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
     for right in (Right.READ, Right.WRITE):

@@ -16,6 +16,7 @@ from tests.store.guarded import Guarded, guarded_etcd
 pytestmark = pytest.mark.etcd
 
 SECRET = f"{keys.SECRET_PREFIX}hub-token"
+API_KEY = keys.api_key_key("ci")
 MINE = [
     keys.status_key("Node", "mac-1"),
     keys.node_lease_key("mac-1"),
@@ -46,7 +47,7 @@ VERDICTS = [
     keys.ELECTION_RECONCILER,
 ]
 REGISTRATION = keys.gateway_lease_key("g")
-FOREIGN = [SECRET, "/elsewhere", f"{keys.ROOT}/new/x"]
+FOREIGN = [SECRET, API_KEY, "/elsewhere", f"{keys.ROOT}/new/x"]
 
 DENIED_TO_WRITE = {
     "node-mac-1": [*OTHERS, *SPECS, *VERDICTS, *FOREIGN, REGISTRATION],
@@ -57,12 +58,12 @@ DENIED_TO_WRITE = {
         *(key for key in MINE if not key.startswith(keys.RANK_PREFIX)),
         *(keys.spec_key(kind, "a") for kind in ("NodePool", "ModelRoute", "ShardGroup")),
     ],
-    "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[1:]],
+    "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:]],
 }
 DENIED_TO_READ = {
-    "node-mac-1": [SECRET, *OTHERS, *VERDICTS, SPECS[0], "/elsewhere", REGISTRATION],
-    "gateway": [SECRET, *MINE[:3], keys.spec_key("Replica", "a"), *VERDICTS[2:]],
-    "reconciler": [SECRET, MINE[-1], "/elsewhere"],
+    "node-mac-1": [SECRET, API_KEY, *OTHERS, *VERDICTS, SPECS[0], "/elsewhere", REGISTRATION],
+    "gateway": [SECRET, MINE[2], keys.spec_key("Replica", "a"), *VERDICTS[2:]],
+    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere"],
     "admin": ["/elsewhere"],
 }
 DENIED_TO_LIST = {
@@ -76,7 +77,7 @@ DENIED_TO_LIST = {
         keys.ENDPOINT_PREFIX,
     ],
     "gateway": [keys.SECRET_PREFIX, f"{keys.ROOT}/", keys.SPEC_PREFIX, keys.RANK_PREFIX],
-    "reconciler": [keys.SECRET_PREFIX, f"{keys.ROOT}/"],
+    "reconciler": [keys.SECRET_PREFIX, keys.API_KEY_PREFIX, f"{keys.ROOT}/"],
     "admin": ["/"],
 }
 ALLOWED_TO_WRITE = {
@@ -89,13 +90,22 @@ ALLOWED_TO_WRITE = {
     ],
     "admin": [
         SECRET,
+        API_KEY,
         keys.status_key("Node", "mac-1"),
         *(keys.spec_key(kind, "a") for kind in ("ModelDeployment", "Node", "NodePool")),
     ],
 }
 ALLOWED_TO_LIST = {
     "node-mac-1": [keys.spec_prefix("Replica"), keys.spec_prefix("ModelDeployment")],
-    "gateway": [keys.ENDPOINT_PREFIX, keys.spec_prefix("ModelRoute")],
+    "gateway": [
+        keys.ENDPOINT_PREFIX,
+        keys.spec_prefix("ModelRoute"),
+        keys.spec_prefix("Node"),
+        keys.status_prefix("Node"),
+        keys.NODE_LEASE_PREFIX,
+        keys.API_KEY_PREFIX,
+        keys.GATEWAY_LEASE_PREFIX,
+    ],
     "reconciler": [
         keys.SPEC_PREFIX,
         keys.STATUS_PREFIX,

@@ -19,8 +19,9 @@ from nodeagent.engine.api.answer import Answer
 from nodeagent.engine.api.embeddings import EmbeddingAnswer
 from nodeagent.engine.api.headers import Wishes
 from nodeagent.engine.api.probes import Probes
+from nodeagent.engine.api.tokenizing import TokenizeAnswer
 from nodeagent.engine.errors import Refusal, RefusedError
-from nodeagent.engine.openai import bodies, embeddings, responses
+from nodeagent.engine.openai import bodies, embeddings, responses, tokenizing
 from nodeagent.engine.service import Service
 
 
@@ -35,6 +36,7 @@ def make_app(service: Service) -> web.StampedApp:
         Route("/v1/completions", routes.complete, methods=["POST"]),
         Route("/v1/responses", routes.respond, methods=["POST"]),
         Route("/v1/embeddings", routes.embed, methods=["POST"]),
+        Route("/tokenize", routes.tokenize, methods=["POST"]),
     ]
     app = Starlette(
         routes=[*served, openapi.route(served, version=version())],
@@ -63,7 +65,17 @@ class Routes:
             "x-fleet-replica": config.replica,
             "x-fleet-in-flight": str(admission.in_flight),
             "x-fleet-queued": str(admission.queued),
+            **self._free(),
         }
+
+    def _free(self) -> dict[str, str]:
+        """Return which part of the memory is free or given up for who needs it, in percent; nothing before it is known."""
+        gauges = self.service.gauges
+        if not gauges.limit_bytes:
+            return {}
+        taken = max(0, gauges.active_bytes - gauges.prefix_bytes)
+        free = max(0, 100 - 100 * taken // gauges.limit_bytes)
+        return {"x-fleet-memory-free": str(free)}
 
     async def models(self, _: Request) -> Response:
         """List the names under which the model is served."""
@@ -105,6 +117,15 @@ class Routes:
         wanted = embeddings.parse(raw)
         self._check_model(wanted.model)
         return EmbeddingAnswer(self.service, wanted, arrived_s, wishes.timeout_s)
+
+    async def tokenize(self, request: Request) -> TokenizeAnswer:
+        """Count the tokens of a prompt."""
+        arrived_s = self.service.clock.monotonic()
+        wishes, raw = await self._read(request)
+        headers.check_not_resumable(wishes)
+        wanted = tokenizing.parse(raw)
+        self._check_model(wanted.request.model)
+        return TokenizeAnswer(self.service, wanted, arrived_s, wishes.timeout_s)
 
     async def _answer(self, request: Request, parse: Callable[..., bodies.Request]) -> Answer:
         arrived_s = self.service.clock.monotonic()

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nodeagent.engine.api import headers, web
-from nodeagent.engine.openai import parameters, responses
+from nodeagent.engine.openai import parameters, responses, tokenizing
 from nodeagent.engine.openai.bodies import ChatBody, CompletionBody
 from nodeagent.engine.openai.embeddings import EmbeddingBody, dialect
 from nodeagent.engine.openai.parameters import Dialect
 from nodeagent.engine.openai.responses import ResponsesBody
+from nodeagent.engine.openai.tokenizing import TokenizeBody
 
 Json: TypeAlias = dict[str, Any]
 
@@ -56,6 +57,7 @@ def bodies() -> Mapping[str, Taken]:
         "/v1/completions": Taken(body=CompletionBody, dialect=completion, is_resumable=True),
         "/v1/responses": Taken(body=ResponsesBody, dialect=responses.dialect()),
         "/v1/embeddings": Taken(body=EmbeddingBody, dialect=dialect(), is_streamable=False),
+        "/tokenize": Taken(body=TokenizeBody, dialect=tokenizing.dialect(), is_streamable=False),
     }
 
 

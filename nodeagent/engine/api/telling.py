@@ -48,12 +48,13 @@ class Telling:
     choices: tuple[Choice, ...]
     ticket: Ticket
     deadline: Deadline | None = None
-    cached: dict[int, int] = field(default_factory=dict)
-    """How many tokens of each prompt were in the prefix cache."""
+    cached: dict[int, int] = field(init=False)
+    """How many tokens of each prompt were in the prefix cache, where its answer began."""
     _indexes: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         """Find choices by their jobs."""
+        self.cached = {c.prompt: c.cached for c in self.choices if c.cached is not None}
         self._indexes = {choice.job.id: index for index, choice in enumerate(self.choices)}
 
     @property
@@ -127,7 +128,8 @@ class Telling:
         choice = self.choices[index]
         if choice.reading.is_over:
             return None  # made while its end was on the way to the worker
-        self.cached[choice.prompt] = max(self.cached.get(choice.prompt, 0), made.cached)
+        if choice.cached is None:
+            self.cached[choice.prompt] = max(self.cached.get(choice.prompt, 0), made.cached)
         delta = choice.reading.take(made)
         if choice.reading.finish is not None and made.finish is None:
             self.service.admission.end(made.job_id)

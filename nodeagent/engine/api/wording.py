@@ -7,8 +7,9 @@ from typing import Any
 from nodeagent.engine.api.telling import Telling, Told
 from nodeagent.engine.errors import Refusal
 from nodeagent.engine.openai import performance
-from nodeagent.engine.openai.envelope import Envelope, Totals, Whole, event
+from nodeagent.engine.openai.envelope import Envelope, Totals, Usage, Whole, event, marked
 from nodeagent.engine.openai.performance import Story
+from nodeagent.engine.openai.prompts import Choice
 from nodeagent.engine.text.deltas import Delta
 
 
@@ -21,7 +22,7 @@ class Wording:
     arrived_s: float
     _told: list[int] = field(init=False)
     """Tokens of each choice that its client knows of."""
-    _introduced: set[int] = field(default_factory=set)
+    _is_introduced: bool = False
 
     def __post_init__(self) -> None:
         """Begin where another process was lost, if one was."""
@@ -37,7 +38,14 @@ class Wording:
         for index, choice in enumerate(self.telling.choices):
             assert choice.reading.finish is not None
             delta = Delta.joined(one.delta for one in told if one.index == index)
-            wholes.append(Whole(delta=delta, finish=choice.reading.finish, echo=choice.echo))
+            wholes.append(
+                Whole(
+                    delta=delta,
+                    finish=choice.reading.finish,
+                    echo=choice.echo,
+                    stopped_by=choice.reading.stops.matched,
+                )
+            )
         return self.envelope.whole(wholes, self._totals())
 
     def begin(self) -> bytes:
@@ -48,8 +56,8 @@ class Wording:
         for index, choice in enumerate(self.telling.choices):
             if request.is_chat or choice.echo:
                 # The first tokens are read by now, but their text is yet to come.
-                fleet = self._fleet(index, upto=self._told[index])
-                out += self.envelope.first(index, echo=choice.echo, fleet=fleet)
+                mark = self._mark(index, upto=self._told[index])
+                out += self.envelope.first(index, echo=choice.echo, mark=mark)
         return out
 
     def pieces(self, burst: Sequence[Told]) -> bytes:
@@ -57,8 +65,10 @@ class Wording:
         out = b""
         for told in burst:
             if not told.delta.is_empty:
-                fleet = self._fleet(told.index)
-                out += self.envelope.piece(told.index, told.delta, fleet=fleet)
+                reading = self.telling.choices[told.index].reading
+                # Who continues has to make open tokens again, to know how likely they were.
+                mark = self._mark(told.index, upto=len(reading.tokens) - reading.open_tokens)
+                out += self.envelope.piece(told.index, told.delta, mark=mark)
             if self.telling.choices[told.index].reading.is_over:
                 out += self._end(told.index)
         return out
@@ -74,24 +84,37 @@ class Wording:
     def _end(self, index: int) -> bytes:
         reading = self.telling.choices[index].reading
         assert reading.finish is not None
-        fleet = self._fleet(index, upto=len(reading.tokens))
-        return self.envelope.end(index, reading.finish, fleet=fleet)
+        mark = self._mark(index, upto=len(reading.tokens), usage=self.telling.usage)
+        return self.envelope.end(
+            index, reading.finish, stopped_by=reading.stops.matched, mark=mark
+        )
 
-    def _fleet(self, index: int, *, upto: int | None = None) -> dict[str, Any] | None:
+    def _mark(self, index: int, *, upto: int, usage: Usage | None = None) -> bytes:
         """Return what makes the chunk that comes now resumable, and note that it was told."""
         if not self.envelope.request.is_resumable:
-            return None
+            return b""
         choice = self.telling.choices[index]
-        if upto is None:
-            # Who continues has to make these again, to know how likely they were.
-            upto = len(choice.reading.tokens) - choice.reading.open_tokens
         tokens = choice.reading.tokens[self._told[index] : upto]
         self._told[index] += len(tokens)
-        fleet: dict[str, Any] = {"tokens": tokens, "held": choice.reading.stops.held}
-        if index not in self._introduced:
-            self._introduced.add(index)
-            fleet |= {"seed": choice.job.sampling.seed, "prompt": choice.digest}
-        return fleet
+        fleet: dict[str, Any] = {"tokens": tokens}
+        if not self._is_introduced:
+            self._is_introduced = True
+            fleet |= self._introduction(choice)
+        if usage is not None:
+            fleet["usage"] = usage.body()
+        return marked(fleet)
+
+    def _introduction(self, choice: Choice) -> dict[str, Any]:
+        """Return what another process needs besides the tokens, and what a gateway counts."""
+        usage = self.telling.usage
+        return {
+            "seed": choice.job.sampling.seed,
+            "prompt": choice.digest,
+            "id": self.envelope.id,
+            "created": self.envelope.created,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+        }
 
     def _totals(self) -> Totals:
         usage, ticket = self.telling.usage, self.telling.ticket

@@ -161,7 +161,8 @@ def _effort(effort: str | None, voice: Voice) -> dict[str, Json]:
             break
     if voice.mentions("reasoning_effort"):
         given["reasoning_effort"] = effort
-    if not given:
+    # A model that does not think does without a thought what "none" asks for.
+    if not given and (effort != "none" or voice.thinking is not None):
         message = (
             "This model's chat template has no place for an effort; leave 'reasoning_effort' out."
         )

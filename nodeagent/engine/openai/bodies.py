@@ -23,6 +23,7 @@ Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
 _STRICT = ConfigDict(strict=True, extra="forbid")
 # Below, logits divided by it overflow float32; what is drawn is the likeliest token anyway.
 _COLDEST = 1e-4
@@ -60,7 +61,9 @@ class _Body(Body):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     include_performance: bool | None = None
+    fit_max_tokens: bool | None = None
     user: str | None = None
+    session_id: SessionId | None = None
 
     @field_validator("stop", mode="before", json_schema_input_type=Stop | list[Stop] | None)
     @classmethod
@@ -95,7 +98,7 @@ class CompletionBody(_Body):
 
 
 class _Fleet(BaseModel):
-    """What a gateway sends to have an answer continued: the sums of the `fleet` of its chunks."""
+    """What a gateway sends to have an answer continued: the sums of its marks."""
 
     model_config = _STRICT
 
@@ -104,6 +107,7 @@ class _Fleet(BaseModel):
     prompt: Annotated[str, Field(max_length=100)]
     id: Annotated[str, Field(min_length=1, max_length=200)]
     created: Annotated[int, Field(ge=0, lt=2**53)]
+    cached_tokens: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +136,8 @@ class Resumed:
     id: str
     created: int
     """Seconds since 1970."""
+    cached_tokens: int
+    """How many of the prompt's were cached there: what the client is told at the end, wherever that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +159,10 @@ class Request:
     """How many alternatives to tell of each token; None: no likelihoods at all."""
     is_echoed: bool = False
     has_performance: bool = False
+    is_fitted: bool = False
+    """Whether `max_tokens` is the most there may be, not what there must be room for."""
     is_resumable: bool = False
-    """Whether chunks tell what another process needs to continue."""
+    """Whether marks tell what another process needs to continue: for one choice, as a stream."""
     resumed: Resumed | None = None
     format: formats.Format | None = None
     """What the text has to match."""
@@ -265,6 +273,7 @@ def _common(body: _Body) -> dict[str, Any]:
         "is_streamed": bool(body.stream),
         "has_usage": bool(body.stream_options and body.stream_options.include_usage),
         "has_performance": bool(body.include_performance),
+        "is_fitted": bool(body.fit_max_tokens),
     }
 
 
@@ -316,6 +325,7 @@ def _take_fleet(fields: dict[str, Any]) -> Resumed | None:
         prompt=fleet.prompt,
         id=fleet.id,
         created=fleet.created,
+        cached_tokens=fleet.cached_tokens,
     )
 
 
@@ -325,7 +335,8 @@ def _resumable(request: Request, resumed: Resumed | None) -> Request:
     if resumed is not None and request.size != 1:
         name = "n" if request.n > 1 else "prompt"
         raise errors.invalid(f"'fleet' continues one choice; '{name}' asks for more.", param=name)
-    return dataclasses.replace(request, is_resumable=True, resumed=resumed)
+    is_resumable = request.is_streamed and request.size == 1
+    return dataclasses.replace(request, is_resumable=is_resumable, resumed=resumed)
 
 
 def read_object(raw: bytes) -> dict[str, Any]:

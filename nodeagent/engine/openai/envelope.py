@@ -53,6 +53,8 @@ class Whole:
     delta: Delta
     finish: Finish
     echo: str = ""
+    stopped_by: str | None = None
+    """The stop word that ended it, if one did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,27 +89,34 @@ class Envelope:
             **shown,
             "logprobs": likelihoods,
             "finish_reason": choice.finish,
+            **_stopped(choice.stopped_by),
         }
 
-    def first(self, index: int, *, echo: str = "", fleet: Json | None = None) -> bytes:
+    def first(self, index: int, *, echo: str = "", mark: bytes = b"") -> bytes:
         """Return what goes before a choice's first token: a chat says who speaks, a completion its prompt if asked."""
         if self.request.is_chat:
             delta = {"role": "assistant", "content": "", "refusal": None}
-            return self._chunk(index, {"delta": delta}, fleet=fleet)
-        if not echo and fleet is None:
-            return b""
-        return self._chunk(index, {"text": echo}, fleet=fleet)
+            return self._chunk(index, {"delta": delta}, mark=mark)
+        return self._chunk(index, {"text": echo}, mark=mark)
 
-    def piece(self, index: int, delta: Delta, *, fleet: Json | None = None) -> bytes:
+    def piece(self, index: int, delta: Delta, *, mark: bytes = b"") -> bytes:
         """Return what some tokens add to a choice."""
         shown: Json = {"delta": _delta(delta)} if self.request.is_chat else {"text": delta.content}
         likelihoods = self._logprobs(index, delta) if delta.scored else None
-        return self._chunk(index, {**shown, "logprobs": likelihoods}, fleet=fleet)
+        return self._chunk(index, {**shown, "logprobs": likelihoods}, mark=mark)
 
-    def end(self, index: int, finish: Finish, *, fleet: Json | None = None) -> bytes:
-        """Return what says why a choice is over."""
+    def end(
+        self,
+        index: int,
+        finish: Finish,
+        *,
+        stopped_by: str | None = None,
+        mark: bytes = b"",
+    ) -> bytes:
+        """Return what says why a choice is over; `stopped_by` is the stop word, if one did it."""
         shown: Json = {"delta": {}} if self.request.is_chat else {"text": ""}
-        return self._chunk(index, {**shown, "finish_reason": finish}, fleet=fleet)
+        why = {"finish_reason": finish, **_stopped(stopped_by)}
+        return self._chunk(index, {**shown, **why}, mark=mark)
 
     def last(self, totals: Totals) -> bytes:
         """Return what ends a stream that went well."""
@@ -122,14 +131,12 @@ class Envelope:
             return logprobs.chat(delta.scored, self.spell)
         return logprobs.completion(delta.scored, self.spell, self.offsets[index])
 
-    def _chunk(self, index: int, shown: Json, *, fleet: Json | None) -> bytes:
+    def _chunk(self, index: int, shown: Json, *, mark: bytes) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **shown}
         body = {**self._chunk_head(), "choices": [choice]}
         if self.request.has_usage:
             body["usage"] = None
-        if fleet is not None:
-            body["fleet"] = fleet
-        return event(body)
+        return mark + event(body)
 
     def _chunk_head(self) -> Json:
         return self._head("chat.completion.chunk" if self.request.is_chat else "text_completion")
@@ -142,6 +149,11 @@ class Envelope:
             "model": self.request.model,
             "system_fingerprint": self.fingerprint,
         }
+
+
+def _stopped(stopped_by: str | None) -> Json:
+    """Return vLLM's `stop_reason`, where there is one to tell."""
+    return {} if stopped_by is None else {"stop_reason": stopped_by}
 
 
 def _with_performance(body: Json, totals: Totals) -> Json:
@@ -191,6 +203,11 @@ def _calls(pieces: Sequence[ToolCall]) -> list[Json]:
         function = {"name": parts[0].name, "arguments": "".join(one.arguments for one in parts)}
         found.append({"id": parts[0].id, "type": "function", "function": function})
     return found
+
+
+def marked(fleet: Json) -> bytes:
+    """Return the mark of a chunk: a comment line in its event, for gateways."""
+    return b": fleet " + orjson.dumps(fleet) + b"\n"
 
 
 def event(body: Json) -> bytes:

@@ -54,6 +54,8 @@ def budget(request: Request, prompt_tokens: int, context_length: int) -> int:
 
     """
     left = context_length - prompt_tokens
+    if left >= 1 and request.is_fitted:
+        return left if request.max_tokens is None else min(request.max_tokens, left)
     if left >= 1 and request.max_tokens is None:
         return left if request.is_chat else min(_COMPLETION_DEFAULT, left)
     if request.max_tokens is not None and request.max_tokens <= left:
@@ -64,7 +66,7 @@ def budget(request: Request, prompt_tokens: int, context_length: int) -> int:
 def within(memory: Budget | None, request: Request, prompt_tokens: int, max_tokens: int) -> int:
     """Return how many of `max_tokens` there is memory for; without a budget nobody counts.
 
-    A number that nobody asked for is made smaller; one that was asked for is refused.
+    A number that nobody asked for, or that is to be fitted, is made smaller; others are refused.
 
     Raises:
         RefusedError: the request would not fit if it were alone.
@@ -72,7 +74,7 @@ def within(memory: Budget | None, request: Request, prompt_tokens: int, max_toke
     """
     if memory is None:
         return max_tokens
-    if request.max_tokens is None:
+    if request.max_tokens is None or request.is_fitted:
         max_tokens = max(1, min(max_tokens, memory.longest - prompt_tokens))
     what = "messages" if request.is_chat else "prompt"
     refusal = memory.refuse(prompt_tokens, max_tokens, param=what)

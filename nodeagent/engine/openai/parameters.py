@@ -14,7 +14,7 @@ from nodeagent.engine import errors
 Json: TypeAlias = Any  # as it came from the parser, before validation
 
 # Their types are checked; they name who asks, and change no answer.
-_LABELS = frozenset({"user"})
+_LABELS = frozenset({"session_id", "user"})
 _LABELS_CHAT = _LABELS | {"metadata", "safety_identifier", "prompt_cache_key"}
 _HONOURED = frozenset(
     {
@@ -33,7 +33,7 @@ _HONOURED = frozenset(
         "stream_options",
     }
 )
-# Not OpenAI's: known from other servers and from mlx-lm, or our own (`include_performance`).
+# Not OpenAI's: known from other servers and from mlx-lm, or our own (`include_performance`, `fit_max_tokens`).
 EXTENSIONS = frozenset(
     {
         "top_k",
@@ -42,6 +42,8 @@ EXTENSIONS = frozenset(
         "xtc_probability",
         "xtc_threshold",
         "include_performance",
+        "session_id",
+        "fit_max_tokens",
     }
 )
 
@@ -129,13 +131,13 @@ def chat() -> Dialect:
         "tool_choice",
         "parallel_tool_calls",
     }
-    return Dialect(honoured=_HONOURED | EXTENSIONS | own, labels=_LABELS_CHAT, limited=_CHAT)
+    return Dialect(honoured=_HONOURED | (EXTENSIONS - _LABELS) | own, labels=_LABELS_CHAT, limited=_CHAT)
 
 
 def completion() -> Dialect:
     """Return the names of `/v1/completions`."""
     own = {"prompt", "best_of", "echo"}
-    return Dialect(honoured=_HONOURED | EXTENSIONS | own, labels=_LABELS, limited=_COMPLETION)
+    return Dialect(honoured=_HONOURED | (EXTENSIONS - _LABELS) | own, labels=_LABELS, limited=_COMPLETION)
 
 
 def _is_among(value: Json, allowed: tuple[Json, ...]) -> bool:

@@ -63,6 +63,8 @@ class Choice:
     """The prompt's text, if it is to be shown first."""
     digest: str = ""
     """Of the prompt's tokens, if the answer is resumable."""
+    cached: int | None = None
+    """How many of the prompt's tokens were cached where the answer began, if that was elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,21 @@ class Prompter:
         loop = asyncio.get_running_loop()
         lane = self.lanes.of(request)
         return await loop.run_in_executor(lane, self._made, request, first_id, fresh_seed)
+
+    async def tokens(self, request: Request) -> list[int]:
+        """Return the tokens of a request's one prompt.
+
+        Raises:
+            RefusedError: it is not for this model.
+
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.lanes.of(request), self._read, request)
+
+    def _read(self, request: Request) -> list[int]:
+        (prompt,) = encoding.encode(request, self.ready.codec)
+        limits.check_known(prompt, self.ready.vocab_size, "prompt")
+        return prompt
 
     def _made(self, request: Request, first_id: int, fresh_seed: int) -> tuple[Choice, ...]:
         limits.check_bias(request, self.ready.vocab_size)
@@ -144,4 +161,5 @@ class Prompter:
             return Choice(job=job, reading=reading, digest=mark)
         job = resuming.resume(job, request.resumed, mark, vocab_size=self.ready.vocab_size)
         resuming.replay(reading, job, ends=codec.eos_ids)
-        return Choice(job=job, reading=reading, digest=mark)
+        cached = request.resumed.cached_tokens
+        return Choice(job=job, reading=reading, digest=mark, cached=cached)

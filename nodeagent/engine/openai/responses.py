@@ -148,9 +148,10 @@ class ResponsesBody(BaseModel):
     tools: list[FunctionTool] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None
+    session_id: bodies.SessionId | None = None
 
 
-_LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
+_LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "session_id", "user"})
 _LIMITED: Mapping[str, Only] = {
     "background": Only(values=(False,), why=_STATELESS),
     "context_management": Only(values=([],), why="This engine shortens no context."),

@@ -16,6 +16,8 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._held = ""
         self._is_stopped = False
+        self.matched: str | None = None
+        """The stop word that was seen."""
 
     @property
     def is_stopped(self) -> bool:
@@ -36,7 +38,9 @@ class StopMatcher:
         if hits:
             self._is_stopped = True
             self._held = ""
-            return seen[: min(hits)[1]]
+            end, begin = min(hits)
+            self.matched = seen[begin:end]
+            return seen[:begin]
         keep = self._open_length(seen)
         self._held = seen[len(seen) - keep :]
         return seen[: len(seen) - keep]

@@ -1,0 +1,266 @@
+"""Engines that die, stop, drain and go mad under load, behind our gateway and others: `make bench-gateway-faults`.
+
+Whole answers (50 ms) and streams (64 events, 10 ms apart) are asked for at once, each by as many connections as said, while
+one engine of two or three has its fault. Every answer's text is compared with what it must be. `gap` is the longest that
+any stream paused, `slowest` the longest whole answer: what the fault cost. All gateways give a silent engine 1 s.
+In the last runs of ours its etcd is dead. The last line is JSON.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from tabulate import tabulate
+
+from bench.gateway import loading, ours, peers
+from bench.gateway.faults_acts import FAULTS, NEVER, Fault, is_used
+from bench.gateway.loading import Load, Records
+from bench.gateway.parts import Engine, Programs, compiled, free_port
+from bench.gateway.peers import Peer
+from schemas.routing import Timeouts
+
+_OPTIONS = ("delay_us=50000", "pace_us=10000", f"tokens={loading.TOKENS}")
+_BEFORE_S = 0.7
+_AFTER_S = 1.2
+_SETTLE_S = 15.0
+_PATIENCE = Timeouts(attempt="1s", first_token="1s")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One gateway in front of its engines."""
+
+    peer: Peer
+    name: str
+    engines: Sequence[Engine]
+    concurrencies: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one fault did."""
+
+    setting: str
+    connections: int
+    fault: str
+    requests: int
+    failed: int
+    """Of all; the ones below are among them."""
+    truncated: int
+    """Streams that ended early, with an error or without."""
+    wrong: int
+    """Streams and answers with another text than the reference."""
+    gap_ms: float
+    slowest_ms: float
+    again_s: float | None
+    """From the engine being well again to its next request."""
+    resumed: int
+    ways: str
+
+
+async def under_load(programs: Programs, setting: Setting, count: int, fault: Fault) -> Outcome:
+    """Load the gateway with both kinds of requests, and have one engine fail meanwhile."""
+    seconds = _BEFORE_S + fault.lasts_s + _AFTER_S
+    whole, stream = (
+        Load(
+            port=setting.peer.port,
+            connections=count,
+            seconds=seconds,
+            is_streamed=is_streamed,
+            key=setting.peer.key,
+        )
+        for is_streamed in (False, True)
+    )
+    victim = setting.engines[0]
+    before = sum(engine.stats().get("resumed", 0) for engine in setting.engines[1:])
+
+    async def act() -> float | None:
+        await asyncio.sleep(_BEFORE_S)
+        return await fault.act(victim)
+
+    wholes, streams, again_s = await asyncio.gather(
+        loading.run(programs, whole), loading.run(programs, stream), act()
+    )
+    after = sum(engine.stats().get("resumed", 0) for engine in setting.engines[1:])
+    return told(setting, count, fault, (wholes, streams), (again_s, int(after - before)))
+
+
+def told(
+    setting: Setting,
+    count: int,
+    fault: Fault,
+    records: tuple[Records, Records],
+    seen: tuple[float | None, int],
+) -> Outcome:
+    wholes, streams = records
+    ways = loading.counts(wholes), loading.counts(streams)
+    cut = sum(ways[1].get(way, 0) for way in ("truncated", "broken", "silent"))
+    bad = [
+        f"{way} {n} {kind}"
+        for kind, found in zip(("whole", "streams"), ways, strict=True)
+        for way, n in found.items()
+        if way != "ok"
+    ]
+    waits = [float(streams[name].max(initial=0)) for name in ("gap_s", "first_s")]
+    return Outcome(
+        setting=setting.name,
+        connections=count,
+        fault=fault.name,
+        requests=len(wholes) + len(streams),
+        failed=len(wholes) + len(streams) - sum(way.get("ok", 0) for way in ways),
+        truncated=cut,
+        wrong=sum(way.get("wrong", 0) for way in ways),
+        gap_ms=round(max(waits) * 1000, 1),
+        slowest_ms=round(float(wholes["whole_s"].max(initial=0)) * 1000, 1),
+        again_s=None if seen[0] is None else round(seen[0], 2),
+        resumed=seen[1],
+        ways=", ".join(bad),
+    )
+
+
+async def settled(programs: Programs, setting: Setting) -> bool:
+    """Have all engines well, and wait until all of them are used again; return whether they are."""
+    for engine in setting.engines:
+        engine.revive()
+    deadline_s = time.monotonic() + _SETTLE_S
+    load = Load(
+        port=setting.peer.port,
+        connections=8,
+        seconds=0.2,
+        is_streamed=False,
+        key=setting.peer.key,
+    )
+    while time.monotonic() < deadline_s:
+        before = [engine.stats().get("served", 0) for engine in setting.engines]
+        await loading.run(programs, load)
+        if all(is_used(e, was) for e, was in zip(setting.engines, before, strict=True)):
+            return True
+    return False
+
+
+async def runs(programs: Programs, setting: Setting) -> AsyncIterator[Outcome]:
+    """Yield what each fault does in this setting."""
+    for count in setting.concurrencies:
+        for fault in FAULTS:
+            if not await settled(programs, setting):
+                print(f"{setting.name}: an engine is not used again; what follows is without it")
+            outcome = await under_load(programs, setting, count, fault)
+            print(line(outcome), flush=True)
+            yield outcome
+
+
+def line(one: Outcome) -> str:
+    again = "" if one.again_s is None else f", used again after {one.again_s} s"
+    return (
+        f"{one.setting:24} c={one.connections:<3}{one.fault:10}{one.failed:5} of {one.requests:6} failed, "
+        f"gap {one.gap_ms:7.1f} ms, slowest {one.slowest_ms:7.1f} ms, {one.resumed} resumed{again}"
+        f"{'; ' + one.ways if one.ways else ''}"
+    )
+
+
+@asynccontextmanager
+async def engines_running(programs: Programs, count: int) -> AsyncIterator[list[Engine]]:
+    engines = [Engine(programs, f"bench-{n}", free_port(), _OPTIONS) for n in range(count)]
+    try:
+        for engine in engines:
+            engine.start()
+        yield engines
+    finally:
+        for engine in engines:
+            engine.end()
+
+
+async def of_ours(programs: Programs, folder: Path, engines: int) -> list[Outcome]:
+    """Measure our gateway; with two engines also without its etcd."""
+    own = folder / f"ours-{engines}"
+    own.mkdir()
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(engines_running(programs, engines))
+        gateway = await ours.start(stack, own, running, _PATIENCE)
+        peer = Peer("ours", gateway.port, gateway.pid, key=ours.KEY)
+        setting = Setting(peer, f"ours, {engines} engines", running, (16, 64))
+        found = [outcome async for outcome in runs(programs, setting)]
+        if engines == 2:
+            await gateway.etcd.supervisor.stop()
+            setting = Setting(peer, "ours, etcd dead", running, (16,))
+            found += [outcome async for outcome in runs(programs, setting)]
+    return found
+
+
+async def of_peer(programs: Programs, folder: Path, name: str) -> list[Outcome]:
+    """Measure another gateway; nothing if it is not installed."""
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(engines_running(programs, 2))
+        started, missing = await peers.started(stack, folder, running, [name])
+        if missing:
+            print(f"{name}: not installed, left out (make bench-gateway-peers)")
+            return []
+        setting = Setting(started[0], name, running, (16,))
+        return [outcome async for outcome in runs(programs, setting)]
+
+
+def slowest_again_s(found: Sequence[Outcome]) -> float | None:
+    """Return the longest time until an engine was used again, of those that were."""
+    times = [one.again_s for one in found if one.again_s is not None and one.again_s != NEVER]
+    return max(times, default=None)
+
+
+def summary(found: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Return each gateway's sums and worst cases."""
+    result: dict[str, dict[str, float | None]] = {}
+    for name in dict.fromkeys(one.setting for one in found):
+        mine = [one for one in found if one.setting == name]
+        result[name] = {
+            "requests": sum(one.requests for one in mine),
+            "failed": sum(one.failed for one in mine),
+            "truncated_streams": sum(one.truncated for one in mine),
+            "wrong_texts": sum(one.wrong for one in mine),
+            "resumed": sum(one.resumed for one in mine),
+            "slowest_again_s": slowest_again_s(mine),
+            "never_again": sum(one.again_s == NEVER for one in mine),
+            **{
+                f"{fault.name}_gap_ms": max(one.gap_ms for one in mine if one.fault == fault.name)
+                for fault in FAULTS
+            },
+        }
+    return result
+
+
+async def main() -> None:
+    """Measure and print."""
+    began_s = time.monotonic()
+    found: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
+        folder = Path(name)
+        programs = compiled(folder)
+        print(f"{os.cpu_count()} cores shared by load, engines, gateway and etcd", flush=True)
+        for engines in (2, 3):
+            found += await of_ours(programs, folder, engines)
+        for peer in ("nginx", "haproxy"):
+            found += await of_peer(programs, folder, peer)
+    totals = summary(found)
+    rows = [[name, *values.values()] for name, values in totals.items()]
+    print(tabulate(rows, headers=["gateway", *next(iter(totals.values()))]))
+    mine = [one for one in found if one.setting.startswith("ours")]
+    last = {
+        "failed": sum(one.failed for one in mine),
+        "truncated_streams": sum(one.truncated for one in mine),
+        "wrong_texts": sum(one.wrong for one in mine),
+        "requests": sum(one.requests for one in mine),
+        "slowest_again_s": slowest_again_s(mine),
+        **totals,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+    print(json.dumps(last))
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

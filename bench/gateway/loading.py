@@ -1,0 +1,67 @@
+"""Runs the load generator of `native/load.c` and reads its records."""
+
+import asyncio
+import subprocess
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.gateway.parts import Programs
+
+TOKENS = 61
+EVENTS = TOKENS + 3
+"""A stream's: the role, the tokens, the finish, [DONE]."""
+
+OUTCOMES = ("ok", "refused", "truncated", "wrong", "broken", "unreachable", "silent")
+"""As enum outcome: `broken` ended in order and without [DONE], `wrong` has another text."""
+
+_RECORD = np.dtype(
+    [
+        ("began_s", "f8"),
+        ("first_s", "f8"),
+        ("whole_s", "f8"),
+        ("gap_s", "f8"),
+        ("status", "i4"),
+        ("outcome", "i4"),
+    ]
+)
+Records: TypeAlias = npt.NDArray[Any]
+"""One a request, as struct record; `began_s` by the clock of time.monotonic()."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is asked of one port."""
+
+    port: int
+    connections: int
+    seconds: float
+    is_streamed: bool
+    tokens: int = TOKENS
+    key: str = ""
+    """An API key, where one is needed."""
+
+
+async def run(programs: Programs, load: Load) -> Records:
+    """Return what came of every request."""
+    mode = "stream" if load.is_streamed else "whole"
+    numbers = (load.port, load.connections, load.seconds, mode, load.tokens)
+    command = [str(programs.load), *map(str, numbers), *((load.key,) if load.key else ())]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    output, _ = await process.communicate()
+    return np.frombuffer(output, dtype=_RECORD)
+
+
+def elapsed_s(records: Records) -> float:
+    """Return the time from the first request's begin to the last one's end."""
+    if not len(records):
+        return 0.0
+    return float((records["began_s"] + records["whole_s"]).max() - records["began_s"].min())
+
+
+def counts(records: Records) -> dict[str, int]:
+    """Return how many requests ended in each way, those that did."""
+    found = np.bincount(records["outcome"], minlength=len(OUTCOMES))
+    return {name: int(n) for name, n in zip(OUTCOMES, found, strict=True) if n}

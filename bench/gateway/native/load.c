@@ -1,0 +1,254 @@
+/* The load generator of `bench.gateway`: kept-alive connections that ask, read to the end and ask again.
+
+   load PORT CONNECTIONS SECONDS stream|whole TOKENS [AUTHORIZATION]
+
+   Every answer is read to its end and its text compared with what the engine must have said (words.h). One record
+   (struct record) for each request goes to stdout at the end. Connections that break are made anew. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "words.h"
+
+#define ROOM (256 << 10)
+#define SILENCE_S 8.0 /* longer than any fault may take; then it is lost */
+#define AGAIN_S 0.01
+
+/* bench/gateway/loading.py reads them by the same names. */
+enum outcome { OK, REFUSED, TRUNCATED, WRONG, BROKEN, UNREACHABLE, SILENT };
+
+struct record {
+    double began_s, first_s, whole_s, gap_s; /* when; then durations; the longest wait between two reads */
+    int32_t status, outcome;
+};
+
+struct conn {
+    int fd, is_open, is_asking, is_chunked, is_parsed, is_last;
+    uint32_t number, key;
+    double ready_s, began_s, first_s, last_s, gap_s;
+    char *raw, *body; /* as it came; without framing */
+    size_t raw_len, raw_at, body_len, expected, left;
+    int status, is_whole;
+};
+
+static struct record *records;
+static size_t record_count, record_room;
+static char *request;
+static size_t request_len, key_at;
+static int port, tokens, is_streamed;
+
+static void note(struct conn *c, enum outcome outcome, double now)
+{
+    if (record_count == record_room)
+        records = realloc(records, (record_room = record_room * 2 + 4096) * sizeof *records);
+    records[record_count++] = (struct record){c->began_s, c->first_s ? c->first_s - c->began_s : now - c->began_s,
+                                              now - c->began_s, c->gap_s, c->status, outcome};
+    c->is_asking = 0;
+}
+
+static void hang_up(struct conn *c, double now)
+{
+    if (c->is_open)
+        close(c->fd);
+    c->is_open = 0, c->ready_s = now + AGAIN_S;
+}
+
+static int connected(struct conn *c)
+{
+    struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int yes = 1;
+    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    c->fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(c->fd, (struct sockaddr *)&where, sizeof where)) {
+        close(c->fd);
+        return 0;
+    }
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    fcntl(c->fd, F_SETFL, O_NONBLOCK);
+    return c->is_open = 1;
+}
+
+static void ask(struct conn *c, int index, double now)
+{
+    c->began_s = c->last_s = now, c->first_s = c->gap_s = 0;
+    c->raw_len = c->raw_at = c->body_len = c->left = 0;
+    c->is_parsed = c->is_whole = c->status = 0;
+    c->is_asking = 1;
+    if (!c->is_open && !connected(c)) {
+        note(c, UNREACHABLE, now_s());
+        c->ready_s = now + AGAIN_S;
+        return;
+    }
+    /* Four turns of a conversation, as far as a gateway that tells conversations apart is concerned. */
+    char digits[16];
+    c->key = (uint32_t)index * 1000000u + c->number++ / 4;
+    snprintf(digits, sizeof digits, "%010u", c->key);
+    memcpy(request + key_at, digits, 10);
+    if (send(c->fd, request, request_len, 0) != (ssize_t)request_len)
+        c->last_s = now; /* the end of the connection is found when it is read */
+}
+
+static void parse_head(struct conn *c)
+{
+    char *gap = memmem(c->raw, c->raw_len, "\r\n\r\n", 4);
+    if (!gap)
+        return;
+    *gap = 0;
+    c->status = (int)strtol(c->raw + 9, NULL, 10);
+    c->is_chunked = strcasestr(c->raw, "\r\ntransfer-encoding: chunked") != NULL;
+    char *length = strcasestr(c->raw, "\r\ncontent-length:");
+    c->is_last = strcasestr(c->raw, "\r\nconnection: close") != NULL;
+    c->expected = length ? strtoul(length + 17, NULL, 10) : (size_t)-1;
+    c->raw_at = (size_t)(gap - c->raw) + 4;
+    c->is_parsed = 1;
+}
+
+/* Take chunks out of their framing; returns 0 if it is none. */
+static int unframe(struct conn *c)
+{
+    while (c->raw_at < c->raw_len) {
+        if (!c->left) {
+            char *line = c->raw + c->raw_at, *end = memmem(line, c->raw_len - c->raw_at, "\r\n", 2), *stop;
+            if (!end)
+                return 1;
+            c->left = strtoul(line, &stop, 16) + 2;
+            if (stop == line)
+                return 0;
+            c->raw_at = (size_t)(end - c->raw) + 2;
+            if (c->left == 2)
+                c->expected = 0;
+        }
+        size_t here = c->raw_len - c->raw_at < c->left ? c->raw_len - c->raw_at : c->left;
+        size_t text = c->left > 2 ? c->left - 2 : 0;
+        memcpy(c->body + c->body_len, c->raw + c->raw_at, here < text ? here : text);
+        c->body_len += here < text ? here : text;
+        c->raw_at += here, c->left -= here;
+        if (!c->expected && !c->left)
+            return c->is_whole = 1;
+    }
+    return 1;
+}
+
+static enum outcome judged(struct conn *c)
+{
+    char *at = c->body, *end, word[WORD];
+    int i = 0;
+    *(end = c->body + c->body_len) = 0;
+    if (c->status != 200)
+        return REFUSED;
+    while ((at = strstr(at, "\"content\":"))) {
+        at += 10 + strspn(at + 10, " ");
+        if (*at++ != '"')
+            continue;
+        for (; *at && *at != '"'; at += WORD, i++) {
+            spell(token_of(c->key, (uint32_t)i), word);
+            if (end - at < WORD || memcmp(at, word, WORD))
+                return WRONG;
+        }
+    }
+    if (is_streamed && !strstr(c->body, "data: [DONE]"))
+        return BROKEN;
+    return i == tokens ? OK : WRONG;
+}
+
+static void read_more(struct conn *c, double now)
+{
+    ssize_t n = recv(c->fd, c->raw + c->raw_len, ROOM - c->raw_len - 1, 0);
+    if (n < 0 && errno == EAGAIN)
+        return;
+    if (n <= 0) {
+        c->is_whole = n == 0 && c->is_parsed && !c->is_chunked && c->expected == (size_t)-1;
+        if (c->is_asking)
+            note(c, c->is_whole ? judged(c) : TRUNCATED, now);
+        hang_up(c, now);
+        return;
+    }
+    if (!c->first_s)
+        c->first_s = now;
+    else if (now - c->last_s > c->gap_s)
+        c->gap_s = now - c->last_s;
+    c->last_s = now;
+    c->raw_len += (size_t)n;
+    c->raw[c->raw_len] = 0;
+    if (!c->is_parsed)
+        parse_head(c);
+    if (!c->is_parsed)
+        return;
+    if (c->is_chunked && !unframe(c)) {
+        note(c, TRUNCATED, now);
+        hang_up(c, now);
+    } else if (!c->is_chunked) {
+        memcpy(c->body, c->raw + c->raw_at, c->body_len = c->raw_len - c->raw_at);
+        c->is_whole = c->body_len >= c->expected;
+    }
+}
+
+static void prepare(int is_stream, const char *authorization)
+{
+    char *body = malloc(4096), prompt[1024] = "";
+    for (int i = 0; i < 200; i++)
+        strcat(prompt, "word ");
+    int length = sprintf(body, "{\"model\":\"bench\"%s,\"messages\":[{\"role\":\"user\",\"content\":\"key=0000000000 %s\"}]}",
+                         is_stream ? ",\"stream\":true" : "", prompt);
+    request = malloc(8192);
+    request_len = (size_t)sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%s%s%scontent-length: %d\r\n\r\n%s",
+                                  authorization ? "authorization: Bearer " : "", authorization ? authorization : "",
+                                  authorization ? "\r\n" : "", length, body);
+    key_at = (size_t)(strstr(request, "key=") - request) + 4;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 6)
+        return 2;
+    port = atoi(argv[1]), tokens = atoi(argv[5]), is_streamed = !strcmp(argv[4], "stream");
+    int count = atoi(argv[2]);
+    double until_s = now_s() + atof(argv[3]);
+    prepare(is_streamed, argc > 6 ? argv[6] : NULL);
+    signal(SIGPIPE, SIG_IGN);
+    struct conn *conns = calloc((size_t)count, sizeof *conns);
+    struct pollfd *polls = calloc((size_t)count, sizeof *polls);
+    for (int i = 0; i < count; i++)
+        conns[i].raw = malloc(ROOM), conns[i].body = malloc(ROOM);
+    for (;;) {
+        double now = now_s();
+        int waiting = 0, soonest_ms = 1000;
+        for (int i = 0; i < count; i++) {
+            struct conn *c = &conns[i];
+            if (!c->is_asking && now < until_s && now >= c->ready_s)
+                ask(c, i, now);
+            if (c->is_asking && now - c->last_s > SILENCE_S)
+                note(c, SILENT, now), hang_up(c, now);
+            if (!c->is_asking && now < until_s)
+                soonest_ms = 10;
+            waiting += c->is_asking;
+            polls[i] = (struct pollfd){.fd = c->is_asking ? c->fd : -1, .events = POLLIN};
+        }
+        if (!waiting && now >= until_s)
+            break;
+        poll(polls, (nfds_t)count, soonest_ms);
+        now = now_s();
+        for (int i = 0; i < count; i++) {
+            struct conn *c = &conns[i];
+            if (!c->is_asking || !polls[i].revents)
+                continue;
+            read_more(c, now);
+            if (c->is_asking && c->is_whole) {
+                note(c, judged(c), now);
+                if (c->is_last)
+                    hang_up(c, now - AGAIN_S);
+                if (now < until_s)
+                    ask(c, i, now_s());
+            }
+        }
+    }
+    fwrite(records, sizeof *records, record_count, stdout);
+    return 0;
+}

@@ -1,0 +1,86 @@
+"""Our gateway as the benches start it: a real process on a real etcd, with everything on that costs time."""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.gateway.parts import Engine, answers, child, free_port
+from machinery.clock import SystemClock
+from schemas.apikey import ApiKey
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
+from schemas.meta import ObjectMeta
+from schemas.replica import Endpoint, EndpointSpec
+from schemas.routing import Routing, Timeouts
+from store import codec, keys
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import locate
+from store.etcd.member.embedded import EmbeddedEtcd
+from store.port import Put
+
+KEY = "sk-fleet-" + "b" * 43
+
+
+@dataclass
+class Ours:
+    """A running gateway and its etcd."""
+
+    port: int
+    pid: int
+    etcd: EmbeddedEtcd
+
+
+def endpoint(engine: Engine) -> Endpoint:
+    spec = EndpointSpec(
+        deployment="bench",
+        replica_uid=engine.replica,
+        node="bench",
+        url=f"http://127.0.0.1:{engine.port}",
+        served_names=("bench",),
+        concurrency=64,
+    )
+    return Endpoint(metadata=ObjectMeta(name=engine.replica), spec=spec)
+
+
+async def publish(
+    address: EtcdAddress, engines: Sequence[Engine], timeouts: Timeouts | None
+) -> None:
+    """Declare a model, the engines as its endpoints, and a key."""
+    spec = ModelDeploymentSpec(
+        model=ModelSource(path="/models/bench"),
+        replicas=len(engines),
+        routing=Routing(timeouts=timeouts or Timeouts()),
+    )
+    deployment = ModelDeployment(metadata=ObjectMeta(name="bench"), spec=spec)
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    key = ApiKey(name="bench", hash=digest, created=datetime.now(UTC))
+    puts = [
+        codec.put_spec(deployment),
+        Put(key=keys.api_key_key(key.name), value=codec.encode(key)),
+        *(
+            Put(key=keys.endpoint_key("bench", engine.replica), value=codec.encode(endpoint(engine)))
+            for engine in engines
+        ),
+    ]
+    transport = connect(address)
+    await transport.commit([], puts)
+    await transport.close()
+
+
+async def start(
+    stack: AsyncExitStack, folder: Path, engines: Sequence[Engine], timeouts: Timeouts | None = None
+) -> Ours:
+    """Start etcd and gateway in the folder; scoring, sessions, resumption and keys are on."""
+    port, log = free_port(), folder / "gateway.log"
+    etcd = EmbeddedEtcd(locate(None), folder / "etcd", SystemClock())
+    await etcd.start()
+    stack.push_async_callback(etcd.supervisor.stop)
+    await publish(etcd.address, engines, timeouts)
+    where = ("--port", str(port), "--etcd", str(etcd.address), "--log-level", "error")
+    pid = await stack.enter_async_context(child(sys.executable, "-m", "gateway", *where, log=log))
+    await answers(port, "/health", log)
+    return Ours(port, pid, etcd)

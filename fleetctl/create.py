@@ -1,0 +1,145 @@
+"""`fleetctl create`: what is no object in a manifest. That is API keys, and nothing else."""
+
+import hashlib
+import re
+import secrets
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from fleetctl.connect import opened, run, store_options
+from fleetctl.errors import FleetctlError
+from machinery.clock import SystemClock
+from schemas import duration
+from schemas.apikey import PREFIX, ApiKey
+from store import codec, keys
+from store.errors import ConflictError, UnavailableError
+from store.port import Put, Transport, Unchanged
+
+_FLAGS = {"models": "--model"}
+
+
+@click.group()
+def create() -> None:
+    """Make an API key. Everything else is declared in a manifest: see `fleetctl apply`."""
+
+
+@create.command()
+@click.argument("name")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="A name that it may ask for, as clients write it; may be repeated (else all).",
+)
+@click.option("--admin", is_flag=True, help="Also for the gateways' admin API.")
+@click.option(
+    "--requests-per-minute",
+    type=click.IntRange(min=1),
+    help="How many it may make at all gateways together.",
+)
+@click.option(
+    "--tokens-per-minute",
+    type=click.IntRange(min=1),
+    help="Prompts and answers, at all gateways together.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="How many requests may be under way at once, at each gateway.",
+)
+@click.option(
+    "--expires",
+    metavar="30d|12h|2027-01-01",
+    help="After how long, or from which day on (UTC), it is refused (else never).",
+)
+@store_options
+def apikey(name: str, **options: Any) -> None:
+    """Make an API key, and print it: this once, for nobody can find it out later.
+
+    Only the key goes to standard output: `KEY=$(fleetctl create apikey ci)`.
+    """
+    now = SystemClock().now()
+    secret = PREFIX + secrets.token_urlsafe(32)
+    made = _made(name, secret, options, now)
+    run(_write(made, options))
+    click.echo(f"apikey/{name} created. It is shown only this once:", err=True)
+    click.echo(secret)
+
+
+def _made(name: str, secret: str, options: dict[str, Any], now: datetime) -> ApiKey:
+    try:
+        return ApiKey(
+            name=name,
+            hash=hashlib.sha256(secret.encode()).hexdigest(),
+            created=now,
+            expires=None if options["expires"] is None else expiry(options["expires"], now),
+            models=tuple(dict.fromkeys(options["models"])),
+            is_admin=options["admin"],
+            requests_per_minute=options["requests_per_minute"],
+            tokens_per_minute=options["tokens_per_minute"],
+            concurrency=options["concurrency"],
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        flag = _FLAGS.get(field, field.upper())
+        raise click.UsageError(
+            f"{flag}: {first['input']!r} cannot be used: {first['msg']}"
+        ) from error
+
+
+def expiry(text: str, now: datetime) -> datetime:
+    """Return when a key ends that was given `30d`, `12h`, `2027-01-01` or a moment such as 2027-01-01T12:00Z.
+
+    Raises:
+        click.UsageError: it is none of that, or in the past.
+
+    """
+    found = _expiry(text, now)
+    if found is None:
+        raise click.UsageError(
+            f"--expires: {text!r} is neither a time such as 30d or 12h nor a day such as 2027-01-01"
+        )
+    if found <= now:
+        raise click.UsageError(f"--expires: {text} is not in the future")
+    return found
+
+
+def _expiry(text: str, now: datetime) -> datetime | None:
+    try:
+        if re.fullmatch(r"[0-9]{1,5}d", text):
+            return now + timedelta(days=int(text[:-1]))
+        if re.fullmatch(r"[0-9hms]+", text) and text[-1] in "hms":
+            return now + timedelta(seconds=duration.parse(text))
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
+            day = date.fromisoformat(text)
+            return datetime(day.year, day.month, day.day, tzinfo=UTC)
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+async def _write(key: ApiKey, options: dict[str, Any]) -> None:
+    async with opened(options) as transport:
+        stored, value = keys.api_key_key(key.name), codec.encode(key)
+        try:
+            guard = Unchanged(key=stored, mod_revision=0)
+            await transport.commit([guard], [Put(key=stored, value=value)])
+        except ConflictError as error:
+            raise FleetctlError(
+                f"there is an apikey {key.name} already, and nobody can show it again. Choose another name, or "
+                f"revoke it first: fleetctl delete apikey {key.name}"
+            ) from error
+        except UnavailableError as error:
+            # The answer was lost, not the deed, if it is ours that is there.
+            if not error.ambiguous or not await _is_there(transport, stored, value):
+                raise
+
+
+async def _is_there(transport: Transport, key: str, value: bytes) -> bool:
+    item = await transport.get(key)
+    return item is not None and item.value == value

@@ -1,0 +1,264 @@
+"""`fleetctl routes`: which node served which request, from the journals of all gateways."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import aiohttp
+import click
+import msgspec
+import orjson
+
+from fleetctl import printers
+from fleetctl.connect import opened, run, store_options
+from fleetctl.errors import FleetctlError
+from gateway.watch.outcomes import OUTCOMES
+from schemas.gateway import GatewayLease
+from store import codec, keys
+
+_ANSWER_S = 5.0
+_BODY_LIMIT = 16 << 20
+_HELP = """Show which node served which request, the latest last.
+
+\b
+  fleetctl routes --last 20
+  fleetctl routes --model qwen --outcome failed --outcome interrupted -o wide
+
+Asks every gateway that is registered in the store (or those of --gateway) for the requests that it remembers, which are
+its last 10,000. Neither prompts nor answers are among what is shown.
+"""
+
+Json: TypeAlias = dict[str, Any]
+
+
+class Attempt(msgspec.Struct, rename="camel"):
+    """One engine that was asked."""
+
+    replica: str
+    outcome: str
+
+
+class Tokens(msgspec.Struct):
+    """What a request took."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+class Row(msgspec.Struct, rename="camel"):
+    """One request, as far as it is shown."""
+
+    time: str
+    id: str
+    gateway: str
+    path: str
+    model: str
+    status: str
+    latency_ms: float
+    tokens: Tokens
+    attempts: list[Attempt] = []
+    replica: str | None = None
+    worker: str | None = None
+    strategy: str | None = None
+    http_status: int | None = None
+    queue_ms: float = 0.0
+    first_token_ms: float | None = None
+    resumptions: int = 0
+    api_key: str | None = None
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What gateways are asked for."""
+
+    query: dict[str, str]
+    key: str
+
+
+@click.command(help=_HELP)
+@click.option("--last", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option("--model", default="", help="Only requests for this name.")
+@click.option("--node", default="", help="Only requests that this node was asked to serve.")
+@click.option(
+    "--outcome", type=click.Choice(OUTCOMES), multiple=True, help="Only those that ended so."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json"]),
+    default="table",
+    show_default=True,
+)
+@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@click.option("--gateway", multiple=True, metavar="URL", help="Ask this one only; may be repeated.")
+@click.option(
+    "--api-key",
+    envvar="FLEET_API_KEY",
+    default="",
+    help="An API key for admins, where gateways ask for keys (better in FLEET_API_KEY).",
+)
+@store_options
+def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
+    """Show which node served which request, the latest last."""
+    filters = {
+        "limit": str(last),
+        "model": options["model"],
+        "node": options["node"],
+        "status": ",".join(options["outcome"]),
+    }
+    asked = Asked(query={k: v for k, v in filters.items() if v}, key=options["api_key"])
+    found = run(_found(tuple(map(_checked, gateway)), asked, options))[-last:]
+    if output == "json":
+        tree = {"apiVersion": "v1", "kind": "List", "items": found}
+        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+    elif found:
+        headers = not options["no_headers"]
+        click.echo(table(found, is_wide=output == "wide", headers=headers))
+    else:
+        click.echo("no requests found", err=True)
+
+
+def table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str:
+    """Return the requests as a table. Pure."""
+    rows = [_cells(msgspec.convert(one, Row), is_wide=is_wide) for one in found]
+    titles = ["TIME", "MODEL", "NODE", "REPLICA", "OUTCOME", "ATTEMPTS", "FIRST TOKEN", "LATENCY"]
+    titles += ["PROMPT", "OUTPUT"]
+    if is_wide:
+        titles += ["STATUS", "QUEUED", "CACHED", "RESUMED", "STRATEGY", "KEY", "SESSION", "PATH"]
+        titles += ["GATEWAY", "REQUEST", "FAILED AT"]
+    return printers.lined_up(rows, titles if headers else [])
+
+
+def _cells(row: Row, *, is_wide: bool) -> list[str]:
+    # Times are shown as the terminal's user has them.
+    moment = datetime.fromisoformat(row.time).astimezone()
+    cells = [
+        moment.isoformat(sep=" ", timespec="milliseconds")[:-6],
+        row.model,
+        row.worker or "-",
+        row.replica or "-",
+        row.status,
+        str(len(row.attempts)),
+        "-" if row.first_token_ms is None else _ms(row.first_token_ms),
+        _ms(row.latency_ms),
+        str(row.tokens.prompt),
+        str(row.tokens.output),
+    ]
+    if is_wide:
+        failed = [one for one in row.attempts if one.outcome not in ("answered", "resumed")]
+        cells += [
+            "-" if row.http_status is None else str(row.http_status),
+            _ms(row.queue_ms),
+            str(row.tokens.cached),
+            str(row.resumptions),
+            row.strategy or "-",
+            row.api_key or "-",
+            row.session or "-",
+            row.path,
+            row.gateway,
+            row.id,
+            ",".join(f"{one.replica}:{one.outcome}" for one in failed) or "-",
+        ]
+    return cells
+
+
+def _ms(milliseconds: float) -> str:
+    if milliseconds >= 10_000:
+        return f"{milliseconds / 1000:.1f}s"
+    return f"{milliseconds:.0f}ms" if milliseconds >= 10 else f"{milliseconds:.1f}ms"
+
+
+async def _found(urls: Sequence[str], asked: Asked, options: Json) -> list[Json]:
+    """Return what gateways remember, the latest last; a gateway that does not answer is told of.
+
+    Raises:
+        FleetctlError: none answers, or one wants a key.
+
+    """
+    urls = urls or await _registered(options)
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        answers = await asyncio.gather(*(_ask(session, url, asked) for url in urls))
+    silent = [
+        f"{url}: {said}" for url, said in zip(urls, answers, strict=True) if isinstance(said, str)
+    ]
+    if len(silent) == len(urls):
+        raise FleetctlError(
+            f"no gateway answers ({'; '.join(silent)}). Is one running? Else say where with --gateway"
+        )
+    for line in silent:
+        click.echo(f"warning: a gateway does not answer: {line}", err=True)
+    # Two addresses may lead to one gateway.
+    lines = {
+        (one["gateway"], one["id"]): one
+        for said in answers
+        if not isinstance(said, str)
+        for one in said
+    }
+    return sorted(lines.values(), key=lambda one: str(one["time"]))
+
+
+async def _registered(options: Json) -> list[str]:
+    async with opened(options) as transport:
+        leases = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
+    urls = sorted({codec.decode(GatewayLease, item).url for item in leases})
+    if not urls:
+        raise FleetctlError(
+            "no gateway is registered. `fleetctl up` runs one; for another say where with --gateway"
+        )
+    return urls
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, asked: Asked) -> list[Json] | str:
+    """Return what one gateway remembers, or why it does not say."""
+    headers = {"authorization": f"Bearer {asked.key}"} if asked.key else {}
+    try:
+        async with session.get(
+            f"{url.rstrip('/')}/api/dashboard/requests",
+            params=asked.query,
+            headers=headers,
+            allow_redirects=False,
+        ) as response:
+            body = await _body(response)
+            if response.status in (401, 403):
+                raise FleetctlError(_refused(url, response.status))
+            if response.status != 200:
+                return f"status {response.status}"
+            found: list[Json] = orjson.loads(body)["requests"]
+            msgspec.convert(found, list[Row])
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return str(error) or f"no answer within {_ANSWER_S:g} s"
+    except (orjson.JSONDecodeError, KeyError, TypeError, msgspec.ValidationError) as error:
+        return f"what it says is no journal ({error}); is it a gateway of this release?"
+    return found
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """Read an answer, but for what is longer than any journal. Raises ClientError."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _BODY_LIMIT:
+            raise aiohttp.ClientPayloadError(f"its answer is larger than {_BODY_LIMIT} bytes")
+    return bytes(body)
+
+
+def _refused(url: str, status: int) -> str:
+    if status == 401:
+        return (
+            f"{url} asks for an API key: give one for admins in FLEET_API_KEY or with --api-key "
+            "(`fleetctl create apikey NAME --admin` makes one)"
+        )
+    return f"{url}: this API key is not for admins; make one that is with `fleetctl create apikey NAME --admin`"
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise click.UsageError(f"--gateway {url}: write it as http://HOST:PORT")
+    return url

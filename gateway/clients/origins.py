@@ -1,0 +1,70 @@
+"""Which web pages may use the gateway (CORS). Pure; knows no keys: a page that has one sends it itself.
+
+No cookies and no other credentials that a browser adds by itself are of any use here, so none are allowed.
+"""
+
+import re
+from collections.abc import Sequence
+
+from gateway.asks import RawHeaders
+
+ANY = "*"
+# Pages that this very machine serves, as Ollama has it. Not every page: to a gateway without keys, which
+# listens on loopback, any site that its owner happens to visit could talk otherwise.
+_OF_THIS_MACHINE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
+# scheme://host[:port], as browsers send it; some apps have schemes of their own.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]*|null")
+_METHODS = b"GET, POST, PUT, PATCH, DELETE, OPTIONS"
+# Chrome forgets answers to preflights after 2 h, whatever we say.
+_REMEMBERED_S = b"7200"
+_SHOWN = (
+    b"retry-after, x-request-id, x-fleet-node, x-fleet-replica, x-fleet-attempts, x-fleet-store, "
+    b"x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
+    b"x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
+)
+
+
+class Origins:
+    """Where pages may come from: those of this machine, and those that were allowed."""
+
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        """`allowed`: origins as browsers send them, or "*" for all.
+
+        Raises:
+            ValueError: one of them is no origin.
+
+        """
+        for origin in allowed:
+            if origin != ANY and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin; write scheme://host[:port] without a path, such as "
+                    "https://chat.example.com, or * for every page"
+                )
+        self._is_any = ANY in allowed
+        self._allowed = frozenset(allowed)
+
+    def allows(self, origin: bytes) -> bool:
+        """Return whether a page from there may use the gateway; without an origin it is no page."""
+        if not origin or self._is_any:
+            return True
+        name = origin.decode("latin-1").lower()
+        return name in self._allowed or _OF_THIS_MACHINE.fullmatch(name) is not None
+
+    def headers(self, origin: bytes) -> RawHeaders:
+        """Return what an answer to a page has to say; nothing to who is not allowed, or no page."""
+        if not origin or not self.allows(origin):
+            return ()
+        return (
+            (b"access-control-allow-origin", b"*" if self._is_any else origin),
+            (b"access-control-expose-headers", _SHOWN),
+            (b"vary", b"origin"),
+        )
+
+    def preflight(self, asked_headers: bytes) -> RawHeaders:
+        """Return what allows the request that a browser asks about before it makes it."""
+        return (
+            (b"access-control-allow-methods", _METHODS),
+            # Not "*": that leaves out authorization.
+            (b"access-control-allow-headers", asked_headers or b"authorization, content-type"),
+            (b"access-control-max-age", _REMEMBERED_S),
+        )

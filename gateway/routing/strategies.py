@@ -1,0 +1,114 @@
+"""The strategies: whom of some engines that may be asked. Pure.
+
+Each gets the engines, what they have to do, and a part of a draw that decides between equals. Equals must not
+always be the same one: at low load one Mac would get hot while its twin stands idle.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from gateway.routing.standing import Standing
+from gateway.routing.table import Share, Target
+
+# Scores that differ by less are equal. One request more at an engine that does 16 at once makes four times
+# as much, and memory that goes up and down by 2 % should draw nobody.
+_EQUAL = 0.005
+# What is left of a figure's last bits after adding and taking away.
+_EXACT = 1e-9
+# mlx-serving's `avoid_overloaded`. Without it its formula gives a strong Mac everything, however much it has.
+_OVERLOADED = 0.8
+
+
+class Runners:
+    """Who may be asked, and what is known of them. A plain object: one is made for each request."""
+
+    __slots__ = ("loads", "part", "read", "targets")
+
+    def __init__(self, targets: Sequence[Target], loads: Sequence[float], part: float) -> None:
+        self.targets = targets
+        self.loads = loads
+        """Requests at each, ours and others'."""
+        self.part = part
+        """0..1."""
+        self.read: Mapping[int, float] = {}
+        """Which part of the prompt they have read, by mark."""
+
+
+def _least_loaded(of: Runners, _share: Share, _standing: Standing) -> Target:
+    """Return one of those with the least to do."""
+    least = min(of.loads) + _EXACT
+    ties = [target for target, load in zip(of.targets, of.loads, strict=True) if load <= least]
+    return ties[_index(of.part, len(ties))]
+
+
+def _scored(of: Runners, share: Share, standing: Standing) -> Target:
+    """Return one of those with the best score.
+
+    Engines that have not loaded their model publish no endpoint: that part is the same for all, and the
+    scores stay those of the proposal that they are from.
+    """
+    headroom, read = standing.headroom, of.read
+    if not headroom and not read and not any(of.loads):
+        return _drawn(of, share, standing)
+    loaded, memory, queue, prefix = share.score
+    depths = [load / target.concurrency for target, load in zip(of.targets, of.loads, strict=True)]
+    # Full counts 0, or the fullest if there are any beyond: who has twice the queue is worse then, too.
+    per_depth = queue / max(1.0, *depths)
+    scores = [loaded + queue - per_depth * depth for depth in depths]
+    if headroom:
+        for number, target in enumerate(of.targets):
+            scores[number] += memory * headroom.get(target.origin, 1.0)
+    if read:
+        for number, target in enumerate(of.targets):
+            scores[number] += prefix * read.get(target.mark, 0.0)
+    return _highest(of, scores, _EQUAL)
+
+
+def _hardware_aware(of: Runners, _share: Share, _standing: Standing) -> Target:
+    """Return one of those with the most points (hardware.py), rather not of those that are nearly full."""
+    busy = [
+        load > _OVERLOADED * target.concurrency
+        for target, load in zip(of.targets, of.loads, strict=True)
+    ]
+    spares_none = all(busy)
+    points = [
+        target.points + max(0.0, 50 - 5 * load) + 30 if spares_none or not full else -1.0
+        for target, load, full in zip(of.targets, of.loads, busy, strict=True)
+    ]
+    return _highest(of, points, _EXACT)
+
+
+def _power_of_two(of: Runners, _share: Share, _standing: Standing) -> Target:
+    """Draw two, return the one with less to do."""
+    count = len(of.targets)
+    if count == 1:
+        return of.targets[0]
+    first = _index(of.part, count)
+    second = (first + 1 + _index(of.part * 7919 % 1, count - 1)) % count
+    return of.targets[first if of.loads[first] <= of.loads[second] else second]
+
+
+def _drawn(of: Runners, _share: Share, _standing: Standing) -> Target:
+    """Return any of them."""
+    return of.targets[_index(of.part, len(of.targets))]
+
+
+def _highest(of: Runners, scores: Sequence[float], equal: float) -> Target:
+    top = max(scores) - equal
+    ties = [target for target, score in zip(of.targets, scores, strict=True) if score >= top]
+    return ties[_index(of.part, len(ties))]
+
+
+def _index(part: float, count: int) -> int:
+    return min(int(part * count), count - 1)
+
+
+Chooser: TypeAlias = Callable[[Runners, Share, Standing], Target]
+# RoundRobin is not here: it looks at nobody but who is next (picking.py).
+BY_NAME: Mapping[str, Chooser] = {
+    "Scored": _scored,
+    "HardwareAware": _hardware_aware,
+    "LeastLoaded": _least_loaded,
+    "PowerOfTwo": _power_of_two,
+    "Random": _drawn,
+}

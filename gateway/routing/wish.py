@@ -1,0 +1,66 @@
+"""One request as routing sees it: what it asks for, what it is drawn with, and what is remembered of it."""
+
+import hashlib
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from gateway.routing.table import Target
+
+_NOBODY: frozenset[Target] = frozenset()
+_HALF = 1 << 32
+
+
+class Wish:
+    """A plain object and no dataclass: one is made for each request, and filled as it is looked at."""
+
+    __slots__ = (
+        "blocks",
+        "cached",
+        "draw",
+        "failed",
+        "headers",
+        "name",
+        "session",
+        "session_key",
+        "stays",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        draw: float,
+        failed: AbstractSet[Target] = _NOBODY,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        self.name = name
+        self.draw = draw
+        """0..1, decides wherever chance does."""
+        self.failed = failed
+        """Who was asked for this very request: never chosen again."""
+        self.headers = headers
+        """Names in lower case."""
+        self.session = ""
+        """What the client calls its conversation; empty if nothing."""
+        self.stays = 0
+        """The mark of the engine that had the conversation last; 0 if none."""
+        self.cached: Sequence[tuple[int, float]] = ()
+        """Marks of engines that have read the prompt's beginning, the longest first, and which part of it."""
+        self.session_key = 0
+        """What the conversation is remembered under; 0 if it is not."""
+        self.blocks: Sequence[tuple[int, int]] = ()
+        """Where the prompt's blocks end, and what they are remembered under."""
+        self.turn = 0
+        """How many requests of the name came before."""
+
+    def side(self) -> tuple[float, float]:
+        """Return what decides between backends and between versions, each in 0..1.
+
+        Of a session it is made from its name alone, so that it comes to the same side at every gateway.
+        """
+        if not self.session:
+            # A large factor: the second must not follow from the first.
+            return self.draw, self.draw * 1_000_003 % 1
+        text = f"{self.name}\0{self.session}".encode("utf-8", "surrogatepass")
+        drawn = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"fleet-side").digest())
+        return drawn % _HALF / _HALF, drawn // _HALF / _HALF

@@ -1,0 +1,80 @@
+"""How requests of other APIs are read: bodies with known fields only, and what every translation needs. Pure."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from gateway.asks import Ask, Heard
+from gateway.errors import RefusedError, invalid
+
+_B = TypeVar("_B", bound=msgspec.Struct)
+_GENERATIONS = ("/v1/chat/completions", "/v1/completions")
+_UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_WRONG = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+
+
+def decode(decoder: msgspec.json.Decoder[_B], kind: type[_B], body: bytes) -> _B:
+    """Return a body.
+
+    Raises:
+        RefusedError: it is no JSON, or not of that kind; names the field.
+
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        text = str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"The body is not valid JSON: {error}") from error
+    except RecursionError:
+        raise invalid("The body's JSON is nested too deeply.") from None
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        name, where = unknown[1], unknown[2]
+        if where:
+            raise invalid(f"'{name[:100]}' is not known in '{where[:200]}'.", param=name[:100])
+        raise invalid(unknown_name("field", name, kind.__struct_fields__), param=name[:100])
+    wrong = _WRONG.match(text)
+    assert wrong is not None
+    param = wrong[2] or None
+    raise invalid(f"Invalid '{param}': {wrong[1]}." if param else f"{text}.", param=param)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """Return what to say of a name that nobody knows."""
+    near = difflib.get_close_matches(name[:100], sorted(known), n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return f"Unknown {what}: '{name[:100]}'.{hint}"
+
+
+def ask(heard: Heard, path: str, body: dict[str, Any], *, session: str = "") -> Ask:
+    """Return what an engine is asked; `body` in OpenAI's words, `session` if the body names one."""
+    own = heard.header(b"x-session-id").decode("latin-1")
+    is_streamed, is_generation = body.get("stream") is True, path in _GENERATIONS
+    # What keeps no state at an engine need not go where its like went.
+    shown = orjson.dumps(body.get("messages") or body.get("prompt")) if is_generation else b""
+    return Ask(
+        path=path,
+        model=body["model"],
+        body=orjson.dumps(body),
+        request_id=heard.request_id,
+        headers=heard.headers,
+        is_streamed=is_streamed,
+        is_resumable=is_streamed and is_generation,
+        session=own or session,
+        prompt=shown,
+    )
+
+
+def impossible(error: orjson.JSONEncodeError) -> RefusedError:
+    """Return the refusal of a body with what JSON for an engine cannot have, such as numbers of more than 64 bits."""
+    return invalid(f"The body cannot be passed on to an engine: {error}.")
+
+
+def without_nones(**fields: object) -> dict[str, Any]:
+    """Return the fields that are set."""
+    return {name: value for name, value in fields.items() if value is not None}

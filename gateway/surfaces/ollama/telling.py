@@ -1,0 +1,209 @@
+"""Engines' answers as Ollama tells them: lines of JSON, or one body. Does no I/O.
+
+Durations are the engine's own measurement (`include_performance`), the total is the gateway's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from typing_extensions import override
+
+from gateway.clients.surface import Telling
+from gateway.errors import Refusal
+from gateway.surfaces import answers
+from gateway.surfaces.answers import Answer, Calls, Choice, Performance, Usage
+from gateway.surfaces.ollama import options
+from gateway.upstream.exchange import Headers
+from machinery.clock import Clock
+
+_LINES = (b"content-type", b"application/x-ndjson")
+_DONE_LINE = b',"done":false}\n'
+
+
+class Refusing(Telling):
+    """Tells refusals, whoever refused."""
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        return status, headers, _error(answers.reason(body))
+
+    @override
+    def begin(self, headers: Headers) -> Headers:
+        return [_LINES, *(header for header in headers if header[0] != b"content-type")]
+
+    @override
+    def events(self, data: bytes) -> bytes:
+        return b""
+
+    @override
+    def end(self) -> bytes:
+        return b""
+
+    @override
+    def broken(self, refusal: Refusal) -> bytes:
+        return _error(refusal.message) + b"\n"
+
+
+class Generating(Refusing):
+    """Tells one answer to `/api/chat` or `/api/generate`."""
+
+    def __init__(self, model: str, clock: Clock, *, is_chat: bool) -> None:
+        """`model`: as the client calls it."""
+        self._head = b'{"model":' + orjson.dumps(model) + b',"created_at":"'
+        self._clock = clock
+        self._began_s = clock.monotonic()
+        self._is_chat = is_chat
+        self._calls = Calls()
+        self._finish: str | None = None
+        self._usage = Usage()
+        self._performance: Performance | None = None
+        self._is_over = False
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        if status != 200:
+            return super().whole(status, headers, body)
+        answer = answers.read(body)
+        if answer.error is not None or not answer.choices:
+            return 502, headers, _error((answer.error or answers.Fault()).message)
+        choice = answer.choices[0]
+        self._note(answer)
+        self._calls.take_all(choice.said().tool_calls or ())
+        return 200, headers, self._last(choice)
+
+    @override
+    def events(self, data: bytes) -> bytes:
+        out = b""
+        for payload in answers.payloads(data):
+            if self._is_over:
+                break
+            out += self._event(payload)
+        return out
+
+    @override
+    def broken(self, refusal: Refusal) -> bytes:
+        return b"" if self._is_over else super().broken(refusal)
+
+    @override
+    def end(self) -> bytes:
+        if self._is_over:
+            return b""
+        self._is_over = True
+        return _error("The engine's stream ended before the answer did.") + b"\n"
+
+    def _event(self, payload: bytes) -> bytes:
+        if payload == answers.DONE:
+            if self._finish is None:
+                return self.end()
+            self._is_over = True
+            return self._last(Choice()) + b"\n"
+        answer = answers.read(payload)
+        self._note(answer)
+        if answer.error is not None:
+            self._is_over = True
+            return _error(answer.error.message) + b"\n"
+        return self._piece(answer.choices[0]) if answer.choices else b""
+
+    def _note(self, answer: Answer) -> None:
+        self._usage = answer.usage or self._usage
+        self._performance = answer.performance or self._performance
+        if answer.choices:
+            self._finish = answer.choices[0].finish_reason or self._finish
+
+    def _piece(self, choice: Choice) -> bytes:
+        said = choice.said()
+        if said.tool_calls:
+            self._calls.take(said.tool_calls)
+        calls = self._called() if choice.finish_reason is not None else []
+        if not (said.content or said.reasoning_content or calls):
+            return b""
+        created = self._clock.now().isoformat().encode()
+        return self._head + created + b'"' + self._shown(choice, calls) + _DONE_LINE
+
+    def _shown(self, choice: Choice, calls: Sequence[dict[str, Any]]) -> bytes:
+        """Return the members that say something, each with a comma before it."""
+        said = choice.said()
+        text = orjson.dumps(said.content or "")
+        more = b""
+        if said.reasoning_content:
+            more += b',"thinking":' + orjson.dumps(said.reasoning_content)
+        if calls:
+            more += b',"tool_calls":' + orjson.dumps(calls)
+        if self._is_chat:
+            shown = b',"message":{"role":"assistant","content":' + text + more + b"}"
+        else:
+            shown = b',"response":' + text + more
+        if choice.logprobs is not None and choice.logprobs.content:
+            shown += b',"logprobs":' + choice.logprobs.content
+        return shown
+
+    def _called(self) -> list[dict[str, Any]]:
+        return [
+            {"id": id_, "function": {"index": index, "name": name, "arguments": arguments}}
+            for index, (id_, name, arguments) in enumerate(self._calls.complete())
+        ]
+
+    def _last(self, choice: Choice) -> bytes:
+        """Return what ends an answer, with all of it if it was not streamed."""
+        calls = self._called() if choice.finish_reason is not None else []
+        created = self._clock.now().isoformat().encode()
+        told = {
+            "done": True,
+            "done_reason": "length" if self._finish == "length" else "stop",
+            **self._durations(),
+        }
+        return (
+            self._head + created + b'"' + self._shown(choice, calls) + b"," + orjson.dumps(told)[1:]
+        )
+
+    def _durations(self) -> dict[str, int]:
+        """Return counts, and times in nanoseconds: load is the wait for a place at the engine."""
+        usage, took = self._usage, self._performance or Performance()
+        made = usage.completion_tokens
+        rate = took.decode_tokens_per_s
+        return {
+            "total_duration": round((self._clock.monotonic() - self._began_s) * 1e9),
+            "load_duration": round((took.queue_s or 0) * 1e9),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": round((took.prefill_s or 0) * 1e9),
+            "eval_count": made,
+            # The first token comes with the prompt.
+            "eval_duration": round((made - 1) / rate * 1e9) if rate else 0,
+        }
+
+
+def _error(message: str) -> bytes:
+    for own, engines in options.MAPPED.items():
+        message = message.replace(f"'{engines}'", f"'{own}'")
+    return orjson.dumps({"error": message})
+
+
+class Loaded(Refusing):
+    """Tells a client that sent no prompt, which is how Ollama is asked to have a model ready."""
+
+    def __init__(self, model: str, clock: Clock, *, is_chat: bool, is_streamed: bool) -> None:
+        """`model`: as the client calls it."""
+        self._model = model
+        self._clock = clock
+        self._is_chat = is_chat
+        self._is_streamed = is_streamed
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        if status != 200:
+            return super().whole(status, headers, body)
+        said = (
+            {"message": {"role": "assistant", "content": ""}} if self._is_chat else {"response": ""}
+        )
+        told = {
+            "model": self._model,
+            "created_at": self._clock.now().isoformat(),
+            **said,
+            "done": True,
+            "done_reason": "load",
+        }
+        line = orjson.dumps(told)
+        return (
+            (200, self.begin(headers), line + b"\n") if self._is_streamed else (200, headers, line)
+        )

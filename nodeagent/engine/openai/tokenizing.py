@@ -1,0 +1,85 @@
+"""`/tokenize`: how many tokens the prompt of a request has, read exactly as the request itself would be.
+
+Not OpenAI's; vLLM and llama.cpp have it under this name. Knows nothing of HTTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import orjson
+from pydantic import Field
+
+from nodeagent.engine import errors
+from nodeagent.engine.openai import bodies
+from nodeagent.engine.openai.bodies import Request, Token
+from nodeagent.engine.openai.messages import AnyMessage
+from nodeagent.engine.openai.parameters import Dialect
+from nodeagent.engine.openai.tools import Tools
+
+# What of a chat its prompt depends on.
+_CHAT = frozenset({"messages", "reasoning_effort", "response_format", "tool_choice", "tools"})
+
+
+class TokenizeBody(bodies.Body):
+    """What `/tokenize` takes: a chat's fields, or a prompt."""
+
+    model: str
+    messages: Annotated[list[AnyMessage], Field(min_length=1)] | None = None
+    prompt: str | list[Token] | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    return_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """What is to be counted."""
+
+    request: Request
+    has_tokens: bool
+    """Whether the tokens themselves are wanted, too."""
+
+
+def dialect() -> Dialect:
+    """Return the names of `/tokenize`."""
+    own = frozenset({"model", "prompt", "return_tokens"})
+    return Dialect(honoured=_CHAT | own, labels=frozenset(), limited={})
+
+
+def parse(raw: bytes) -> TokenizeRequest:
+    """Read a body.
+
+    Raises:
+        RefusedError: it is wrong, or has a prompt and messages, or neither.
+
+    """
+    fields = bodies.read_object(raw)
+    dialect().check(fields)
+    given = {name: value for name, value in fields.items() if value is not None}
+    has_tokens = given.pop("return_tokens", False)
+    if not isinstance(has_tokens, bool):
+        raise errors.invalid(
+            "Invalid 'return_tokens': it must be true or false.", param="return_tokens"
+        )
+    if ("messages" in given) == ("prompt" in given):
+        raise errors.invalid("Give either 'messages' or 'prompt'.", param="messages")
+    if "messages" in given:
+        request = bodies.parse_chat(orjson.dumps(given))
+        return TokenizeRequest(request=request, has_tokens=has_tokens)
+    for name in sorted(given.keys() & _CHAT):
+        raise errors.invalid(f"'{name}' is for chats; give 'messages'.", param=name)
+    request = bodies.parse_completion(orjson.dumps(given))
+    if request.size != 1:
+        raise errors.invalid("'prompt' must be one text, or one list of tokens.", param="prompt")
+    return TokenizeRequest(request=request, has_tokens=has_tokens)
+
+
+def body(asked: TokenizeRequest, tokens: Sequence[int], context_length: int) -> bytes:
+    """Return the answer."""
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": context_length}
+    if asked.has_tokens:
+        found["tokens"] = tokens
+    return orjson.dumps(found)

@@ -1,0 +1,141 @@
+"""`fleetctl create|get|describe|delete apikey` on a real store: what scripts capture, and what is never shown again."""
+
+import hashlib
+import json
+from datetime import UTC, datetime, timedelta
+
+import click
+import pytest
+
+from fleetctl.create import expiry
+from schemas.apikey import ApiKey
+from store import codec, keys
+from store.backup.save import is_kept
+from store.port import KeyValue, Transport
+from tests.support.fleet import Fleet
+
+pytestmark = pytest.mark.etcd
+NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+async def stored(transport: Transport, name: str) -> ApiKey | None:
+    item = await transport.get(keys.api_key_key(name))
+    return None if item is None else codec.decode(ApiKey, item)
+
+
+async def test_a_key_is_printed_once_and_kept_as_a_hash(
+    shared: Fleet, transport: Transport
+) -> None:
+    limits = ("--requests-per-minute", "60", "--tokens-per-minute", "9000", "--concurrency", "4")
+    names = ("--model", "fast", "--model", "qwen/best")
+    made = await shared.ctl("create", "apikey", "ci", *names, *limits, "--expires", "30d")
+    assert made.code == 0
+    secret = made.out.removesuffix("\n")
+    assert secret.startswith("sk-fleet-")
+    assert len(secret) == 52
+    assert made.err == "apikey/ci created. It is shown only this once:\n"
+    key = await stored(transport, "ci")
+    assert key is not None
+    assert key.hash == hashlib.sha256(secret.encode()).hexdigest()
+    assert (key.models, key.is_admin) == (("fast", "qwen/best"), False)
+    assert (key.requests_per_minute, key.tokens_per_minute, key.concurrency) == (60, 9000, 4)
+    assert key.expires is not None
+    assert key.expires - key.created == timedelta(days=30)
+
+    again = await shared.ctl("create", "apikey", "ci")
+    assert (again.code, again.out) == (1, "")
+    assert "there is an apikey ci already" in again.err
+    assert "fleetctl delete apikey ci" in again.err
+    assert await stored(transport, "ci") == key
+
+    shown = [
+        await shared.ctl(*words)
+        for words in (
+            ("get", "apikeys"),
+            ("get", "apikeys", "-o", "yaml"),
+            ("get", "apikey/ci", "-o", "json"),
+            ("describe", "apikey", "ci"),
+        )
+    ]
+    for done in shown:
+        assert done.code == 0
+        assert secret not in done.out
+        assert key.hash not in done.out
+    table, _, tree, told = shown
+    titles, row = table.out.splitlines()[:2]
+    assert titles.split("  ")[0] == "NAME"
+    assert row.split()[:5] == ["ci", "fast,qwen/best", "60", "9000", "4"]
+    assert row.split()[-2] == "in"
+    assert json.loads(tree.out)["requestsPerMinute"] == 60
+    assert "60 per minute" in told.out
+    named = await shared.ctl("get", "apikeys", "-o", "name")
+    assert "apikey/ci\n" in named.out
+
+
+async def test_a_key_is_revoked(shared: Fleet, transport: Transport) -> None:
+    for name in ("old", "older"):
+        assert (await shared.ctl("create", "apikey", name, "--admin")).code == 0
+    missing = await shared.ctl("delete", "apikey", "old", "oldish")
+    assert (missing.code, missing.out) == (1, "")
+    assert missing.err == "error: there is no apikey oldish. Did you mean old?\n"
+    gone = await shared.ctl("delete", "apikeys", "old", "older")
+    assert (gone.code, gone.out) == (0, "apikey/old deleted\napikey/older deleted\n")
+    assert await stored(transport, "old") is None
+    ignored = await shared.ctl("delete", "apikey/old", "--ignore-not-found")
+    assert (ignored.code, ignored.out) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("create", "apikey", "Not_A_Name"), 2, "NAME: 'Not_A_Name' cannot be used"),
+        (("create", "apikey", "a", "--model", "no model"), 2, "--model: 'no model'"),
+        (("create", "apikey", "a", "--expires", "soon"), 2, "a time such as 30d"),
+        (("create", "apikey", "a", "--expires", "2020-01-01"), 2, "is not in the future"),
+        (("create", "apikey", "a", "--concurrency", "0"), 2, "--concurrency"),
+        (("create", "deployment", "a"), 2, "No such command"),
+        (("get", "apikeys", "-w"), 2, "cannot be watched"),
+        (("get", "apikeys", "-l", "a=b"), 2, "have no labels"),
+        (("get", "apikey", "nobody"), 1, "there is no apikey nobody"),
+        (("describe", "apikey"), 2, "which one?"),
+        (("delete", "apikey"), 2, "which apikeys?"),
+    ],
+)
+async def test_refusals(shared: Fleet, words: tuple[str, ...], code: int, said: str) -> None:
+    done = await shared.ctl(*words)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+
+
+async def test_keys_do_not_belong_into_manifests(shared: Fleet) -> None:
+    manifest = b"apiVersion: fleet/v1alpha1\nkind: ApiKey\nmetadata: {name: ci}\n"
+    done = await shared.ctl("apply", "-f", "-", stdin=manifest)
+    assert (done.code, done.out) == (1, "")
+    assert "secrets do not belong into manifests" in done.err
+    assert "fleetctl create apikey NAME" in done.err
+
+
+def test_a_backup_holds_the_hashes() -> None:
+    assert is_kept(KeyValue(keys.api_key_key("ci"), b"{}", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("30d", datetime(2026, 7, 1, 12, tzinfo=UTC)),
+        ("1h30m", datetime(2026, 6, 1, 13, 30, tzinfo=UTC)),
+        ("2027-01-01", datetime(2027, 1, 1, tzinfo=UTC)),
+        ("2027-01-01T12:00", datetime(2027, 1, 1, 12, tzinfo=UTC)),
+        ("2027-01-01T12:00+02:00", datetime(2027, 1, 1, 10, tzinfo=UTC)),
+    ],
+)
+def test_when_keys_end(text: str, ends: datetime) -> None:
+    assert expiry(text, NOW) == ends
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "d", "-1d", "0d", "0s", "2026-06-01", "tomorrow", "2027-13-01", "1h1"]
+)
+def test_when_they_do_not(text: str) -> None:
+    with pytest.raises(click.UsageError, match="--expires"):
+        expiry(text, NOW)

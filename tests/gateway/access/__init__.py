@@ -1,0 +1,1 @@
+"""API keys: who may ask gateways for what, and how often."""

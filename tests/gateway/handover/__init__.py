@@ -1,0 +1,1 @@
+"""One gateway takes over from another."""

@@ -1,0 +1,188 @@
+"""Static stability: gateways serve without etcd, also those that start without it."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.known.keeper import TableKeeper
+from gateway.known.snapshot import Known, SnapshotFile
+from gateway.known.tabulate import ORPHAN_S
+from gateway.server import Limits
+from machinery.clock import SystemClock
+from store import codec, keys
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.gateway.access.test_keys import ask, give
+from tests.gateway.fake_engine import FakeEngine, running
+from tests.gateway.scripts import chat
+from tests.gateway.test_process import free_port, process
+from tests.gateway.world import World, deployment, endpoint, published, running_gateway
+from tests.support.clock import FakeClock
+from tests.support.etcd import running_etcd
+from tests.support.waiting import until, until_async
+
+SECRET = "sk-fleet-abc"
+
+
+async def kept(state_dir: Path, *engines: FakeEngine) -> None:
+    """Have a gateway write down a fleet of one deployment, and end."""
+    world = World(MemoryTransport(SystemClock()))
+    await world.serve("m", *engines)
+    await give(world, SECRET)
+    limits = Limits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
+    async with running_gateway(world.transport, limits) as gateway:
+        await gateway.knows("m", ready=len(engines))
+
+        def is_written() -> bool:
+            found = SnapshotFile(state_dir).read() if state_dir.exists() else None
+            if found is None or len(found.known.endpoints) < len(engines):
+                return False
+            return found.keys is not None and bool(found.keys.keys)
+
+        await until(is_written, what="the file")
+
+
+async def test_a_gateway_starts_from_its_file(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    nobody = connect(EtcdAddress(socket=tmp_path / "nobody"))
+    state_dir = tmp_path / "state"
+    limits = Limits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
+    async with running(FakeEngine("m-0", chat)) as one, running(FakeEngine("m-1", chat)) as two:
+        await kept(state_dir, one, two)
+        async with running_gateway(nobody, limits) as gateway:
+            # Nobody is refused in the moment in which it still waits for the store.
+            status, _, headers = await ask(http, gateway, SECRET)
+            assert (status, headers["x-fleet-store"]) == (200, "stale")
+            assert (await ask(http, gateway, "other"))[0] == 401
+            async with http.get(f"{gateway.url}/health") as answer:
+                said = await answer.json()
+            assert (answer.status, said["source"], said["isStale"]) == (200, "snapshot", True)
+            assert said["snapshotAgeSeconds"] >= 0
+            # Whoever does not answer is left out, as orphans are.
+            await one.kill()
+            for _ in range(3):
+                assert (await ask(http, gateway, SECRET))[0] == 200
+            assert len(two.calls) >= 2
+    await nobody.close()
+
+
+async def test_the_store_wins_when_it_is_heard(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await kept(state_dir, engine)
+        world = World(MemoryTransport(SystemClock()))
+        await world.put(deployment("other"))
+        limits = Limits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
+        async with running_gateway(world.transport, limits) as gateway:
+            await until(lambda: gateway.gateway.keeper.source == "store", what="the store")
+            assert set(gateway.gateway.keeper.table.models) == {"other"}
+            assert not gateway.gateway.known.keyring
+            assert gateway.gateway.known.snapshot_age_s() is None
+
+
+async def put_leased(etcd: EmbeddedEtcd, engine: FakeEngine) -> None:
+    transport = connect(etcd.address)
+    world = World(transport)
+    await world.put(deployment("m"))
+    await give(world, SECRET)
+    lease = await transport.grant(60)
+    key, value = keys.endpoint_key("mac-1", "m-0"), codec.encode(published(engine, "m"))
+    await transport.commit([], [Put(key=key, value=value, lease=lease)])
+    await transport.close()
+
+
+@pytest.mark.etcd
+async def test_etcd_dies_and_the_gateway_is_killed_and_started_again(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """Real processes: whatever is asked while a gateway runs is answered, with etcd or without."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    state_dir = tmp_path / "state"
+
+    async def answered() -> str:
+        """Return what the answer says of the store; empty if nobody listens."""
+        headers = {"authorization": f"Bearer {SECRET}"}
+        try:
+            async with http.post(
+                f"{url}/v1/completions", json={"model": "m"}, headers=headers
+            ) as got:
+                assert got.status in (200, 401, 404, 503), await got.text()
+                return got.headers.get("x-fleet-store", "fresh") if got.status == 200 else ""
+        except aiohttp.ClientConnectionError:
+            return ""
+
+    async def healthy(source: str) -> bool:
+        async with http.get(f"{url}/health") as got:
+            return bool((await got.json())["source"] == source)
+
+    async with running(FakeEngine("m-0", chat)) as engine, running_etcd(tmp_path / "e") as etcd:
+        flags = [
+            *("--port", str(port), "--etcd", str(etcd.address)),
+            *("--auth", "on", "--state-dir", str(state_dir)),
+        ]
+        await put_leased(etcd, engine)
+        async with process(*flags) as first:
+            assert await until_async(answered, what="the first gateway") == "fresh"
+
+            def is_written() -> bool:
+                found = SnapshotFile(state_dir).read() if state_dir.exists() else None
+                return found is not None and bool(found.keys and found.known.endpoints)
+
+            await until(is_written, what="the file")
+            assert etcd.supervisor.pid is not None
+            await etcd.supervisor.stop()
+            assert await answered() == "fresh"
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+        async with process(*flags):
+            assert await until_async(answered, what="the second gateway") == "stale"
+            assert await healthy("snapshot")
+            async with http.post(f"{url}/v1/completions", json={"model": "m"}) as got:
+                assert got.status == 401
+            await etcd.start()
+
+            async def is_back() -> bool:
+                assert await answered() != ""
+                return await healthy("store")
+
+            await until_async(is_back, what="the store")
+
+
+async def test_an_engine_of_a_file_is_asked_again_after_a_while(tmp_path: Path) -> None:
+    """While nobody can say that an engine is back, it is tried now and then."""
+    nobody = connect(EtcdAddress(socket=tmp_path / "nobody"))
+    clock = FakeClock()
+    keeper = TableKeeper(nobody, clock)
+    leased = {keys.endpoint_key("mac-1", "m-0"): (endpoint("m-0", "m", "http://127.0.0.1:1"), 1)}
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(keeper.run())
+        keeper.suppose(Known(deployments={"m": deployment("m")}, endpoints=leased))
+
+        def orphans() -> list[str]:
+            model = keeper.table.models.get("m")
+            return [t.replica for share in (model.shares if model else ()) for t in share.orphans]
+
+        await until(lambda: orphans() == ["m-0"], what="the orphan")
+        assert keeper.table.models["m"].ready() == 0
+        keeper.drop_orphan(keeper.table.models["m"].shares[0].orphans[0])
+        await until(lambda: not orphans(), what="its end")
+        dropped_s = clock.monotonic()
+
+        async def is_back() -> bool:
+            await clock.advance(1)
+            return orphans() == ["m-0"]
+
+        await until_async(is_back, what="its return")
+        assert clock.monotonic() - dropped_s >= 30
+        # Nobody's time runs out while there is nobody who could say more.
+        for _ in range(3):
+            await clock.advance(ORPHAN_S)
+            assert orphans() == ["m-0"]
+        task.cancel()
+    await nobody.close()

@@ -1,0 +1,1 @@
+"""Translated APIs, with the clients that people use."""

@@ -1,0 +1,60 @@
+"""LiteLLM as a black box: what it asks of three APIs is answered alike, by a real engine."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.surfaces.real import in_front_of, tiny_engine
+
+pytestmark = pytest.mark.mlx
+
+# Made by `make setup`; LiteLLM pins older versions of what we use ourselves.
+PYTHON = Path(__file__).parents[3] / ".venv-litellm" / "bin" / "python"
+CLIENT = Path(__file__).parent / "litellm_client.py"
+
+
+@pytest.fixture(scope="module")
+async def found(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
+    # Else it asks the internet what models cost.
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    with tiny_engine(tmp_path_factory.mktemp("litellm")) as engine:
+        async with in_front_of(engine) as gateway:
+            process = await asyncio.create_subprocess_exec(
+                PYTHON, CLIENT, gateway.url, env=environment, stdout=asyncio.subprocess.PIPE
+            )
+            out, _ = await process.communicate()
+            assert process.returncode == 0
+            yield json.loads(out.splitlines()[-1])
+
+
+async def test_every_provider_gets_the_same_answer(found: dict[str, Any]) -> None:
+    wanted = found["openai"]["whole"]
+    assert wanted["text"]
+    assert (wanted["finish"], wanted["completion"]) == ("length", 8)
+    for name in ("anthropic", "ollama_chat"):
+        got = found[name]
+        assert got["whole"] == wanted, name
+        assert got["streamed"] == {"text": wanted["text"], "finish": "length"}, name
+
+
+async def test_the_older_way_to_ask_ollama(found: dict[str, Any]) -> None:
+    # It writes a prompt of its own, so that the text is another one.
+    got = found["ollama"]
+    assert got["whole"]["completion"] == 8
+    assert got["streamed"]["text"] == got["whole"]["text"]
+
+
+async def test_embeddings(found: dict[str, Any]) -> None:
+    assert found["openai"]["widths"] == found["ollama"]["widths"] == [64, 64]
+
+
+async def test_a_model_that_is_not_there(found: dict[str, Any]) -> None:
+    for name, got in found.items():
+        assert "does not exist" in got["refused"], name
+    assert found["openai"]["refused"].startswith("NotFoundError")
+    assert found["anthropic"]["refused"].startswith("NotFoundError")

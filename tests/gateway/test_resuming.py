@@ -1,0 +1,191 @@
+"""Streams whose engine dies go on elsewhere: cut at every event and at every byte, in every way an engine can fail."""
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+from typing_extensions import override
+
+from gateway.asks import Ask
+from gateway.carry.attempt import Attempts
+from gateway.carry.loads import Loads
+from gateway.carry.resuming import Resumer
+from gateway.carry.router import Router
+from gateway.carry.streaming import Streaming
+from gateway.carry.trail import Trail
+from gateway.known.keeper import TableKeeper
+from gateway.known.tabulate import Seen, tabulate
+from gateway.routing.table import Origin
+from gateway.upstream.exchange import BrokenError, Headers
+from gateway.upstream.pool import Answer, Upstream
+from gateway.watch.metrics import Metrics
+from gateway.watch.versions import Versions
+from machinery.clock import SystemClock
+from store.memory import MemoryTransport
+from tests.gateway.marked import DONE, Request, clean, events
+from tests.gateway.world import (
+    deployment,
+    target,
+)
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user"}], "stream": True, "seed": 6}
+WITH_USAGE = BODY | {"stream_options": {"include_usage": True}}
+# Without a seed, an engine draws one of its own, and who goes on has to take that.
+UNSEEDED = {"model": "m", "prompt": "x", "stream": True}
+CASES = [(CHAT, BODY), (CHAT, WITH_USAGE), (COMPLETION, UNSEEDED)]
+
+
+def wanted(path: str = CHAT, body: dict[str, Any] = BODY, length: int = 8) -> bytes:
+    return clean(b"".join(events(Request(path, body), length=length)))
+
+
+# Without sockets: every byte.
+
+
+@dataclass
+class Pieces:
+    """A response that comes in pieces, and may break."""
+
+    pieces: list[bytes]
+    is_broken: bool
+    status: int = 200
+    headers: Headers = field(default_factory=lambda: [(b"content-type", b"text/event-stream")])
+    is_surplus: bool = False
+
+    async def read(self) -> bytes:
+        if self.pieces:
+            return self.pieces.pop(0)
+        if self.is_broken:
+            raise BrokenError("it broke", had_bytes=True)
+        return b""
+
+    def close(self) -> None:
+        self.pieces.clear()
+
+    def allow(self, *, until_s: float) -> None:
+        """Wait as long as it takes: nothing is waited for here."""
+
+
+@dataclass
+class Cut(Upstream):
+    """Engines whose streams break off after so many bytes, one after another."""
+
+    cuts: list[int] = field(default_factory=list)
+    size: int = 0
+    asked: list[bytes] = field(default_factory=list)
+
+    @override
+    async def request(
+        self,
+        origin: Origin,
+        raw: bytes,
+        *,
+        silence_s: float | None = None,
+        until_s: float = float("inf"),
+    ) -> Answer:
+        self.asked.append(raw)
+        head, _, body = raw.partition(b"\r\n\r\n")
+        path = head.split(b" ")[1].decode()
+        number = len(self.asked)
+        request = Request(path, orjson.loads(body))
+        data = b"".join(events(request, seed=number, id_=f"x-{number}"))
+        is_cut = bool(self.cuts)
+        if is_cut:
+            data = data[: self.cuts.pop(0)]
+        pieces = [data[at : at + self.size] for at in range(0, len(data), self.size)]
+        return Pieces(pieces, is_broken=is_cut)
+
+
+class Carried:
+    """Streams, carried as the gateway does."""
+
+    def __init__(self, replicas: int = 3) -> None:
+        clock, entropy = SystemClock(), random.Random(0)
+        self.engines = Cut()
+        self.metrics = Metrics(in_flight=lambda: 0, endpoints=lambda: 0)
+        self._targets = [target(f"m-{n}", port=n + 1) for n in range(replicas)]
+        leased = {one.replica: one for one in self._targets}
+        seen = Seen(deployments={"m": deployment("m")}, statuses={}, routes={}, leased=leased)
+        keeper = TableKeeper(MemoryTransport(clock), clock)
+        keeper.table = tabulate(seen, [])
+        loads = Loads(entropy)
+        attempts = Attempts(
+            upstream=self.engines,
+            loads=loads,
+            versions=Versions(),
+            keeper=keeper,
+            metrics=self.metrics,
+            clock=clock,
+        )
+        router = Router(keeper=keeper, loads=loads, clock=clock, random=entropy)
+        self._resumer = Resumer(attempts=attempts, router=router, patience_s=5.0)
+
+    async def stream(
+        self, *cuts: int, path: str = CHAT, body: dict[str, Any] = BODY, size: int = 10_000
+    ) -> tuple[Streaming, Trail]:
+        """Begin a stream that the first of the engines breaks off where the first cut is, and so on."""
+        self.engines.cuts, self.engines.size, trail = list(cuts), size, Trail()
+        self.engines.asked.clear()
+        ask = Ask(
+            path=path,
+            model="m",
+            body=orjson.dumps(body),
+            request_id=b"r",
+            is_streamed=True,
+            is_resumable=True,
+        )
+        result = await self._resumer.attempts.ask(ask, self._targets[0], trail)
+        assert isinstance(result, Streaming)
+        self._resumer.watch(result, ask, trail)
+        return result, trail
+
+
+async def read(stream: Streaming) -> AsyncIterator[bytes]:
+    while piece := await stream.read():
+        yield piece
+    stream.close()
+
+
+@pytest.mark.parametrize(("path", "body"), CASES, ids=["chat", "usage", "completion"])
+@pytest.mark.parametrize(("size", "step"), [(10_000, 1), (7, 9)])
+async def test_cut_at_every_byte(path: str, body: dict[str, Any], size: int, step: int) -> None:
+    told = events(Request(path, body))
+    whole, first, carried = b"".join(told), len(told[0]), Carried()
+    is_told = len(whole) - len(DONE)  # but for the end, which needs no engine
+    for cut in range(first, len(whole), step):
+        stream, trail = await carried.stream(cut, path=path, body=body, size=size)
+        got = [piece async for piece in read(stream)]
+        assert b"".join(got) == wanted(path, body), cut
+        assert all(piece.endswith(b"\n\n") for piece in got)
+        has_told = "stream_options" in body and cut >= is_told
+        assert trail.resumptions == (0 if has_told else 1)
+        assert (trail.prompt_tokens, trail.cached_tokens, trail.output_tokens) == (11, 4, 8)
+        assert stream.held.is_counted
+
+
+async def test_cut_again_and_again() -> None:
+    """Also within the first event of whoever goes on, which is another engine's failure."""
+    chooser, carried = random.Random(1), Carried(replicas=8)
+    told = events(Request(CHAT, WITH_USAGE))
+    whole, first = len(b"".join(told)), len(told[0])
+    for _ in range(200):
+        cuts = [chooser.randrange(first, whole), *(chooser.randrange(whole // 2) for _ in "ab")]
+        size = chooser.choice((1, 50, 10_000))
+        stream, trail = await carried.stream(*cuts, body=WITH_USAGE, size=size)
+        assert b"".join([piece async for piece in read(stream)]) == wanted(CHAT, WITH_USAGE)
+        assert trail.resumptions <= 3
+
+
+async def test_too_often_is_too_often() -> None:
+    carried = Carried(replicas=9)
+    stream, trail = await carried.stream(400, 300, 300, 300, 300)
+    with pytest.raises(BrokenError, match=r"it broke; it is not resumed: .*(3 times|before they)"):
+        _ = [piece async for piece in read(stream)]
+    assert carried.metrics.resumptions.value("too_often") == 1
+    stream.close()
+    assert trail.prompt_tokens == 11
+    assert 0 < trail.output_tokens < 8

@@ -1,0 +1,285 @@
+"""The same through a gateway that listens: every way to fail, restarts, refusals, and what clients must not say."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from gateway.server import Limits
+from schemas.routing import Resumption, Routing, Timeouts
+from tests.gateway import scripts
+from tests.gateway.fake_engine import Call, FakeEngine, running
+from tests.gateway.marked import DONE, ENDS, Marked, Request, clean, events
+from tests.gateway.scripts import delta
+from tests.gateway.test_resuming import BODY, CASES, CHAT, WITH_USAGE, wanted
+from tests.gateway.world import Running, World, deployment, published, running_gateway
+from tests.support.waiting import until
+
+
+@asynccontextmanager
+async def fleet(
+    world: World, gateway: Running, *scripts: Any, routing: Routing | None = None
+) -> AsyncIterator[list[FakeEngine]]:
+    """Serve "m" by fake engines, one a script."""
+    engines = [FakeEngine(f"m-{at}", script) for at, script in enumerate(scripts)]
+    for engine in engines:
+        await engine.start()
+    declared = deployment("m", replicas=len(engines))
+    if routing is not None:
+        spec = declared.spec.model_copy(update={"routing": routing})
+        declared = declared.model_copy(update={"spec": spec})
+    await world.put(declared, *(published(one, "m") for one in engines))
+    await gateway.knows("m", ready=len(engines))
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            await engine.kill()
+
+
+async def ask(http: aiohttp.ClientSession, gateway: Running, path: str, body: Any) -> bytes:
+    async with http.post(gateway.url + path, json=body) as response:
+        raw = await response.read()
+        assert response.status == 200, raw
+        assert response.headers["x-fleet-attempts"] == "1"
+        return raw
+
+
+def resumptions(gateway: Running, outcome: str = "resumed") -> float:
+    return gateway.gateway.metrics.resumptions.value(outcome)
+
+
+@pytest.mark.parametrize("ends", ENDS)
+async def test_however_it_ends(
+    world: World, gateway: Running, http: aiohttp.ClientSession, ends: str
+) -> None:
+    """Cut at every event, in and after it."""
+    engine = Marked(ends=ends)
+    count = 0
+    async with fleet(world, gateway, engine, engine):
+        for path, body in CASES:
+            at = 0
+            for event in events(Request(path, body))[:-1]:
+                at += len(event)
+                engine.cuts = [at + 5 if at % 2 else at]
+                engine.bodies.clear()
+                assert await ask(http, gateway, path, body) == wanted(path, body)
+                count += 1
+        metrics = gateway.gateway.metrics
+        # Where all but [DONE] was said, nobody has to go on.
+        assert count - 1 <= resumptions(gateway) <= count
+        assert metrics.requests.value("m", "ok") == count
+    entry = gateway.gateway.recorder.journal.last(1)[0]
+    assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (11, 4, 8)
+    assert entry.resumptions == 1
+    assert [one.outcome for one in entry.tried] == ["answered", "resumed"]
+
+
+async def test_who_goes_on_is_told_what_was_told(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    told = events(Request(CHAT, BODY))
+    engine = Marked(cuts=[sum(map(len, told[:3])) + 9])
+    async with fleet(world, gateway, engine, engine):
+        await ask(http, gateway, CHAT, BODY)
+    first, second = engine.bodies
+    assert first == BODY
+    tokens = [t for e in told[:3] for t in orjson.loads(e.split(b"\n")[0][8:])["tokens"]]
+    assert second.pop("fleet") == {
+        "tokens": tokens,
+        "seed": 6,
+        "prompt": Request(CHAT, BODY).prompt,
+        "id": "x-1",
+        "created": 1_700_000_000,
+        "cached_tokens": 4,
+    }
+    assert second == BODY
+
+
+async def test_a_single_engine_that_is_restarted_goes_on(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    engine = Marked(cuts=[700], ends="dies")
+    async with fleet(world, gateway, engine) as (first,):
+        async with http.post(gateway.url + CHAT, json=WITH_USAGE) as response:
+            begun = await response.content.readuntil(b"\n\n")
+            await until(lambda: not engine.cuts, what="the death")
+            await first.kill()
+            second = FakeEngine("m-0", engine)
+            async with running(second):
+                await world.put(published(second, "m"))
+                raw = begun + await response.content.read()
+    assert clean(raw) == wanted(CHAT, WITH_USAGE)
+    assert resumptions(gateway) == 1
+
+
+async def test_a_broken_connection_to_a_living_engine_goes_on_there(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    engine = Marked(cuts=[500, 3])
+    async with fleet(world, gateway, engine):
+        assert clean(await ask(http, gateway, CHAT, BODY)) == wanted(CHAT, BODY)
+    assert resumptions(gateway) == 1
+
+
+async def test_nobody_left(world: World, http: aiohttp.ClientSession) -> None:
+    async with running_gateway(world.transport, Limits(resume_timeout_s=0.3)) as gateway:
+        async with fleet(world, gateway, Marked(cuts=[700])) as (engine,):
+            async with http.post(gateway.url + CHAT, json=BODY) as response:
+                await engine.kill()
+                raw = await response.read()
+        assert DONE not in raw
+        error = orjson.loads(raw.rsplit(b"data: ", 1)[1])["error"]
+        assert error["code"] == "stream_interrupted"
+        assert re.search(r"no replica of 'm' could go on with it within", error["message"])
+        assert resumptions(gateway, "nobody") == 1
+        assert gateway.gateway.metrics.requests.value("m", "interrupted") == 1
+        assert gateway.gateway.recorder.journal.last(1)[0].output_tokens > 0
+
+
+async def test_clients_hear_that_they_are_waited_for(
+    world: World, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.carry.resuming._BEAT_S", 0.05)
+    async with running_gateway(world.transport, Limits(resume_timeout_s=0.3)) as gateway:
+        async with fleet(world, gateway, Marked(cuts=[700])) as (engine,):
+            async with http.post(gateway.url + CHAT, json=BODY) as response:
+                await engine.kill()
+                raw = await response.read()
+    assert raw.count(b"\n\n: waiting\n\n") >= 2
+
+
+async def differs(call: Call) -> None:
+    """Speak the same, with another tokenizer."""
+    error = {"message": "The prompt differs.", "code": "prompt_differs"}
+    await call.answer(orjson.dumps({"error": error}), 409)
+
+
+async def begins_anew(call: Call) -> None:
+    await call.begin_stream()
+    await call.chunk(delta("Once more: ") + DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+def unfit(odd: Any) -> Any:
+    """Die in each stream, and go on with none."""
+
+    async def script(call: Call) -> None:
+        await (odd if "fleet" in orjson.loads(call.body) else Marked(cuts=[700]))(call)
+
+    return script
+
+
+@pytest.mark.parametrize("odd", [differs, begins_anew, scripts.refuses(503, "draining")])
+async def test_who_cannot_go_on_is_left_out(
+    world: World, http: aiohttp.ClientSession, odd: Any
+) -> None:
+    limits = Limits(resume_timeout_s=0.5)
+    async with (
+        running_gateway(world.transport, limits) as gateway,
+        fleet(world, gateway, unfit(odd), unfit(odd), unfit(odd)) as engines,
+    ):
+        raw = await ask(http, gateway, CHAT, BODY)
+        assert b"Once more" not in raw
+        assert raw.endswith(b'"code":"stream_interrupted"}}\n\n')
+        engines[2].script = fit
+        assert clean(await ask(http, gateway, CHAT, BODY)) == wanted()
+
+
+async def fit(call: Call) -> None:
+    is_first = "fleet" not in orjson.loads(call.body)
+    await Marked(cuts=[700] if is_first else [])(call)
+
+
+async def test_what_has_no_marks_ends_as_it_must(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    bodies: list[dict[str, Any]] = [BODY | {"n": 2}, BODY]
+    async with fleet(world, gateway, scripts.dies_mid_stream, scripts.dies_mid_stream) as engines:
+        for body in bodies:
+            async with http.post(gateway.url + CHAT, json=body) as response:
+                raw = await response.read()
+            assert raw.count(b"data: ") == 3
+            assert b"stream_interrupted" in raw
+        calls = [call.headers for engine in engines for call in engine.calls]
+    assert sorted("x-fleet-resumable" in one for one in calls) == [False, True]
+
+
+async def test_it_can_be_turned_off(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    off = Routing(resumption=Resumption(max_resumptions=0))
+    async with fleet(world, gateway, scripts.chat, routing=off) as (engine,):
+        await ask(http, gateway, CHAT, BODY)
+        assert "x-fleet-resumable" not in engine.calls[0].headers
+
+
+async def test_a_long_stream_is_not_kept(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    short = Routing(resumption=Resumption(max_tokens=3))
+    engine = Marked(length=40, cuts=[4000])
+    async with fleet(world, gateway, engine, engine, routing=short):
+        async with http.post(gateway.url + CHAT, json=BODY) as response:
+            assert b"more than 3 tokens" in await response.read()
+    assert resumptions(gateway, "too_long") == 1
+
+
+async def test_silence_is_a_death(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    engine = Marked()
+
+    async def hangs(call: Call) -> None:
+        if engine.bodies:
+            await engine(call)
+            return
+        engine.bodies.append(orjson.loads(call.body))
+        data = b"".join(events(Request(call.path, engine.bodies[0]), id_="x-1"))
+        await call.begin_stream()
+        await call.chunk(data[:800])
+        await asyncio.Event().wait()
+
+    quick = Routing(timeouts=Timeouts(attempt="1s"))
+    async with fleet(world, gateway, hangs, hangs, routing=quick):
+        assert await ask(http, gateway, CHAT, BODY) == wanted()
+    assert resumptions(gateway) == 1
+
+
+async def test_clients_have_no_part_in_it(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    """Neither marks for whoever asks for them, nor a word of a client's that passes for ours."""
+    async with fleet(world, gateway, scripts.chat) as (engine,):
+        headers = {"x-fleet-resumable": "1"}
+        plain = {"model": "m", "messages": []}
+        async with http.post(gateway.url + CHAT, json=plain, headers=headers) as response:
+            assert response.status == 200
+        assert "x-fleet-resumable" not in engine.calls[0].headers
+        for body in (
+            orjson.dumps(BODY | {"fleet": {"tokens": [1]}}),
+            orjson.dumps(BODY | {"fleet": None}),
+            b'{"model":"m","messages":[],"stream":true,"fl\\u0065et":{"tokens":[1]}}',
+            b'{"fleet":1,"model":"m","messages":[],"stream":true,"fleet":null}',
+        ):
+            async with http.post(gateway.url + CHAT, data=body) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == "fleet"
+        assert len(engine.calls) == 1
+
+
+async def test_a_client_that_leaves_ends_the_search(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with fleet(world, gateway, Marked(cuts=[700])) as (engine,):
+        async with http.post(gateway.url + CHAT, json=BODY) as response:
+            await response.content.readuntil(b"\n\n")
+            await engine.kill()
+        metrics = gateway.gateway.metrics
+        await until(lambda: metrics.requests.value("m", "client_gone") == 1, what="the end")
+    assert gateway.gateway.loads.total() == 0

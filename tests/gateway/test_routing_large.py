@@ -1,0 +1,164 @@
+"""A thousand engines: a request looks at a few of them, and nobody is forgotten, overrun, or asked who must not be."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.routing.choosing import Chosen, choose
+from gateway.routing.picking import DRAWN, SMALL, Grounds, allowed, candidates
+from gateway.routing.shares import ShareMaker
+from gateway.routing.standing import Standing
+from gateway.routing.table import Model, Origin, Table, Target
+from gateway.routing.wish import Wish
+from schemas.routing import Routing, Strategy
+from tests.gateway.world import target
+
+MANY = tuple(target(f"m-{n:04}", port=n + 1) for n in range(1000))
+
+
+def table(*targets: Target, strategy: Strategy = "Scored") -> Table:
+    share = ShareMaker().share(("m",), leased=targets, routing=Routing(strategy=strategy))
+    model = Model(name="m", created=0, shares=(share,), reason="")
+    return Table(models=MappingProxyType({"m": model}))
+
+
+@dataclass
+class Gateway:
+    """One gateway's choices: it sees its own requests at once, and others' when it is told."""
+
+    table: Table
+    draws: random.Random
+    in_flight: Counter[Origin] = field(default_factory=Counter)
+    elsewhere: dict[Origin, float] = field(default_factory=dict)
+
+    def ask(self, cached: tuple[tuple[int, float], ...] = ()) -> Target:
+        wish = Wish("m", self.draws.random())
+        wish.cached = cached
+        standing = Standing(in_flight=self.in_flight, elsewhere=self.elsewhere)
+        choice = choose(self.table, wish, standing)
+        assert isinstance(choice, Chosen)
+        self.in_flight[choice.target.origin] += 1
+        return choice.target
+
+
+@given(
+    count=st.integers(1, 1000),
+    draw=st.floats(0, 1),
+    well=st.sets(st.integers(0, 999), max_size=30),
+    is_mostly_well=st.booleans(),
+)
+def test_few_are_looked_at_and_none_that_must_not_be(
+    count: int, draw: float, well: set[int], is_mostly_well: bool
+) -> None:
+    targets = MANY[:count]
+    ill = {t for n, t in enumerate(targets) if (n in well) is not is_mostly_well}
+    wish = Wish("m", draw, frozenset(list(ill)[::2]))
+    skipped = frozenset(t.origin for t in ill)
+    found = candidates(targets, Grounds(wish, Standing(), skipped))
+    assert len(found) <= SMALL
+    assert not ill & set(found)
+    # However few they are, they are found.
+    assert bool(found) == (len(ill) < count)
+
+
+@pytest.mark.parametrize("strategy", ["Scored", "LeastLoaded", "PowerOfTwo", "HardwareAware"])
+def test_the_busiest_has_little_more_than_the_average(strategy: Strategy) -> None:
+    gateway = Gateway(table(*MANY, strategy=strategy), random.Random(5))
+    for _ in range(4 * len(MANY)):
+        gateway.ask()
+    # One drawn of a thousand would be at 12 or more.
+    assert max(gateway.in_flight.values()) <= 4 + (4 if strategy == "PowerOfTwo" else 2)
+    assert len(gateway.in_flight) == len(MANY)
+
+
+def test_chance_and_turns_leave_nobody_out() -> None:
+    for strategy in ("Random", "RoundRobin"):
+        found, draws = table(*MANY[:100], strategy=strategy), random.Random(5)  # type: ignore[arg-type]  # both are strategies
+        count: Counter[str] = Counter()
+        for turn in range(10_000):
+            wish = Wish("m", draws.random())
+            wish.turn = turn
+            choice = choose(found, wish, Standing())
+            assert isinstance(choice, Chosen)
+            count[choice.target.replica] += 1
+        assert len(count) == 100
+        assert max(count.values()) < (101 if strategy == "RoundRobin" else 150)
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(3, 0.4), (5, 0.3), (16, 0.2), (17, 0.2), (1000, 0.01)]
+)
+def test_gateways_that_know_the_same_of_others_do_not_run_all_to_the_same_engine(
+    count: int, most: float
+) -> None:
+    """Three gateways are told the same of all engines: one was idle a moment ago. That would be a herd of all three."""
+    targets, herds = MANY[:count], 0
+    found = table(*targets)
+    for seed in range(300):
+        idle = targets[seed % count]
+        told = {t.origin: 2.0 for t in targets if t is not idle}
+        gateways = [Gateway(found, random.Random(seed * 3 + n), elsewhere=told) for n in range(3)]
+        herds += all(gateway.ask() is idle for gateway in gateways)
+    assert herds / 300 < most
+
+
+def test_stale_news_of_a_whole_period_leave_engines_even() -> None:
+    """Four periods in which three gateways hear of others only when a period begins; requests never end."""
+    targets = MANY[:10]
+    found = table(*targets, strategy="LeastLoaded")
+    gateways = [Gateway(found, random.Random(n)) for n in range(3)]
+    for _ in range(4):
+        seen = sum((gateway.in_flight for gateway in gateways), Counter[Origin]())
+        for gateway in gateways:
+            gateway.elsewhere = {
+                t.origin: float(seen[t.origin] - gateway.in_flight[t.origin]) for t in targets
+            }
+        for gateway in gateways:
+            for _ in range(20):
+                gateway.ask()
+    had = sum((gateway.in_flight for gateway in gateways), Counter[Origin]())
+    assert sum(had.values()) == 240
+    assert max(had.values()) - min(had.values()) <= 8
+
+
+@settings(max_examples=30)
+@given(
+    count=st.integers(2, SMALL),
+    hot=st.integers(0, 1),
+    requests=st.integers(1, 100),
+    bound=st.integers(100, 300),
+    strategy=st.sampled_from(["Scored", "LeastLoaded"]),
+)
+def test_nobody_gets_more_for_its_cache_than_the_bound(
+    count: int, hot: int, requests: int, bound: int, strategy: Strategy
+) -> None:
+    """All prompts begin alike, one engine read that beginning, and no request ever ends."""
+    routing = Routing(strategy=strategy)
+    routing = routing.model_copy(
+        update={"prefix_affinity": routing.prefix_affinity.model_copy(update={"bound": bound})}
+    )
+    share = ShareMaker().share(("m",), leased=MANY[:count], routing=routing)
+    model = Model(name="m", created=0, shares=(share,), reason="")
+    gateway = Gateway(Table(models=MappingProxyType({"m": model})), random.Random(hot))
+    warm = MANY[hot]
+    for _ in range(requests):
+        loads = [gateway.in_flight[t.origin] for t in MANY[:count]]
+        before = gateway.in_flight[warm.origin]
+        # By its load alone nobody busier than another would be asked.
+        if gateway.ask(((warm.mark, 1.0),)) is warm and before > min(loads):
+            assert before + 1 <= allowed(loads, bound)
+
+
+def test_one_large_pool_keeps_the_bound_by_the_average_of_who_was_drawn() -> None:
+    gateway = Gateway(table(*MANY, strategy="LeastLoaded"), random.Random(1))
+    warm = MANY[500]
+    for _ in range(5 * len(MANY)):
+        gateway.ask(((warm.mark, 1.0),))
+    # 125 % of 5, and what the few who were drawn are off.
+    assert 5 <= gateway.in_flight[warm.origin] <= 9
+    assert DRAWN < SMALL
