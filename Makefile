@@ -11,7 +11,7 @@ PORT ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-hostile bench-gateway-peers bench-store bench-placement bench-control-plane bench-engine bench-engine-start clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-engine bench-engine-start clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,9 @@ bench-gateway-hostile: $(READY)  ## hostile clients: the gateway's memory, and w
 
 bench-gateway-peers: $(READY)  ## install the other gateways for it, into ~/.cache/mlx-fleet-bench or FLEET_BENCH_PEERS
 	@$(BIN)/python -m bench.gateway.peers_install
+
+bench-routing: $(READY)  ## what choosing an engine costs among 10 to 1,000, with up to a million sessions
+	@$(BIN)/python -m bench.routing
 
 bench-store: $(READY)  ## our etcd clients beside the other Python ones, in four minutes
 	@$(BIN)/python -m bench.store

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import uvicorn
+from fastapi import FastAPI
 
 from gateway.admin.nodes import NodeBook
 from gateway.admin.sight import Sight
@@ -114,49 +115,11 @@ class Gateway:
         self.versions = Versions()
         id_ = f"{entropy.getrandbits(48):012x}"
         self.presence = Presence(transport, clock, id_=id_, url=url)
-        file = JournalFile(limits.journal_file, clock, gateway=id_) if limits.journal_file else None
-        process = Process(
-            clock,
-            Connections(
-                clients=lambda: len(self._server.server_state.connections),
-                engines=self.pool.connections,
-            ),
-        )
-        self.metrics = Metrics(
-            in_flight=self.loads.total,
-            endpoints=lambda: self.keeper.table.endpoints,
-            more=(*_gauges(self.loads, self.room), self.versions),
-            others=(self.known.keyring, process, *([file] if file else ()), *figures(self.loads, names, clock)),
-        )
-        self.recorder = Recorder(
-            keeper=self.keeper,
-            metrics=self.metrics,
-            clock=clock,
-            journal=Journal(limits.journal_size),
-            process=process,
-            file=file,
-            tracer=tracer,
-        )
+        self.recorder = self._recorder(id_, names, tracer)
+        self.metrics = self.recorder.metrics
         self.known.access.on_refusal(self.metrics.limited.add)
-        attempts = Attempts(
-            upstream=self.pool,
-            loads=self.loads,
-            versions=self.versions,
-            keeper=self.keeper,
-            metrics=self.metrics,
-            clock=clock,
-        )
         router = Router(keeper=self.keeper, loads=self.loads, clock=clock, random=entropy)
-        failover = Failover(
-            attempts=attempts,
-            names=names,
-            room=self.room,
-            router=router,
-            resumer=Resumer(
-                attempts=attempts, router=router, patience_s=limits.resume_timeout_s
-            ),
-        )
-        self.prober = Prober(attempts, self.pool, names)
+        failover = self._failover(names, router)
         openai = OpenAi()
         self.desk = FrontDesk(
             failover,
@@ -181,9 +144,69 @@ class Gateway:
             clock=clock,
         )
         self._stopping = asyncio.Event()
-        self._server = SignalServer(
+        self._server = self._listening(make_app(sight))
+
+    def _recorder(self, id_: str, names: Names, tracer: Tracer | None) -> Recorder:
+        """Return who writes requests down."""
+        file = (
+            JournalFile(self._limits.journal_file, self._clock, gateway=id_)
+            if self._limits.journal_file
+            else None
+        )
+        process = Process(
+            self._clock,
+            Connections(
+                clients=lambda: len(self._server.server_state.connections),
+                engines=self.pool.connections,
+            ),
+        )
+        metrics = Metrics(
+            in_flight=self.loads.total,
+            endpoints=lambda: self.keeper.table.endpoints,
+            more=(*_gauges(self.loads, self.room), self.versions),
+            others=(
+                self.known.keyring,
+                process,
+                *([file] if file else ()),
+                *figures(self.loads, names, self._clock),
+            ),
+        )
+        return Recorder(
+            keeper=self.keeper,
+            metrics=metrics,
+            clock=self._clock,
+            journal=Journal(self._limits.journal_size),
+            process=process,
+            file=file,
+            tracer=tracer,
+        )
+
+    def _failover(self, names: Names, router: Router) -> Failover:
+        """Return who carries requests to engines."""
+        attempts = Attempts(
+            upstream=self.pool,
+            loads=self.loads,
+            versions=self.versions,
+            keeper=self.keeper,
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+        self.prober = Prober(attempts, self.pool, names)
+        return Failover(
+            attempts=attempts,
+            names=names,
+            room=self.room,
+            router=router,
+            resumer=Resumer(
+                attempts=attempts, router=router, patience_s=self._limits.resume_timeout_s
+            ),
+        )
+
+    def _listening(self, app: FastAPI) -> SignalServer:
+        """Return the server of clients' connections."""
+        return SignalServer(
             uvicorn.Config(
-                Cors(make_app(sight), limits.origins),
+                Cors(app, self._limits.origins),
                 http=cast("type[ClientProtocol]", partial(ClientProtocol, self.desk)),
                 ws="none",
                 lifespan="off",
@@ -192,7 +215,7 @@ class Gateway:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=int(limits.drain_timeout_s) + 1 + _CLOSE_S,
+                timeout_graceful_shutdown=int(self._limits.drain_timeout_s) + 1 + _CLOSE_S,
             ),
             self.stop,
         )

@@ -12,6 +12,10 @@ from typing_extensions import override
 
 # What is echoed into headers and logs; anything else is replaced.
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+# https://www.w3.org/TR/trace-context/#traceparent-header; longer ones are of versions to come.
+TRACE_PARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?"
+)
 _BACKLOG = 2048
 
 

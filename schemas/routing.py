@@ -39,7 +39,7 @@ class Sessions(ApiModel):
     """Whether the requests of one conversation go to one endpoint."""
 
     enabled: bool = True
-    """By session_id, the header x-session-id, a conversation's id, or the opening messages."""
+    """By session_id, the header x-session-id, a conversation's id, or the opening messages once it goes on."""
     ttl: PositiveDuration = "5m"
     """How long a session is remembered after its last request."""
 
@@ -48,6 +48,7 @@ class PrefixAffinity(ApiModel):
     """Whether prompts go where their beginning was read before."""
 
     enabled: bool = True
+    """Not with RoundRobin and Random, which look at nobody."""
     bound: Annotated[int, Field(ge=100, le=10_000)] = 125
     """How busy an endpoint may be, in percent of the average, and still be chosen for what it has cached."""
 
@@ -78,7 +79,7 @@ class Timeouts(ApiModel):
     attempt: PositiveDuration | None = None
     """Silence of one endpoint, after which another is asked, or the stream resumed there."""
     first_token: PositiveDuration | None = None
-    """From asking an endpoint to the first byte of its answer, after which another is asked."""
+    """Of streams: from asking an endpoint to its first event, after which another is asked."""
 
 
 class Hedging(ApiModel):
@@ -106,7 +107,8 @@ class Routing(ApiModel):
 
     strategy: Strategy = "Scored"
     """Scored: loaded model, free memory, short queue, prefix read before. HardwareAware: points for the chip, its
-    GPU cores and memory, less for load. LeastLoaded: fewest requests. PowerOfTwo: the less loaded of two drawn."""
+    GPU cores and memory, less for load. LeastLoaded: fewest requests. PowerOfTwo: the less loaded of two drawn.
+    RoundRobin, Random: each in turn, anybody."""
     weights: ScoreWeights = ScoreWeights()
     """What the parts of the score count, for strategy Scored."""
     sessions: Sessions = Sessions()

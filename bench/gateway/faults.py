@@ -183,7 +183,7 @@ async def of_ours(programs: Programs, folder: Path, engines: int) -> list[Outcom
     own.mkdir()
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(engines_running(programs, engines))
-        gateway = await ours.start(stack, own, running, _PATIENCE)
+        gateway = await ours.start(stack, own, {"bench": running}, _PATIENCE)
         peer = Peer("ours", gateway.port, gateway.pid, key=ours.KEY)
         setting = Setting(peer, f"ours, {engines} engines", running, (16, 64))
         found = [outcome async for outcome in runs(programs, setting)]

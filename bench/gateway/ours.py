@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,53 +34,57 @@ class Ours:
     etcd: EmbeddedEtcd
 
 
-def endpoint(engine: Engine) -> Endpoint:
+def endpoint(engine: Engine, of: str) -> Endpoint:
     spec = EndpointSpec(
-        deployment="bench",
+        deployment=of,
         replica_uid=engine.replica,
         node="bench",
         url=f"http://127.0.0.1:{engine.port}",
-        served_names=("bench",),
+        served_names=(of,),
         concurrency=64,
     )
     return Endpoint(metadata=ObjectMeta(name=engine.replica), spec=spec)
 
 
 async def publish(
-    address: EtcdAddress, engines: Sequence[Engine], timeouts: Timeouts | None
+    address: EtcdAddress, fleet: Mapping[str, Sequence[Engine]], timeouts: Timeouts | None
 ) -> None:
-    """Declare a model, the engines as its endpoints, and a key."""
-    spec = ModelDeploymentSpec(
-        model=ModelSource(path="/models/bench"),
-        replicas=len(engines),
-        routing=Routing(timeouts=timeouts or Timeouts()),
-    )
-    deployment = ModelDeployment(metadata=ObjectMeta(name="bench"), spec=spec)
+    """Declare models, the engines as their endpoints, and a key."""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     key = ApiKey(name="bench", hash=digest, created=datetime.now(UTC))
-    puts = [
-        codec.put_spec(deployment),
-        Put(key=keys.api_key_key(key.name), value=codec.encode(key)),
-        *(
-            Put(key=keys.endpoint_key("bench", engine.replica), value=codec.encode(endpoint(engine)))
-            for engine in engines
-        ),
-    ]
+    puts = [Put(key=keys.api_key_key(key.name), value=codec.encode(key))]
+    for name, engines in fleet.items():
+        spec = ModelDeploymentSpec(
+            model=ModelSource(path="/models/bench"),
+            replicas=len(engines),
+            routing=Routing(timeouts=timeouts or Timeouts()),
+        )
+        deployment = ModelDeployment(metadata=ObjectMeta(name=name), spec=spec)
+        puts.append(codec.put_spec(deployment))
+        for engine in engines:
+            where = keys.endpoint_key("bench", engine.replica)
+            puts.append(Put(key=where, value=codec.encode(endpoint(engine, name))))
     transport = connect(address)
     await transport.commit([], puts)
     await transport.close()
 
 
 async def start(
-    stack: AsyncExitStack, folder: Path, engines: Sequence[Engine], timeouts: Timeouts | None = None
+    stack: AsyncExitStack,
+    folder: Path,
+    fleet: Mapping[str, Sequence[Engine]],
+    timeouts: Timeouts | None = None,
 ) -> Ours:
     """Start etcd and gateway in the folder; scoring, sessions, resumption and keys are on."""
     port, log = free_port(), folder / "gateway.log"
     etcd = EmbeddedEtcd(locate(None), folder / "etcd", SystemClock())
     await etcd.start()
     stack.push_async_callback(etcd.supervisor.stop)
-    await publish(etcd.address, engines, timeouts)
+    await publish(etcd.address, fleet, timeouts)
     where = ("--port", str(port), "--etcd", str(etcd.address), "--log-level", "error")
-    pid = await stack.enter_async_context(child(sys.executable, "-m", "gateway", *where, log=log))
+    own = ("--auth", "on", "--state-dir", str(folder / "state"))
+    pid = await stack.enter_async_context(
+        child(sys.executable, "-m", "gateway", *where, *own, log=log)
+    )
     await answers(port, "/health", log)
     return Ours(port, pid, etcd)

@@ -12,11 +12,21 @@ from pathlib import Path
 
 from bench.gateway.peers import FOLDER, SYSTEM
 
-_PACKAGES = {"vllm-router": "vllm-router", "sglang-router": "sglang-router", "litellm": "litellm[proxy]"}
+_PACKAGES = {
+    "vllm-router": "vllm-router",
+    "sglang-router": "sglang-router",
+    "litellm": "litellm[proxy]",
+}
 # What their programs need beyond a minimal Debian 12.
 _DEBIAN = {
     "nginx": ("nginx",),
-    "haproxy": ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1", "libpcre2-8-0"),
+    "haproxy": (
+        "haproxy",
+        "liblua5.3-0",
+        "libopentracing-c-wrapper0",
+        "libopentracing1",
+        "libpcre2-8-0",
+    ),
 }
 
 

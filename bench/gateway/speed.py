@@ -104,7 +104,9 @@ async def measure(
             for peer in contenders:
                 if peer.is_slow and round_ > SLOW_ROUNDS:
                     continue
-                connections = min(case.connections, _SLOW_CONNECTIONS) if peer.is_slow else case.connections
+                connections = (
+                    min(case.connections, _SLOW_CONNECTIONS) if peer.is_slow else case.connections
+                )
                 load = Load(
                     port=peer.port,
                     connections=connections,
@@ -192,7 +194,7 @@ async def main() -> None:
         for engine in engines:
             engine.start()
             stack.callback(engine.end)
-        gateway = await ours.start(stack, folder, engines)
+        gateway = await ours.start(stack, folder, {"bench": engines})
         names = [kind.name for kind in peers.KINDS]
         others, missing = await peers.started(stack, folder, engines, names)
         contenders = [
@@ -200,7 +202,9 @@ async def main() -> None:
             Peer("ours", gateway.port, gateway.pid, key=ours.KEY),
             *others,
         ]
-        print(f"{os.cpu_count()} cores shared by load, gateways, engines and etcd; figures of others are defaults")
+        print(
+            f"{os.cpu_count()} cores shared by load, gateways, engines and etcd; figures of others are defaults"
+        )
         for name in missing:
             print(f"{name}: not installed, left out (make bench-gateway-peers)")
         rows = await measure(programs, engines, contenders)

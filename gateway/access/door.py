@@ -14,7 +14,8 @@ from gateway.access.holder import Holder
 from gateway.errors import Refusal, RefusedError
 
 # Health checks and Prometheus have no key, and neither has the reconciler, which reads the demand. They
-# tell names and numbers, and nothing that anybody wrote.
+# tell names and numbers, and nothing that anybody wrote. Ollama's clients look at the first two, which tell
+# that there is somebody, before they show a key.
 OPEN = frozenset({"/", "/api/version", "/health", "/metrics", "/metrics/demand"})
 
 

@@ -102,7 +102,6 @@ def snapshot(sight: Sight) -> Json:
     recent, day = sight.over(RECENT_S), sight.over(DAY_S)
     now_s = sight.clock.now().timestamp()
     rate = METRICS["tokens_per_second"][1]
-    peaks = [rate(sums) or 0.0 for _, sums in sight.recorder.series.points(now_s, DAY_S, 8640)]
     speeds = []
     for entry in sight.recorder.journal.last(_GENERATIONS, outcomes=frozenset({"ok"})):
         spent_s = entry.whole_s - entry.first_s
@@ -115,7 +114,7 @@ def snapshot(sight: Sight) -> Json:
         "promptTokens24h": int(day.prompt_tokens),
         "outputTokens24h": int(day.output_tokens),
         "tokensPerSecond": rate(recent),
-        "peakTokensPerSecond": max(peaks, default=0.0),
+        "peakTokensPerSecond": round(sight.recorder.series.fastest(now_s), 4),
         "avgLatencyMs": METRICS["latency"][1](recent),
         "avgFirstTokenMs": METRICS["first_token"][1](recent),
         "lastGenerationsTokensPerSecond": speeds[::-1],

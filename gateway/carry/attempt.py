@@ -61,7 +61,7 @@ class Attempts:
             held.failed()
             held.close()
             if self.clock.monotonic() < trail.deadline_s:  # else the client is to blame
-                self.blame(target, "gone" if isinstance(error, UnreachableError) else "bad")
+                self.blame(target, _fault(error))
                 self.keeper.drop_orphan(target)
             raise
         except BaseException:
@@ -108,12 +108,12 @@ class Attempts:
                 extra={"replica": target.replica, "node": target.node, "fault": fault},
             )
 
-    def interrupted(self, held: Held) -> None:
+    def interrupted(self, held: Held, error: BrokenError) -> None:
         """Note that an engine died in the middle of a stream."""
         held.failed()
         self.metrics.attempts.add("interrupted")
         if self.clock.monotonic() < held.until_s:
-            self.blame(held.target, "bad")
+            self.blame(held.target, _fault(error))
             self.keeper.drop_orphan(held.target)
 
     async def _stream(self, held: Held, answer: Answer, trail: Trail) -> Streaming:
@@ -140,7 +140,11 @@ async def whole_body(answer: Answer) -> bytes:
         BrokenError: it has none, or not within reason.
 
     """
-    parts = bytearray()
+    first = await answer.read()
+    second = await answer.read() if first else b""
+    if not second:
+        return first  # as most come: in one piece, which need not be copied
+    parts = bytearray(first + second)
     while piece := await answer.read():
         parts += piece
         if len(parts) > _WHOLE_LIMIT:
@@ -157,6 +161,12 @@ def _more(ask: Ask, target: Target, trail: Trail, now_s: float) -> bytes:
         return lines
     # The engine ends it, too: what nobody waits for any more must not hold a place there.
     return lines + b"x-request-timeout: %.3f\r\n" % max(0.001, trail.deadline_s - now_s)
+
+
+def _fault(error: UnreachableError | BrokenError) -> Fault:
+    if isinstance(error, UnreachableError):
+        return "gone"
+    return "silent" if error.is_silence else "bad"
 
 
 def _pause_s(found: Found) -> float:

@@ -2,6 +2,7 @@
 
     closed --3 failures in a row, half of 10 s' requests, or nobody there--> open
     open --its time is over--> half open, which lets one request through: closed if it is answered, else open for longer
+    open for silence --a sign of life--> open; for nobody being there --a sign of life--> closed
 
 Times in seconds of `Clock.monotonic`. Who is shunned is asked last, not never.
 """
@@ -19,9 +20,9 @@ PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
 _OPEN_S, LONGEST_OPEN_S = 1.0, 30.0
 
-Fault: TypeAlias = Literal["full", "bad", "gone"]
+Fault: TypeAlias = Literal["full", "bad", "silent", "gone"]
 """full: it says itself that it cannot take more now. bad: what it answers is an error, or no whole answer.
-gone: nobody is there, or nobody answers anything."""
+silent: it did not answer in time. gone: nobody is there, or nobody answers anything."""
 Phase: TypeAlias = Literal["closed", "half_open", "open"]
 
 
@@ -33,7 +34,9 @@ class Breaker:
     """When it failed last."""
     is_open: bool = False
     is_gone: bool = False
-    """Whether only a sign of life closes it: a request sent there would wait for nothing."""
+    """Whether no request tries it out before a sign of life: it would wait for nothing."""
+    _is_well_if_alive: bool = False
+    """Whether a sign of life is all that was missing."""
     _in_row: int = 0
     _trips: int = 0
     _opened_s: float = 0.0
@@ -83,11 +86,12 @@ class Breaker:
         self._count(now_s, is_failure=True)
         if self.is_open and not self._is_tried:
             # What was sent before it opened says nothing new; but who is gone is gone.
-            self.is_gone = self.is_gone or fault == "gone"
+            self._miss(fault)
             return False
         if not (self._is_tried or fault == "gone" or self._is_too_bad()):
             return False
-        self._is_tried, self.is_open, self.is_gone = False, True, fault == "gone"
+        self._is_tried, self.is_open = False, True
+        self._miss(fault)
         self._opened_s = now_s
         open_s = min(_OPEN_S * 2**self._trips, LONGEST_OPEN_S)
         self._until_s = max(self._until_s, now_s + open_s * (0.75 + draw / 2))
@@ -105,15 +109,21 @@ class Breaker:
 
     def lives(self) -> None:
         """Note that it says to be well when asked for nothing else."""
-        if self.is_open and self.is_gone:
+        if self.is_gone and self._is_well_if_alive:
             self._close()
+        self.is_gone = False
 
     def is_forgotten(self, now_s: float) -> bool:
         """Return whether it is as good as one that never failed."""
         return not self.is_open and now_s > max(self._until_s, self.failed_s + _WINDOW_S)
 
+    def _miss(self, fault: Fault) -> None:
+        """Note whether a sign of life is missed."""
+        self.is_gone = self.is_gone or fault in ("gone", "silent")
+        self._is_well_if_alive = self._is_well_if_alive or fault == "gone"
+
     def _close(self) -> None:
-        self.is_open = self.is_gone = self._is_tried = False
+        self.is_open = self.is_gone = self._is_tried = self._is_well_if_alive = False
         self._in_row = self._trips = self._requests = self._failures = 0
         self._until_s = 0.0
 

@@ -72,10 +72,10 @@ class Circuits:
             breaker.lives()
             self._look(now_s)
 
-    def is_gone(self, origin: Origin) -> bool:
-        """Return whether it takes a sign of life to have it asked again."""
+    def is_open(self, origin: Origin) -> bool:
+        """Return whether it is ejected."""
         breaker = self._breakers.get(origin)
-        return breaker is not None and breaker.is_open and breaker.is_gone
+        return breaker is not None and breaker.is_open
 
     def know(self, targets: Iterable[Target], now_s: float) -> None:
         """Learn who is there now: what is published anew begins anew, and who is gone is forgotten."""

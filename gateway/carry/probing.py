@@ -18,6 +18,8 @@ from gateway.upstream.pool import Pool, UnreachableError
 # Engines answer from figures that are there already, within milliseconds; a Mac may be short of processors for a
 # while, not for seconds. With the second before it is asked, a hanging engine costs its requests 4 to 5 s.
 PROBE_S = 3.0
+# Of one that is ejected already: nothing is lost by asking it once more.
+_EJECTED_S = 1.0
 
 Health: TypeAlias = Literal["well", "busy", "gone", "mute", "bad"]
 
@@ -55,7 +57,7 @@ class Prober:
         self._loads.tidy(now_s)
         rounds.hear(listening.heard(self._pool.open), now_s)
         awaited = listening.awaited(self._pool.open, now_s - WAITED_S)
-        return rounds.due(now_s, awaited=awaited, is_gone=circuits.is_gone)
+        return rounds.due(now_s, awaited=awaited, is_open=circuits.is_open)
 
     async def _probe(self, target: Target) -> None:
         began_s = self._clock.monotonic()
@@ -76,8 +78,9 @@ class Prober:
                     self._give_up(target, now_s)
 
     async def _health(self, target: Target) -> Health:
+        is_open = self._loads.circuits.is_open(target.origin)
         try:
-            async with asyncio.timeout(self.probe_s):
+            async with asyncio.timeout(min(_EJECTED_S, self.probe_s) if is_open else self.probe_s):
                 answer = await self._pool.request(target.origin, _request(target.origin))
                 try:
                     await whole_body(answer)

@@ -39,6 +39,8 @@ class Resumer:
     router: Router
     patience_s: float
     """How long a stream waits for somebody to go on."""
+    beat_s: float = _BEAT_S
+    """How often its client hears meanwhile that it is not forgotten."""
 
     @property
     def clock(self) -> Clock:
@@ -141,7 +143,7 @@ class Resumption(Search):
     async def step(self) -> Streaming | None:
         clock, router = self.resumer.clock, self.resumer.router
         now_s = clock.monotonic()
-        beat_s = now_s + _BEAT_S
+        beat_s = now_s + self.resumer.beat_s
         while now_s < self._until_s:
             if now_s >= self._again_s:
                 self._failed, self._again_s = set(self._unfit), now_s + self._pause_s

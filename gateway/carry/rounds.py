@@ -13,8 +13,8 @@ TICK_S = 0.5
 RATE_PER_S = 20
 # An engine sends nothing while it reads a prompt, which takes seconds; asking it then costs it next to nothing.
 WAITED_S = 1.0
-# How often those that are gone are looked for: who comes back is used again within about a second.
-_GONE_S = 1.0
+# How often the ejected are looked for, which is every time: who comes back is used again within a second.
+_EJECTED_S = 0.4
 _QUIET_S = 10.0
 
 
@@ -44,7 +44,7 @@ class Rounds:
         return self._heard_s.get(origin, then_s) > then_s
 
     def due(
-        self, now_s: float, *, awaited: AbstractSet[Origin], is_gone: Callable[[Origin], bool]
+        self, now_s: float, *, awaited: AbstractSet[Origin], is_open: Callable[[Origin], bool]
     ) -> list[Target]:
         """Return who is to be asked now, the most urgent first; each is being asked until `done`.
 
@@ -56,8 +56,11 @@ class Rounds:
                 continue
             asked_s = self._asked_s.get(origin, float("-inf"))
             last_s = max(heard_s, asked_s)
-            if origin in awaited or is_gone(origin):
-                if now_s - last_s >= _GONE_S:
+            if is_open(origin):
+                if now_s - asked_s >= _EJECTED_S:
+                    urgent.append((last_s, origin))
+            elif origin in awaited:
+                if now_s - last_s >= WAITED_S:
                     urgent.append((last_s, origin))
             elif now_s - last_s >= _QUIET_S:
                 quiet.append((last_s, origin))

@@ -58,7 +58,7 @@ class Streaming:
     rest: bytes
     """The beginning of the next event."""
     clock: Clock
-    interrupted: Callable[[Held], None]
+    interrupted: Callable[[Held, BrokenError], None]
     """Called when an engine dies."""
     taker: Taker
     tape: Tape | None = None
@@ -182,7 +182,7 @@ class Streaming:
         if self.tape is not None and _NO_CHOICES in self._last:
             self.first = DONE  # all but this was said
             return
-        self.interrupted(self.held)
+        self.interrupted(self.held, error)
         self.held.close()
         if self.search is None:
             raise error

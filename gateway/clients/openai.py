@@ -6,11 +6,13 @@ import msgspec
 from typing_extensions import override
 
 from gateway.asks import Ask, Heard
+from gateway.clients.responses import Responding
 from gateway.clients.surface import Surface, Telling
 from gateway.errors import invalid
 
 _EMBEDDINGS = "/v1/embeddings"
-PATHS = ("/v1/chat/completions", "/v1/completions", _EMBEDDINGS, "/v1/responses")
+_RESPONSES = "/v1/responses"
+PATHS = ("/v1/chat/completions", "/v1/completions", _EMBEDDINGS, _RESPONSES)
 
 _TRUE = b"true"
 # Of one choice, as engines read the field.
@@ -67,7 +69,7 @@ class OpenAi(Surface):
             else bytes(head.messages or head.prompt or head.input),
             cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
         )
-        return ask, None
+        return ask, Responding() if is_streamed and heard.path == _RESPONSES else None
 
 
 def _decode(body: bytes) -> _Head:

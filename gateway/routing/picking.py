@@ -25,13 +25,15 @@ NOBODY: AbstractSet[Origin] = frozenset()
 class Grounds:
     """What one choice is made on. A plain object: one is made for each request."""
 
-    __slots__ = ("_others", "_ours", "skipped", "standing", "wish")
+    __slots__ = ("_others", "_ours", "has_others", "skipped", "standing", "wish")
 
     def __init__(self, wish: Wish, standing: Standing, skipped: AbstractSet[Origin]) -> None:
         self.wish = wish
         self.standing = standing
         self.skipped = skipped
         """Who is left out because it failed a moment ago."""
+        self.has_others = False
+        """Whether the engines looked at last have requests of others."""
         self._ours = self._others = 1.0
 
     def loads(self, targets: Sequence[Target]) -> list[float]:
@@ -43,10 +45,9 @@ class Grounds:
         """
         ours, others = self.standing.in_flight, self.standing.elsewhere
         own: list[float] = [ours.get(target.origin, 0) for target in targets]
-        if not others:
-            return own
-        told = [others.get(target.origin, 0.0) for target in targets]
+        told = [others.get(target.origin, 0.0) for target in targets] if others else ()
         theirs = sum(told)
+        self.has_others = theirs > 0
         if not theirs:
             self._ours = self._others = 1.0
             return own
@@ -99,11 +100,12 @@ def pick(pool: Pool, share: Share, grounds: Grounds) -> Target | None:
         return None
     # Another part of the same draw, so that it has nothing to do with the weights.
     part = wish.draw * 997 % 1
+    if routing.strategy == "Random":
+        return some[min(int(part * len(some)), len(some) - 1)]
     loads = grounds.loads(some)
     readers = _readers(pool, loads, share, grounds) if wish.cached and share.minds_prefixes else ()
     of = Runners(some, loads, part)
-    others = grounds.standing.elsewhere
-    if others and 2 < len(targets) <= SMALL and any(others.get(t.origin) for t in some):
+    if grounds.has_others and 2 < len(targets) <= SMALL:
         of = _most(of)
     if readers:
         if routing.strategy != "Scored":
@@ -177,8 +179,9 @@ def _most(of: Runners) -> Runners:
     """
     count = len(of.targets)
     begin = int(of.part * 31 % 1 * count)
-    places = sorted((begin + n) % count for n in range((3 * count + 2) // 4))
-    return Runners([of.targets[n] for n in places], [of.loads[n] for n in places], of.part)
+    end = begin + (3 * count + 2) // 4
+    targets, loads = (*of.targets, *of.targets), (*of.loads, *of.loads)
+    return Runners(targets[begin:end], loads[begin:end], of.part)
 
 
 def _add(of: Runners, readers: Sequence[tuple[Target, float, float]]) -> None:

@@ -49,7 +49,7 @@ def _scored(of: Runners, share: Share, standing: Standing) -> Target:
     """
     headroom, read = standing.headroom, of.read
     if not headroom and not read and not any(of.loads):
-        return _drawn(of, share, standing)
+        return of.targets[_index(of.part, len(of.targets))]
     loaded, memory, queue, prefix = share.score
     depths = [load / target.concurrency for target, load in zip(of.targets, of.loads, strict=True)]
     # Full counts 0, or the fullest if there are any beyond: who has twice the queue is worse then, too.
@@ -88,11 +88,6 @@ def _power_of_two(of: Runners, _share: Share, _standing: Standing) -> Target:
     return of.targets[first if of.loads[first] <= of.loads[second] else second]
 
 
-def _drawn(of: Runners, _share: Share, _standing: Standing) -> Target:
-    """Return any of them."""
-    return of.targets[_index(of.part, len(of.targets))]
-
-
 def _highest(of: Runners, scores: Sequence[float], equal: float) -> Target:
     top = max(scores) - equal
     ties = [target for target, score in zip(of.targets, scores, strict=True) if score >= top]
@@ -104,11 +99,10 @@ def _index(part: float, count: int) -> int:
 
 
 Chooser: TypeAlias = Callable[[Runners, Share, Standing], Target]
-# RoundRobin is not here: it looks at nobody but who is next (picking.py).
+# RoundRobin and Random are not here: they look at nobody's load (picking.py).
 BY_NAME: Mapping[str, Chooser] = {
     "Scored": _scored,
     "HardwareAware": _hardware_aware,
     "LeastLoaded": _least_loaded,
     "PowerOfTwo": _power_of_two,
-    "Random": _drawn,
 }

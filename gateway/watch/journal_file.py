@@ -3,11 +3,12 @@
 A disk that is full or hangs costs lines of this file, one line of the log, and nothing else.
 """
 
-import asyncio
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import orjson
 
@@ -23,6 +24,8 @@ _OLD_FILES = 4
 _BATCH_S = 1.0
 # What may wait for the disk: 10 s of the fastest gateway, some 60 MB.
 _WAITING_LIMIT = 50_000
+# For the last batch, when the process ends.
+_GOODBYE_S = 2.0
 
 
 class JournalFile:
@@ -36,14 +39,22 @@ class JournalFile:
         self._gateway = gateway
         self._file_bytes = file_bytes
         self._waiting: list[Entry] = []
+        self._batches: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._is_failing = False
-        self.lost = 0
+        # Two numbers, for two threads count.
+        self._not_taken = self._not_written = 0
+
+    @property
+    def lost(self) -> int:
         """How many requests are not in the file because it could not be written."""
+        return self._not_taken + self._not_written
 
     def lines(self) -> Iterator[str]:
         """Yield Prometheus' text."""
         name = "fleet_gateway_journal_lost_total"
-        yield from head(name, "Requests that could not be written to the journal's file.", "counter")
+        yield from head(
+            name, "Requests that could not be written to the journal's file.", "counter"
+        )
         yield f"{name} {self.lost}"
 
     def add(self, entry: Entry) -> None:
@@ -51,33 +62,39 @@ class JournalFile:
         if len(self._waiting) < _WAITING_LIMIT:
             self._waiting.append(entry)
         else:
-            self.lost += 1
+            self._not_taken += 1
 
     async def run(self) -> None:
-        """Write, for ever; what waits at the end is written as well."""
+        """Write, for ever; what waits at the end is written as well, if the disk takes it in time."""
+        # Not the loop's own threads: the process would wait for one whose disk hangs.
+        writer = threading.Thread(target=self._write_all, daemon=True)
+        writer.start()
         try:
             while True:
                 await self._clock.sleep(_BATCH_S)
-                await self.write_waiting()
+                # While the disk hangs they wait here, where they are counted.
+                if self._waiting and self._batches.empty():
+                    self._hand_over()
         finally:
-            self._flush()
+            self._hand_over()
+            self._batches.put(None)
+            writer.join(_GOODBYE_S)
 
-    async def write_waiting(self) -> None:
-        """Write what waits, once."""
-        if not self._waiting:
-            return
+    def _hand_over(self) -> None:
         batch, self._waiting = self._waiting, []
-        self._note(len(batch), await asyncio.to_thread(self._written, batch))
+        self._batches.put(batch)
 
-    def _flush(self) -> None:
-        batch, self._waiting = self._waiting, []
-        self._note(len(batch), self._written(batch))
+    def _write_all(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            self.write(batch)
 
-    def _note(self, count: int, why: str | None) -> None:
+    def write(self, batch: list[Entry]) -> None:
+        """Write them now; that it fails is told in the log, once until it works again."""
+        why = self._written(batch)
         if why is None:
             self._is_failing = False
             return
-        self.lost += count
+        self._not_written += len(batch)
         if not self._is_failing:
             self._is_failing = True
             log.error(
@@ -86,7 +103,7 @@ class JournalFile:
             )
 
     def _written(self, batch: list[Entry]) -> str | None:
-        """Write them; return why that failed, None if it did not. Called in a thread."""
+        """Write them; return why that failed, None if it did not."""
         if not batch:
             return None
         lines = b"".join(orjson.dumps(one) + b"\n" for one in shown(batch, self._gateway))

@@ -100,25 +100,43 @@ class Series:
         part_s = time_s - last * STEP_S
         return self._sums(last - steps, last + 1, steps * STEP_S + part_s)
 
+    def fastest(self, time_s: float) -> float:
+        """Return the most output tokens per second in a step of the last 24 h."""
+        last = int(time_s) // STEP_S
+        self._store()
+        parts = self._parts(last - STEPS + 1, last + 1)
+        most = (max(self._numbers[a + _OUTPUT : b : _WIDTH]) for a, b in parts)
+        return max(most, default=0.0) / STEP_S
+
     def _sums(self, begin: int, end: int, seconds: float) -> Sums:
         self._store()
-        found = [0.0] * _WIDTH
-        # Later steps do not exist yet, and of earlier ones others have taken the place.
-        for step in range(max(begin, self._step - STEPS + 1), min(end, self._step + 1)):
-            base = step % STEPS * _WIDTH
-            for place in range(_WIDTH):
-                found[place] += self._numbers[base + place]
+        parts = self._parts(begin, end)
+        found = (
+            sum(sum(self._numbers[a + place : b : _WIDTH]) for a, b in parts)
+            for place in range(_WIDTH)
+        )
         return Sums(seconds, *found)
+
+    def _parts(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return where in the numbers the steps from `begin` up to `end` lie; of those that are there."""
+        # Later steps do not exist yet, and of earlier ones others have taken the place.
+        first, after = max(begin, self._step - STEPS + 1, 0), min(end, self._step + 1)
+        if first >= after:
+            return ()
+        low, high = first % STEPS * _WIDTH, ((after - 1) % STEPS + 1) * _WIDTH
+        return ((low, high),) if low < high else ((low, STEPS * _WIDTH), (0, high))
 
     def _move(self, step: int) -> None:
         """Go on to another step; a clock that was set back has its time counted to the latest."""
         if step < self._step:
             return
         self._store()
-        first = step if self._step < 0 else max(self._step + 1, step - STEPS + 1)
-        for fresh in range(first, step + 1):
-            base = fresh % STEPS * _WIDTH
-            self._numbers[base : base + _WIDTH] = array("d", bytes(8 * _WIDTH))
+        if self._step < 0 or step - self._step >= STEPS:
+            self._numbers = array("d", bytes(8 * STEPS * _WIDTH))
+        else:
+            for fresh in range(self._step + 1, step + 1):
+                base = fresh % STEPS * _WIDTH
+                self._numbers[base : base + _WIDTH] = array("d", bytes(8 * _WIDTH))
         self._step, self._now = step, [0.0] * _WIDTH
 
     def _store(self) -> None:

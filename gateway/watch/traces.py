@@ -11,11 +11,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from gateway.asks import RawHeaders
+from machinery.web import TRACE_PARENT
 
-# https://www.w3.org/TR/trace-context/#traceparent-header; longer ones are of versions to come.
-_PARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?"
-)
 # Printable, for it goes into a header as it is; W3C asks for 512 characters at least.
 _STATE = re.compile(rb"[ -~\t]{1,2048}")
 
@@ -47,7 +44,7 @@ def context(headers: RawHeaders) -> tuple[bytes, bytes]:
             parent = value
         elif name == b"tracestate":
             state = state + b"," + value if state else value
-    if not parent or not _PARENT.fullmatch(parent):
+    if not parent or not TRACE_PARENT.fullmatch(parent):
         return b"", b""
     return parent, state if _STATE.fullmatch(state) else b""
 

@@ -12,6 +12,7 @@ from tests.engine.conftest import Engine, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 CHAT = 'endpoint="/v1/chat/completions"'
+TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 
 
 def figures(engine: Engine) -> dict[str, float]:
@@ -54,7 +55,7 @@ def line_of(engine: Engine, request_id: str) -> dict[str, Any]:
 
 def test_a_request_is_counted_measured_and_logged(engine: Engine) -> None:
     before = figures(engine)
-    reply = engine.chat("a secret word", headers={"x-request-id": "mine/1"}, max_tokens=8)
+    reply = engine.chat("a secret word", headers={**TRACE, "x-request-id": "mine/1"}, max_tokens=8)
     usage = reply.json["usage"]
     assert reply.headers["x-request-id"] == "mine/1"
     line = line_of(engine, "mine/1")
@@ -82,6 +83,7 @@ def test_a_request_is_counted_measured_and_logged(engine: Engine) -> None:
     assert line == {
         "message": "request",
         "request_id": "mine/1",
+        "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
         "endpoint": "/v1/chat/completions",
         "model": "tiny",
         "status": 200,

@@ -18,6 +18,7 @@ from nodeagent.engine.text.reading import Reading
 from nodeagent.engine.text.reasoning import Opening, Thinking, ThoughtReader
 from nodeagent.engine.text.stopping import StopMatcher
 from tests.engine.conftest import Engine
+from tests.gateway.marked import check
 
 END = 0
 HEADERS = {"x-fleet-resumable": "1"}
@@ -132,6 +133,8 @@ SETTINGS: list[dict[str, Any]] = [
 def stream(engine: Engine, **fields: Any) -> list[Chunk]:
     reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
     assert reply.status == 200, reply.raw
+    if "fleet" not in fields:
+        check(reply.raw)
     return events(reply.raw)
 
 
@@ -168,7 +171,7 @@ def consumed(chunks: list[Chunk]) -> list[int]:
 def going_on(chunks: list[Chunk], tokens: list[int]) -> dict[str, Any]:
     first = chunks[0]
     known = {name: first["fleet"][name] for name in KNOWN}
-    assert known["id"] == first["id"] and known["created"] == first["created"]
+    assert known | {"id": first["id"], "created": first["created"]} == known
     return {"tokens": tokens} | known
 
 
@@ -315,6 +318,7 @@ def test_only_gateways_continue_and_only_one_stream(engine: Engine) -> None:
 def test_a_completion_goes_on_too(engine: Engine) -> None:
     fields = {"prompt": "We hold", "stream": True, "temperature": 0, "logprobs": 1}
     reply = engine.post("/v1/completions", headers=HEADERS, **fields)
+    check(reply.raw)
     whole = events(reply.raw)
     tokens = consumed(whole)
     assert len(tokens) == 16

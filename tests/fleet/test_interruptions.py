@@ -29,7 +29,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.fleet, pytest.mark.mlx, pytest.mark.timeout(300)]
 
 MESSAGES = [{"role": "user", "content": "héllo, we hold these truths"}]
-CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 300}
+CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 160}
 TOOL = {
     "type": "function",
     "function": {
@@ -51,8 +51,8 @@ ASKED: dict[str, dict[str, Any]] = {
     # Begun again and again, and never there.
     "stops": CHAT | {"temperature": 1.5, "seed": 1, "stop": ["a\0", "e\0", " \0", "t\0"]},
     "calls": CHAT | {"seed": 3, "tools": [TOOL], "tool_choice": "required"},
-    "text": {"prompt": "We hold", "max_tokens": 300, "temperature": 0},
-    "hot text": {"prompt": "We hold", "max_tokens": 300, "temperature": 2, "seed": 11},
+    "text": {"prompt": "We hold", "max_tokens": 160, "temperature": 0},
+    "hot text": {"prompt": "We hold", "max_tokens": 160, "temperature": 2, "seed": 11},
 }
 
 

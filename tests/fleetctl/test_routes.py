@@ -42,7 +42,7 @@ async def two_gateways(transport: Transport) -> AsyncIterator[tuple[Running, Run
 
 @pytest.mark.etcd
 async def test_all_gateways_that_are_registered(shared: Fleet, transport: Transport) -> None:
-    async with two_gateways(transport) as (one, two):
+    async with two_gateways(transport) as (_, two):
 
         async def registered() -> bool:
             return len((await transport.list(keys.GATEWAY_LEASE_PREFIX)).items) == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gateway.carry.marks import Tape
 from tests.gateway.fake_engine import Call
 
 DONE = b"data: [DONE]\n\n"
@@ -102,6 +103,38 @@ class _Teller:
         choice = {"index": 0, "finish_reason": None, **shown}
         data = orjson.dumps({**self.head(), "choices": [choice]})
         return b": fleet " + orjson.dumps(mark) + b"\ndata: " + data + b"\n\n"
+
+
+def check(stream: bytes) -> None:
+    """Fail unless a whole stream is marked as gateways need it; of fake engines and of real ones."""
+    *told, end = stream.split(b"\n\n")[:-1]
+    assert end + b"\n\n" == DONE
+    marks: list[Json] = []
+    finish: list[bytes] = []
+    for event in told:
+        mark, _, data = event.rpartition(b"\n")
+        assert data.startswith(b'data: {"id":"')
+        assert b"\n" not in mark
+        # The chunk with the usage has none, and nothing else looks like it.
+        assert bool(mark) != (b'"choices":[]' in data)
+        if mark:
+            marks.append(orjson.loads(mark.removeprefix(b": fleet ")))
+            finish += [data] if b'"finish_reason":"' in data else []
+    head = {"tokens", "seed", "prompt", "id", "created", "prompt_tokens", "cached_tokens"}
+    assert set(marks[0]) - {"usage"} == head
+    assert all(set(mark) - {"usage"} == {"tokens"} for mark in marks[1:])
+    assert ["usage" in mark for mark in marks] == [False] * (len(marks) - 1) + [True]
+    assert finish == [next(event for event in reversed(told) if event[:1] == b":").split(b"\n")[1]]
+    first = orjson.loads(told[0].rpartition(b"\n")[2][6:])
+    assert (first["id"], first["created"]) == (marks[0]["id"], marks[0]["created"])
+    tape = Tape(10_000)
+    assert tape.take(stream) == clean(stream)
+    assert tape.fault is None
+    sums = tape.told()
+    assert sums is not None
+    assert sums.is_finished
+    assert len(sums.tokens) == marks[-1]["usage"]["completion_tokens"] == tape.usage()[2]
+    assert tape.usage()[:2] == (marks[0]["prompt_tokens"], marks[0]["cached_tokens"])
 
 
 def clean(stream: bytes) -> bytes:

@@ -116,6 +116,18 @@ def test_a_sign_of_life_does_not_help_who_answers_wrongly() -> None:
     assert breaker.shuns(1e6)
 
 
+def test_who_was_silent_is_tried_once_it_gives_a_sign_of_life_and_its_time_is_over() -> None:
+    breaker = opened("silent")
+    assert breaker.shuns(1e6)
+    breaker.lives()
+    assert breaker.phase(0.5) == "open"
+    assert breaker.asked(1.0)
+    assert breaker.failed("silent", 1.0, draw=MIDDLE)
+    breaker.failed("gone", 1.5, draw=MIDDLE)
+    breaker.lives()
+    assert breaker.phase(1.5) == "closed"  # that it hung was all
+
+
 def test_jitter_spreads_gateways() -> None:
     rests = []
     for draw in (0.0, 0.999):
@@ -136,7 +148,9 @@ def test_it_is_forgotten_when_all_was_well_for_long() -> None:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["bad", "full", "gone", "asked", "left", "answered", "old", "lives"]),
+        st.sampled_from(
+            ["bad", "silent", "full", "gone", "asked", "left", "answered", "old", "lives"]
+        ),
         st.floats(0, 5),
         st.floats(0, 1, exclude_max=True),
     ),
@@ -151,7 +165,7 @@ def test_whatever_happens(story: list[tuple[str, float, float]]) -> None:
     for what, later_s, draw in story:
         now_s += later_s
         match what:
-            case "bad" | "full" | "gone":
+            case "bad" | "silent" | "full" | "gone":
                 breaker.failed(what, now_s, draw=draw)
                 trials = 0
             case "asked":

@@ -1,5 +1,6 @@
 """Which engine served which request: the ring, the file, and what real requests leave in them."""
 
+import asyncio
 import json
 import logging
 import os
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.carry.trail import Tried
@@ -137,25 +138,26 @@ async def test_the_file_has_every_request(
 ) -> None:
     path = tmp_path / "requests.jsonl"
     limits = Limits(drain_timeout_s=0.0, journal_size=1, journal_file=path)
-    async with running_gateway(world.transport, limits) as gateway:
-        async with running(FakeEngine("m-0", chat)) as engine:
-            await world.serve("m", engine)
-            await gateway.knows("m", ready=1)
-            for _ in range(3):
-                async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-                    await response.read()
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        for _ in range(3):
+            async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+                await response.read()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["replica"] for line in lines] == ["m-0"] * 3
     assert len({line["id"] for line in lines}) == 3
-    assert os.stat(path).st_mode & 0o077 == 0
+    assert path.stat().st_mode & 0o077 == 0
 
 
-async def test_the_file_is_rotated(tmp_path: Path) -> None:
+def test_the_file_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     file = JournalFile(path, SystemClock(), gateway="g", file_bytes=1)
     for number in range(8):
-        file.add(entry(number))
-        await file.write_waiting()
+        file.write([entry(number)])
     assert sorted(one.name for one in tmp_path.iterdir()) == [
         "requests.jsonl",
         *(f"requests.jsonl.{number}" for number in range(1, 5)),
@@ -165,26 +167,23 @@ async def test_the_file_is_rotated(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, on Linux")
-async def test_a_full_disk_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     file = JournalFile(Path("/dev/full"), SystemClock(), gateway="g")
     with caplog.at_level(logging.ERROR):
         for number in range(3):
-            file.add(entry(number))
-            await file.write_waiting()
+            file.write([entry(number)])
     assert [record.message for record in caplog.records] == [
         "the journal cannot be written; requests are served without it"
     ]
     assert file.lost == 3
 
 
-async def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:
     file = JournalFile(tmp_path / "no" / "where", SystemClock(), gateway="g")
-    file.add(entry())
-    await file.write_waiting()
+    file.write([entry()])
     assert file.lost == 1
     (tmp_path / "no").mkdir()
-    file.add(entry())
-    await file.write_waiting()
+    file.write([entry()])
     assert len((tmp_path / "no" / "where").read_text().splitlines()) == 1
 
 
@@ -193,9 +192,28 @@ RESPONSE = (
     b'"output_tokens":5,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":8}'
 )
 
+
+async def test_a_disk_that_hangs_costs_lines_and_no_request(tmp_path: Path) -> None:
+    """A pipe that nobody reads hangs whoever opens it, as a dead network disk does."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    one = entry()
+    file = JournalFile(path, SystemClock(), gateway="g")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(file.run())
+        await asyncio.sleep(0)
+        for _ in range(60_000):
+            file.add(one)
+        assert file.lost == 10_000
+        task.cancel()
+    # Lets the thread go.
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+
+
 requests = st.lists(st.tuples(st.integers(0, 3 * 24 * 3600), st.booleans()), max_size=30)
 
 
+@settings(max_examples=40)
 @given(requests)
 def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
     """Whatever came when, the sums are those of the steps that are still kept."""
@@ -231,6 +249,8 @@ def test_rates_are_per_second_and_means_are_of_what_there_was() -> None:
     assert values["error_rate"] == 0.0
     ((_, nothing),) = series.points(2000.0, 10, 1)
     assert METRICS["latency"][1](nothing) is None
+    assert series.fastest(1010.0) == 22.0
+    assert series.fastest(1010.0 + 25 * 3600) == 0.0
 
 
 @pytest.mark.parametrize(

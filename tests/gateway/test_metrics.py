@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import aiohttp
+from typing_extensions import override
 
 from gateway.watch.metrics import Metrics
 from gateway.watch.process import Connections, Process
@@ -73,7 +74,8 @@ async def test_every_line_is_prometheus_text(
     for line in text.splitlines():
         if line.startswith("#"):
             continue
-        assert (match := SAMPLE.fullmatch(line)), line
+        match = SAMPLE.fullmatch(line)
+        assert match is not None, line
         name = re.sub("_(bucket|sum|count)$", "", match[1])
         assert name in found or match[1] in found, line
 
@@ -85,7 +87,9 @@ async def test_the_documentation_has_every_family_and_no_other(
     documented = dict(rows)
     assert len(documented) == len(rows)
     # Only there with --journal-file.
-    expected = families(await shown(http, gateway)) | {"fleet_gateway_journal_lost_total": "counter"}
+    expected = families(await shown(http, gateway)) | {
+        "fleet_gateway_journal_lost_total": "counter"
+    }
     assert documented == expected
 
 
@@ -101,9 +105,7 @@ async def test_what_is_gone_is_not_shown_for_ever(
         before = recorder.sweep(frozenset())
         assert before == {"m-0"}
         assert 'replica="m-0"' in await shown(http, gateway)
-        await world.delete(
-            keys.endpoint_key("mac-1", "m-0"), keys.spec_key("ModelDeployment", "m")
-        )
+        await world.delete(keys.endpoint_key("mac-1", "m-0"), keys.spec_key("ModelDeployment", "m"))
         table = gateway.gateway.keeper
         await until(lambda: "m" not in table.table.models, what="the model to be gone")
         recorder.sweep(recorder.sweep(before))
@@ -139,9 +141,11 @@ async def test_a_loop_that_is_blocked_is_late() -> None:
     class Late(SystemClock):
         now_s = 0.0
 
+        @override
         def monotonic(self) -> float:
             return self.now_s
 
+        @override
         async def sleep(self, seconds: float) -> None:
             self.now_s += seconds + 0.03
             await asyncio.sleep(0)
@@ -149,10 +153,7 @@ async def test_a_loop_that_is_blocked_is_late() -> None:
     process = Process(Late(), Connections(clients=lambda: 0, engines=lambda: 0))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(process.keep())
-        while not sum(process.lag.child().counts):
-            await asyncio.sleep(0)
+        await until(lambda: sum(process.lag.child().counts), what="a probe")
         task.cancel()
     at = process.lag.child().bounds.index(0.05)
     assert process.lag.child().counts[at] >= 1
-
-

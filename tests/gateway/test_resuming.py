@@ -7,25 +7,28 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typing_extensions import override
 
 from gateway.asks import Ask
 from gateway.carry.attempt import Attempts
 from gateway.carry.loads import Loads
+from gateway.carry.marks import Tape, error_of
 from gateway.carry.resuming import Resumer
 from gateway.carry.router import Router
-from gateway.carry.streaming import Streaming
+from gateway.carry.streaming import WAITING, Streaming
 from gateway.carry.trail import Trail
 from gateway.known.keeper import TableKeeper
 from gateway.known.tabulate import Seen, tabulate
 from gateway.routing.table import Origin
 from gateway.upstream.exchange import BrokenError, Headers
-from gateway.upstream.pool import Answer, Upstream
+from gateway.upstream.pool import Answer, UnreachableError, Upstream
 from gateway.watch.metrics import Metrics
 from gateway.watch.versions import Versions
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
-from tests.gateway.marked import DONE, Request, clean, events
+from tests.gateway.marked import DONE, Request, check, clean, events
 from tests.gateway.world import (
     deployment,
     target,
@@ -43,6 +46,11 @@ def wanted(path: str = CHAT, body: dict[str, Any] = BODY, length: int = 8) -> by
     return clean(b"".join(events(Request(path, body), length=length)))
 
 
+@pytest.mark.parametrize(("path", "body"), CASES, ids=["chat", "usage", "completion"])
+def test_fake_engines_mark_as_real_ones_do(path: str, body: dict[str, Any]) -> None:
+    check(b"".join(events(Request(path, body))))
+
+
 # Without sockets: every byte.
 
 
@@ -55,6 +63,7 @@ class Pieces:
     status: int = 200
     headers: Headers = field(default_factory=lambda: [(b"content-type", b"text/event-stream")])
     is_surplus: bool = False
+    until_s: float = 0.0
 
     async def read(self) -> bytes:
         if self.pieces:
@@ -66,9 +75,6 @@ class Pieces:
     def close(self) -> None:
         self.pieces.clear()
 
-    def allow(self, *, until_s: float) -> None:
-        """Wait as long as it takes: nothing is waited for here."""
-
 
 @dataclass
 class Cut(Upstream):
@@ -77,6 +83,8 @@ class Cut(Upstream):
     cuts: list[int] = field(default_factory=list)
     size: int = 0
     asked: list[bytes] = field(default_factory=list)
+    is_gone: bool = False
+    """Whether nobody listens any more."""
 
     @override
     async def request(
@@ -87,6 +95,8 @@ class Cut(Upstream):
         silence_s: float | None = None,
         until_s: float = float("inf"),
     ) -> Answer:
+        if self.is_gone:
+            raise UnreachableError("connection refused")
         self.asked.append(raw)
         head, _, body = raw.partition(b"\r\n\r\n")
         path = head.split(b" ")[1].decode()
@@ -103,7 +113,7 @@ class Cut(Upstream):
 class Carried:
     """Streams, carried as the gateway does."""
 
-    def __init__(self, replicas: int = 3) -> None:
+    def __init__(self, replicas: int = 3, patience_s: float = 5.0) -> None:
         clock, entropy = SystemClock(), random.Random(0)
         self.engines = Cut()
         self.metrics = Metrics(in_flight=lambda: 0, endpoints=lambda: 0)
@@ -122,7 +132,9 @@ class Carried:
             clock=clock,
         )
         router = Router(keeper=keeper, loads=loads, clock=clock, random=entropy)
-        self._resumer = Resumer(attempts=attempts, router=router, patience_s=5.0)
+        self._resumer = Resumer(
+            attempts=attempts, router=router, patience_s=patience_s, beat_s=0.05
+        )
 
     async def stream(
         self, *cuts: int, path: str = CHAT, body: dict[str, Any] = BODY, size: int = 10_000
@@ -189,3 +201,71 @@ async def test_too_often_is_too_often() -> None:
     stream.close()
     assert trail.prompt_tokens == 11
     assert 0 < trail.output_tokens < 8
+
+
+async def test_clients_hear_that_they_are_waited_for() -> None:
+    carried = Carried(patience_s=0.5)
+    stream, _ = await carried.stream(400)
+    carried.engines.is_gone = True
+    heard: list[bytes] = []
+
+    async def hear() -> None:
+        while piece := await stream.read():
+            heard.append(piece)
+
+    with pytest.raises(BrokenError, match="no replica of 'm' could go on with it within"):
+        await hear()
+    assert heard.count(WAITING) > 3
+    assert carried.metrics.resumptions.value("nobody") == 1
+    assert carried.metrics.attempts.value("unreachable") >= 3
+
+
+async def test_what_is_kept_is_bounded() -> None:
+    head, *more = events(Request(CHAT, BODY), length=2000)
+    tape = Tape(100)
+    for event in (head, *more):
+        assert tape.take(event) == clean(event)
+    assert tape.is_lost
+    assert tape.told() is None
+    # What it took is known all the same.
+    assert tape.usage()[:2] == (11, 4)
+    assert tape.usage()[2] == pytest.approx(2000, rel=0.4)  # held back tokens share a mark
+    assert b'"completion_tokens":2000' in tape.last()
+
+
+@given(data=st.data())
+def test_events_in_any_pieces_are_the_same_without_marks(data: st.DataObject) -> None:
+    path, body = data.draw(st.sampled_from(CASES))
+    told = [*events(Request(path, body)), b": keep-alive\n\n"]
+    tape, out, at = Tape(1000), b"", 0
+    while at < len(told):
+        count = data.draw(st.integers(1, len(told)))
+        out += tape.take(b"".join(told[at : at + count]))
+        at += count
+    assert out == b"".join(clean(event) for event in told[:-1]) + told[-1]
+    assert tape.events == len(told)
+    assert tape.fault is None
+    sums = tape.told()
+    assert sums is not None
+    assert len(sums.tokens) == 8
+
+
+@pytest.mark.parametrize(
+    ("event", "says", "is_resumable"),
+    [
+        (b'data: {"error":{"message":"m","type":"server_error","code":"draining"}}', "m", True),
+        (b'data: {"error":{"message":"m","type":"server_error","code":null}}', "m", True),
+        (b'data: {"error":{"message":"m","type":"server_error","code":"request_timeout"}}', "m", 0),
+        (b'data: {"error":{"message":"m","type":"invalid_request_error"}}', "m", False),
+        (b'data: {"error":"what"}', "no event", True),
+        (b'data: {"error"', "no event", True),
+        (b"\x00\xff", "no event", True),
+    ],
+)
+async def test_engines_own_errors(event: bytes, says: str, *, is_resumable: bool) -> None:
+    why, found = error_of(event)
+    assert says in why
+    assert found == is_resumable
+    tape, told = Tape(100), events(Request(CHAT, BODY))
+    assert tape.take(told[0] + told[1] + event + b"\n\n") == clean(told[0] + told[1])
+    assert tape.fault == event

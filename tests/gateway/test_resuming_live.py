@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import openai
 import orjson
 import pytest
+from openai.types.responses import ResponseErrorEvent
 
 from gateway.server import Limits
 from schemas.routing import Resumption, Routing, Timeouts
@@ -105,15 +107,17 @@ async def test_a_single_engine_that_is_restarted_goes_on(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
     engine = Marked(cuts=[700], ends="dies")
-    async with fleet(world, gateway, engine) as (first,):
-        async with http.post(gateway.url + CHAT, json=WITH_USAGE) as response:
-            begun = await response.content.readuntil(b"\n\n")
-            await until(lambda: not engine.cuts, what="the death")
-            await first.kill()
-            second = FakeEngine("m-0", engine)
-            async with running(second):
-                await world.put(published(second, "m"))
-                raw = begun + await response.content.read()
+    async with (
+        fleet(world, gateway, engine) as (first,),
+        http.post(gateway.url + CHAT, json=WITH_USAGE) as response,
+    ):
+        begun = await response.content.readuntil(b"\n\n")
+        await until(lambda: not engine.cuts, what="the death")
+        await first.kill()
+        second = FakeEngine("m-0", engine)
+        async with running(second):
+            await world.put(published(second, "m"))
+            raw = begun + await response.content.read()
     assert clean(raw) == wanted(CHAT, WITH_USAGE)
     assert resumptions(gateway) == 1
 
@@ -129,10 +133,12 @@ async def test_a_broken_connection_to_a_living_engine_goes_on_there(
 
 async def test_nobody_left(world: World, http: aiohttp.ClientSession) -> None:
     async with running_gateway(world.transport, Limits(resume_timeout_s=0.3)) as gateway:
-        async with fleet(world, gateway, Marked(cuts=[700])) as (engine,):
-            async with http.post(gateway.url + CHAT, json=BODY) as response:
-                await engine.kill()
-                raw = await response.read()
+        async with (
+            fleet(world, gateway, Marked(cuts=[700])) as (engine,),
+            http.post(gateway.url + CHAT, json=BODY) as response,
+        ):
+            await engine.kill()
+            raw = await response.read()
         assert DONE not in raw
         error = orjson.loads(raw.rsplit(b"data: ", 1)[1])["error"]
         assert error["code"] == "stream_interrupted"
@@ -140,18 +146,6 @@ async def test_nobody_left(world: World, http: aiohttp.ClientSession) -> None:
         assert resumptions(gateway, "nobody") == 1
         assert gateway.gateway.metrics.requests.value("m", "interrupted") == 1
         assert gateway.gateway.recorder.journal.last(1)[0].output_tokens > 0
-
-
-async def test_clients_hear_that_they_are_waited_for(
-    world: World, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.carry.resuming._BEAT_S", 0.05)
-    async with running_gateway(world.transport, Limits(resume_timeout_s=0.3)) as gateway:
-        async with fleet(world, gateway, Marked(cuts=[700])) as (engine,):
-            async with http.post(gateway.url + CHAT, json=BODY) as response:
-                await engine.kill()
-                raw = await response.read()
-    assert raw.count(b"\n\n: waiting\n\n") >= 2
 
 
 async def differs(call: Call) -> None:
@@ -210,6 +204,61 @@ async def test_what_has_no_marks_ends_as_it_must(
     assert sorted("x-fleet-resumable" in one for one in calls) == [False, True]
 
 
+async def test_a_response_ends_in_its_own_words(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async def dies(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(b'event: x\ndata: {"type":"x","sequence_number":41}\n\n')
+        await asyncio.sleep(0.02)
+        call.die()
+
+    async with fleet(world, gateway, dies) as (engine,):
+        asked = {"model": "m", "input": "x", "stream": True}
+        async with http.post(f"{gateway.url}/v1/responses", json=asked) as response:
+            raw = await response.read()
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
+            stream: Any = await client.responses.create(model="m", input="x", stream=True)
+            last = [event async for event in stream][-1]
+        assert "x-fleet-resumable" not in engine.calls[0].headers
+    first, error = raw.split(b"\n\n")[:-1]
+    assert first == b'event: x\ndata: {"type":"x","sequence_number":41}'
+    told = orjson.loads(error.removeprefix(b"event: error\ndata: "))
+    assert (told["type"], told["code"]) == ("error", "stream_interrupted")
+    assert told["sequence_number"] == 42
+    assert isinstance(last, ResponseErrorEvent)
+
+
+OTHERS = {
+    "/api/chat": {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+    "/api/generate": {"model": "m", "prompt": "x"},
+    "/v1/messages": {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 99,
+        "stream": True,
+    },
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+async def test_clients_of_other_apis_notice_nothing_either(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str
+) -> None:
+    def text(raw: bytes) -> str:
+        found = re.findall(rb'"(?:content|response|text)":("(?:[^"\\]|\\.)*")', raw)
+        return "".join(orjson.loads(one) for one in found)
+
+    engine = Marked()
+    async with fleet(world, gateway, engine, engine):
+        whole = text(await ask(http, gateway, path, OTHERS[path]))
+        engine.bodies.clear()
+        engine.cuts = [1200]
+        assert text(await ask(http, gateway, path, OTHERS[path])) == whole
+    assert len(whole) > 10
+    assert resumptions(gateway) == 1
+
+
 async def test_it_can_be_turned_off(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
@@ -224,9 +273,11 @@ async def test_a_long_stream_is_not_kept(
 ) -> None:
     short = Routing(resumption=Resumption(max_tokens=3))
     engine = Marked(length=40, cuts=[4000])
-    async with fleet(world, gateway, engine, engine, routing=short):
-        async with http.post(gateway.url + CHAT, json=BODY) as response:
-            assert b"more than 3 tokens" in await response.read()
+    async with (
+        fleet(world, gateway, engine, engine, routing=short),
+        http.post(gateway.url + CHAT, json=BODY) as response,
+    ):
+        assert b"more than 3 tokens" in await response.read()
     assert resumptions(gateway, "too_long") == 1
 
 

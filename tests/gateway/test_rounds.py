@@ -15,9 +15,9 @@ def asked(
     rounds: Rounds,
     now_s: float,
     awaited: frozenset[Origin] = NOBODY,
-    gone: frozenset[Origin] = NOBODY,
+    ejected: frozenset[Origin] = NOBODY,
 ) -> list[str]:
-    due = rounds.due(now_s, awaited=awaited, is_gone=gone.__contains__)
+    due = rounds.due(now_s, awaited=awaited, is_open=ejected.__contains__)
     return [found.replica for found in due]
 
 
@@ -41,15 +41,18 @@ def test_who_is_being_asked_is_not_asked_again() -> None:
     assert asked(rounds, 60.0) == ["m-0"]
 
 
-def test_who_lets_somebody_wait_or_is_gone_is_asked_every_second_and_first() -> None:
+def test_who_lets_somebody_wait_is_asked_every_second_who_is_ejected_every_time_and_both_first() -> (
+    None
+):
     rounds, targets = Rounds(), fleet(40)
     rounds.know(targets, 0.0)
-    awaited, gone = frozenset({targets[30].origin}), frozenset({targets[31].origin})
-    assert asked(rounds, 0.5, awaited, gone) == []
-    assert asked(rounds, 1.0, awaited, gone) == ["m-30", "m-31"]
+    awaited, ejected = frozenset({targets[30].origin}), frozenset({targets[31].origin})
+    assert asked(rounds, 0.5, awaited, ejected) == ["m-31"]
+    assert asked(rounds, 1.0, awaited, ejected) == ["m-30"]
     rounds.done(targets[30].origin)
-    assert asked(rounds, 1.5, awaited, gone) == []
-    assert asked(rounds, 11.0, awaited, gone)[0] == "m-30"
+    rounds.done(targets[31].origin)
+    assert asked(rounds, 1.5, awaited, ejected) == ["m-31"]
+    assert asked(rounds, 11.0, awaited, ejected)[0] == "m-30"
 
 
 def test_a_thousand_are_asked_in_turn_at_the_same_rate() -> None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.routing.choosing import Chosen, NothingReady, UnknownModel, choose
@@ -155,6 +155,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     return wish
 
 
+@settings(max_examples=60)
 @given(shares=all_shares, standing=standings, wish=wishes())
 def test_what_always_holds(shares: list[Share], standing: Standing, wish: Wish) -> None:
     choice = choose(table(*shares), wish, standing)
@@ -174,6 +175,7 @@ def test_what_always_holds(shares: list[Share], standing: Standing, wish: Wish) 
         assert choice.target.origin not in standing.penalised
 
 
+@settings(max_examples=60)
 @given(engines=some, routing=routings, standing=standings, wish=wishes())
 def test_our_own_site_comes_first(
     engines: tuple[Target, ...], routing: Routing, standing: Standing, wish: Wish
@@ -187,6 +189,7 @@ def test_our_own_site_comes_first(
         assert choice.target.site == "here"
 
 
+@settings(max_examples=60)
 @given(engines=some, routing=routings, standing=standings, wish=wishes(), other=st.floats(0, 1))
 def test_a_named_session_stays_as_long_as_its_engine_is_well(
     engines: tuple[Target, ...], routing: Routing, standing: Standing, wish: Wish, other: float
@@ -205,6 +208,7 @@ def test_a_named_session_stays_as_long_as_its_engine_is_well(
     assert choose(table(share), wish, busier) != first
 
 
+@settings(max_examples=60)
 @given(
     engines=some,
     standing=standings,
@@ -220,6 +224,7 @@ def test_order_of_input_changes_nothing(
     assert one == choose(table(leased(*mixed)), wish, standing)
 
 
+@settings(max_examples=60)
 @given(shares=all_shares, standing=standings, draw=st.floats(0, 1), order=st.permutations(range(3)))
 def test_trying_again_and_again_tries_everybody_once(
     shares: list[Share], standing: Standing, draw: float, order: list[int]

@@ -118,13 +118,13 @@ def test_a_queue_is_short_beside_what_its_engine_does_at_once() -> None:
 
 
 def test_weights_decide_what_counts() -> None:
-    situation = {"busy": {A: 9}, "free": {A: 0.9, B: 0.1}}
-    assert who("Scored", A, B, routing=ONLY_MEMORY, **situation) == {"m-0": 1.0}
-    assert who("Scored", A, B, **situation) == {"m-1": 1.0}
+    busy, free = {A: 9}, {A: 0.9, B: 0.1}
+    assert who("Scored", A, B, routing=ONLY_MEMORY, busy=busy, free=free) == {"m-0": 1.0}
+    assert who("Scored", A, B, busy=busy, free=free) == {"m-1": 1.0}
 
 
 def test_others_requests_count_as_ours() -> None:
-    assert who("LeastLoaded", A, B, busy={A: 1}, others={B: 2.0}) == {"m-0": 1.0}
+    assert who("LeastLoaded", A, B, busy={A: 1}, others={B: 9.0}) == {"m-0": 1.0}
 
 
 def mac(chip: str, gpu_cores: int, memory_gib: int) -> EndpointHardware:

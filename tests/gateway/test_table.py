@@ -1,15 +1,22 @@
 """From objects to the table: whose names win, who is an orphan for how long, what reasons say."""
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from gateway.known.tabulate import ORPHAN_S, Orphan, Seen, orphans_of, tabulate, target_of
+from gateway.routing.choosing import Chosen, NothingReady, choose
+from gateway.routing.standing import Standing
 from gateway.routing.table import Table, Target
+from gateway.routing.wish import Wish
+from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Condition, Truth
-from schemas.route import ModelRoute
+from schemas.meta import Condition, ObjectMeta, Truth
+from schemas.replica import EndpointHardware
+from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
+from schemas.routing import PrefixAffinity, Routing, Sessions
 from tests.gateway.world import deployment, endpoint, route, target
 
 
@@ -185,3 +192,102 @@ def test_an_orphans_time_counts_from_the_loss_of_its_lease() -> None:
 def test_addresses(url: str, origin: tuple[str, int] | None) -> None:
     found = target_of(endpoint("m-0", "m", url), 1)
     assert (found.origin if found else None) == origin
+
+
+def routed(**spec: object) -> ModelRoute:
+    """Return a route of the name x to b, and what else it says."""
+    made = ModelRouteSpec(model="x", backends=(Backend(deployment="b"),))
+    return ModelRoute(metadata=ObjectMeta(name="r"), spec=made.model_copy(update=spec))
+
+
+def routing_as(name: str, routing: Routing) -> ModelDeployment:
+    made = deployment(name)
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"routing": routing})})
+
+
+TURNS, CHANCE = Routing(strategy="RoundRobin"), Routing(strategy="Random")
+SHORT = Routing(sessions=Sessions(ttl="90s"), prefix_affinity=PrefixAffinity(enabled=False))
+OFF = Routing(sessions=Sessions(enabled=False))
+
+
+def test_each_backend_is_asked_as_its_deployment_says_unless_the_route_does() -> None:
+    objects = (routing_as("a", CHANCE), routing_as("b", TURNS))
+    both = (Backend(deployment="a", weight=1), Backend(deployment="b", weight=2))
+    model = tabulate(seen(*objects, routed(backends=both)), ()).models["x"]
+    assert [share.routing for share in model.shares] == [CHANCE, TURNS]
+    assert model.routing == TURNS, "what is not an engine's own goes by the heaviest"
+    model = tabulate(seen(*objects, routed(backends=both, routing=SHORT)), ()).models["x"]
+    assert {share.routing for share in model.shares} == {SHORT}
+    assert model.routing == SHORT
+
+
+@pytest.mark.parametrize(
+    ("routing", "session_s", "is_prefix_aware"),
+    [
+        (Routing(), 300.0, True),
+        (SHORT, 90.0, False),
+        (OFF, 0.0, True),
+        (TURNS, 300.0, False),
+        (CHANCE, 300.0, False),
+    ],
+)
+def test_what_is_remembered(routing: Routing, session_s: float, is_prefix_aware: bool) -> None:
+    model = tabulate(seen(routing_as("a", routing)), ()).models["a"]
+    assert (model.session_s, model.is_prefix_aware) == (session_s, is_prefix_aware)
+
+
+def test_rules_and_fallbacks() -> None:
+    match = HeaderMatch(name="X-Team", value="res\xe9arch")
+    rule = RouteRule(headers=(match, HeaderMatch(name="beta")), backends=(Backend(deployment="c"),))
+    objects = (deployment("b"), deployment("c"), target("b-0", "b"), target("c-0", "c", port=2))
+    model = tabulate(seen(*objects, routed(rules=(rule,), fallbacks=("gone", "c"))), ()).models["x"]
+    [found] = model.rules
+    assert found.headers == ((b"x-team", "res\xe9arch".encode()), (b"beta", None))
+    assert [t.replica for share in found.shares for t in share.leased] == ["c-0"]
+    assert [share.deployments for share in model.fallbacks] == [("gone",), ("c",)]
+    assert model.ready() == 2
+    assert "gone does not exist" in model.reason
+    assert "gone does not exist" in found.reason
+    assert "ModelDeployment b" not in found.reason
+
+
+def test_a_backend_at_zero_is_woken_though_its_fallback_answers() -> None:
+    sleeping = deployment("b")
+    autoscaling = Autoscaling(min_replicas=0, max_replicas=2)
+    sleeping = sleeping.model_copy(
+        update={"spec": sleeping.spec.model_copy(update={"autoscaling": autoscaling})}
+    )
+    objects = (sleeping, deployment("c"), routed(fallbacks=("c",)))
+    awake = target("c-0", "c")
+    choice = choose(tabulate(seen(*objects, awake), ()), Wish("x", 0.5), Standing())
+    assert choice == Chosen(target=awake, wakes="b")
+    both = tabulate(seen(*objects, awake, target("b-0", "b", port=2)), ())
+    choice = choose(both, Wish("x", 0.5, frozenset({target("b-0", "b", port=2)})), Standing())
+    assert choice == Chosen(target=awake), "it is awake; this request only failed there"
+    choice = choose(tabulate(seen(*objects), ()), Wish("x", 0.5), Standing())
+    assert isinstance(choice, NothingReady)
+    assert choice.wakes == "b"
+
+
+def test_what_an_endpoint_says_of_its_mac() -> None:
+    made = endpoint("a-0", "a", "http://10.0.0.5:4100")
+    found = target_of(made, 1)
+    assert found is not None
+    assert (found.concurrency, found.site, found.points, found.is_fit) == (4, "", 0, True)
+    hardware = EndpointHardware(chip="Apple M4 Pro", gpu_cores=20, memory_bytes=48 << 30)
+    spec = made.spec.model_copy(
+        update={"concurrency": 16, "site": "x", "hardware": hardware, "parameters": 70_000}
+    )
+    found = target_of(made.model_copy(update={"spec": spec}), 1)
+    assert found is not None
+    assert (found.concurrency, found.site, found.points, found.is_fit) == (16, "x", 57, False)
+
+
+def test_nodes_labels_win_over_what_endpoints_say_of_their_site() -> None:
+    here = replace(target("a-0", "a"), site="here", node="mac-0")
+    there = replace(target("a-1", "a", port=2), site="there", node="mac-1")
+    for sites, near in (({}, ["a-0"]), ({"mac-0": "there", "mac-1": "here"}, ["a-1"])):
+        known = replace(seen(deployment("a"), here, there), sites=sites)
+        [arm] = tabulate(known, (), site="here").models["a"].shares[0].arms
+        assert [t.replica for t in arm.pools[0].targets] == near
+        assert len(arm.pools) == 2

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from gateway.__main__ import main
 from gateway.watch import traces
 from gateway.watch.otel import OtelTracer
 from machinery.environment import wants_traces
@@ -106,9 +108,7 @@ async def test_a_clients_context_reaches_engines_as_it_came(
 
 
 @asynccontextmanager
-async def traced(
-    world: World, monkeypatch: pytest.MonkeyPatch, url: str
-) -> AsyncIterator[Running]:
+async def traced(world: World, monkeypatch: pytest.MonkeyPatch, url: str) -> AsyncIterator[Running]:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     assert wants_traces()
     tracer = OtelTracer()
@@ -250,6 +250,14 @@ def test_what_cannot_be_done_is_said(
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=says):
         wants_traces()
+
+
+def test_a_wrong_variable_is_refused_at_the_start() -> None:
+    result = CliRunner().invoke(
+        main, ["--port", "0", "--etcd", "unix:/s"], env={"OTEL_TRACES_EXPORTER": "zipkin"}
+    )
+    assert result.exit_code == 2
+    assert "OTEL_TRACES_EXPORTER=zipkin: only otlp and none are possible" in result.stderr
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))

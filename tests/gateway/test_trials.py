@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 from types import MappingProxyType
 
 import pytest
@@ -102,12 +103,11 @@ def test_a_name_that_several_deployments_serve() -> None:
 
 def test_both_sides_spread_their_requests() -> None:
     more = (*NEW, target("a-4", "a", port=5, template="new"))
+    found = table(*OLD, *more, weight=50)
     count = Counter(
         choice.target.replica
         for draw in DRAWS
-        if isinstance(
-            choice := choose(table(*OLD, *more, weight=50), Wish("a", draw), Standing()), Chosen
-        )
+        if isinstance(choice := choose(found, Wish("a", draw), Standing()), Chosen)
     )
     assert {name: n / len(DRAWS) for name, n in count.items()} == pytest.approx(
         {"a-0": 1 / 6, "a-1": 1 / 6, "a-2": 1 / 6, "a-3": 1 / 4, "a-4": 1 / 4}, abs=0.03
@@ -124,6 +124,7 @@ engines = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(
     some=st.lists(engines, max_size=8),
     weight=st.integers(0, 100),
@@ -161,3 +162,48 @@ def test_weights_converge(weight: int, new: int, old: int) -> None:
     model = Model(name="a", created=0, shares=(maker.share(("a",), leased=targets),), reason="")
     found = Table(models=MappingProxyType({"a": model}))
     assert parts(found, "a").get("new", 0.0) == pytest.approx(weight / 100, abs=0.035)
+
+
+def sides(found: Table, model: str, draw: float) -> dict[str, str]:
+    """Return the template that answers each of many sessions, none of which is remembered."""
+    said = {}
+    for number in range(len(DRAWS)):
+        wish = Wish(model, draw)
+        wish.session = f"session-{number}"
+        choice = choose(found, wish, Standing())
+        assert isinstance(choice, Chosen)
+        said[wish.session] = choice.target.template
+    return said
+
+
+def test_a_session_has_the_same_side_at_every_gateway_and_keeps_it_when_weights_grow() -> None:
+    known = [sides(table(*OLD, *NEW, weight=weight), "a", 0.1) for weight in (0, 20, 60, 100)]
+    assert known[1] == sides(table(*OLD, *NEW, weight=20), "a", 0.9), "whatever else is drawn"
+    for less, more in pairwise(known):
+        assert {s for s, t in less.items() if t == "new"} <= {
+            s for s, t in more.items() if t == "new"
+        }
+    count = [Counter(side.values())["new"] / len(DRAWS) for side in known]
+    assert count == pytest.approx([0, 0.2, 0.6, 1], abs=0.035)
+
+
+def test_sessions_are_shared_out_by_a_routes_weights_and_a_trials_at_once() -> None:
+    routed = table(*OLD, *NEW, *OTHER, a=30, b=70)
+    count = Counter(sides(routed, "public", 0.5).values())
+    found = {template: n / len(DRAWS) for template, n in count.items()}
+    assert found == pytest.approx({"b": 0.7, "old": 0.24, "new": 0.06}, abs=0.035)
+
+
+def test_a_conversation_without_a_name_stays_on_the_side_it_was_drawn_for() -> None:
+    routed = table(*OLD, *NEW, *OTHER, a=30, b=70)
+    for engine in (*OLD, *NEW, *OTHER):
+        for draw in DRAWS[:50]:
+            wish = Wish("public", draw)
+            wish.stays = engine.mark
+            assert choose(routed, wish, Standing()) == Chosen(target=engine)
+    # A version that was found bad gets nobody back.
+    wish = Wish("public", 0.1)
+    wish.stays = NEW[0].mark
+    bad = choose(table(*OLD, *NEW, *OTHER, a=30, b=70, outcome="Failed"), wish, Standing())
+    assert isinstance(bad, Chosen)
+    assert bad.target.template == "old"

@@ -7,7 +7,8 @@ from gateway.asks import Ask, Heard
 from gateway.clients.surface import Surface, Telling
 from gateway.surfaces import asking as common
 from gateway.surfaces.anthropic import asking
-from gateway.surfaces.anthropic.telling import Counting, Messaging, Refusing
+from gateway.surfaces.anthropic.refusing import Counting, Refusing
+from gateway.surfaces.anthropic.telling import Messaging
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 PATHS = (MESSAGES, COUNT)

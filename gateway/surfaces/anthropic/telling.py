@@ -5,60 +5,16 @@ from typing import Any
 import orjson
 from typing_extensions import override
 
-from gateway.clients.surface import Telling
 from gateway.errors import Refusal
 from gateway.surfaces import answers
 from gateway.surfaces.answers import Answer, Calls, Choice, Usage
 from gateway.surfaces.anthropic import errors
 from gateway.surfaces.anthropic.blocks import Blocks, event
+from gateway.surfaces.anthropic.refusing import Refusing
 from gateway.upstream.exchange import Headers
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-
-
-class Refusing(Telling):
-    """Tells refusals, whoever refused."""
-
-    request_id = ""
-
-    @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        headers = self.begin(headers)
-        told = errors.body(status, answers.reason(body), self.request_id)
-        return errors.status(status), headers, told
-
-    @override
-    def begin(self, headers: Headers) -> Headers:
-        found = next((value for name, value in headers if name == b"x-request-id"), b"")
-        self.request_id = found.decode("latin-1")
-        return [*headers, (b"request-id", found)]
-
-    @override
-    def events(self, data: bytes) -> bytes:
-        return b""
-
-    @override
-    def end(self) -> bytes:
-        return b""
-
-    @override
-    def broken(self, refusal: Refusal) -> bytes:
-        return self._error(refusal.status, refusal.message)
-
-    def _error(self, status: int, message: str) -> bytes:
-        return b"event: error\ndata: " + errors.body(status, message, self.request_id) + b"\n\n"
-
-
-class Counting(Refusing):
-    """Tells how many tokens there are."""
-
-    @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        if status != 200:
-            return super().whole(status, headers, body)
-        counted = {"input_tokens": orjson.loads(body)["count"]}
-        return 200, self.begin(headers), orjson.dumps(counted)
 
 
 class Messaging(Refusing):
@@ -115,7 +71,7 @@ class Messaging(Refusing):
         if self._is_over:
             return b""
         self._is_over = True
-        return self._error(502, "The engine's stream ended before the answer did.")
+        return self.error(502, "The engine's stream ended before the answer did.")
 
     def _event(self, payload: bytes) -> bytes:
         if payload == answers.DONE:
@@ -123,7 +79,7 @@ class Messaging(Refusing):
         answer = answers.read(payload)
         if answer.error is not None:
             self._is_over = True
-            return self._error(502, answer.error.message)
+            return self.error(502, answer.error.message)
         self._note(answer)
         if not answer.choices:
             return b""
@@ -138,7 +94,7 @@ class Messaging(Refusing):
             piece = self._blocks.call(call)
             if piece is None:
                 self._is_over = True
-                return out + self._error(502, "The engine went back to a call that was complete.")
+                return out + self.error(502, "The engine went back to a call that was complete.")
             out += piece
         return out
 

@@ -85,9 +85,7 @@ class Wording:
         reading = self.telling.choices[index].reading
         assert reading.finish is not None
         mark = self._mark(index, upto=len(reading.tokens), usage=self.telling.usage)
-        return self.envelope.end(
-            index, reading.finish, stopped_by=reading.stops.matched, mark=mark
-        )
+        return self.envelope.end(index, reading.finish, stopped_by=reading.stops.matched, mark=mark)
 
     def _mark(self, index: int, *, upto: int, usage: Usage | None = None) -> bytes:
         """Return what makes the chunk that comes now resumable, and note that it was told."""

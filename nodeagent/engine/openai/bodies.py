@@ -4,7 +4,7 @@ Validation that needs the tokenizer is in prompts.py. Nothing here waits or know
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -13,20 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nodeagent.engine import errors
 from nodeagent.engine.jobs import Sampling
-from nodeagent.engine.openai import formats, messages, parameters, tools
+from nodeagent.engine.openai import formats, messages, parameters, sampling, tools
+from nodeagent.engine.openai.sampling import SamplingBody
 from nodeagent.engine.openai.tools import Tools
 from nodeagent.engine.ports import Message
 
 _B = TypeVar("_B", bound=BaseModel)
 Stop: TypeAlias = Annotated[str, Field(min_length=1)]
-Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
-Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
 _STRICT = ConfigDict(strict=True, extra="forbid")
-# Below, logits divided by it overflow float32; what is drawn is the likeliest token anyway.
-_COLDEST = 1e-4
 
 
 class _StreamOptions(BaseModel):
@@ -36,26 +33,10 @@ class _StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class Body(BaseModel):
-    """Strict, so that "0.5" is no number; unknown names were refused before, neutral ones drop."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Body(Body):
+class _Body(SamplingBody):
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Share | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    xtc_probability: Share | None = None
-    xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
     seed: Seed | None = None
     stop: Annotated[list[Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
@@ -266,7 +247,7 @@ def _common(body: _Body) -> dict[str, Any]:
         )
     return {
         "model": body.model,
-        "sampling": _sampling(body),
+        "sampling": sampling.read(body),
         "seed": body.seed,
         "stops": tuple(body.stop or ()),
         "n": body.n or 1,
@@ -275,43 +256,6 @@ def _common(body: _Body) -> dict[str, Any]:
         "has_performance": bool(body.include_performance),
         "is_fitted": bool(body.fit_max_tokens),
     }
-
-
-def _sampling(body: _Body) -> Sampling:
-    given: dict[str, Any] = {
-        name: value
-        for name in (
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "xtc_probability",
-            "xtc_threshold",
-        )
-        if (value := getattr(body, name)) is not None
-    }
-    top_k, top_p = max(body.top_k or 0, 0), body.top_p  # -1 is vLLM's "no limit"
-    if top_p == 0:
-        # The smallest set of tokens with some probability is the likeliest alone.
-        top_k, top_p = 1, None
-    temperature = 1.0 if body.temperature is None else body.temperature
-    return Sampling(
-        temperature=temperature if temperature >= _COLDEST else 0.0,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=top_k,
-        logit_bias=_bias(body.logit_bias or {}),
-        **given,
-    )
-
-
-def _bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    for token in given:
-        if not (token.isascii() and token.isdecimal() and str(int(token[:20])) == token):
-            raise errors.invalid(
-                f"The keys of 'logit_bias' are token ids; '{token[:50]}' is none.",
-                param="logit_bias",
-            )
-    return tuple(sorted((int(token), bias) for token, bias in given.items() if bias))
 
 
 def _take_fleet(fields: dict[str, Any]) -> Resumed | None:

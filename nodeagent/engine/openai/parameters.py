@@ -131,13 +131,17 @@ def chat() -> Dialect:
         "tool_choice",
         "parallel_tool_calls",
     }
-    return Dialect(honoured=_HONOURED | (EXTENSIONS - _LABELS) | own, labels=_LABELS_CHAT, limited=_CHAT)
+    return Dialect(
+        honoured=_HONOURED | (EXTENSIONS - _LABELS) | own, labels=_LABELS_CHAT, limited=_CHAT
+    )
 
 
 def completion() -> Dialect:
     """Return the names of `/v1/completions`."""
     own = {"prompt", "best_of", "echo"}
-    return Dialect(honoured=_HONOURED | (EXTENSIONS - _LABELS) | own, labels=_LABELS, limited=_COMPLETION)
+    return Dialect(
+        honoured=_HONOURED | (EXTENSIONS - _LABELS) | own, labels=_LABELS, limited=_COMPLETION
+    )
 
 
 def _is_among(value: Json, allowed: tuple[Json, ...]) -> bool:

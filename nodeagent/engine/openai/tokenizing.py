@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nodeagent.engine import errors
 from nodeagent.engine.openai import bodies
@@ -21,8 +21,10 @@ from nodeagent.engine.openai.tools import Tools
 _CHAT = frozenset({"messages", "reasoning_effort", "response_format", "tool_choice", "tools"})
 
 
-class TokenizeBody(bodies.Body):
+class TokenizeBody(BaseModel):
     """What `/tokenize` takes: a chat's fields, or a prompt."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
     messages: Annotated[list[AnyMessage], Field(min_length=1)] | None = None

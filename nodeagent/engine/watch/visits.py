@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from starlette.types import Scope
 
 from machinery.clock import Clock
-from machinery.web import REQUEST_ID
+from machinery.web import REQUEST_ID, TRACE_PARENT
 from nodeagent.engine.admission import Ticket
 from nodeagent.engine.watch.metrics import Metrics
 
@@ -42,6 +42,8 @@ class Visit:
     """Whether the last byte of the answer was handed over."""
     model: str = ""
     ticket: Ticket | None = None
+    trace_id: str = ""
+    """The trace that it belongs to, as its headers say; empty if to none."""
 
     def outcome(self) -> Outcome:
         """Return how it ended; of a stream that broke off, why."""
@@ -65,13 +67,15 @@ class Visits:
 
     def begin(self, scope: Scope, endpoints: Container[str]) -> Visit:
         """Return a new visit, which is the current one from now on; `endpoints` are the paths that exist."""
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        given = _header(scope, b"x-request-id")
+        trace = TRACE_PARENT.fullmatch(_header(scope, b"traceparent"))
         path = scope["path"]
         visit = Visit(
             id=given.decode("ascii") if REQUEST_ID.fullmatch(given) else self._fresh(),
             endpoint=path if path in endpoints else _OTHER,
             begun_s=self.clock.monotonic(),
             is_generation=scope["method"] == "POST",
+            trace_id=trace[1].decode("ascii") if trace is not None else "",
         )
         self._current.set(visit)
         return visit
@@ -95,6 +99,8 @@ class Visits:
             "outcome": outcome,
             "total_s": round(now_s - visit.begun_s, 4),
         }
+        if visit.trace_id:
+            line["trace_id"] = visit.trace_id
         if visit.ticket is not None:
             line |= self._measured(visit, visit.ticket)
         if outcome == "ok":
@@ -123,3 +129,8 @@ class Visits:
 
     def _fresh(self) -> str:
         return f"{self.entropy.getrandbits(128):032x}"
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    """Return the first of that name; empty if there is none."""
+    return next((value for name, value in scope["headers"] if name == wanted), b"")

@@ -33,6 +33,8 @@ class Recorder:
     leftover: bytes = b""
     """What came on a connection and was no request."""
     streamed_bytes: int = 0
+    streaming: int = 0
+    """How many endless streams are being read."""
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def clear(self) -> None:
@@ -68,10 +70,14 @@ class Recorder:
 
     async def _endless(self, writer: asyncio.StreamWriter) -> None:
         writer.write(_HEAD % b"text/event-stream" + b"transfer-encoding: chunked\r\n\r\n")
-        while True:
-            writer.write(_framed(_EVENT))
-            await writer.drain()
-            self.streamed_bytes += len(_EVENT)
+        self.streaming += 1
+        try:
+            while True:
+                writer.write(_framed(_EVENT))
+                await writer.drain()
+                self.streamed_bytes += len(_EVENT)
+        finally:
+            self.streaming -= 1
 
     def close(self) -> None:
         for writer in tuple(self._writers):

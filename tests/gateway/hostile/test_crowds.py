@@ -89,5 +89,5 @@ async def test_clients_that_ask_and_leave(stand: Stand) -> None:
             writer.write(post(body))
             await reader.readuntil(b"\r\n\r\n")
 
-    await asyncio.gather(*(once() for _ in range(100)))
+    await asyncio.gather(*(once() for _ in range(30)))
     await until(lambda: stand.engine.streaming == 0, what="the streams' end")

@@ -113,7 +113,9 @@ async def test_what_is_one_request(stand: Stand, data: bytes) -> None:
 
 async def test_a_second_request_in_the_body_is_a_body(stand: Stand) -> None:
     body = b'{"model":"m","prompt":"\\r\\n\\r\\n"}' + b" " * 10
-    assert await stand.statuses(raw(b"content-length: %d" % len(body), body=body) + LAST) == [200] * 2
+    assert (
+        await stand.statuses(raw(b"content-length: %d" % len(body), body=body) + LAST) == [200] * 2
+    )
     (heard,) = stand.engine.requests
     assert heard.body == body
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.gateway.surfaces.real import in_front_of, tiny_engine
 
-pytestmark = pytest.mark.mlx
+# Importing LiteLLM alone takes seconds of CPU.
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
 # Made by `make setup`; LiteLLM pins older versions of what we use ourselves.
 PYTHON = Path(__file__).parents[3] / ".venv-litellm" / "bin" / "python"
@@ -20,6 +21,7 @@ CLIENT = Path(__file__).parent / "litellm_client.py"
 
 @pytest.fixture(scope="module")
 async def found(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
+    assert PYTHON.exists(), f"{PYTHON} is not there; run `make setup`"
     # Else it asks the internet what models cost.
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with tiny_engine(tmp_path_factory.mktemp("litellm")) as engine:

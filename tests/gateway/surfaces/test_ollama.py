@@ -99,6 +99,16 @@ async def test_options(stage: Stage, spoken: ollama.AsyncClient) -> None:
     assert stage.asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
+async def test_likelihoods(stage: Stage, spoken: ollama.AsyncClient) -> None:
+    token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105]}
+    shown = {**token, "top_logprobs": [token]}
+    stage.plays(says("Hi", logprobs={"content": [shown]}))
+    done = await spoken.chat("m", HELLO, logprobs=True, top_logprobs=1)
+    assert done.logprobs is not None
+    assert (done.logprobs[0].token, done.logprobs[0].logprob) == ("Hi", -0.5)
+    assert {"logprobs": True, "top_logprobs": 1}.items() <= stage.asked.items()
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_no_prompt_has_the_model_loaded(
     stage: Stage, spoken: ollama.AsyncClient, *, is_streamed: bool
