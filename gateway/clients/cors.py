@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import errors
+from gateway.clients import refusals
 from gateway.clients.origins import Origins
 from gateway.errors import Refusal
 
@@ -24,7 +24,7 @@ class Cors:
             await self._app(scope, receive, send)
             return
         if not self._origins.allows(origin):
-            await _refuse(errors.wrong_origin(origin.decode("latin-1")), send)
+            await _refuse(refusals.wrong_origin(origin.decode("latin-1")), send)
             return
         more = self._origins.headers(origin)
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in asked:

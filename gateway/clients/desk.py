@@ -68,7 +68,7 @@ class FrontDesk(Desk):
         self.clock = failover.clock
         self.surfaces = surfaces
         self.max_body = max_body
-        self._id_prefix = id_prefix
+        self._id_prefix = id_prefix.encode()
         self.origins = origins
         self.is_stopping = False
         self.linger_s = LINGER_S
@@ -79,7 +79,7 @@ class FrontDesk(Desk):
 
     @override
     def next_id(self) -> bytes:
-        return f"{self._id_prefix}-{next(self._count):x}".encode()
+        return b"%b-%x" % (self._id_prefix, next(self._count))
 
     @override
     def stamp(self, common: Headers) -> bytes:
@@ -215,11 +215,11 @@ class FrontDesk(Desk):
 
 def _passed_on(headers: Headers, target: Target, visit: Visit) -> Headers:
     return [
-        *(
-            (name, value)
-            for name, value in headers
-            if name not in _NOT_PASSED_ON and not name.startswith(b"x-fleet-")
-        ),
+        *[
+            header
+            for header in headers
+            if header[0] not in _NOT_PASSED_ON and not header[0].startswith(b"x-fleet-")
+        ],
         (b"x-request-id", visit.heard.request_id),
         (b"x-fleet-node", target.node.encode()),
         (b"x-fleet-replica", target.replica.encode()),

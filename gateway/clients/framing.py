@@ -9,8 +9,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gateway import errors
 from gateway.asks import RawHeaders
+from gateway.clients import refusals
 from gateway.clients.reply import lines
 from gateway.errors import Refusal
 from machinery.clock import Clock
@@ -72,23 +72,20 @@ class Framing(HttpToolsProtocol, Receiver):
         if is_head := self.is_in_head or self.is_in_trailer:
             self.head_bytes += len(data)
         try:
-            self._feed(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as asked:
+                self._decline(memoryview(data)[asked.args[0] :])
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, httptools.HttpParserInvalidURLError):
                 raise
-            self.refuse(errors.not_http())
+            self.refuse(refusals.not_http())
         except httptools.HttpParserError:
-            self.refuse(errors.not_http())
+            self.refuse(refusals.not_http())
         else:
             if self.head_bytes > _HEAD_LIMIT and is_head:
                 if self.is_in_head or self.is_in_trailer:
-                    self.refuse(errors.head_too_large(_HEAD_LIMIT))
-
-    def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as asked:
-            self._decline(memoryview(data)[asked.args[0] :])
+                    self.refuse(refusals.head_too_large(_HEAD_LIMIT))
 
     def _decline(self, rest: memoryview) -> None:
         """Go on as if nobody had asked for an upgrade, which we may (RFC 9110, 7.8).
@@ -99,7 +96,7 @@ class Framing(HttpToolsProtocol, Receiver):
         while not self.is_deaf:
             method, version = self.parser.get_method(), self.parser.get_http_version()
             if method == b"CONNECT":
-                self.refuse(errors.not_http())
+                self.refuse(refusals.not_http())
                 return
             kept = [header for header in self.headers if header[0] != b"upgrade"]
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version.encode(), lines(kept))
@@ -131,9 +128,9 @@ class Framing(HttpToolsProtocol, Receiver):
         if self.is_deaf or self.parser.should_upgrade():
             return
         if len(self.headers) > _HEADERS_LIMIT:
-            self.refuse(errors.too_many_headers(_HEADERS_LIMIT))
+            self.refuse(refusals.too_many_headers(_HEADERS_LIMIT))
         elif self.head_bytes > _HEAD_LIMIT and _size(self.headers) > _HEAD_LIMIT:
-            self.refuse(errors.head_too_large(_HEAD_LIMIT))
+            self.refuse(refusals.head_too_large(_HEAD_LIMIT))
         else:
             self.heard_head()
             self.is_in_head, self.head_bytes = False, 0

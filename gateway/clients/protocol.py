@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.asks import Heard
+from gateway.clients import refusals
 from gateway.clients.framing import NEVER, REQUEST_S, Framing
 from gateway.clients.reply import Reply, lines
 from gateway.clients.visit import Desk, Visit
@@ -60,7 +61,7 @@ class ClientProtocol(Framing):
             path=path.decode("ascii"),
             query=query,
             headers=self.headers,
-            request_id=given if REQUEST_ID.fullmatch(given) else self._desk.next_id(),
+            request_id=given if given and REQUEST_ID.fullmatch(given) else self._desk.next_id(),
         )
         more = lines(self._desk.origins.headers(origin)) if origin else b""
         visit = Visit(heard, self._reply(more), surface)
@@ -72,7 +73,7 @@ class ClientProtocol(Framing):
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         if origin and not self._desk.origins.allows(origin):
-            self.refuse(errors.wrong_origin(origin.decode("latin-1")))
+            self.refuse(refusals.wrong_origin(origin.decode("latin-1")))
         elif int(fields.get(b"content-length", b"0")) > self._desk.max_body:
             self.refuse(errors.too_large(self._desk.max_body).refusal)
         elif fields.get(b"expect", b"").lower() == b"100-continue":
@@ -87,7 +88,8 @@ class ClientProtocol(Framing):
             self._desk.stamp(self.server_state.default_headers) + more,
             self.on_response_complete,
             self._close,
-            keep_alive=not (is_http_10 or self._desk.is_stopping) and self.parser.should_keep_alive(),
+            keep_alive=not (is_http_10 or self._desk.is_stopping)
+            and self.parser.should_keep_alive(),
             is_http_10=is_http_10,
         )
 
@@ -151,6 +153,9 @@ class ClientProtocol(Framing):
             self._say(self._last_words)
         elif not self.is_deaf and not self.has_begun:
             self.deadline_s = self.clock.monotonic() + _KEEP_ALIVE_S
+            # What was asked and answered must not stay for as long as the connection idles.
+            self.cycle, self.scope, self.headers = cast("Any", None), cast("Any", None), []
+            self._serving = None
             if self._desk.is_stopping:
                 self.loop.call_later(self._desk.linger_s, self._part)
 
@@ -191,7 +196,7 @@ class ClientProtocol(Framing):
             # It waits for us, too: for the answer before. That must not be cut off.
             self.deadline_s = now_s + REQUEST_S
         else:
-            self.refuse(errors.too_slow(REQUEST_S))
+            self.refuse(refusals.too_slow(REQUEST_S))
 
     @override
     def refuse(self, refusal: Refusal) -> None:

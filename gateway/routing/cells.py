@@ -1,7 +1,7 @@
 """A map of bounded size from 64-bit keys to marks of engines; the oldest make room. Pure: time arrives.
 
 Built like a processor's cache: eight places for each of the sets that a key may be in, 16 bytes a place. Python's own
-dict takes 140 bytes for the same, and doubling one of half a million entries stops the process for 30 ms; here nothing
+dict takes 140 bytes for the same, and doubling one of half a million entries stops the process for tens of milliseconds; here nothing
 ever grows, and the pages of what was never used are not there at all.
 """
 

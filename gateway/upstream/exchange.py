@@ -155,8 +155,9 @@ class Exchange:
             return
         # Now, for the parser forgets it once the message is complete.
         self._keeps_alive = self._parser.should_keep_alive()
-        self._is_framed = status in (204, 304) or any(
-            name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
+        named = dict(self.headers)
+        self._is_framed = (
+            b"content-length" in named or b"transfer-encoding" in named or status in (204, 304)
         )
         self.status = status
 

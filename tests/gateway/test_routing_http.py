@@ -17,6 +17,7 @@ from schemas.routing import Routing, Sessions
 from store import codec
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import echo
+from tests.gateway.test_holding import sleeping
 from tests.gateway.world import Running, World, deployment, published, running_gateway
 from tests.support.waiting import until
 
@@ -168,3 +169,20 @@ def at(engine: FakeEngine, site: str) -> Endpoint:
     found = published(engine, "m")
     spec = found.spec.model_copy(update={"site": site, "node": engine.replica})
     return found.model_copy(update={"spec": spec})
+
+
+async def test_a_backend_at_zero_is_waited_for_though_its_fallback_answers(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    """Or it would stay at zero for as long as the fallback is well."""
+    async with engines(1, "c") as [c]:
+        spec = ModelRouteSpec(model="all", backends=(Backend(deployment="b"),), fallbacks=("c",))
+        await world.put(
+            sleeping("b"),
+            deployment("c"),
+            ModelRoute(metadata=ObjectMeta(name="r"), spec=spec),
+            published(c, "c"),
+        )
+        await gateway.knows("all", ready=1)
+        assert await asked(http, gateway, {"model": "all", "messages": HELLO}) == "c-0"
+        assert gateway.gateway.room.waiting() == {"b": 1}
