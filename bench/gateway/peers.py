@@ -50,6 +50,7 @@ defaults
   retry-on all-retryable-errors
   option redispatch 1
   option http-keep-alive
+  option http-no-delay
   http-reuse always
 frontend in
   bind 127.0.0.1:{port}

@@ -137,7 +137,7 @@ async def test_who_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX) as hung, listen(HERE, 0) as listener:
         hung.bind(str(path))
         hung.listen()
-        with pytest.raises(HandOverError, match="does not answer within 0.1 s"):
+        with pytest.raises(HandOverError, match=r"does not answer within 0\.1 s"):
             await claim(path, Origin(HERE, port_of(listener)), CLOCK)
         found = await claim(path, Origin(HERE, 0), CLOCK)  # there is another way
         found.listener.close()

@@ -89,7 +89,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         transport = connect(etcd.address)
         await World(transport).serve("m", engine)
         # Not in tmp_path: paths of sockets are short (104 bytes on macOS).
-        path = Path(f"/tmp/fleet-handover-{os.getpid()}")  # noqa: S108
+        path = Path(f"/tmp/fleet-handover-{os.getpid()}")
         site = Site(etcd.address, engine, path, Origin("127.0.0.1", free_port()))
         try:
             yield site
