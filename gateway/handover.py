@@ -120,7 +120,7 @@ def _asked(path: Path, where: Origin) -> Claim | None:
                 f"{where.host}:{where.port}; stop it first, or give --handover another path"
             )
         given[0].set_inheritable(False)
-        channel.setblocking(False)
+        channel.settimeout(0)
         stack.pop_all()
         return Claim(given[0], channel)
 
@@ -202,7 +202,7 @@ class HandOver:
         own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         own.unlink(missing_ok=True)
         offer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        offer.setblocking(False)
+        offer.settimeout(0)
         mask = os.umask(0o177)  # from its first moment on nobody else may open it
         try:
             offer.bind(str(own))

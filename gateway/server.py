@@ -25,7 +25,7 @@ from gateway.carry.resuming import Resumer
 from gateway.carry.router import Router
 from gateway.carry.waiting import WaitingRoom
 from gateway.clients.cors import Cors
-from gateway.clients.desk import FrontDesk
+from gateway.clients.desk import FrontDesk, Rules
 from gateway.clients.openai import PATHS, OpenAi
 from gateway.clients.origins import Origins
 from gateway.clients.protocol import ClientProtocol
@@ -129,9 +129,7 @@ class Gateway:
             },
             self.known.access,
             self.recorder,
-            max_body=limits.max_body_bytes,
-            id_prefix=id_,
-            origins=limits.origins,
+            Rules(max_body=limits.max_body_bytes, origins=limits.origins, id_prefix=id_),
         )
         sight = Sight(
             id=id_,

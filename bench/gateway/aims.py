@@ -1,4 +1,4 @@
-"""What ../shared/spec/gateways.md aims for, held against what was measured. Pure."""
+"""What this gateway aims for beside its peers, held against what was measured. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

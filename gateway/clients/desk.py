@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import assert_never
 
 from typing_extensions import override
@@ -48,6 +49,17 @@ _NOT_PASSED_ON = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What holds for every request."""
+
+    max_body: int
+    """Bytes."""
+    origins: Origins
+    id_prefix: str
+    """What our request ids begin with."""
+
+
 class FrontDesk(Desk):
     """Answers every request to a model."""
 
@@ -57,19 +69,16 @@ class FrontDesk(Desk):
         surfaces: Mapping[bytes, Surface],
         access: Access,
         recorder: Recorder,
-        *,
-        max_body: int,
-        id_prefix: str,
-        origins: Origins,
+        rules: Rules,
     ) -> None:
         self._failover = failover
         self._access = access
         self._recorder = recorder
         self.clock = failover.clock
         self.surfaces = surfaces
-        self.max_body = max_body
-        self._id_prefix = id_prefix.encode()
-        self.origins = origins
+        self.max_body = rules.max_body
+        self.origins = rules.origins
+        self._id_prefix = rules.id_prefix.encode()
         self.is_stopping = False
         self.linger_s = LINGER_S
         self._count = itertools.count(1)

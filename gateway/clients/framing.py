@@ -83,9 +83,12 @@ class Framing(HttpToolsProtocol, Receiver):
         except httptools.HttpParserError:
             self.refuse(refusals.not_http())
         else:
-            if self.head_bytes > _HEAD_LIMIT and is_head:
-                if self.is_in_head or self.is_in_trailer:
-                    self.refuse(refusals.head_too_large(_HEAD_LIMIT))
+            if (
+                is_head
+                and (self.is_in_head or self.is_in_trailer)
+                and self.head_bytes > _HEAD_LIMIT
+            ):
+                self.refuse(refusals.head_too_large(_HEAD_LIMIT))
 
     def _decline(self, rest: memoryview) -> None:
         """Go on as if nobody had asked for an upgrade, which we may (RFC 9110, 7.8).

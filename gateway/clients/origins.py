@@ -28,7 +28,7 @@ class Origins:
     """Where pages may come from: those of this machine, and those that were allowed."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
-        """`allowed`: origins as browsers send them, or "*" for all.
+        """Allow these as well, written as browsers send them, or "*" for all.
 
         Raises:
             ValueError: one of them is no origin.

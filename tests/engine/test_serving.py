@@ -146,7 +146,7 @@ def test_another_model_is_not_here(client: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-# Each of these ended mlx_lm.server's generation thread for good, or the process (spec/mlx.md, 4).
+# Each of these ended mlx_lm.server's generation thread for good, or the process.
 KILLERS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"stop": [1]}),
     ("/v1/completions", {"prompt": ""}),

@@ -12,7 +12,9 @@ CHAT = "/v1/chat/completions"
 _PATIENCE_S = 10
 
 
-def post(body: bytes = b'{"model":"m"}', *more: str, path: str = CHAT, version: str = "1.1") -> bytes:
+def post(
+    body: bytes = b'{"model":"m"}', *more: str, path: str = CHAT, version: str = "1.1"
+) -> bytes:
     """Return a whole request."""
     lines = [f"POST {path} HTTP/{version}", "host: gateway", f"content-length: {len(body)}", *more]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

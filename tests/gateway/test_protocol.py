@@ -267,7 +267,9 @@ async def test_no_request_names_a_backend(fleet: Fleet, target: str, host: str) 
     assert fleet.engine.calls[0].headers["host"] == f"127.0.0.1:{fleet.engine.port}"
 
 
-@pytest.mark.parametrize("line", ["CONNECT evil.example:80", "CONNECT /", "GET http://[", "OPTIONS *"])
+@pytest.mark.parametrize(
+    "line", ["CONNECT evil.example:80", "CONNECT /", "GET http://[", "OPTIONS *"]
+)
 async def test_targets_that_are_no_path(fleet: Fleet, line: str) -> None:
     await fleet.client.send(f"{line} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
     assert (await fleet.client.answer()).status in (400, 404, 405)
