@@ -3,17 +3,23 @@
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import click
 from pydantic import ValidationError
 
+from fleetctl import reader
 from fleetctl.connect import opened, run, store_options
 from fleetctl.errors import FleetctlError
 from machinery.clock import SystemClock
+from manifests.words import nearest
 from schemas import duration
 from schemas.apikey import PREFIX, ApiKey
+from schemas.deployment import ModelDeployment, served_names
+from schemas.kinds import by_alias
+from schemas.route import ModelRoute
 from store import codec, keys
 from store.errors import ConflictError, UnavailableError
 from store.port import Put, Transport, Unchanged
@@ -125,6 +131,8 @@ def _expiry(text: str, now: datetime) -> datetime | None:
 
 async def _write(key: ApiKey, options: dict[str, Any]) -> None:
     async with opened(options) as transport:
+        # Before it is made: once it is, nothing may keep it from being printed.
+        warnings = await unserved(transport, key.models)
         stored, value = keys.api_key_key(key.name), codec.encode(key)
         try:
             guard = Unchanged(key=stored, mod_revision=0)
@@ -138,6 +146,30 @@ async def _write(key: ApiKey, options: dict[str, Any]) -> None:
             # The answer was lost, not the deed, if it is ours that is there.
             if not error.ambiguous or not await _is_there(transport, stored, value):
                 raise
+    for warning in warnings:
+        click.echo(warning, err=True)
+
+
+async def unserved(transport: Transport, models: Sequence[str]) -> list[str]:
+    """Return what to say of names that nobody serves: they may be mistyped, or still to be declared."""
+    if not models:
+        return []
+    known: set[str] = set()
+    for alias in ("modeldeployments", "modelroutes"):
+        kind = by_alias(alias)
+        assert kind is not None
+        for one in await reader.read(transport, kind, ()):
+            if isinstance(one, ModelDeployment):
+                known.update(served_names(one))
+            elif isinstance(one, ModelRoute):
+                known.add(one.spec.model)
+    found = []
+    for name in models:
+        if name not in known:
+            near = nearest(name, sorted(known))
+            hint = f" Did you mean {near}?" if near else ""
+            found.append(f"warning: no deployment or route serves the name {name} yet.{hint}")
+    return found
 
 
 async def _is_there(transport: Transport, key: str, value: bytes) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from fleetctl import targets
+from fleetctl import apikeys, targets
 from fleetctl.connect import opened, run, store_options
 from fleetctl.errors import FleetctlError
 from fleetctl.kinds import target_of
@@ -54,6 +54,10 @@ def label(words: tuple[str, ...], is_list: bool, **options: Any) -> None:
     what = tuple(takewhile(lambda word: not _is_label(word), words))
     if not what:
         raise click.UsageError("say which objects: KIND NAME..., such as: node mac-1 rack=7")
+    if apikeys.names_of(what) is not None:
+        raise click.UsageError(
+            "API keys carry no labels; `fleetctl get apikeys` lists them by name"
+        )
     target = target_of(what)
     wish = _parse(words[len(what) :])
     if is_list == bool(wish.put or wish.removed):

@@ -15,7 +15,7 @@ from schemas.node import Node
 from schemas.pools import NodePool, ShardGroup
 from schemas.replica import Endpoint, Replica
 from schemas.revision import Revision
-from schemas.route import ModelRoute
+from schemas.route import Backend, ModelRoute, RouteRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +142,16 @@ def _replica_memory(obj: ApiObject, _: Moment) -> str:
     return quantity.show(sum(r.memory.total_bytes for r in cast("Replica", obj).spec.ranks))
 
 
+def _shares(backends: Sequence[Backend]) -> str:
+    return ",".join(f"{b.deployment}={b.weight}" for b in backends)
+
+
+def _rule(rule: RouteRule) -> str:
+    """Return which headers lead where: `x-team=research,x-beta -> qwen=1`."""
+    headers = (h.name if h.value is None else f"{h.name}={h.value}" for h in rule.headers)
+    return f"{','.join(headers)} -> {_shares(rule.backends)}"
+
+
 _NAME, _AGE = Column(title="NAME", cell=_name), Column(title="AGE", cell=_age)
 
 COLUMNS: dict[str, Columns] = {
@@ -186,11 +196,16 @@ COLUMNS: dict[str, Columns] = {
         Column(title="ACCEPTED", cell=_condition("Accepted")),
         Column(
             title="BACKENDS",
-            cell=lambda o, _: ",".join(
-                f"{b.deployment}={b.weight}" for b in cast("ModelRoute", o).spec.backends
-            ),
+            cell=lambda o, _: _shares(cast("ModelRoute", o).spec.backends),
         ),
+        Column(title="FALLBACKS", cell=lambda o, _: ",".join(cast("ModelRoute", o).spec.fallbacks)),
         _AGE,
+        Column(
+            title="RULES",
+            cell=lambda o, _: "; ".join(map(_rule, cast("ModelRoute", o).spec.rules)),
+            is_wide=True,
+        ),
+        Column(title="WHY", cell=_reason("Accepted"), is_wide=True),
     ),
     "Node": (
         _NAME,

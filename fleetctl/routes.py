@@ -80,6 +80,13 @@ class Asked:
     key: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """What a gateway says to whom it does not tell its requests."""
+
+    why: str
+
+
 @click.command(help=_HELP)
 @click.option("--last", type=click.IntRange(1, 1000), default=100, show_default=True)
 @click.option("--model", default="", help="Only requests for this name.")
@@ -174,10 +181,10 @@ def _ms(milliseconds: float) -> str:
 
 
 async def _found(urls: Sequence[str], asked: Asked, options: Json) -> list[Json]:
-    """Return what gateways remember, the latest last; a gateway that does not answer is told of.
+    """Return what gateways remember, the latest last; a gateway that does not answer, or wants a key, is told of.
 
     Raises:
-        FleetctlError: none answers, or one wants a key.
+        FleetctlError: nothing could be read.
 
     """
     urls = urls or await _registered(options)
@@ -187,17 +194,23 @@ async def _found(urls: Sequence[str], asked: Asked, options: Json) -> list[Json]
     silent = [
         f"{url}: {said}" for url, said in zip(urls, answers, strict=True) if isinstance(said, str)
     ]
-    if len(silent) == len(urls):
+    refused = [said.why for said in answers if isinstance(said, Refused)]
+    if len(silent) + len(refused) == len(urls):
+        if not silent:
+            raise FleetctlError("; ".join(refused))
+        said = "; ".join((*silent, *refused))
         raise FleetctlError(
-            f"no gateway answers ({'; '.join(silent)}). Is one running? Else say where with --gateway"
+            f"no gateway answers ({said}). Is one running? Else say where with --gateway"
         )
     for line in silent:
         click.echo(f"warning: a gateway does not answer: {line}", err=True)
+    for line in refused:
+        click.echo(f"warning: the requests of a gateway are not shown: {line}", err=True)
     # Two addresses may lead to one gateway.
     lines = {
         (one["gateway"], one["id"]): one
         for said in answers
-        if not isinstance(said, str)
+        if isinstance(said, list)
         for one in said
     }
     return sorted(lines.values(), key=lambda one: str(one["time"]))
@@ -214,7 +227,9 @@ async def _registered(options: Json) -> list[str]:
     return urls
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, asked: Asked) -> list[Json] | str:
+async def _ask(
+    session: aiohttp.ClientSession, url: str, asked: Asked
+) -> list[Json] | Refused | str:
     """Return what one gateway remembers, or why it does not say."""
     headers = {"authorization": f"Bearer {asked.key}"} if asked.key else {}
     try:
@@ -226,7 +241,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, asked: Asked) -> list[J
         ) as response:
             body = await _body(response)
             if response.status in (401, 403):
-                raise FleetctlError(_refused(url, response.status))
+                return Refused(why=_refused(url, response.status))
             if response.status != 200:
                 return f"status {response.status}"
             found: list[Json] = orjson.loads(body)["requests"]

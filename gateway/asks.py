@@ -28,9 +28,9 @@ class Heard:
         return b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Ask:
-    """One request to a model, in OpenAI's words."""
+    """One request to a model, in OpenAI's words. Never changed; not frozen, which costs as much as reading it."""
 
     path: str
     """Where the engine takes it."""

@@ -147,10 +147,11 @@ def unreachable(name: str, attempts: int, why: str) -> Refusal:
 def upstream_failed(name: str, attempts: int, why: str) -> Refusal:
     """Return what to say when engines took the request and did not answer it."""
     return Refusal(
-        status=502,
+        status=503,
         message=f"The replicas of '{name}' failed ({attempts} tried; the last: {why}).",
         type="server_error",
         code="upstream_failed",
+        retry_after_s=1,
     )
 
 

@@ -23,11 +23,14 @@ _GOODBYE_S = 1.0
 class Presence:
     """Keeps the gateway's key under a lease for as long as it runs. The gateway serves without it, too."""
 
-    def __init__(self, transport: Transport, clock: Clock, *, id_: str, url: str) -> None:
+    def __init__(
+        self, transport: Transport, clock: Clock, *, id_: str, url: str, asks_for_keys: bool = True
+    ) -> None:
         self._transport = transport
         self._clock = clock
         self._key = keys.gateway_lease_key(id_)
-        self._value = codec.encode(GatewayLease(url=url, version=version()))
+        lease = GatewayLease(url=url, version=version(), asks_for_keys=asks_for_keys)
+        self._value = codec.encode(lease)
 
     async def run(self) -> None:
         """Hold a lease for ever, a new one whenever one is lost; give it back at the end."""

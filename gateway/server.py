@@ -114,7 +114,8 @@ class Gateway:
         names = Names(clock, silence_s=limits.request_timeout_s, quiet_s=limits.quiet_s)
         self.versions = Versions()
         id_ = f"{entropy.getrandbits(48):012x}"
-        self.presence = Presence(transport, clock, id_=id_, url=url)
+        asks = limits.asks_for_keys
+        self.presence = Presence(transport, clock, id_=id_, url=url, asks_for_keys=asks)
         self.recorder = self._recorder(id_, names, tracer)
         self.metrics = self.recorder.metrics
         self.known.access.on_refusal(self.metrics.limited.add)

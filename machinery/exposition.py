@@ -39,7 +39,10 @@ class Counter:
 
     def add(self, *labels: str, count: int = 1) -> None:
         """Count so many more."""
-        self.child(*labels).count += count
+        found = self._values.get(labels)
+        if found is None:
+            found = self.child(*labels)
+        found.count += count
 
     def child(self, *labels: str) -> Tally:
         """Return the number for these labels: whoever counts often keeps it, and adds to it."""

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from manifests.tree import Path
+from schemas.duration import Unit
 from schemas.meta import FLEET_OWNED, ObjectMeta
 
 
@@ -32,6 +33,17 @@ def description(model: type[BaseModel], path: Path) -> str:
     """Return what the field says, from its docstring."""
     field = _field_at(model, path)
     return (field.description or "").split("\n")[0] if field is not None else ""
+
+
+def unit(model: type[BaseModel], path: Path) -> Unit | None:
+    """Return what a number there would be meant in; None where no duration is expected."""
+    field = _field_at(model, path)
+    if field is None:
+        return None
+    options = [arg for arg in get_args(field.annotation) if hasattr(arg, "__metadata__")]
+    marks = [*field.metadata, *(mark for option in options for mark in option.__metadata__)]
+    # The last is of the narrowest type.
+    return next((mark for mark in reversed(marks) if isinstance(mark, Unit)), None)
 
 
 def _field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:

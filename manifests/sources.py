@@ -1,6 +1,7 @@
 """Where manifests come from: files, folders, standard input. Reads; knows nothing of YAML."""
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ MAX_BYTES = 4 * 2**20
 STDIN = "-"
 STDIN_NAME = "standard input"
 _SUFFIXES = (".yaml", ".yml", ".json")
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,7})")
 
 
 def read_all(
@@ -73,8 +75,11 @@ def _raise(error: OSError) -> None:
 def _read_file(path: Path) -> str:
     name = str(path)
     try:
-        _check(name, path.stat())
-        with path.open("rb") as file:
+        found = path.stat()
+        passed = _passed(name, found)
+        if passed is None:
+            _check(name, found)
+        with path.open("rb") if passed is None else os.fdopen(os.dup(passed), "rb") as file:
             raw = file.read(MAX_BYTES + 1)  # it may have grown since it was looked at
     except FileNotFoundError as error:
         missing = "is a link to a file that is not there" if path.is_symlink() else "does not exist"
@@ -88,6 +93,15 @@ def _read_file(path: Path) -> str:
 
 def _reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _passed(name: str, found: os.stat_result) -> int | None:
+    """Return the pipe that a shell opened for us and named so: `fleetctl apply -f <(...)`.
+
+    Unlike a FIFO of a folder it needs no opening, which might wait for ever; it ends as standard input does.
+    """
+    match = _DESCRIPTOR.fullmatch(name)
+    return int(match[1]) if match is not None and stat.S_ISFIFO(found.st_mode) else None
 
 
 def _check(name: str, found: os.stat_result) -> None:

@@ -1,6 +1,7 @@
 """Durations as people write them ("90s", "1h30m"), as in Go and Kubernetes. Pure."""
 
 import re
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -8,6 +9,8 @@ from pydantic import AfterValidator, Field, StringConstraints
 from schemas.meta import Examples
 
 _PATTERN = r"^([0-9]{1,4}h)?([0-9]{1,5}m)?([0-9]{1,6}s)?$"
+_FINE_PATTERN = _PATTERN.removesuffix("$") + r"([0-9]{1,6}ms)?$"
+_PARTS = r"(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?"
 
 
 def parse(text: str) -> int:
@@ -17,13 +20,30 @@ def parse(text: str) -> int:
         ValueError: the text is no duration.
 
     """
-    found = re.fullmatch(r"(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?", text, re.ASCII)
+    found = re.fullmatch(_PARTS, text, re.ASCII)
     if found is None or not text:
         raise ValueError(
             f"{text!r} is not a duration; write hours, minutes and seconds as in 1h30m or 90s"
         )
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return hours * 3600 + minutes * 60 + seconds
+
+
+def parse_fine(text: str) -> float:
+    """Return the seconds that a duration says which may have milliseconds: 0.05 for "50ms".
+
+    Raises:
+        ValueError: the text is no duration.
+
+    """
+    found = re.fullmatch(rf"{_PARTS}(?:(\d{{1,6}})ms)?", text, re.ASCII)
+    if found is None or not text:
+        raise ValueError(
+            f"{text!r} is not a duration; write hours, minutes, seconds and milliseconds "
+            "as in 1h30m, 90s or 500ms"
+        )
+    hours, minutes, seconds, thousandths = (int(part or 0) for part in found.groups())
+    return hours * 3600 + minutes * 60 + seconds + thousandths / 1000
 
 
 def show(seconds: float) -> str:
@@ -38,18 +58,50 @@ def _checked(text: str) -> str:
     return text
 
 
-# The pattern is for editors only: what it says to people is nothing that helps.
-_EDITORS = Field(json_schema_extra={"pattern": _PATTERN})
-_SOME = Examples(("90s", "10m", "1h30m"))
-Duration = Annotated[
-    str, StringConstraints(max_length=20), AfterValidator(_checked), _SOME, _EDITORS
-]
+def _checked_fine(text: str) -> str:
+    parse_fine(text)
+    return text
 
 
 def _positive(text: str) -> str:
-    if parse(text) == 0:
+    if parse_fine(text) == 0:
         raise ValueError("must be more than 0s")
     return text
 
 
-PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a bare number is probably meant in, for the hint at one."""
+
+    is_fine: bool
+    is_positive: bool = False
+
+    def spell(self, seconds: float) -> str | None:
+        """Return the number of seconds as a duration; None if there is none."""
+        if seconds == 0 and self.is_positive:
+            return None
+        if 0 <= seconds < 1_000_000 and seconds == int(seconds):
+            return f"{int(seconds)}s"
+        thousandths = round(seconds * 1000) if 0 < seconds < 1000 else 0
+        return f"{thousandths}ms" if self.is_fine and thousandths else None
+
+
+# The pattern is for editors only: what it says to people is nothing that helps.
+_EDITORS = Field(json_schema_extra={"pattern": _PATTERN})
+_FINE_EDITORS = Field(json_schema_extra={"pattern": _FINE_PATTERN})
+_SHORT = StringConstraints(max_length=20)
+_SOME = Examples(("90s", "10m", "1h30m"))
+_SOME_FINE = Examples(("90s", "10m", "500ms"))
+_WHOLE = Unit(is_fine=False)
+_FINE = Unit(is_fine=True)
+Duration = Annotated[str, _SHORT, AfterValidator(_checked), _WHOLE, _SOME, _EDITORS]
+PositiveDuration = Annotated[
+    Duration, AfterValidator(_positive), Unit(is_fine=False, is_positive=True)
+]
+FineDuration = Annotated[
+    str, _SHORT, AfterValidator(_checked_fine), _FINE, _SOME_FINE, _FINE_EDITORS
+]
+"""One that may be shorter than a second; `parse_fine` reads it."""
+PositiveFineDuration = Annotated[
+    FineDuration, AfterValidator(_positive), Unit(is_fine=True, is_positive=True)
+]

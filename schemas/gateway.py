@@ -14,3 +14,5 @@ class GatewayLease(ApiModel):
     """Base address of the gateway for the reconciler, such as http://10.0.0.5:4000."""
     version: str
     """Which release it is."""
+    asks_for_keys: bool = True
+    """Whether it asks for API keys: only those that do share keys' rates. Releases before this did not say."""

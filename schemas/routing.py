@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.duration import Duration, PositiveDuration
+from schemas.duration import FineDuration, PositiveFineDuration, parse_fine
 from schemas.meta import ApiModel
 
 Strategy = Literal["Scored", "HardwareAware", "LeastLoaded", "RoundRobin", "Random", "PowerOfTwo"]
@@ -40,7 +40,7 @@ class Sessions(ApiModel):
 
     enabled: bool = True
     """By session_id, the header x-session-id, a conversation's id, or the opening messages once it goes on."""
-    ttl: PositiveDuration = "5m"
+    ttl: PositiveFineDuration = "5m"
     """How long a session is remembered after its last request."""
 
 
@@ -74,18 +74,30 @@ class Resumption(ApiModel):
 class Timeouts(ApiModel):
     """How long a request may take; without a value the gateway's own limit counts."""
 
-    request: PositiveDuration | None = None
+    request: PositiveFineDuration | None = None
     """From the request's arrival to the end of its answer."""
-    attempt: PositiveDuration | None = None
+    attempt: PositiveFineDuration | None = None
     """Silence of one endpoint, after which another is asked, or the stream resumed there."""
-    first_token: PositiveDuration | None = None
+    first_token: PositiveFineDuration | None = None
     """Of streams: from asking an endpoint to its first event, after which another is asked."""
+
+    @model_validator(mode="after")
+    def _each_can_apply(self) -> Self:
+        if self.request is None:
+            return self
+        for name, text in (("attempt", self.attempt), ("firstToken", self.first_token)):
+            if text is not None and parse_fine(text) >= parse_fine(self.request):
+                raise ValueError(
+                    f"{name} is {text} and request {self.request}, so that the request ends before another "
+                    f"endpoint is asked; make {name} shorter than request, or leave it out"
+                )
+        return self
 
 
 class Hedging(ApiModel):
     """A second endpoint is asked when the first takes long; the first answer counts."""
 
-    after: PositiveDuration
+    after: PositiveFineDuration
     """How long the first may take to begin."""
     budget: Annotated[int, Field(ge=1, le=50)] = 5
     """Second requests in percent of all requests."""
@@ -98,7 +110,7 @@ class Queueing(ApiModel):
     """How many may be at engines at once."""
     depth: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     """How many more may wait; beyond it clients get 429."""
-    timeout: Duration = "30s"
+    timeout: FineDuration = "30s"
     """How long one may wait; then it gets 503."""
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from docs.generate import generated
+from manifests import nodes
 from manifests.load import load_objects
+from manifests.validate import Known, validate
 from schemas import kinds
 from schemas.export import json_schema, user_kinds
+from schemas.routing import Routing
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,9 +53,27 @@ def test_the_lock_names_no_host_and_has_hashes() -> None:
 
 def test_examples_are_good_manifests() -> None:
     folders = [str(ROOT / "examples" / name) for name in ("quickstart", "manifests")]
-    assert {item.obj.kind for item in load_objects(folders)} >= {
+    loaded = load_objects(folders)
+    assert {item.obj.kind for item in loaded} >= {
         "ModelDeployment", "ModelRoute", "NodePool", "ShardGroup",
     }  # fmt: skip
+    assert validate(loaded, Known()) == []  # all of them can be applied together
+
+
+def test_an_example_has_every_field_of_routing() -> None:
+    """With the values that count without it, as it says, where there are any."""
+    loaded = load_objects([str(ROOT / "examples" / "manifests" / "routing.yaml")])
+    (document,) = (item.document for item in loaded if item.obj.name == "coder")
+    node = nodes.find(document.root, ("spec", "routing"))
+    assert node is not None
+    declared = nodes.plain(node)
+    complete = Routing.model_validate_json(json.dumps(declared))
+    assert json.loads(complete.model_dump_json(by_alias=True)) == declared
+    optional = ("timeouts", "hedging", "queueing")
+    assert (
+        complete.model_copy(update={name: getattr(Routing(), name) for name in optional})
+        == Routing()
+    )
 
 
 def test_schemas_leave_out_what_the_fleet_writes() -> None:

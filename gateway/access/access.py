@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from gateway.access import refusals
 from gateway.access.holder import Holder
-from gateway.access.keyring import Keyring, shown_key
+from gateway.access.keyring import Keyring, is_bare, shown_key
 from gateway.asks import RawHeaders
 from gateway.errors import RefusedError
 from machinery.clock import Clock
@@ -44,13 +44,25 @@ class Access:
         key = shown_key(headers)
         holder = self._keyring.find(key) if key else None
         if holder is None:
-            raise self._nobody(is_shown=bool(key))
+            raise self._nobody(headers, is_shown=bool(key))
         if holder.expires is not None and holder.expires <= self._clock.now():
             raise self._told("expired", refusals.expired(holder))
         return holder
 
-    def enter(self, headers: RawHeaders, model: str) -> Holder | None:
-        """Let a request to a model in, and count it; `leave` must follow if somebody is returned.
+    def sees_all(self, headers: RawHeaders) -> bool:
+        """Return whether who asks may see every name: an admin, or anybody where keys are not asked for."""
+        if not self.is_on:
+            return True
+        key = shown_key(headers)
+        holder = self._keyring.find(key) if key else None
+        if holder is None or not holder.is_admin:
+            return False
+        return holder.expires is None or holder.expires > self._clock.now()
+
+    def enter(self, headers: RawHeaders) -> Holder | None:
+        """Let a request in, and count it, before its body is read; `leave` must follow if somebody is returned.
+
+        Whether the key is for its model is another question: `allow`.
 
         Raises:
             RefusedError: it may not be made, or not now.
@@ -59,11 +71,10 @@ class Access:
         holder = self.identify(headers)
         if holder is None:
             return None
-        self.allow(holder, model)
         if holder.concurrency is not None and holder.in_flight >= holder.concurrency:
             refusal = refusals.too_many_at_once(holder, self._clock.monotonic())
             raise self._told("concurrency", refusal)
-        if holder.tokens is not None or holder.requests is not None:
+        if holder.is_limited:
             self._charge(holder)
         holder.in_flight += 1
         holder.requests_used += 1
@@ -84,7 +95,7 @@ class Access:
 
     def headers(self, holder: Holder | None) -> RawHeaders:
         """Return what an answer says of the key's rates."""
-        if holder is None or (holder.requests is None and holder.tokens is None):
+        if holder is None or not holder.is_limited:
             return ()
         return holder.headers(self._clock.monotonic())
 
@@ -102,12 +113,14 @@ class Access:
             raise self._told("requests", refusal)
         requests.take(1)
 
-    def _nobody(self, *, is_shown: bool) -> RefusedError:
+    def _nobody(self, headers: RawHeaders, *, is_shown: bool) -> RefusedError:
         keyring = self._keyring
         if not keyring.is_known:
             return self._told("unknown", refusals.keys_unknown())
         if is_shown:
             return self._told("wrong_key", refusals.wrong_key(is_any=bool(keyring)))
+        if is_bare(headers):
+            return self._told("no_key", refusals.no_scheme())
         return self._told("no_key", refusals.no_key(is_any=bool(keyring)))
 
     def _told(self, reason: str, refusal: RefusedError) -> RefusedError:

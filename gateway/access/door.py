@@ -13,8 +13,8 @@ from gateway.access.access import Access
 from gateway.access.holder import Holder
 from gateway.errors import Refusal, RefusedError
 
-# Health checks and Prometheus have no key, and neither has the reconciler, which reads the demand. They
-# tell names and numbers, and nothing that anybody wrote. Ollama's clients look at the first two, which tell
+# Health checks and Prometheus have no key, and neither has the reconciler, which reads the demand. Health
+# tells numbers, metrics names and numbers, and neither anything that a client wrote. Ollama's clients look at the first two, which tell
 # that there is somebody, before they show a key.
 OPEN = frozenset({"/", "/api/version", "/health", "/metrics", "/metrics/demand"})
 
@@ -23,7 +23,7 @@ class Door:
     """ASGI middleware: lets in who has a key, and notes who it is."""
 
     def __init__(
-        self, app: ASGIApp, *, access: Access, refuse: Callable[[Refusal], Response]
+        self, app: ASGIApp, *, access: Access, refuse: Callable[[Scope, Refusal], Response]
     ) -> None:
         self._app = app
         self._access = access
@@ -36,7 +36,7 @@ class Door:
             try:
                 holder = self._access.identify(scope["headers"])
             except RefusedError as error:
-                await self._refuse(error.refusal)(scope, receive, send)
+                await self._refuse(scope, error.refusal)(scope, receive, send)
                 return
             scope.setdefault("state", {})["holder"] = holder
         await self._app(scope, receive, send)

@@ -31,6 +31,7 @@ class Holder:
         "expires",
         "in_flight",
         "is_admin",
+        "is_limited",
         "models",
         "name",
         "requests",
@@ -60,6 +61,8 @@ class Holder:
         self.concurrency = key.concurrency
         self.requests = _bucket(self.requests, key.requests_per_minute, share, now_s)
         self.tokens = _bucket(self.tokens, key.tokens_per_minute, share, now_s)
+        self.is_limited = self.requests is not None or self.tokens is not None
+        """Whether it has rates."""
 
     def may_ask_for(self, model: str) -> bool:
         """Return whether its models include the name."""

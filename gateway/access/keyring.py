@@ -82,3 +82,11 @@ def shown_key(headers: RawHeaders) -> bytes:
         elif name in (b"x-api-key", b"api-key") and value:
             return value
     return b""
+
+
+def is_bare(headers: RawHeaders) -> bool:
+    """Return whether `authorization` has something, but not in the form of `Bearer KEY`."""
+    return any(
+        name == b"authorization" and value.partition(b" ")[0].lower() not in (b"", b"bearer")
+        for name, value in headers
+    )

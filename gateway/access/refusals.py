@@ -24,6 +24,15 @@ def no_key(*, is_any: bool) -> RefusedError:
     return RefusedError(_refusal(401, message, "invalid_api_key", _WHO))
 
 
+def no_scheme() -> RefusedError:
+    """Return the refusal of a header `authorization` that does not begin as it should."""
+    message = (
+        "The header `authorization` does not begin with `Bearer `: send it as `Authorization: Bearer KEY`, "
+        "or the key alone as `x-api-key` or `api-key`."
+    )
+    return RefusedError(_refusal(401, message, "invalid_api_key", _WHO))
+
+
 def wrong_key(*, is_any: bool) -> RefusedError:
     """Return the refusal of a key that nobody has, or has any more."""
     also = "" if is_any else " The fleet has no keys at all yet."

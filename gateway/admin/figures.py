@@ -67,7 +67,10 @@ def cluster(sight: Sight, counts: dict[str, int], macs: Macs) -> Json:
         },
         "workers": counts,
         "endpoints": keeper.table.endpoints,
-        "models": [{"name": model.name, "ready": model.ready()} for model in models],
+        "endpointsKept": keeper.table.kept,
+        "models": [
+            {"name": model.name, "ready": model.ready(), "kept": model.kept()} for model in models
+        ],
         "activeRequests": sight.loads.total(),
         "queuedRequests": sight.waiting(),
     }

@@ -21,7 +21,7 @@ Json: TypeAlias = dict[str, object]
 def make_router(sight: Sight) -> APIRouter:
     """Return the route."""
     router = APIRouter()
-    router.add_api_route("/model/info", ModelInfo(sight).info, methods=["GET"])
+    router.add_api_route("/model/info", ModelInfo(sight).info, methods=["GET", "HEAD"])
     return router
 
 

@@ -41,7 +41,7 @@ def make_router(sight: Sight) -> APIRouter:
         ("/queue", admin.queue),
         ("/metrics/snapshot", admin.snapshot),
     ):
-        router.add_api_route(path, answer, methods=["GET"])
+        router.add_api_route(path, answer, methods=["GET", "HEAD"])
     for path in (
         "/api/cluster/load-model",
         "/api/cluster/unload-model",
@@ -99,14 +99,19 @@ class Admin:
             raise invalid(f"There is no metric '{metric[:50]}'; there are {known}.", "metric")
         unit, value = METRICS[metric]
         now_s, length_s = self.sight.clock.now().timestamp(), _seconds(duration)
-        points = self.sight.recorder.series.points(now_s, length_s, _MOST_POINTS)
+        recorder = self.sight.recorder
+        points = recorder.series.points(now_s, length_s, _MOST_POINTS)
+        seen = ((at_s, sums.since(at_s, recorder.since_s)) for at_s, sums in points)
         return _json(
             {
                 "metric": metric,
                 "unit": unit,
                 "duration": duration,
                 "stepSeconds": STEP_S * -(-max(1, length_s // STEP_S) // _MOST_POINTS),
-                "points": [{"time": _time(at_s), "value": value(sums)} for at_s, sums in points],
+                "points": [
+                    {"time": _time(at_s), "value": None if sums is None else value(sums)}
+                    for at_s, sums in seen
+                ],
             }
         )
 

@@ -16,6 +16,7 @@ from gateway.upstream import request
 from gateway.upstream.exchange import BrokenError
 from gateway.upstream.pool import Answer, UnreachableError, Upstream
 from gateway.upstream.sse import whole_events
+from gateway.watch import endings
 from gateway.watch.metrics import Metrics
 from gateway.watch.versions import Versions
 from machinery.clock import Clock
@@ -51,16 +52,36 @@ class Attempts:
             UnreachableError, BrokenError: it did not answer, or not to the end.
 
         """
-        now_s = self.clock.monotonic()
-        is_trial = self.loads.circuits.asked(target, now_s)
-        held = Held(target, now_s, self.loads, self.versions.of(target), trail.deadline_s)
+        now_s, circuits = self.clock.monotonic(), self.loads.circuits
+        is_trial = bool(circuits.breakers) and circuits.asked(target, now_s)
+        version, own = self.versions.of(target), trail.is_clients_time
+        held = Held(target, now_s, self.loads, version, trail.deadline_s, own)
         self.loads.begin(target)
         try:
-            return await self._answered(held, ask, trail)
+            until_s = trail.deadline_s
+            if ask.is_streamed:
+                until_s = min(until_s, now_s + trail.policy.first_token_s)
+            answer = held.answer = await self.upstream.request(
+                target.origin,
+                request.encode(ask, target, _more(ask, target, trail, now_s)),
+                silence_s=trail.policy.silence_s,
+                until_s=until_s,
+            )
+            found = dict(answer.headers)
+            self.loads.hear(target.origin, found, self.clock.monotonic())
+            _check_identity(found, target)
+            kind = found.get(b"content-type", b"")
+            if kind.startswith(b"text/event-stream") and answer.status not in TURNED_AWAY:
+                return await self._stream(held, answer, trail)
+            body = await answer.read()
+            if not answer.is_complete:
+                body = await whole_body(answer, body)
+            return self._whole(held, found, body, trail)
         except (UnreachableError, BrokenError) as error:
-            held.failed()
+            now_s = self.clock.monotonic()
+            held.failed(now_s)
             held.close()
-            if self.clock.monotonic() < trail.deadline_s:  # else the client is to blame
+            if now_s < trail.deadline_s:  # else the client is to blame
                 self.blame(target, _fault(error))
                 self.keeper.drop_orphan(target)
             raise
@@ -69,31 +90,25 @@ class Attempts:
             raise
         finally:
             if is_trial:
-                self.loads.circuits.left(target, self.clock.monotonic())
+                circuits.left(target, self.clock.monotonic())
 
-    async def _answered(self, held: Held, ask: Ask, trail: Trail) -> Streaming | Whole:
-        target, policy, until_s = held.target, trail.policy, trail.deadline_s
-        if ask.is_streamed:
-            until_s = min(until_s, held.asked_s + policy.first_token_s)
-        answer = held.answer = await self.upstream.request(
-            target.origin,
-            request.encode(ask, target, _more(ask, target, trail, held.asked_s)),
-            silence_s=policy.silence_s,
-            until_s=until_s,
-        )
-        found = dict(answer.headers)
-        self.loads.hear(target.origin, found, self.clock.monotonic())
-        _check_identity(found, target)
-        if answer.status not in TURNED_AWAY and _is_stream(found):
-            return await self._stream(held, answer, trail)
-        body = await whole_body(answer)
+    def _whole(self, held: Held, found: Found, body: bytes, trail: Trail) -> Whole:
+        """Note a complete answer, which is not streamed.
+
+        Raises:
+            BrokenError: it is none.
+
+        """
+        target, answer = held.target, held.answer
+        assert answer is not None
         _check_whole(answer, found, body)
         now_s = self.clock.monotonic()
         trail.took(held.answered(answer.status, body, now_s))
         held.close()
         if answer.status not in TURNED_AWAY:
-            self.loads.circuits.succeeded(target, held.asked_s, now_s)
-        elif now_s < trail.deadline_s:
+            if self.loads.circuits.breakers:
+                self.loads.circuits.succeeded(target, held.asked_s, now_s)
+        elif now_s < trail.deadline_s and not (answer.status == 504 and held.is_timeout(body)):
             is_full = answer.status in (429, 503)
             self.blame(target, "full" if is_full else "bad", pause_s=_pause_s(found))
         return Whole(target=target, status=answer.status, headers=answer.headers, body=body)
@@ -108,20 +123,25 @@ class Attempts:
                 extra={"replica": target.replica, "node": target.node, "fault": fault},
             )
 
-    def interrupted(self, held: Held, error: BrokenError) -> None:
-        """Note that an engine died in the middle of a stream."""
-        held.failed()
-        self.metrics.attempts.add("interrupted")
-        if self.clock.monotonic() < held.until_s:
+    def interrupted(self, held: Held, error: BrokenError) -> str:
+        """Note that an engine died in the middle of a stream; return what came of the attempt in a word."""
+        now_s = self.clock.monotonic()
+        held.failed(now_s)
+        is_late = now_s >= held.until_s
+        if not is_late:
             self.blame(held.target, _fault(error))
             self.keeper.drop_orphan(held.target)
+        outcome = "timed_out" if is_late else "interrupted"
+        self.metrics.attempts.add(outcome)
+        return outcome
 
     async def _stream(self, held: Held, answer: Answer, trail: Trail) -> Streaming:
         first, rest = await _first_event(answer)
         now_s = self.clock.monotonic()
         answer.until_s = trail.deadline_s
         held.begun(now_s)
-        self.loads.circuits.succeeded(held.target, held.asked_s, now_s)
+        if self.loads.circuits.breakers:
+            self.loads.circuits.succeeded(held.target, held.asked_s, now_s)
         return Streaming(
             held=held,
             answer=answer,
@@ -133,18 +153,21 @@ class Attempts:
         )
 
 
-async def whole_body(answer: Answer) -> bytes:
-    """Read an answer to its end.
+def is_timeout(result: Streaming | Whole, trail: Trail) -> bool:
+    """Return whether an engine says that the request's own time was up, which it was told."""
+    if isinstance(result, Streaming) or result.status != 504 or trail.deadline_s == _NEVER:
+        return False
+    return endings.is_timeout(result.body)
+
+
+async def whole_body(answer: Answer, first: bytes = b"") -> bytes:
+    """Read an answer to its end; `first` was read before.
 
     Raises:
         BrokenError: it has none, or not within reason.
 
     """
-    first = await answer.read()
-    second = await answer.read() if first else b""
-    if not second:
-        return first  # as most come: in one piece, which need not be copied
-    parts = bytearray(first + second)
+    parts = bytearray(first)
     while piece := await answer.read():
         parts += piece
         if len(parts) > _WHOLE_LIMIT:
@@ -177,8 +200,8 @@ def _pause_s(found: Found) -> float:
 
 def _check_identity(found: Found, target: Target) -> None:
     """Refuse the answer of somebody else: ports of engines that are gone are used again."""
-    replica = found.get(b"x-fleet-replica", b"").decode("latin-1")
-    if replica not in ("", target.replica):
+    named = found.get(b"x-fleet-replica")
+    if named and (replica := named.decode("latin-1")) != target.replica:
         raise BrokenError(f"{replica} answers there, not {target.replica}", had_bytes=True)
 
 
@@ -189,10 +212,6 @@ def _check_whole(answer: Answer, found: Found, body: bytes) -> None:
     is_json = found.get(b"content-type", b"").startswith(b"application/json")
     if is_json and not (body[:1] == b"{" and body.rstrip()[-1:] == b"}"):
         raise BrokenError("the answer is no JSON object", had_bytes=True)
-
-
-def _is_stream(found: Found) -> bool:
-    return found.get(b"content-type", b"").startswith(b"text/event-stream")
 
 
 async def _first_event(answer: Answer) -> tuple[bytes, bytes]:

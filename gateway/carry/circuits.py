@@ -16,7 +16,8 @@ class Circuits:
 
     def __init__(self, entropy: random.Random) -> None:
         self._random = entropy
-        self._breakers: dict[Origin, Breaker] = {}
+        self.breakers: dict[Origin, Breaker] = {}
+        """Of who failed lately. While there are none, nothing here need be asked or told."""
         self._versions: dict[Origin, int] = {}
         self._targets: dict[Origin, Target] = {}
         self.live: set[Origin] = set()
@@ -31,7 +32,7 @@ class Circuits:
 
     def asked(self, target: Target, now_s: float) -> bool:
         """Note that a request goes there; return whether it is the one that tries out an open breaker."""
-        breaker = self._breakers.get(target.origin)
+        breaker = self.breakers.get(target.origin)
         if breaker is None or not breaker.asked(now_s):
             return False
         self._look(now_s)
@@ -39,7 +40,7 @@ class Circuits:
 
     def left(self, target: Target, now_s: float) -> None:
         """Note that the request that tried it out told nothing."""
-        breaker = self._breakers.get(target.origin)
+        breaker = self.breakers.get(target.origin)
         if breaker is not None:
             breaker.left()
             self._look(now_s)
@@ -49,9 +50,9 @@ class Circuits:
     ) -> bool:
         """Note that it failed; return whether it is ejected for that."""
         origin = target.origin
-        breaker = self._breakers.get(origin)
+        breaker = self.breakers.get(origin)
         if breaker is None or self._versions[origin] != target.version:
-            breaker = self._breakers[origin] = Breaker()
+            breaker = self.breakers[origin] = Breaker()
             self._versions[origin] = target.version
         opened = breaker.failed(fault, now_s, draw=self._random.random(), pause_s=pause_s)
         self._look(now_s)
@@ -59,7 +60,7 @@ class Circuits:
 
     def succeeded(self, target: Target, asked_s: float, now_s: float) -> None:
         """Note that it answered a request sent at `asked_s`."""
-        breaker = self._breakers.get(target.origin)
+        breaker = self.breakers.get(target.origin)
         if breaker is not None:
             breaker.succeeded(asked_s, now_s)
             if target.origin in self.live:
@@ -67,20 +68,20 @@ class Circuits:
 
     def lives(self, target: Target, now_s: float) -> None:
         """Note that it says to be well."""
-        breaker = self._breakers.get(target.origin)
+        breaker = self.breakers.get(target.origin)
         if breaker is not None:
             breaker.lives()
             self._look(now_s)
 
     def is_open(self, origin: Origin) -> bool:
         """Return whether it is ejected."""
-        breaker = self._breakers.get(origin)
+        breaker = self.breakers.get(origin)
         return breaker is not None and breaker.is_open
 
     def know(self, targets: Iterable[Target], now_s: float) -> None:
         """Learn who is there now: what is published anew begins anew, and who is gone is forgotten."""
         self._targets = {target.origin: target for target in targets}
-        for origin in tuple(self._breakers):
+        for origin in tuple(self.breakers):
             target = self._targets.get(origin)
             if target is None or target.version != self._versions[origin]:
                 self._forget(origin)
@@ -88,7 +89,7 @@ class Circuits:
 
     def tidy(self, now_s: float) -> None:
         """Forget failures of long ago."""
-        for origin, breaker in tuple(self._breakers.items()):
+        for origin, breaker in tuple(self.breakers.items()):
             if breaker.is_forgotten(now_s):
                 self._forget(origin)
         self._look(now_s)
@@ -97,19 +98,19 @@ class Circuits:
         """Return by replica: 0 closed, 1 half open, 2 open."""
         return {
             target.replica: _PHASES[breaker.phase(now_s)]
-            if (breaker := self._breakers.get(origin)) is not None
+            if (breaker := self.breakers.get(origin)) is not None
             else 0
             for origin, target in self._targets.items()
         }
 
     def _forget(self, origin: Origin) -> None:
-        del self._breakers[origin], self._versions[origin]
+        del self.breakers[origin], self._versions[origin]
 
     def _look(self, now_s: float) -> None:
         # In place: whoever chooses holds this very set.
         self.live.clear()
         due_s = _NEVER
-        for origin, breaker in self._breakers.items():
+        for origin, breaker in self.breakers.items():
             if breaker.shuns(now_s):
                 self.live.add(origin)
                 if breaker.until_s() > now_s:

@@ -5,12 +5,13 @@ Until this returns, the client has seen nothing of an answer, so that every fail
 
 import logging
 import math
-from typing import assert_never
+from collections.abc import Coroutine
+from typing import Any, assert_never
 
 from gateway import errors
 from gateway.asks import Ask, RawHeaders
 from gateway.carry import hedging, refusals
-from gateway.carry.attempt import TURNED_AWAY, Attempts
+from gateway.carry.attempt import TURNED_AWAY, Attempts, is_timeout
 from gateway.carry.gate import Gate
 from gateway.carry.names import Names
 from gateway.carry.patience import Patience, Vigil
@@ -28,8 +29,8 @@ from gateway.upstream.pool import UnreachableError
 
 log = logging.getLogger(__name__)
 
-# How long a request waits for the table to show somebody new when everybody known is dead.
-_LAST_LOOK_S = 2.0
+# How often a request for which everybody is dead looks whether a probe found somebody alive: as often as they ask.
+_LOOK_S = 0.5
 # The engine's own bound (nodeagent/engine/api/headers.py).
 _LONGEST_TIMEOUT_S = 86_400.0
 _TIMEOUT = refusals.TIMEOUT.encode()
@@ -56,25 +57,30 @@ class Failover:
         self._router = router
         self._resumer = resumer
 
-    async def serve(self, ask: Ask, trail: Trail, patience: Patience) -> Result:
+    def serve(self, ask: Ask, trail: Trail, patience: Patience) -> Coroutine[Any, Any, Result]:
         """Return the first answer, or why there is none; `trail` tells what was tried. `leave` must follow.
 
         Raises:
             RefusedError: a header of the request makes no sense.
 
         """
+        # No coroutine itself: each one more is one more to go through whenever anything comes.
         self._begin(ask, trail)
         if trail.named is not None and trail.named.gate is not None:
-            refusal = await self._wait_in_line(ask, trail, trail.named.gate, patience)
-            if refusal is not None:
-                return refusal
-        result = await self._carry(ask, trail, patience)
-        if not isinstance(result, Refusal):
-            if isinstance(result, Streaming):
-                self._resumer.watch(result, ask, trail)
-            if result.status not in TURNED_AWAY:
-                trail.served_by = result.target
-                self._router.took(ask, result.target)
+            return self._in_line(ask, trail, trail.named.gate, patience)
+        return self._carry(ask, trail, patience)
+
+    async def _in_line(self, ask: Ask, trail: Trail, gate: Gate, patience: Patience) -> Result:
+        refusal = await self._wait_in_line(ask, trail, gate, patience)
+        return await self._carry(ask, trail, patience) if refusal is None else refusal
+
+    def _served(self, result: Streaming | Whole, ask: Ask, trail: Trail) -> Streaming | Whole:
+        """Note who answers."""
+        if isinstance(result, Streaming):
+            self._resumer.watch(result, ask, trail)
+        trail.served_by = result.target
+        if trail.policy.hedge_after_s < _NEVER:
+            self._router.took(ask, result.target)
         return result
 
     def leave(self, trail: Trail) -> None:
@@ -90,7 +96,9 @@ class Failover:
             return
         named = trail.named = self._names.of(model)
         policy = trail.policy = named.policy
-        trail.timeout_s = min(policy.request_s, _timeout_s(ask.headers))
+        own_s = _timeout_s(ask.headers)
+        trail.is_clients_time = own_s < policy.request_s
+        trail.timeout_s = min(policy.request_s, own_s)
         trail.deadline_s = now_s + trail.timeout_s
         named.retries.asked(now_s)
         if policy.hedge_after_s < _NEVER:
@@ -124,7 +132,9 @@ class Failover:
                     return self._last_words(trail)
                 result = await self._asking(ask, choice.target, trail, draw)
                 if result is not None:
-                    return result
+                    return self._served(result, ask, trail)
+                if trail.tried[-1].outcome == "timed_out":
+                    return refusals.request_timeout(ask.model, trail.timeout_s, trail.attempts)
                 continue
             if isinstance(choice, NothingReady) and choice.wakes and trail.may_wait():
                 said = await self._hold(ask, choice, trail, patience)
@@ -133,12 +143,25 @@ class Failover:
                 return said
             if trail.refusal is None or trail.turned_away is not None:
                 return trail.turned_away or self._refusal(ask, choice)
-            # All of them are dead: perhaps a restarted engine is about to be published.
-            look_until_s = look_until_s or min(now_s + _LAST_LOOK_S, trail.deadline_s)
-            if now_s >= look_until_s or not await self.keeper.changed(
-                within_s=look_until_s - now_s
-            ):
+            # All of them are dead: as streams that broke, it waits for one that is restarted.
+            look_until_s = look_until_s or min(now_s + self._resumer.patience_s, trail.deadline_s)
+            if not await self._somebody_came(trail, look_until_s):
                 return trail.refusal
+
+    async def _somebody_came(self, trail: Trail, until_s: float) -> bool:
+        """Wait until somebody may be asked again; return whether that was in time.
+
+        By the table, or by a probe's word that one lives who was not there: that one never saw the request. Who
+        broke off may have died of it, and is asked again only when it is published anew.
+        """
+        while (left_s := until_s - self.clock.monotonic()) > 0:
+            has_changed = await self.keeper.changed(within_s=min(left_s, _LOOK_S))
+            back = {one for one in trail.unreached if not self._circuits.is_open(one.origin)}
+            trail.failed -= back
+            trail.unreached -= back
+            if has_changed or back:
+                return True
+        return False
 
     async def _hold(
         self, ask: Ask, choice: NothingReady, trail: Trail, patience: Patience
@@ -222,20 +245,27 @@ class Failover:
         trail.attempts += 1
         began_s = self.clock.monotonic()
         is_trusted = target.origin not in self._circuits.live
-        outcome, why = "abandoned", ""
+        outcome, why, is_late = "abandoned", "", False
         try:
             result = await self._attempts.ask(ask, target, trail)
             outcome = "turned_away" if result.status in TURNED_AWAY else "answered"
+            is_late = outcome == "turned_away" and is_timeout(result, trail)
         except (UnreachableError, BrokenError) as error:
             outcome, why, result = _outcome(error), str(error), None
+            is_late = self.clock.monotonic() >= trail.deadline_s
             trail.refusal = _told(error, ask, trail)
             trail.is_seen = trail.is_seen or isinstance(error, BrokenError)
+            if isinstance(error, UnreachableError):
+                trail.unreached.add(target)
         finally:
+            if is_late:
+                outcome, why = "timed_out", f"the {trail.timeout_s:g} s of the request were over"
+                trail.served_by = target
             self.metrics.attempts.add(outcome)
             trail.tried.append(Tried(target, outcome, began_s, self.clock.monotonic(), why))
         if outcome == "answered":
             return result
-        if isinstance(result, Whole):
+        if isinstance(result, Whole) and not is_late:
             trail.turned_away = result
         trail.failed.add(target)
         # Whoever fails loses its standing, so that an engine gives away no more repetitions than it had requests when

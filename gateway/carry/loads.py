@@ -37,11 +37,12 @@ class Loads:
 
     def end(self, target: Target) -> None:
         """Count the request no more."""
-        left = self._in_flight[target.origin] - 1
+        origin = target.origin
+        left = self._in_flight[origin] - 1
         if left:
-            self._in_flight[target.origin] = left
+            self._in_flight[origin] = left
         else:
-            del self._in_flight[target.origin]
+            del self._in_flight[origin]
         self._by_deployment[target.deployment] -= 1
 
     def hear(self, origin: Origin, headers: Mapping[bytes, bytes], now_s: float) -> None:
@@ -79,5 +80,6 @@ class Loads:
 
     def standing(self, now_s: float) -> Standing:
         """Return what a choice is made from; the same object again and again, with what is true now."""
-        self.circuits.shunned(now_s)
+        if self.circuits.breakers:
+            self.circuits.shunned(now_s)
         return self._standing

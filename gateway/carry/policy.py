@@ -45,7 +45,7 @@ def policy_of(routing: Routing, *, silence_s: float) -> Policy:
         lines = Lines(
             concurrency=queueing.concurrency,
             depth=queueing.depth,
-            timeout_s=duration.parse(queueing.timeout),
+            timeout_s=duration.parse_fine(queueing.timeout),
         )
     return Policy(
         attempts=routing.retries.max_attempts,
@@ -62,7 +62,7 @@ def policy_of(routing: Routing, *, silence_s: float) -> Policy:
 
 
 def _seconds(text: str | None, otherwise: float) -> float:
-    return otherwise if text is None else float(duration.parse(text))
+    return otherwise if text is None else duration.parse_fine(text)
 
 
 USUAL = policy_of(Routing(), silence_s=600.0)

@@ -35,12 +35,17 @@ def queue_full(name: str, queue: Queue, retry_after_s: int) -> Refusal:
     """Return what to say when as many as may be wait already."""
     return Refusal(
         status=429,
-        message=f"{queue.running} requests to '{name}' are being answered and {queue.waiting} wait, which is all "
+        message=f"Of requests to '{name}', {queue.running} {_are(queue.running)} being answered and {queue.waiting} "
+        f"{'waits' if queue.waiting == 1 else 'wait'}, which is all "
         f"that spec.routing.queueing allows; try again in {retry_after_s} s.",
         type="rate_limit_error",
         code="queue_full",
         retry_after_s=retry_after_s,
     )
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def queue_timeout(name: str, waited_s: float, retry_after_s: int) -> Refusal:

@@ -170,19 +170,20 @@ class Resumption(Search):
         trail, resumer = self.trail, self.resumer
         trail.attempts += 1
         began_s = resumer.clock.monotonic()
-        outcome, result = "abandoned", None
+        outcome, why, result = "abandoned", "", None
         try:
             result = await resumer.attempts.ask(self.ask, target, trail)
             outcome = "resumed" if self._is_fit(result) else "turned_away"
-        except UnreachableError:
-            outcome = "unreachable"
+            why = "" if outcome == "resumed" else self._words
+        except UnreachableError as error:
+            outcome, why = "unreachable", str(error)
         except BrokenError as error:
-            outcome = "silent" if error.is_silence else "broken"
+            outcome, why = "silent" if error.is_silence else "broken", str(error)
             self._died(target, error)
         finally:
             self._failed.add(target)
             resumer.metrics.attempts.add(outcome)
-            trail.tried.append(Tried(target, outcome, began_s, resumer.clock.monotonic()))
+            trail.tried.append(Tried(target, outcome, began_s, resumer.clock.monotonic(), why))
         return result if isinstance(result, Streaming) and outcome == "resumed" else None
 
     def _is_fit(self, result: Streaming | Whole) -> bool:

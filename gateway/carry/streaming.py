@@ -11,6 +11,7 @@ from gateway.routing.table import Target
 from gateway.upstream.exchange import BrokenError, Headers
 from gateway.upstream.pool import Answer
 from gateway.upstream.sse import whole_events
+from gateway.watch import endings
 from gateway.watch.usage import Tokens, usage
 from machinery.clock import Clock
 
@@ -41,10 +42,14 @@ class Search(Protocol):
 
 
 class Taker(Protocol):
-    """Who wants to know what an answer took."""
+    """Who wants to know what an answer took, and who broke off."""
 
     def took(self, tokens: Tokens) -> None:
         """Note the tokens of the prompt, those of it that were cached, and of the answer."""
+        ...
+
+    def broke(self, target: Target, outcome: str, why: str) -> None:
+        """Note that an engine which had begun to answer did not do so to the end."""
         ...
 
 
@@ -58,14 +63,16 @@ class Streaming:
     rest: bytes
     """The beginning of the next event."""
     clock: Clock
-    interrupted: Callable[[Held, BrokenError], None]
-    """Called when an engine dies."""
+    interrupted: Callable[[Held, BrokenError], str]
+    """Called when an engine dies; says what came of the attempt in a word."""
     taker: Taker
     tape: Tape | None = None
     """Its marks, if it has any."""
     search: Callable[["Streaming", BrokenError], Search] | None = None
     """Begins the search for another engine, or raises what it is given."""
     is_resumed: bool = False
+    is_whole: bool = True
+    """Whether no engine ended it with an error that is for the client; known at the end."""
     _found: Search | None = None
     _last: bytes = b""
     _events: int = 0
@@ -166,7 +173,10 @@ class Streaming:
         # Of a resumed one, the tokens were not all made in the time since.
         told = last if self.is_resumed else end + last
         count = self._events if self.tape is None else self.tape.events - self._events
-        self.held.ended(2 * count, told, self.clock.monotonic())
+        broken = self.held.ended(2 * count, told, self.clock.monotonic())
+        if broken:
+            self.is_whole = False
+            self.taker.broke(self.held.target, broken, endings.why(last))
 
     def _broken(self, error: BrokenError) -> None:
         """Begin to look for somebody else.
@@ -182,7 +192,8 @@ class Streaming:
         if self.tape is not None and _NO_CHOICES in self._last:
             self.first = DONE  # all but this was said
             return
-        self.interrupted(self.held, error)
+        outcome = self.interrupted(self.held, error)
+        self.taker.broke(self.held.target, outcome, str(error))
         self.held.close()
         if self.search is None:
             raise error

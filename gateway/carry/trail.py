@@ -14,9 +14,9 @@ from gateway.upstream.exchange import Headers
 from gateway.watch.traces import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Whole:
-    """A complete answer."""
+    """A complete answer. Not frozen: one is made for each request."""
 
     target: Target
     status: int
@@ -24,6 +24,8 @@ class Whole:
     body: bytes
 
 
+BEGUN = frozenset({"answered", "resumed"})
+"""Outcomes of engines that answer, as far as is known yet."""
 Result: TypeAlias = Streaming | Whole | Refusal
 
 
@@ -46,6 +48,8 @@ class Trail:
 
     attempts: int = 0
     failed: set[Target] = field(default_factory=set)
+    unreached: set[Target] = field(default_factory=set)
+    """Those of them that took no connection, and so have seen nothing of it."""
     refusal: Refusal | None = None
     """What to say if nobody is left and nobody answered."""
     turned_away: Whole | None = None
@@ -55,13 +59,15 @@ class Trail:
     waits_since_s: float | None = None
     """Since when the request waits for a replica to be started."""
     served_by: Target | None = None
-    """Who answered in the end."""
+    """Who answered in the end, or worked on it when its time was up."""
     named: Named | None = None
     """What is kept for the name that was asked for."""
     policy: Policy = USUAL
     timeout_s: float = NEVER
     deadline_s: float = NEVER
     """When the answer must be complete, by the gateway's monotonic clock; `timeout_s` after it came."""
+    is_clients_time: bool = False
+    """Whether that is what the client asked for, and less than its name's `timeouts.request`."""
     vigil: Vigil | None = None
     """Signs of life for its client, from the first wait on."""
     place: Place | None = None
@@ -85,6 +91,14 @@ class Trail:
     def took(self, tokens: tuple[int, int, int]) -> None:
         """Note the tokens of the prompt, those of it that were cached, and of the answer."""
         self.prompt_tokens, self.cached_tokens, self.output_tokens = tokens
+
+    def broke(self, target: Target, outcome: str, why: str) -> None:
+        """Note that an engine which had begun to answer did not do so to the end."""
+        for at in reversed(range(len(self.tried))):
+            one = self.tried[at]
+            if one.target == target and one.outcome in BEGUN:
+                self.tried[at] = one._replace(outcome=outcome, why=why)
+                return
 
     def may_wait(self) -> bool:
         """Return whether it may wait for a replica; one that engines died of would kill that, too."""

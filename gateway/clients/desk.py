@@ -15,7 +15,8 @@ from gateway.asks import RawHeaders
 from gateway.carry.failover import Failover
 from gateway.carry.refusals import said
 from gateway.carry.streaming import Streaming
-from gateway.carry.trail import Result, Whole
+from gateway.carry.trail import Whole
+from gateway.clients.openai import model_in
 from gateway.clients.origins import Origins
 from gateway.clients.reply import lines
 from gateway.clients.surface import Surface, Telling
@@ -32,7 +33,7 @@ LINGER_S = 1.0
 # What is known of the fleet may be out of date: the store has not been heard for a while.
 _STALE = (b"x-fleet-store", b"stale")
 
-# Hop by hop, or set by ourselves; x-fleet-* is ours to say.
+# Hop by hop, or set by ourselves; x-fleet-* is ours to say, and those of it that engines always send are here, too.
 _NOT_PASSED_ON = frozenset(
     {
         b"connection",
@@ -44,6 +45,10 @@ _NOT_PASSED_ON = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"x-fleet-in-flight",
+        b"x-fleet-memory-free",
+        b"x-fleet-queued",
+        b"x-fleet-replica",
         b"x-request-id",
     }
 )
@@ -102,17 +107,25 @@ class FrontDesk(Desk):
         self._visits.add(visit)
         telling = visit.surface.telling()
         try:
+            self._recorder.begin(visit)
+            # The key first: nobody else's body is read.
+            visit.holder = holder = self._access.enter(visit.heard.headers)
+            if self._failover.keeper.is_stale or (holder is not None and holder.is_limited):
+                visit.more = self._more(holder)
             ask, telling = visit.surface.read(visit.heard)
             visit.ask = ask
-            self._recorder.begin(visit)
-            visit.holder = self._access.enter(visit.heard.headers, ask.model)
-            visit.more = self._more(visit.holder)
+            if holder is not None and holder.models:
+                self._access.allow(holder, ask.model)
             if ask.model in self._failover.keeper.table.models:
                 visit.model = ask.model
             visit.telling = telling
             result = await self._failover.serve(ask, visit.trail, visit)
-            await self._answer(result, visit, telling)
+            if isinstance(result, Streaming):
+                await self._stream(result, visit, telling)
+            else:
+                self._answer(result, visit, telling)
         except RefusedError as error:
+            self._note_model(visit)
             self._tell(visit, telling, error.refusal)
         except asyncio.CancelledError:
             # Its client left, or it is cut off; nothing else cancels it.
@@ -129,6 +142,13 @@ class FrontDesk(Desk):
                 self._access.leave(visit.holder, trail.prompt_tokens + trail.output_tokens)
             self._recorder.ended(visit)
             visit.forget()
+
+    def _note_model(self, visit: Visit) -> None:
+        """Note for whom a body was that was refused, if it names a model that there is; not strangers' bodies."""
+        if visit.ask is None and (visit.holder is not None or not self._access.is_on):
+            name = model_in(visit.heard.body)
+            if name in self._failover.keeper.table.models:
+                visit.model = name
 
     def _more(self, holder: Holder | None) -> RawHeaders:
         more = self._access.headers(holder)
@@ -154,24 +174,20 @@ class FrontDesk(Desk):
                 if visit.sending_since_s < oldest_s:
                     visit.reply.abort()
 
-    async def _answer(self, result: Result, visit: Visit, telling: Telling | None) -> None:
+    def _answer(self, result: Whole | Refusal, visit: Visit, telling: Telling | None) -> None:
         match result:
-            case Streaming():
-                visit.first_s = self.clock.monotonic()
-                try:
-                    await self._stream(result, visit, telling)
-                finally:
-                    result.close()
-            case Whole():
-                if visit.reply.is_started:
-                    self._break_off(visit, telling, said(result.status, result.body))
+            case Whole(status=status, body=body):
+                if visit.reply.status:
+                    self._break_off(visit, telling, said(status, body))
                     return
-                headers, body = _passed_on(result.headers, result.target, visit), result.body
-                status = result.status
-                if telling is not None:
+                visit.outcome = "ok" if status < 400 else outcome(status)
+                if telling is None:
+                    head = _lines(result.headers, result.target, visit)
+                else:
+                    headers = _passed_on(result.headers, result.target, visit)
                     status, headers, body = telling.whole(status, headers, body)
-                visit.outcome = outcome(result.status)
-                visit.reply.whole(status, lines(headers), body)
+                    head = lines(headers)
+                visit.reply.whole(status, head, body)
             case Refusal():
                 self._break_off(visit, telling, result)
             case _:
@@ -179,23 +195,26 @@ class FrontDesk(Desk):
 
     async def _stream(self, result: Streaming, visit: Visit, telling: Telling | None) -> None:
         """Pass an engine's stream through, event by event as it comes."""
-        headers = _passed_on(result.headers, result.target, visit)
-        head = lines(headers if telling is None else telling.begin(headers))
-        if not visit.reply.is_started:
-            visit.reply.begin(result.status, head)
+        visit.first_s, reply = self.clock.monotonic(), visit.reply
         try:
+            if telling is None:
+                head = _lines(result.headers, result.target, visit)
+            else:
+                head = lines(telling.begin(_passed_on(result.headers, result.target, visit)))
+            if not reply.status:
+                reply.begin(result.status, head)
             while piece := await result.read():
-                await self._piece(visit, telling, piece)
+                if reply.piece(piece if telling is None else telling.events(piece)):
+                    visit.sending_since_s = self.clock.monotonic()
+                    await reply.drained()
+                    visit.sending_since_s = _NEVER
         except BrokenError as error:
             self._break_off(visit, telling, errors.interrupted(str(error)))
             return
-        visit.outcome = "ok"
+        finally:
+            result.close()
+        visit.outcome = "ok" if result.is_whole else "interrupted"
         visit.reply.end(b"" if telling is None else telling.end())
-
-    async def _piece(self, visit: Visit, telling: Telling | None, data: bytes) -> None:
-        visit.sending_since_s = self.clock.monotonic()
-        await visit.reply.piece(data if telling is None else telling.events(data))
-        visit.sending_since_s = _NEVER
 
     def _tell(self, visit: Visit, telling: Telling | None, refusal: Refusal) -> None:
         status, body = refusal.status, refusal.body()
@@ -220,6 +239,21 @@ class FrontDesk(Desk):
             return
         visit.outcome = "interrupted" if visit.first_s else outcome(refusal.status)
         visit.reply.end(refusal.event() if telling is None else telling.broken(refusal))
+
+
+def _lines(headers: Headers, target: Target, visit: Visit) -> bytes:
+    """Return the same as `_passed_on`, as it is written: most answers are told as they came."""
+    found = b""
+    for name, value in headers:
+        if name not in _NOT_PASSED_ON and not name.startswith(b"x-fleet-"):
+            found += b"%b: %b\r\n" % (name, value)
+    return b"%bx-request-id: %b\r\n%bx-fleet-attempts: %d\r\n%b" % (
+        found,
+        visit.heard.request_id,
+        target.lines,
+        visit.trail.attempts,
+        lines(visit.more) if visit.more else b"",
+    )
 
 
 def _passed_on(headers: Headers, target: Target, visit: Visit) -> Headers:

@@ -35,7 +35,12 @@ class _Head(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
 _DECODER = msgspec.json.Decoder(_Head)
+_NAMED = msgspec.json.Decoder(_Named)
 
 
 class OpenAi(Surface):
@@ -81,6 +86,14 @@ def _decode(body: bytes) -> _Head:
         raise invalid(f"The body is not valid JSON: {error}") from error
     except RecursionError:
         raise invalid("The body's JSON is nested too deeply.") from None
+
+
+def model_in(body: bytes) -> str:
+    """Return the model that a body names which may be wrong otherwise; empty if it names none."""
+    try:
+        return _NAMED.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def _session(head: _Head, heard: Heard) -> str:

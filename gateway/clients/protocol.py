@@ -4,7 +4,7 @@ Everything else about a connection (pipelining, other paths) stays uvicorn's. Se
 """
 
 import asyncio
-from typing import Any, cast
+from typing import Any, Final
 
 import httptools
 from typing_extensions import override
@@ -26,6 +26,10 @@ _KEEP_ALIVE_S = 75.0
 _LINGER_S = 2.0
 
 
+# What uvicorn has at first, and does not say so.
+_NONE: Final[Any] = None
+
+
 class ClientProtocol(Framing):
     """One client's connection. `late` must be called when `deadline_s` is over."""
 
@@ -45,11 +49,14 @@ class ClientProtocol(Framing):
 
     @override
     def heard_head(self) -> None:
-        path, _, query = self.url.partition(b"?")
-        if not path.startswith(b"/"):
-            # A whole URL, as for a proxy: whose it is does not matter, we answer for ourselves.
-            path = httptools.parse_url(self.url).path or b"/"
+        path, query = self.url, b""
         surface = self._desk.surfaces.get(path)
+        if surface is None:
+            path, _, query = path.partition(b"?")
+            if not path.startswith(b"/"):
+                # A whole URL, as for a proxy: whose it is does not matter, we answer for ourselves.
+                path = httptools.parse_url(self.url).path or b"/"
+            surface = self._desk.surfaces.get(path)
         if surface is None or self.parser.get_method() != b"POST":
             self.let_uvicorn()
             if self._desk.is_stopping:
@@ -65,7 +72,8 @@ class ClientProtocol(Framing):
         )
         more = lines(self._desk.origins.headers(origin)) if origin else b""
         visit = Visit(heard, self._reply(more), surface)
-        before, self.cycle = self.cycle, cast("Any", visit)  # it has what a cycle is asked for
+        taken: Any = visit  # it has what a cycle is asked for
+        before, self.cycle = self.cycle, taken
         self.is_in_head = False
         if before is None or before.response_complete:  # type: ignore[redundant-expr]  # None at first
             visit.is_turn = True
@@ -74,9 +82,11 @@ class ClientProtocol(Framing):
             self.pipeline.appendleft((self.cycle, self.app))
         if origin and not self._desk.origins.allows(origin):
             self.refuse(refusals.wrong_origin(origin.decode("latin-1")))
+        elif (coding := fields.get(b"content-encoding")) and coding.lower() != b"identity":
+            self.refuse(refusals.compressed(coding.decode("latin-1")))
         elif int(fields.get(b"content-length", b"0")) > self._desk.max_body:
             self.refuse(errors.too_large(self._desk.max_body).refusal)
-        elif fields.get(b"expect", b"").lower() == b"100-continue":
+        elif b"expect" in fields and fields[b"expect"].lower() == b"100-continue":
             visit.expects = not visit.reply.is_http_10
             self._ask_on(visit)
 
@@ -146,7 +156,8 @@ class ClientProtocol(Framing):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._last_words is not None:
@@ -154,7 +165,7 @@ class ClientProtocol(Framing):
         elif not self.is_deaf and not self.has_begun:
             self.deadline_s = self.clock.monotonic() + _KEEP_ALIVE_S
             # What was asked and answered must not stay for as long as the connection idles.
-            self.cycle, self.scope, self.headers = cast("Any", None), cast("Any", None), []
+            self.cycle, self.scope, self.headers = _NONE, _NONE, []
             self._serving = None
             if self._desk.is_stopping:
                 self.loop.call_later(self._desk.linger_s, self._part)

@@ -30,6 +30,15 @@ def wrong_origin(origin: str) -> Refusal:
     return Refusal(status=403, message=message, code="origin_not_allowed")
 
 
+def compressed(coding: str) -> Refusal:
+    """Return the refusal of a body that is not plain."""
+    message = (
+        f"The body is compressed ('content-encoding: {coding[:50]}'), and compressed bodies are not taken here; "
+        "send it plain, and leave that header out."
+    )
+    return Refusal(status=415, message=message, code="body_compressed")
+
+
 def too_slow(seconds: float) -> Refusal:
     """Return what to say of a request that does not come."""
     message = f"The request did not arrive within {seconds:g} s."

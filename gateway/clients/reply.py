@@ -9,6 +9,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.asks import RawHeaders
 
+_LAST = b"connection: close\r\n"
+
 
 def lines(headers: RawHeaders) -> bytes:
     """Return headers as they are written."""
@@ -48,8 +50,17 @@ class Reply:
         """Send a complete answer; `head`: its header lines but for the length."""
         self.status = status
         if not self.is_gone:
-            begun = self._begun(status, head)
-            self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (begun, len(body), body))
+            self.transport.write(
+                b"%b%b%b%bcontent-length: %d\r\n\r\n%b"
+                % (
+                    STATUS_LINE[status],
+                    self.common,
+                    head,
+                    b"" if self.keep_alive else _LAST,
+                    len(body),
+                    body,
+                )
+            )
         self._complete()
 
     def begin(self, status: int, head: bytes) -> None:
@@ -61,13 +72,21 @@ class Reply:
         else:
             self._head = self._begun(status, head) + b"transfer-encoding: chunked\r\n\r\n"
 
-    async def piece(self, data: bytes) -> None:
-        """Send a part of it; waits while the client does not read."""
-        if data and not self.is_gone:
-            self.transport.write(self._head + self._framed(data))
-            self._head = b""
-            if self.flow.write_paused:
-                await self.flow.drain()
+    def piece(self, data: bytes) -> bool:
+        """Send a part of it; return whether the client does not read: then `drained` is to be awaited."""
+        if not data or self.is_gone:
+            return False
+        # No coroutine, and framed here: this is done for each event.
+        if self.is_http_10:
+            self.transport.write(self._head + data)
+        else:
+            self.transport.write(b"%b%x\r\n%b\r\n" % (self._head, len(data), data))
+        self._head = b""
+        return self.flow.write_paused
+
+    async def drained(self) -> None:
+        """Wait until the client reads again."""
+        await self.flow.drain()
 
     def end(self, data: bytes = b"") -> None:
         """Send the last part."""
@@ -85,8 +104,7 @@ class Reply:
         return data if self.is_http_10 else b"%x\r\n%b\r\n" % (len(data), data)
 
     def _begun(self, status: int, head: bytes) -> bytes:
-        last = b"" if self.keep_alive else b"connection: close\r\n"
-        return STATUS_LINE[status] + self.common + head + last
+        return STATUS_LINE[status] + self.common + head + (b"" if self.keep_alive else _LAST)
 
     def _complete(self) -> None:
         if self.is_complete:

@@ -154,7 +154,8 @@ class Visit:
             if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
                 return
             self.reply.begin(200, lines(headers))
-        await self.reply.piece(b": waiting\n\n")
+        if self.reply.piece(b": waiting\n\n"):
+            await self.reply.drained()
 
     def cut(self, why: Refusal) -> None:
         """End it, and tell the client why."""

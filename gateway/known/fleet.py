@@ -29,11 +29,12 @@ class KnownFleet:
         self.keeper = TableKeeper(transport, clock, site=site)
         self.keyring = Keyring(clock)
         self.access = Access(self.keyring, clock, is_on=asks_for_keys)
-        self._keys = KeyKeeper(transport, clock, self.keyring) if asks_for_keys else None
+        self.key_keeper = KeyKeeper(transport, clock, self.keyring) if asks_for_keys else None
+        """None where keys are not asked for."""
         self._keepsake: Keepsake | None = None
         if state_dir is not None:
             file = SnapshotFile(state_dir)
-            self._keepsake = Keepsake(file, self.keeper, self._keys, clock)
+            self._keepsake = Keepsake(file, self.keeper, self.key_keeper, clock)
 
     async def settled(self) -> None:
         """Wait until there is something to go by, or nothing to wait for: two seconds at most."""
@@ -48,7 +49,7 @@ class KnownFleet:
         """Keep all of it like the store, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.keeper.run())
-            if self._keys is not None:
-                group.create_task(self._keys.run())
+            if self.key_keeper is not None:
+                group.create_task(self.key_keeper.run())
             if self._keepsake is not None:
                 group.create_task(self._keepsake.run())

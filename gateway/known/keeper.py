@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, TypeVar
 
+from gateway.known.hearing import Hearing
 from gateway.known.snapshot import Known
 from gateway.known.tabulate import Orphan, Seen, orphans_of, tabulate, target_of
 from gateway.routing.table import Table, Target
@@ -19,7 +20,6 @@ from schemas.replica import Endpoint
 from schemas.route import ModelRoute
 from store import codec, keys
 from store.cache.informer import Informer
-from store.errors import StoreError, UnavailableError
 from store.port import KeyValue, Transport
 
 T = TypeVar("T")
@@ -28,10 +28,6 @@ Source: TypeAlias = Literal["none", "snapshot", "store"]
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-# Longer than watches of a sound store are silent where it reports progress, as our own etcd does.
-_SILENT_S = 7.0
-# When clients are told that what we know may be out of date.
-STALE_S = 10.0
 # Nobody but the store can say that an engine is back; while it is away we look ourselves.
 _RETRY_S = 30.0
 
@@ -45,11 +41,8 @@ class TableKeeper:
         self._clock = clock
         self.table = Table()
         self.source: Source = "none"
-        self.is_stale = False
-        """Whether the store was not heard for longer than `STALE_S`."""
         self._supposed: Known | None = None
         """What is gone by instead of the store, until that is heard."""
-        self._asked_at = self._answered_at = float("-inf")
         self._dirty = asyncio.Event()
         self._changed = asyncio.Event()
         self._orphans: dict[str, Orphan] = {}
@@ -67,17 +60,21 @@ class TableKeeper:
         self._nodes = self._informer(keys.spec_prefix("Node"), Node) if site else None
         self._site = site
         self._informers = (self._endpoints, self._deployments, self._statuses, self._routes)
+        self._hearing = Hearing(transport, clock, self._informers)
 
     @property
     def is_synced(self) -> bool:
         """Whether there is a table to go by, from the store or from what was kept of it."""
         return self.source != "none"
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the store was not heard for longer than `hearing.STALE_S`."""
+        return self._hearing.is_stale
+
     def staleness_s(self) -> float | None:
-        """Return the seconds since the store was last heard; None before the first time."""
-        heard = [informer.staleness_s() for informer in self._informers]
-        known = [seconds for seconds in heard if seconds is not None]
-        return max(known) if len(known) == len(heard) else None
+        """Return the seconds since the store was last heard, also by asking it; None before the first time."""
+        return self._hearing.staleness_s()
 
     def on_news(self, handler: Callable[[], None]) -> None:
         """Have the handler called after each change that the store told of."""
@@ -151,6 +148,7 @@ class TableKeeper:
             # Half a picture would turn known models into unknown ones.
             if all(informer.synced for informer in self._informers):
                 self._supposed = None
+                self._hearing.look()
                 self._look(self.known(), "store")
             elif self._supposed is not None:
                 self._look(self.known(), "snapshot")
@@ -163,23 +161,7 @@ class TableKeeper:
             is_due = [until_s <= now_s for until_s in self._silent.values()]
             if any(is_due) or any(o.until_s <= now_s for o in self._orphans.values()):
                 self._dirty.set()
-            await self._listen(now_s)
-
-    async def _listen(self, now_s: float) -> None:
-        """Find out whether the store is there; one that has nothing to say is asked."""
-        silent_s = self.staleness_s()
-        silent_s = float("inf") if silent_s is None else silent_s
-        if silent_s > _SILENT_S and now_s - self._asked_at >= _SILENT_S:
-            self._asked_at = now_s
-            try:
-                await self._transport.status()
-            except UnavailableError:
-                pass
-            except StoreError:
-                self._answered_at = now_s  # it does not want to tell us; it is there
-            else:
-                self._answered_at = now_s
-        self.is_stale = min(silent_s, now_s - self._answered_at) > STALE_S
+            await self._hearing.listen(now_s)
 
     def _look(self, known: Known, source: Source) -> None:
         now_s = self._clock.monotonic()

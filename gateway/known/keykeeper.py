@@ -45,7 +45,9 @@ class KeyKeeper:
         found = {
             key.removeprefix(keys.API_KEY_PREFIX): one for key, one in self._keys.items.items()
         }
-        return KnownKeys(keys=found, gateways=len(self._gateways.items))
+        # Where keys are not asked for, none of their rates is used up.
+        sharing = sum(one.asks_for_keys for one in self._gateways.items.values())
+        return KnownKeys(keys=found, gateways=sharing)
 
     def suppose(self, known: KnownKeys) -> None:
         """Go by this until the store is heard."""

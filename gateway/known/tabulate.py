@@ -100,6 +100,7 @@ def tabulate(seen: Seen, orphans: Iterable[Target], *, site: str = "") -> Table:
 
     `site` is the gateway's own.
     """
+    orphans = tuple(orphans)
     maker = _Maker(seen, orphans, site)
     models = {
         name: maker.model(name, (maker.share(deployments),))
@@ -108,7 +109,7 @@ def tabulate(seen: Seen, orphans: Iterable[Target], *, site: str = "") -> Table:
     # Backwards, so that of two routes for one name the first by name wins, whatever the order.
     for _, route in sorted(seen.routes.items(), reverse=True):
         models[route.spec.model] = maker.routed(route.spec)
-    return Table(models=MappingProxyType(models), endpoints=len(seen.leased))
+    return Table(models=MappingProxyType(models), endpoints=len(seen.leased), kept=len(orphans))
 
 
 class _Maker:
@@ -167,7 +168,7 @@ class _Maker:
             and (metadata := seen.deployments[one].metadata).creation_timestamp is not None
         ]
         ttls = [
-            float(duration.parse(share.routing.sessions.ttl))
+            duration.parse_fine(share.routing.sessions.ttl)
             for share in some
             if share.routing.sessions.enabled
         ]

@@ -8,6 +8,8 @@ ever grows, and the pages of what was never used are not there at all.
 import mmap
 
 _WAYS = 8
+_OWN = 61
+"""A key's upper bits say which place of its set is looked at first: mostly it is there."""
 _TICKS = 8
 """Ticks a second; 32 bits of them are 17 years."""
 
@@ -27,23 +29,32 @@ class Cells:
     def get(self, key: int, not_before_s: float) -> int:
         """Return the mark under the key; 0 if there is none, or one of before that time."""
         base = (key & self._mask) * _WAYS
-        ways = self._keys[base : base + _WAYS].tolist()
-        if key not in ways:
-            return 0
-        value = self._values[base + ways.index(key)]
+        place = base + (key >> _OWN)
+        if self._keys[place] != key:
+            ways = self._keys[base : base + _WAYS].tolist()
+            if key not in ways:
+                return 0
+            place = base + ways.index(key)
+        value = self._values[place]
         return value & 0xFFFFFFFF if value >> 32 >= int(not_before_s * _TICKS) else 0
 
     def put(self, key: int, mark: int, when_s: float) -> None:
         """Note the mark; `when_s` decides who is forgotten first."""
         base = (key & self._mask) * _WAYS
-        ways = self._keys[base : base + _WAYS].tolist()
-        if key in ways:
-            place = base + ways.index(key)
-        else:
-            if 0 in ways:
-                place = base + ways.index(0)
-            else:
-                values = self._values[base : base + _WAYS].tolist()
-                place = base + values.index(min(values))
+        place = base + (key >> _OWN)
+        if self._keys[place] != key:
+            place = base + self._way(base, key)
             self._keys[place] = key
         self._values[place] = int(when_s * _TICKS) << 32 | mark
+
+    def _way(self, base: int, key: int) -> int:
+        """Return which place of the set is the key's, or becomes its."""
+        ways = self._keys[base : base + _WAYS].tolist()
+        if key in ways:
+            return ways.index(key)
+        if not ways[key >> _OWN]:
+            return key >> _OWN
+        if 0 in ways:
+            return ways.index(0)
+        values = self._values[base : base + _WAYS].tolist()
+        return values.index(min(values))

@@ -22,8 +22,10 @@ class _Weighted(Protocol):
 W = TypeVar("W", bound=_Weighted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Chosen:
+    """Not frozen: one is made for each request."""
+
     target: Target
     wakes: str = ""
     """The deployment at zero that should have answered, and a fallback does instead."""
@@ -131,6 +133,8 @@ def _of_arms(share: Share, grounds: Grounds) -> Target | None:
     arms, wish = share.arms, grounds.wish
     if not arms:
         return None
+    if len(arms) == 1 and not wish.stays and len(arms[0].pools) == 1:
+        return pick(arms[0].pools[0], share, grounds)  # as nearly always
     target = _where_it_was(share, arms, grounds) if wish.stays and not wish.session else None
     if target is not None:
         return target

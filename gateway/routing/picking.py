@@ -43,10 +43,18 @@ class Grounds:
         that is uneven, together they would do so several times over, back and forth. So each makes up for its
         own part: others' requests count as much as ours are a part of all, with the sum left as it is.
         """
+        # A loop, and no comprehension: those are calls, and this is done for each request.
         ours, others = self.standing.in_flight, self.standing.elsewhere
-        own: list[float] = [ours.get(target.origin, 0) for target in targets]
-        told = [others.get(target.origin, 0.0) for target in targets] if others else ()
-        theirs = sum(told)
+        own: list[float] = []
+        told: list[float] = []
+        theirs = 0.0
+        for target in targets:
+            origin = target.origin
+            own.append(ours.get(origin, 0))
+            if others:
+                other = others.get(origin, 0.0)
+                told.append(other)
+                theirs += other
         self.has_others = theirs > 0
         if not theirs:
             self._ours = self._others = 1.0
@@ -95,9 +103,12 @@ def pick(pool: Pool, share: Share, grounds: Grounds) -> Target | None:
         return targets[0] if able(targets[0], grounds) else None
     if routing.strategy == "RoundRobin":
         return _next(targets, grounds)
-    some = candidates(targets, grounds)
-    if not some:
-        return None
+    if len(targets) > SMALL or wish.failed or grounds.skipped:
+        some = candidates(targets, grounds)
+        if not some:
+            return None
+    else:
+        some = targets
     # Another part of the same draw, so that it has nothing to do with the weights.
     part = wish.draw * 997 % 1
     if routing.strategy == "Random":
@@ -110,7 +121,7 @@ def pick(pool: Pool, share: Share, grounds: Grounds) -> Target | None:
     if readers:
         if routing.strategy != "Scored":
             return readers[0][0]
-        _add(of, readers)
+        _add(of, readers, len(targets))
     return strategies.BY_NAME[routing.strategy](of, share, grounds.standing)
 
 
@@ -160,9 +171,13 @@ def _readers(
     """
     found: list[tuple[Target, float, float]] = []
     most = -1
+    seen: set[int] = set()
     for mark, part in grounds.wish.cached:
+        if mark in seen:
+            continue
+        seen.add(mark)
         target = pool.by_mark.get(mark)
-        if target is None or not able(target, grounds) or any(target is t for t, _, _ in found):
+        if target is None or not able(target, grounds):
             continue
         if most < 0:
             most = allowed(loads, share.routing.prefix_affinity.bound)
@@ -184,10 +199,14 @@ def _most(of: Runners) -> Runners:
     return Runners(targets[begin:end], loads[begin:end], of.part)
 
 
-def _add(of: Runners, readers: Sequence[tuple[Target, float, float]]) -> None:
-    """Have those who read the prompt before judged with the others."""
+def _add(of: Runners, readers: Sequence[tuple[Target, float, float]], count: int) -> None:
+    """Have those who read the prompt before judged with the others; `count`: how many there are in all."""
+    of.read = read = {}
+    for target, _, part in readers:
+        read[target.mark] = part
+    if len(of.targets) == count:
+        return  # they are there
     there = {target.mark for target in of.targets}
     more = [(target, load) for target, load, _ in readers if target.mark not in there]
     of.targets = [*of.targets, *(target for target, _ in more)]
     of.loads = [*of.loads, *(load for _, load in more)]
-    of.read = {target.mark: part for target, _, part in readers}

@@ -102,10 +102,10 @@ def blocks_of(prompt: bytes, kin: tuple[str, str]) -> list[tuple[int, int]]:
 
     Each is as long as all before it together, so that there are few. `kin`: prompts that share caches at all.
     """
-    key, size = _key(kin), len(prompt)
+    key, size = hash(kin) & _64_BITS or 1, len(prompt)
     found, begin, end = [(0, key)], 0, FIRST_BLOCK
     while end <= size:
-        key = _key((key, prompt[begin:end]))
+        key = hash((key, prompt[begin:end])) & _64_BITS or 1
         found.append((end, key))
         begin, end = end, 2 * end
     return found

@@ -51,16 +51,20 @@ def _scored(of: Runners, share: Share, standing: Standing) -> Target:
     if not headroom and not read and not any(of.loads):
         return of.targets[_index(of.part, len(of.targets))]
     loaded, memory, queue, prefix = share.score
-    depths = [load / target.concurrency for target, load in zip(of.targets, of.loads, strict=True)]
+    # Loops, and no comprehensions: those are calls, and this is done for each request.
+    depths: list[float] = []
+    for target, load in zip(of.targets, of.loads, strict=True):
+        depths.append(load / target.concurrency)
     # Full counts 0, or the fullest if there are any beyond: who has twice the queue is worse then, too.
     per_depth = queue / max(1.0, *depths)
-    scores = [loaded + queue - per_depth * depth for depth in depths]
-    if headroom:
-        for number, target in enumerate(of.targets):
-            scores[number] += memory * headroom.get(target.origin, 1.0)
-    if read:
-        for number, target in enumerate(of.targets):
-            scores[number] += prefix * read.get(target.mark, 0.0)
+    scores: list[float] = []
+    for target, depth in zip(of.targets, depths, strict=True):
+        score = loaded + queue - per_depth * depth
+        if headroom:
+            score += memory * headroom.get(target.origin, 1.0)
+        if read:
+            score += prefix * read.get(target.mark, 0.0)
+        scores.append(score)
     return _highest(of, scores, _EQUAL)
 
 
@@ -90,8 +94,11 @@ def _power_of_two(of: Runners, _share: Share, _standing: Standing) -> Target:
 
 def _highest(of: Runners, scores: Sequence[float], equal: float) -> Target:
     top = max(scores) - equal
-    ties = [target for target, score in zip(of.targets, scores, strict=True) if score >= top]
-    return ties[_index(of.part, len(ties))]
+    ties: list[Target] = []
+    for target, score in zip(of.targets, scores, strict=True):
+        if score >= top:
+            ties.append(target)
+    return ties[0] if len(ties) == 1 else ties[_index(of.part, len(ties))]
 
 
 def _index(part: float, count: int) -> int:

@@ -44,10 +44,20 @@ class Target:
     """Whether its Mac is one for a model of that size."""
     mark: int = field(default=0, init=False, compare=False)
     """32 bits that conversations remember it by. Not of `version`: an engine whose agent was updated has its cache."""
+    # Made once for all requests.
+    host: bytes = field(default=b"", init=False, compare=False, repr=False)
+    """The engine's host and port, as requests name them."""
+    lines: bytes = field(default=b"", init=False, compare=False, repr=False)
+    """The header lines that tell clients who answered."""
 
     def __post_init__(self) -> None:
         mark = zlib.crc32(f"{self.replica} {self.node}".encode())
         object.__setattr__(self, "mark", mark or 1)
+        host, port = self.origin
+        named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        object.__setattr__(self, "host", named.encode("ascii", "replace"))
+        lines = f"x-fleet-node: {self.node}\r\nx-fleet-replica: {self.replica}\r\n"
+        object.__setattr__(self, "lines", lines.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +134,15 @@ class Model:
 
     def ready(self) -> int:
         """Return how many leased endpoints serve the name."""
+        return len({target.replica for share in self._some() for target in share.leased})
+
+    def kept(self) -> int:
+        """Return how many more are known from before: their lease is lost, or the store away since we started."""
+        return len({target.replica for share in self._some() for target in share.orphans})
+
+    def _some(self) -> tuple[Share, ...]:
         ruled = (share for rule in self.rules for share in rule.shares)
-        shares = (*self.shares, *ruled, *self.fallbacks)
-        return len({target.replica for share in shares for target in share.leased})
+        return (*self.shares, *ruled, *self.fallbacks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +160,6 @@ class Table:
 
     models: Mapping[str, Model] = field(default_factory=lambda: MappingProxyType({}))
     endpoints: int = 0
+    """With a lease."""
+    kept: int = 0
+    """Known from before, whose lease is lost or cannot be seen."""

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,13 +13,19 @@ from gateway.asks import Ask, Heard
 from gateway.errors import RefusedError, invalid
 
 _B = TypeVar("_B", bound=msgspec.Struct)
+_NONE: Mapping[str, str] = MappingProxyType({})
 _GENERATIONS = ("/v1/chat/completions", "/v1/completions")
 _UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _WRONG = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 
-def decode(decoder: msgspec.json.Decoder[_B], kind: type[_B], body: bytes) -> _B:
-    """Return a body.
+def decode(
+    decoder: msgspec.json.Decoder[_B],
+    kind: type[_B],
+    body: bytes,
+    meant: Mapping[str, str] = _NONE,
+) -> _B:
+    """Return a body. `meant`: other APIs' names of fields, and what they are called in this one.
 
     Raises:
         RefusedError: it is no JSON, or not of that kind; names the field.
@@ -37,16 +44,20 @@ def decode(decoder: msgspec.json.Decoder[_B], kind: type[_B], body: bytes) -> _B
         name, where = unknown[1], unknown[2]
         if where:
             raise invalid(f"'{name[:100]}' is not known in '{where[:200]}'.", param=name[:100])
-        raise invalid(unknown_name("field", name, kind.__struct_fields__), param=name[:100])
+        message = unknown_name("field", name, kind.__struct_fields__, meant)
+        raise invalid(message, param=name[:100])
     wrong = _WRONG.match(text)
     assert wrong is not None
     param = wrong[2] or None
     raise invalid(f"Invalid '{param}': {wrong[1]}." if param else f"{text}.", param=param)
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """Return what to say of a name that nobody knows."""
-    near = difflib.get_close_matches(name[:100], sorted(known), n=1)
+def unknown_name(
+    what: str, name: str, known: Iterable[str], meant: Mapping[str, str] = _NONE
+) -> str:
+    """Return what to say of a name that nobody knows; `meant` as above."""
+    own = meant.get(name)
+    near = [own] if own else difflib.get_close_matches(name[:100], sorted(known), n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return f"Unknown {what}: '{name[:100]}'.{hint}"
 

@@ -37,7 +37,8 @@ class Connection(asyncio.Protocol):
         self._settle = settle
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
-        self._is_paused = False
+        self.is_paused = False
+        """Whether the engine is held back, for its reader is slow."""
 
     def start(self, raw: bytes, *, patience_s: float = _NEVER, until_s: float = _NEVER) -> Exchange:
         """Send a request; what comes from now on is its response."""
@@ -55,11 +56,12 @@ class Connection(asyncio.Protocol):
         """Have done with the exchange: idle if that went well to its end, cut otherwise."""
         if exchange is not self._exchange:
             return
-        self._exchange = None
+        self._exchange, self.silent_since = None, _NEVER
         if self._transport is None or not exchange.can_keep_alive():
             self.cut()
             return
-        self.resume()
+        if self.is_paused:
+            self.resume()
         self.is_usable, self.idle_since = True, self._clock.monotonic()
         self._settle(self)
 
@@ -75,14 +77,14 @@ class Connection(asyncio.Protocol):
             self._exchange.fail(why, is_silence=is_silence)
         self.cut()
 
-    def waits(self, *, is_waiting: bool) -> None:
-        """Note whether somebody waits for the engine from now on."""
-        self.silent_since = self._clock.monotonic() if is_waiting else _NEVER
+    def waits(self) -> None:
+        """Note that somebody waits for the engine from now on."""
+        self.silent_since = self._clock.monotonic()
 
     def resume(self) -> None:
         """Let the engine send again."""
-        if self._is_paused and self._transport is not None:
-            self._is_paused = False
+        if self.is_paused and self._transport is not None:
+            self.is_paused = False
             self._transport.resume_reading()
 
     @property
@@ -106,8 +108,8 @@ class Connection(asyncio.Protocol):
         if self._exchange is None:
             # Nobody asked for anything: whatever this is, it must not become somebody's answer.
             self.cut()
-        elif not self._exchange.feed(data) and not self._is_paused and self._transport is not None:
-            self._is_paused = True
+        elif not self._exchange.feed(data) and not self.is_paused and self._transport is not None:
+            self.is_paused = True
             self._transport.pause_reading()
 
     @override

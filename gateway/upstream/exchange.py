@@ -11,6 +11,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 _HEAD_LIMIT = 64 << 10
 # What may lie here unread by a slow client before the engine is held back.
 _BUFFER_LIMIT = 256 << 10
+_NEVER = float("inf")
 
 
 class BrokenError(Exception):
@@ -27,8 +28,14 @@ class BrokenError(Exception):
 class Carrier(Protocol):
     """The connection, as far as the exchange needs it."""
 
-    def waits(self, *, is_waiting: bool) -> None:
-        """Note whether somebody waits for the engine."""
+    silent_since: float
+    """Since when somebody has been waiting for the engine in vain; infinity if nobody is."""
+
+    is_paused: bool
+    """Whether the engine is held back."""
+
+    def waits(self) -> None:
+        """Note that somebody waits for the engine from now on."""
         ...
 
     def resume(self) -> None:
@@ -43,32 +50,57 @@ class Carrier(Protocol):
 class Exchange:
     """One request's response as it comes in: `gateway.upstream.Answer`."""
 
+    __slots__ = (
+        "_broken",
+        "_buffered",
+        "_connection",
+        "_head_bytes",
+        "_is_closed",
+        "_is_framed",
+        "_keeps_alive",
+        "_loop",
+        "_parser",
+        "_pieces",
+        "_waiter",
+        "has_bytes",
+        "headers",
+        "is_complete",
+        "is_surplus",
+        "on_body",
+        "status",
+        "until_s",
+    )
+
     def __init__(self, connection: Carrier, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: Headers = []
         self.is_complete = False
         self.has_bytes = False
         self.is_surplus = False
-        self.until_s = float("inf")
+        self.until_s = _NEVER
         """When whoever waits for more gives up, whatever came before."""
         self._connection = connection
         self._loop = loop
-        self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._is_framed = False
         self._keeps_alive = False
         self._pieces: list[bytes] = []
+        # What httptools calls with each part of a body. No function of ours: a stream has as many parts as events.
+        self.on_body = self._pieces.append
         self._buffered = 0
+        """How many bytes came since the last piece was taken away, what frames them included."""
         self._broken: BrokenError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
+        # At last: it looks up now what it will call.
+        self._parser = httptools.HttpResponseParser(self)
 
     async def head(self) -> None:
         """Wait for the response's head. Raises BrokenError."""
         while not self.status:
             if self._broken is not None:
                 raise self._broken
-            await self._wait()
+            await self._more()
 
     async def read(self) -> bytes:
         while not self._pieces:
@@ -76,11 +108,12 @@ class Exchange:
                 return b""
             if self._broken is not None:
                 raise self._broken
-            await self._wait()
+            await self._more()
         data = b"".join(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
         self._pieces.clear()
         self._buffered = 0
-        self._connection.resume()
+        if self._connection.is_paused:
+            self._connection.resume()
         return data
 
     def close(self) -> None:
@@ -92,18 +125,19 @@ class Exchange:
         """Return whether the connection is clean for the next request."""
         return self.is_complete and not self.is_surplus and self._keeps_alive
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        self._connection.waits(is_waiting=True)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            self._connection.waits(is_waiting=False)
+    def _more(self) -> asyncio.Future[None]:
+        """Return what is done when there is more to look at; who gives up waiting must `close`."""
+        self._waiter = waiter = self._loop.create_future()
+        self._connection.waits()
+        return waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            self._connection.silent_since = _NEVER
+            if not waiter.done():
+                waiter.set_result(None)
 
     def feed(self, data: bytes) -> bool:
         """Take bytes; return whether there is still room for more."""
@@ -119,8 +153,11 @@ class Exchange:
                 self.fail(f"not HTTP: {error}")
         if not self.status and self._head_bytes > _HEAD_LIMIT:
             self.fail(f"the response's head is larger than {_HEAD_LIMIT} bytes")
-        self._wake()
-        return self._buffered < _BUFFER_LIMIT
+        self._buffered += len(data)
+        if self._waiter is not None:
+            self._wake()
+        # Without a piece nobody would come and have the engine go on.
+        return self._buffered < _BUFFER_LIMIT or not self._pieces
 
     def end_of_input(self, why: str, *, is_orderly: bool) -> None:
         """Learn that nothing more will come."""
@@ -140,15 +177,14 @@ class Exchange:
     # What httptools calls while it is fed.
 
     def on_message_begin(self) -> None:
-        self.is_surplus = self.is_complete
+        if self.is_complete:
+            # `feed` notes it; nothing of what follows may be taken for a part of this response.
+            raise BrokenError("more than one response", had_bytes=True)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.is_complete:
-            self.headers.append((name.lower(), value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self.is_complete:
-            return
         status = self._parser.get_status_code()
         if status < 200:
             self.headers.clear()
@@ -160,11 +196,6 @@ class Exchange:
             b"content-length" in named or b"transfer-encoding" in named or status in (204, 304)
         )
         self.status = status
-
-    def on_body(self, data: bytes) -> None:
-        if not self.is_complete:
-            self._pieces.append(data)
-            self._buffered += len(data)
 
     def on_message_complete(self) -> None:
         # Without a status it was a 1xx, and the real response follows.

@@ -17,6 +17,9 @@ _CONNECT_S = 2.0
 # is rare.
 _IDLE_S = 60.0
 _SWEEP_S = 1.0
+# Who waits for less than this is looked at more often than once a second, and nobody else is.
+_HURRIED_S = 5.0
+_HURRIED_SWEEP_S = 0.05
 _NEVER = float("inf")
 
 
@@ -32,6 +35,8 @@ class UnreachableError(Exception):
 class Answer(Protocol):
     """One response, its head already there."""
 
+    is_complete: bool
+    """Whether all of it came, read or not."""
     is_surplus: bool
     """Whether more came than the response was to have: then its length was wrong."""
     until_s: float
@@ -70,8 +75,8 @@ class Upstream(Protocol):
     ) -> Answer:
         """Send a whole HTTP request; return when the response's head is there.
 
-        The engine is given up, to the second, when it says nothing for `silence_s`, or whoever waits for it
-        still does at `until_s` of the clock.
+        The engine is given up when it says nothing for `silence_s`, or whoever waits for it still does at `until_s`
+        of the clock: to the second, or to 50 ms if that is less than 5 s ahead now.
 
         Raises:
             UnreachableError: the engine takes no connection.
@@ -90,6 +95,9 @@ class Pool:
         self._idle: dict[Origin, list[Connection]] = {}
         self.open: set[Connection] = set()
         """All there are, idle ones too."""
+        self._hurried: set[Connection] = set()
+        """Those of `open` that may not wait for the usual sweep."""
+        self._has_hurried = asyncio.Event()
 
     async def request(
         self,
@@ -101,30 +109,55 @@ class Pool:
     ) -> Exchange:
         patience_s = self._silence_s if silence_s is None else silence_s
         connection = self._reused(origin)
-        if connection is not None:
+        is_new = connection is None
+        while True:
+            if connection is None:
+                connection = await self._connect(origin, self._connect_s(patience_s, until_s))
+                is_new = True
+            exchange = connection.start(raw, patience_s=patience_s, until_s=until_s)
+            if is_new and not connection.is_gone:
+                self.open.add(connection)
+            if patience_s < _HURRIED_S or until_s < self._clock.monotonic() + _HURRIED_S:
+                self._hurried.add(connection)
+                self._has_hurried.set()
             try:
-                return await self._exchange(connection, raw, patience_s, until_s)
+                await exchange.head()
             except BrokenError as error:
+                exchange.close()
                 # The engine closed it while we took it up: it never saw the request.
-                if error.had_bytes or error.is_silence:
+                if is_new or error.had_bytes or error.is_silence:
                     raise
-        return await self._exchange(await self._connect(origin), raw, patience_s, until_s)
+                connection = None
+            except BaseException:
+                exchange.close()
+                raise
+            else:
+                return exchange
 
     async def keep(self) -> None:
         """Cut engines that fell silent and connections that nobody needs, for ever."""
-        while True:
-            await self._clock.sleep(_SWEEP_S)
-            self.sweep(self._clock.monotonic())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_hurried())
+            while True:
+                await self._clock.sleep(_SWEEP_S)
+                self.sweep(self._clock.monotonic())
 
     def sweep(self, now_s: float) -> None:
-        """Do what `keep` does, once."""
+        """Look at every connection, once."""
         for connection in list(self.open):
-            if connection.silent_since < now_s - connection.patience_s:
-                connection.fail(f"silent for {connection.patience_s:g} s", is_silence=True)
-            elif connection.until_s <= now_s and connection.silent_since <= now_s:
-                connection.fail("its time was up", is_silence=True)
-            elif connection.idle_since < now_s - _IDLE_S:
+            if not _given_up(connection, now_s) and connection.idle_since < now_s - _IDLE_S:
                 connection.cut()
+
+    async def _keep_hurried(self) -> None:
+        while True:
+            await self._has_hurried.wait()
+            self._has_hurried.clear()
+            while self._hurried:
+                await self._clock.sleep(_HURRIED_SWEEP_S)
+                now_s = self._clock.monotonic()
+                for connection in list(self._hurried):
+                    if _given_up(connection, now_s) or not _is_hurried(connection, now_s):
+                        self._hurried.discard(connection)
 
     def connections(self) -> int:
         """Return how many connections there are, idle ones too."""
@@ -145,15 +178,20 @@ class Pool:
             connection.cut()
         return None
 
-    async def _connect(self, origin: Origin) -> Connection:
+    def _connect_s(self, patience_s: float, until_s: float) -> float:
+        """Return how long a connection may take: no longer than its request."""
+        left_s = until_s - self._clock.monotonic()
+        return max(0.0, min(_CONNECT_S, patience_s, left_s))
+
+    async def _connect(self, origin: Origin, limit_s: float) -> Connection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(limit_s):
                 transport, connection = await loop.create_connection(
                     lambda: Connection(loop, self._clock, origin, self._settle), *origin
                 )
         except TimeoutError:
-            said = f"no connection within {_CONNECT_S:g} s"
+            said = f"no connection within {limit_s:.3g} s"
             raise UnreachableError(said, is_timeout=True) from None
         except OSError as error:
             # Not asyncio's own words: they repeat the address and leave out the reason.
@@ -162,23 +200,14 @@ class Pool:
         _notice_dead_peers(transport.get_extra_info("socket"))
         return connection
 
-    async def _exchange(
-        self, connection: Connection, raw: bytes, patience_s: float, until_s: float
-    ) -> Exchange:
-        exchange = connection.start(raw, patience_s=patience_s, until_s=until_s)
-        if not connection.is_gone:
-            self.open.add(connection)
-        try:
-            await exchange.head()
-        except BaseException:
-            exchange.close()
-            raise
-        return exchange
-
     def _settle(self, connection: Connection) -> None:
         """Take back a connection whose exchange is over, or forget one that is gone."""
         if connection.is_usable:
-            self._idle.setdefault(connection.origin, []).append(connection)
+            idle = self._idle.get(connection.origin)
+            if idle is None:
+                self._idle[connection.origin] = [connection]
+            else:
+                idle.append(connection)
             return
         self.open.discard(connection)
         idle = self._idle.get(connection.origin, [])
@@ -186,6 +215,24 @@ class Pool:
             idle.remove(connection)
         if not idle:
             self._idle.pop(connection.origin, None)
+
+
+def _given_up(connection: Connection, now_s: float) -> bool:
+    """Have who waits too long give up; return whether somebody did."""
+    if connection.silent_since < now_s - connection.patience_s:
+        connection.fail(f"silent for {connection.patience_s:g} s", is_silence=True)
+        return True
+    if connection.until_s <= now_s and connection.silent_since <= now_s:
+        connection.fail("its time was up", is_silence=True)
+        return True
+    return False
+
+
+def _is_hurried(connection: Connection, now_s: float) -> bool:
+    """Return whether its request is under way, and may not wait for the usual sweep."""
+    if connection.is_usable or connection.is_gone:
+        return False
+    return connection.patience_s < _HURRIED_S or connection.until_s < now_s + _HURRIED_S
 
 
 def _notice_dead_peers(sock: socket.socket) -> None:

@@ -22,13 +22,10 @@ def encode(ask: Ask, target: Target, more: bytes = b"") -> bytes:
     if ask.model not in target.names and target.names:
         # A route's name, or a served name younger than the engine: it answers to its own.
         body = renamed(body, ask.model, target.names[0])
-    host, port = target.origin
-    named = f"[{host}]" if ":" in host else host
-    head = (
-        f"POST {ask.path} HTTP/1.1\r\nhost: {named}:{port}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {ask.request_id.decode('ascii')}\r\n"
-    )
-    return b"%b%b\r\n%b" % (head.encode("ascii"), more, body)
+    return (
+        b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\nx-request-id: %b\r\n%b\r\n%b"
+    ) % (ask.path.encode("ascii"), target.host, len(body), ask.request_id, more, body)
 
 
 def renamed(body: bytes, old: str, new: str) -> bytes:

@@ -82,7 +82,7 @@ class Recorder:
             visit.heard.path,
             model if ask is None or model == ask.model else short(ask.model),
             holder.name if holder is not None else "",
-            _told_apart(ask.session) if ask is not None else "",
+            _told_apart(ask.session) if ask is not None and ask.session else "",
             visit.reply.is_streamed,
             visit.reply.status,
             visit.outcome,
@@ -109,7 +109,10 @@ class Recorder:
         target = entry.served_by
         figures = self.metrics.served.of(model, target.replica if target is not None else "")
         figures.ended(entry.outcome, entry.whole_s)
-        figures.queue.observe(entry.queued_s)
+        if entry.queued_s:
+            figures.queue.observe(entry.queued_s)
+        else:
+            figures.queue.counts[0] += 1
         if entry.first_s:
             figures.first_token.observe(entry.first_s)
             if entry.output_tokens > 1 and entry.outcome == "ok":

@@ -5,7 +5,7 @@ Takes 8,640 steps of 8 numbers, 553 kB, from the first request to the last.
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gateway.watch.journal import Entry
@@ -31,6 +31,13 @@ class Sums:
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     queued_s: float = 0.0
+
+    def since(self, begin_s: float, since_s: float) -> "Sums | None":
+        """Return it for a stretch from `begin_s` of which nobody saw what was before `since_s`; None if that is all."""
+        unseen_s = since_s - begin_s
+        if unseen_s <= 0:
+            return self
+        return None if unseen_s >= self.seconds else replace(self, seconds=self.seconds - unseen_s)
 
 
 def _mean_ms(total_s: float, count: float) -> float | None:

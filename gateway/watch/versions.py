@@ -16,7 +16,6 @@ from machinery.promtext import head, histogram_lines, labelled
 
 # Versions come and go for months: the oldest is forgotten, and begins anew if it comes back.
 _LIMIT = 1000
-_DONE = b"data: [DONE]"
 
 Outcome: TypeAlias = Literal["ok", "error", "refused", "client_gone"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "refused", "client_gone")
@@ -32,6 +31,7 @@ class Version:
     refused: int = 0
     """4xx: what the client asked for was wrong, or there was no room."""
     client_gone: int = 0
+    """The client left, or the time was up that it gave itself (x-request-timeout)."""
     first_tokens: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     first_token_s: float = 0.0
     tokens: int = 0
@@ -60,15 +60,12 @@ class Version:
         self.first_token_s += seconds
 
     def streamed(self, lines: int, last: bytes, seconds: float) -> None:
-        """Count a stream that came to its end.
+        """Count a stream that is whole.
 
         `lines` came after the first event, two for each, within `seconds`; `last` is its last piece. The tokens
         are those of `usage` where the client asked for it, and else the events: engines send one for
         each token, one that says why it ended, and [DONE].
         """
-        if _DONE not in last:
-            self.error += 1  # An engine that cannot go on says so, and then ends without it.
-            return
         self.ok += 1
         events = lines // 2
         if events:

@@ -7,10 +7,15 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from fleetctl.create import expiry
+from fleetctl.create import expiry, unserved
+from machinery.clock import SystemClock
 from schemas.apikey import ApiKey
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
+from schemas.meta import ObjectMeta
+from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
 from store.backup.save import is_kept
+from store.memory import MemoryTransport
 from store.port import KeyValue, Transport
 from tests.support.fleet import Fleet
 
@@ -33,7 +38,11 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     secret = made.out.removesuffix("\n")
     assert secret.startswith("sk-fleet-")
     assert len(secret) == 52
-    assert made.err == "apikey/ci created. It is shown only this once:\n"
+    assert made.err.splitlines() == [
+        "warning: no deployment or route serves the name fast yet.",
+        "warning: no deployment or route serves the name qwen/best yet.",
+        "apikey/ci created. It is shown only this once:",
+    ]
     key = await stored(transport, "ci")
     assert key is not None
     assert key.hash == hashlib.sha256(secret.encode()).hexdigest()
@@ -72,6 +81,23 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     assert "apikey/ci\n" in named.out
 
 
+async def test_names_that_nobody_serves_are_told() -> None:
+    transport = MemoryTransport(SystemClock())
+    source = ModelSource(path="/m")
+    spec = ModelDeploymentSpec(model=source, served_names=("standard",), replicas=0)
+    one = ModelDeployment(metadata=ObjectMeta(name="qwen"), spec=spec)
+    backends = (Backend(deployment="qwen"),)
+    route = ModelRoute(
+        metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="smart", backends=backends)
+    )
+    await transport.commit([], [codec.put_spec(one), codec.put_spec(route)])
+    assert await unserved(transport, ("qwen", "standard", "smart")) == []
+    assert await unserved(transport, ("standart", "nonono")) == [
+        "warning: no deployment or route serves the name standart yet. Did you mean standard?",
+        "warning: no deployment or route serves the name nonono yet.",
+    ]
+
+
 async def test_a_key_is_revoked(shared: Fleet, transport: Transport) -> None:
     for name in ("old", "older"):
         assert (await shared.ctl("create", "apikey", name, "--admin")).code == 0
@@ -99,6 +125,8 @@ async def test_a_key_is_revoked(shared: Fleet, transport: Transport) -> None:
         (("get", "apikey", "nobody"), 1, "there is no apikey nobody"),
         (("describe", "apikey"), 2, "which one?"),
         (("delete", "apikey"), 2, "which apikeys?"),
+        (("label", "apikey/ci", "a=b"), 2, "API keys carry no labels"),
+        (("label", "apikeys", "ci", "--list"), 2, "API keys carry no labels"),
     ],
 )
 async def test_refusals(shared: Fleet, words: tuple[str, ...], code: int, said: str) -> None:

@@ -80,6 +80,18 @@ async def test_one_that_is_silent_is_told_of() -> None:
         assert (nothing.code, nothing.out, nothing.err) == (0, "", "no requests found\n")
 
 
+async def test_one_that_wants_a_key_is_told_of() -> None:
+    async with (
+        two_gateways(MemoryTransport(SystemClock())) as (one, _),
+        answering(401, b"") as locked,
+    ):
+        done = await fleetctl("routes", "--gateway", one.url, "--gateway", locked)
+        assert (done.code, len(done.out.splitlines())) == (0, 4)
+        assert done.err.startswith("warning: the requests of a gateway are not shown: ")
+        assert f"{locked} asks for an API key" in done.err
+        assert "FLEET_API_KEY" in done.err
+
+
 async def test_nobody_answers() -> None:
     done = await fleetctl("routes", "--gateway", "http://127.0.0.1:9")
     assert done.code == 1

@@ -89,7 +89,7 @@ async def test_who_answers_must_be_who_was_asked(
         await world.put(deployment("m"), published(FakeEngine("m-0", chat, stranger.port), "m"))
         await gateway.knows("m", ready=1)
         status, body, _ = await ask(http, gateway)
-        assert status == 502
+        assert status == 503
         assert "other-0 answers there" in body["error"]["message"]
 
 
@@ -129,7 +129,8 @@ async def test_when_all_are_dead_each_was_asked_once(
         await world.serve("m", one, other)
         await gateway.knows("m", ready=2)
         status, body, response = await ask(http, gateway)
-        assert (status, body["error"]["code"]) == (502, "upstream_failed")
+        assert (status, body["error"]["code"]) == (503, "upstream_failed")
+        assert response.headers["retry-after"] == "1"
         assert response.headers["x-fleet-attempts"] == "2"
         assert (len(one.calls), len(other.calls)) == (1, 1)
 

@@ -128,6 +128,19 @@ async def test_silence_may_last_so_long_and_is_asked_elsewhere(
         assert "m-1" in str(body)
 
 
+@pytest.mark.parametrize("limit", [{"firstToken": "200ms"}, {"attempt": "200ms"}], ids=str)
+async def test_limits_may_be_shorter_than_a_second(
+    world: World, gateway: Running, http: aiohttp.ClientSession, limit: dict[str, str]
+) -> None:
+    """The request's own time ends before the usual sweep would have looked."""
+    timeouts = {**limit, "request": "900ms"}
+    async with running(FakeEngine("m-0", slow(30))) as late, running(FakeEngine("m-1", chat)) as o:
+        await serve(world, gateway, routed("m", timeouts=timeouts), late, o)
+        status, body, _ = await ask(http, gateway, stream=True)
+        assert (status, len(late.calls)) == (200, 1)
+        assert b"m-1" in body
+
+
 async def test_the_clients_own_limit_holds_and_is_passed_on(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
@@ -212,7 +225,7 @@ async def test_no_more_than_so_many_are_asked(
     async with running(engines[0]), running(engines[1]), running(engines[2]):
         await serve(world, gateway, routed("m", retries={"maxAttempts": 2}), *engines)
         status, _, response = await ask(http, gateway)
-        assert (status, response.headers["x-fleet-attempts"]) == (502, "2")
+        assert (status, response.headers["x-fleet-attempts"]) == (503, "2")
 
 
 async def test_an_ejected_engine_gets_one_request_on_trial(
@@ -272,7 +285,7 @@ async def test_an_engine_tells_what_others_have_it_do(
 async def test_a_slow_engine_gets_a_rival(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
-    hedging = {"after": "1s", "budget": 50}
+    hedging = {"after": "50ms", "budget": 50}
     async with running(FakeEngine("m-0", slow(30))) as late, running(FakeEngine("m-1", chat)) as o:
         await serve(world, gateway, routed("m", hedging=hedging), late, o)
         status, _, response = await ask(http, gateway)

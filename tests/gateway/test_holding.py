@@ -177,6 +177,6 @@ async def test_a_request_that_an_engine_died_of_does_not_wait(
         await gateway.knows("m", ready=1)
         async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
             assert (response.status, (await error_of(response))["code"]) == (
-                502,
+                503,
                 "upstream_failed",
             )

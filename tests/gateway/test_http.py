@@ -122,8 +122,11 @@ async def test_models(world: World, gateway: Running, http: aiohttp.ClientSessio
     await world.put(deployment("m", "org/m", "fast"), deployment("n", "fast"))
     await world.put(route("r", "public", m=1))
     await gateway.knows("public", ready=0)
+    async with http.get(f"{gateway.url}/v1/models/") as response:
+        with_slash = await response.json()
     async with http.get(f"{gateway.url}/v1/models") as response:
         body = await response.json()
+        assert body == with_slash
         assert [model["id"] for model in body["data"]] == ["fast", "m", "n", "org/m", "public"]
         assert body["data"][0] == {
             "id": "fast",
@@ -155,6 +158,20 @@ async def test_what_is_not_there(
         assert path in (await error_of(response))["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1", "/v1/"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_address_alone_says_what_is_below_it(
+    gateway: Running, http: aiohttp.ClientSession, method: str, path: str
+) -> None:
+    async with http.request(method, gateway.url + path) as response:
+        assert response.status == 404
+        assert (await error_of(response))["message"] == (
+            f"Not Found: {method} {path}; below it there are: GET /v1/models, "
+            "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, "
+            "POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens"
+        )
+
+
 async def test_health_and_metrics(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
@@ -165,7 +182,7 @@ async def test_health_and_metrics(
             body = await response.json()
             assert response.status == 200
             assert (body["status"], body["endpoints"]) == ("ok", 1)
-            assert body["models"] == {"m": {"ready": 1}}
+            assert body["models"] == {"m": {"ready": 1, "kept": 0}}
             assert body["storeStalenessSeconds"] >= 0
         async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
             await response.read()
@@ -173,6 +190,9 @@ async def test_health_and_metrics(
             text = await response.text()
         assert 'fleet_gateway_requests_total{model="m",outcome="ok"} 1\n' in text
         assert 'fleet_gateway_attempts_total{outcome="answered"} 1\n' in text
-        assert 'fleet_gateway_e2e_request_latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n' in text
+        assert (
+            'fleet_gateway_e2e_request_latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n'
+            in text
+        )
         assert "fleet_gateway_in_flight 0\n" in text
         assert "fleet_gateway_endpoints 1\n" in text

@@ -253,6 +253,16 @@ def test_rates_are_per_second_and_means_are_of_what_there_was() -> None:
     assert series.fastest(1010.0 + 25 * 3600) == 0.0
 
 
+def test_before_the_start_nothing_was_measured() -> None:
+    ((at_s, sums),) = Series().points(1010.0, 10, 1)
+    assert (at_s, sums.seconds) == (1000, 10)
+    assert sums.since(at_s, 1010.0) is None
+    assert sums.since(at_s, 1000.0) is sums
+    half = sums.since(at_s, 1005.0)
+    assert half is not None
+    assert (half.seconds, METRICS["rps"][1](half)) == (5, 0.0)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

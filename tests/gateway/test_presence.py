@@ -9,6 +9,7 @@ import pytest
 from typing_extensions import override
 
 from gateway.presence import Presence
+from gateway.server import Limits
 from machinery.clock import SystemClock
 from machinery.version import version
 from schemas.gateway import GatewayLease
@@ -41,6 +42,28 @@ async def test_a_gateway_is_registered_for_as_long_as_it_runs(world: World) -> N
         # The next renewal finds it gone, and then there is another.
         await until_async(lambda: registered(world.transport), what="the registration, again")
     assert await registered(world.transport) == []
+
+
+async def test_only_who_asks_for_keys_shares_their_rates(world: World) -> None:
+    keys_on = Limits(drain_timeout_s=0.0, asks_for_keys=True)
+    async with (
+        running_gateway(world.transport, keys_on) as one,
+        running_gateway(world.transport, keys_on),
+        running_gateway(world.transport, Limits(drain_timeout_s=0.0)),
+    ):
+
+        async def all_three() -> bool:
+            return len(await registered(world.transport)) == 3
+
+        await until_async(all_three, what="all registrations")
+        key_keeper = one.gateway.known.key_keeper
+        assert key_keeper is not None
+
+        def count() -> int:
+            known = key_keeper.known()
+            return 0 if known is None else known.gateways
+
+        await until(lambda: count() == 2, what="those that share rates")
 
 
 class Forbidding(MemoryTransport):

@@ -63,6 +63,7 @@ class Pieces:
     status: int = 200
     headers: Headers = field(default_factory=lambda: [(b"content-type", b"text/event-stream")])
     is_surplus: bool = False
+    is_complete: bool = False
     until_s: float = 0.0
 
     async def read(self) -> bytes:

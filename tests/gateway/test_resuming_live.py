@@ -79,7 +79,8 @@ async def test_however_it_ends(
     entry = gateway.gateway.recorder.journal.last(1)[0]
     assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (11, 4, 8)
     assert entry.resumptions == 1
-    assert [one.outcome for one in entry.tried] == ["answered", "resumed"]
+    assert [one.outcome for one in entry.tried] == ["interrupted", "resumed"]
+    assert [bool(one.why) for one in entry.tried] == [True, False]
 
 
 async def test_who_goes_on_is_told_what_was_told(

@@ -1,9 +1,13 @@
 """The pool against a real server that sends what it likes: splits, ends, surplus, slowness."""
 
 import asyncio
+import contextlib
+import socket
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from typing_extensions import override
 
 from gateway.routing.table import Origin
 from gateway.upstream.exchange import BrokenError
@@ -144,6 +148,23 @@ async def test_nobody_listens(pool: Pool) -> None:
         await ask(pool, origin)
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux drops what its queue has no room for"
+)
+async def test_connecting_takes_no_longer_than_the_request_may(pool: Pool) -> None:
+    """As to a Mac that sleeps: nobody says yes or no."""
+    with socket.socket() as full, contextlib.ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        with pytest.raises(UnreachableError, match=r"^no connection within 0\.05 s$") as caught:
+            await pool.request(Origin(*full.getsockname()), REQUEST, silence_s=0.05)
+        assert caught.value.is_timeout
+
+
 async def test_unasked_bytes_become_nobodys_answer(pool: Pool) -> None:
     async with serving(LENGTH) as (server, origin):
         await ask(pool, origin)
@@ -210,6 +231,48 @@ async def test_silence_is_ended_and_idleness_too() -> None:
     pool.close()
 
 
+@pytest.mark.parametrize(
+    ("silence_s", "until_s", "said"),
+    [(0.2, float("inf"), "silent for 0.2 s"), (60.0, 0.2, "its time was up")],
+    ids=["silence", "time"],
+)
+async def test_a_limit_below_a_second_is_held(silence_s: float, until_s: float, said: str) -> None:
+    clock = FakeClock()
+    pool = Pool(clock, silence_s=10)
+    async with serving(LENGTH, in_steps(b"", 1)) as (server, origin), asyncio.TaskGroup() as group:
+        keeping = group.create_task(pool.keep())
+        # The first one leaves the connection, the second takes it up: who hurries is looked at then, too.
+        (await pool.request(origin, REQUEST, silence_s=0.2)).close()
+        asking = group.create_task(_given_up(pool, origin, silence_s, until_s))
+        await until(lambda: server.requests == 2, what="the second request")
+        await clock.advance(0.19)
+        assert not asking.done()
+        await clock.advance(0.1)
+        assert asking.done()
+        assert str(asking.result()) == said
+        keeping.cancel()
+    pool.close()
+
+
+async def test_nobody_is_looked_at_more_often_without_need() -> None:
+    """A sleeper more, and a short one, would show as soon as time passes."""
+    clock = _Counting()
+    naps = clock.naps = []
+    pool = Pool(clock, silence_s=10)
+    async with serving(LENGTH) as (_, origin), asyncio.TaskGroup() as group:
+        keeping = group.create_task(pool.keep())
+        await ask(pool, origin)
+        await clock.advance(3)
+        assert set(naps) == {1.0}
+        answer = await pool.request(origin, REQUEST, silence_s=0.5)
+        assert await answer.read() == b"hello"
+        answer.close()
+        await clock.advance(3)
+        assert naps.count(0.05) == 1
+        keeping.cancel()
+    pool.close()
+
+
 async def test_idle_connections_are_closed_before_engines_close_them() -> None:
     clock = FakeClock()
     pool = Pool(clock, silence_s=10)
@@ -218,6 +281,21 @@ async def test_idle_connections_are_closed_before_engines_close_them() -> None:
         await clock.advance(60.1)
         pool.sweep(clock.monotonic())
         await until(lambda: server.ended, what="the connection being closed")
+
+
+class _Counting(FakeClock):
+    naps: list[float]
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        await super().sleep(seconds)
+
+
+async def _given_up(pool: Pool, origin: Origin, silence_s: float, until_s: float) -> BrokenError:
+    with pytest.raises(BrokenError) as caught:
+        await pool.request(origin, REQUEST, silence_s=silence_s, until_s=until_s)
+    return caught.value
 
 
 async def _broken(pool: Pool, origin: Origin) -> BrokenError:

@@ -208,6 +208,32 @@ def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
     assert refused(path) == f"{path}: is a FIFO, not a file. {hint}"
 
 
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_a_pipe_that_the_shell_opened_is_read(folder: str) -> None:
+    """As with `fleetctl apply -f <(...)`."""
+    if not Path(folder).exists():
+        pytest.skip(f"this system has no {folder}")
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, deployment().encode())
+        os.close(writing)
+        (found,) = load.load_objects([f"{folder}/{reading}"])
+        assert (found.obj.name, found.source) == ("qwen", f"{folder}/{reading}")
+    finally:
+        os.close(reading)
+
+
+def test_a_link_in_a_folder_to_such_a_pipe_is_refused(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        path = tmp_path / "a.yaml"
+        path.symlink_to(f"/dev/fd/{reading}")
+        assert "is a FIFO, not a file" in refused(tmp_path)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_a_device_does_not_hang() -> None:
     hint = "Pipe it: ... | fleetctl apply -f -"
     assert refused("/dev/zero") == f"/dev/zero: is a device or socket, not a file. {hint}"

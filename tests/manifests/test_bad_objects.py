@@ -125,6 +125,41 @@ WRONG_TYPES = [
         id="missing",
     ),
     pytest.param(
+        spec("  routing: {timeouts: {request: 5}}\n"),
+        f":7:33: {QWEN}: spec.routing.timeouts.request: expected a duration, got 5 (an integer). "
+        "Write: request: 5s",
+        id="integer-for-duration",
+    ),
+    pytest.param(
+        spec("  routing: {hedging: {after: 0.05}}\n"),
+        f":7:30: {QWEN}: spec.routing.hedging.after: expected a duration, got 0.05 (a number). "
+        "Write: after: 50ms",
+        id="number-for-duration",
+    ),
+    pytest.param(
+        spec("  rollout: {progressDeadline: 1.5}\n"),
+        f":7:31: {QWEN}: spec.rollout.progressDeadline: expected a duration, got 1.5 (a number). "
+        "Write: progressDeadline: 90s",
+        id="number-for-duration-in-seconds",
+    ),
+    pytest.param(
+        spec("  routing: {timeouts: {attempt: 5s, request: 2s}}\n"),
+        f":7:13: {QWEN}: spec.routing.timeouts: attempt is 5s and request 2s, so that the request "
+        "ends before another endpoint is asked; make attempt shorter than request, or leave it out",
+        id="attempt-beyond-request",
+    ),
+    pytest.param(
+        f"{HEAD}kind: ModelRoute\nmetadata: {{name: r}}\n"
+        "spec: {model: r, backends: [{deployment: a, weight: -1}]}\n",
+        ":4:53: ModelRoute/r: spec.backends[0].weight: must be 0 or more, got -1 (an integer)",
+        id="a-wrong-item-is-an-item",
+    ),
+    pytest.param(
+        f"{HEAD}kind: ModelRoute\nmetadata: {{name: r}}\nspec: {{model: r, backends: []}}\n",
+        ":4:18: ModelRoute/r: spec.backends: needs 1 item or more, has 0",
+        id="no-item",
+    ),
+    pytest.param(
         f"{HEAD}kind: Node\nmetadata: {{name: mac-1}}\nspec: {{unschedulable: yes}}\n",
         ':4:23: Node/mac-1: spec.unschedulable: expected true or false, got "yes" (a string). '
         "Write: unschedulable: true",

@@ -88,8 +88,11 @@ def _texts(constraints: Sequence[object]) -> st.SearchStrategy[str]:
     found = st.text(max_size=20)
     for one in constraints:
         if isinstance(one, StringConstraints):
-            assert isinstance(one.pattern, str)
             longest = one.max_length or 64
+            if one.pattern is None:
+                found = st.text(max_size=min(longest, 20))
+                continue
+            assert isinstance(one.pattern, str)
             found = st.from_regex(one.pattern, fullmatch=True).map(lambda t: t.rstrip("\n"))
             found = found.filter(partial(_is_within, longest))
         if isinstance(one, MinLen):

@@ -21,6 +21,54 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         duration.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("50ms", 0.05),
+        ("1s500ms", 1.5),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("2m5ms", 120.005),
+        ("0ms", 0),
+    ],
+)
+def test_a_fine_duration_may_have_milliseconds(text: str, seconds: float) -> None:
+    assert duration.parse_fine(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "ms", "0.5s", "50ms1s", "-1ms", "5us", "\u0661ms"])
+def test_what_is_no_fine_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a duration; write .* as in 1h30m, 90s or 500ms"):
+        duration.parse_fine(text)
+
+
+@pytest.mark.parametrize("text", ["50ms", "1s500ms"])
+def test_only_a_fine_duration_has_milliseconds(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        duration.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fine", "whole"),
+    [
+        (5, "5s", "5s"),
+        (2.0, "2s", "2s"),
+        (0.25, "250ms", None),
+        (0, "0s", "0s"),
+        (-1, None, None),
+        (float("inf"), None, None),
+        (float("nan"), None, None),
+        (10**99, None, None),
+    ],
+)
+def test_a_bare_number_is_meant_in_seconds(
+    seconds: float, fine: str | None, whole: str | None
+) -> None:
+    assert duration.Unit(is_fine=True).spell(seconds) == fine
+    assert duration.Unit(is_fine=False).spell(seconds) == whole
+    assert duration.Unit(is_fine=True, is_positive=True).spell(0) is None
+
+
 @given(st.integers(0, 9999 * 3600))
 def test_what_is_shown_can_be_read(seconds: int) -> None:
     assert duration.parse(duration.show(seconds)) == seconds

@@ -91,6 +91,16 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
     container: Any = None
 
 
+# What OpenAI's clients call it.
+_MEANT = {
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+# Counting takes no such field.
+_MEANT_OF_COUNTS = {name: _MEANT[name] for name in ("reasoning_effort", "response_format")}
+
 _COUNT = msgspec.json.Decoder(CountBody)
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
 
@@ -102,7 +112,7 @@ def read_messages(body: bytes) -> MessagesBody:
         RefusedError: it is none, or asks for what is not done.
 
     """
-    asked = decode(_MESSAGES, MessagesBody, body)
+    asked = decode(_MESSAGES, MessagesBody, body, _MEANT)
     if asked.max_tokens < 1:
         raise invalid("'max_tokens' must be at least 1.", param="max_tokens")
     if asked.temperature is not None and not 0 <= asked.temperature <= 1:
@@ -119,7 +129,7 @@ def read_count(body: bytes) -> CountBody:
         RefusedError: it is none.
 
     """
-    return decode(_COUNT, CountBody, body)
+    return decode(_COUNT, CountBody, body, _MEANT_OF_COUNTS)
 
 
 def messages(asked: MessagesBody) -> dict[str, Any]:

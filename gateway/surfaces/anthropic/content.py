@@ -1,6 +1,6 @@
 """Anthropic's messages as OpenAI's: blocks become texts, calls and results. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -60,6 +60,7 @@ def translate(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     """
     found: list[dict[str, Any]] = []
+    called: set[str] = set()  # the ids of the calls so far
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.role not in _KINDS:
@@ -71,9 +72,11 @@ def translate(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if isinstance(blocks, str):
             _add(found, message.role, blocks)
         elif message.role == "assistant":
-            _join(found, _said(blocks, f"{where}.content"))
+            turn = _said(blocks, f"{where}.content")
+            called.update(call["id"] for call in turn.get("tool_calls", ()))
+            _join(found, turn)
         else:
-            _heard(found, message.role, blocks, f"{where}.content")
+            _heard(found, message.role, blocks, called, f"{where}.content")
     if found and found[-1]["role"] == "assistant":
         raise invalid(
             "The last message is the assistant's, and this fleet's models do not continue a begun answer "
@@ -102,11 +105,19 @@ def _join(found: list[dict[str, Any]], turn: dict[str, Any]) -> None:
         before["tool_calls"] = calls
 
 
-def _heard(found: list[dict[str, Any]], role: str, blocks: Sequence[Block], where: str) -> None:
+def _heard(
+    found: list[dict[str, Any]],
+    role: str,
+    blocks: Sequence[Block],
+    called: Container[str],
+    where: str,
+) -> None:
     """Add what a user or a system says: each result of a tool is a message of its own."""
     for at, block in enumerate(blocks):
         here = f"{where}[{at}]"
         if _kind(block, role, here) == "tool_result":
+            if block["tool_use_id"] not in called:
+                raise _no_such_call(block["tool_use_id"], here)
             result = {"role": "tool", "tool_call_id": block["tool_use_id"]}
             found.append({**result, "content": _result(block, here)})
         else:
@@ -165,6 +176,15 @@ def _kind(block: object, role: str, where: str) -> str:
             what = "an object" if name == "input" else "a string"
             raise invalid(f"Invalid '{where}.{name}': it must be {what}.", param=f"{where}.{name}")
     return kind
+
+
+def _no_such_call(call: str, where: str) -> RefusedError:
+    """Return the refusal of a result without its call; an engine would refuse it in OpenAI's words."""
+    message = (
+        f"Invalid '{where}.tool_use_id': a tool_result answers a tool_use of the assistant in a message before "
+        f"it, and none has the id {call[:100]!r}; send the message with that tool_use, too."
+    )
+    return invalid(message, param=f"{where}.tool_use_id")
 
 
 def _no_such_block(kind: object, role: str, where: str) -> RefusedError:

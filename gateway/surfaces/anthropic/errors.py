@@ -28,10 +28,15 @@ def status(given: int) -> int:
     return _OVERLOADED if given == 503 else given
 
 
-def body(given: int, message: str, request_id: str) -> bytes:
-    """Return the body of a refusal with that status of ours."""
-    kind = _TYPES.get(given, "api_error" if given >= 500 else "invalid_request_error")
+def renamed(message: str) -> str:
+    """Return an engine's words with this API's names in them."""
     for engines, own in _NAMES.items():
         message = message.replace(engines, own)
+    return message
+
+
+def body(given: int, message: str, request_id: str) -> bytes:
+    """Return the body of a refusal with that status of ours; `request_id`: empty if it has none."""
+    kind = _TYPES.get(given, "api_error" if given >= 500 else "invalid_request_error")
     error = {"type": kind, "message": message}
-    return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+    return orjson.dumps({"type": "error", "error": error, "request_id": request_id or None})

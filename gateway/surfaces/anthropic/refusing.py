@@ -11,21 +11,24 @@ from gateway.upstream.exchange import Headers
 
 
 class Refusing(Telling):
-    """Tells refusals, whoever refused."""
+    """Tells refusals, whoever refused: with this API's names for an engine's."""
 
     request_id = ""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        return self.told(status, headers, errors.renamed(answers.reason(body)))
+
+    def told(self, status: int, headers: Headers, message: str) -> tuple[int, Headers, bytes]:
+        """Return a refusal with that status of ours, and these words."""
         headers = self.begin(headers)
-        told = errors.body(status, answers.reason(body), self.request_id)
-        return errors.status(status), headers, told
+        return errors.status(status), headers, errors.body(status, message, self.request_id)
 
     @override
     def begin(self, headers: Headers) -> Headers:
         found = next((value for name, value in headers if name == b"x-request-id"), b"")
         self.request_id = found.decode("latin-1")
-        return [*headers, (b"request-id", found)]
+        return [*headers, (b"request-id", found)] if found else headers
 
     @override
     def events(self, data: bytes) -> bytes:
@@ -41,7 +44,16 @@ class Refusing(Telling):
 
     def error(self, status: int, message: str) -> bytes:
         """Return the event that ends a stream with what went wrong."""
-        return b"event: error\ndata: " + errors.body(status, message, self.request_id) + b"\n\n"
+        body = errors.body(status, errors.renamed(message), self.request_id)
+        return b"event: error\ndata: " + body + b"\n\n"
+
+
+class Unread(Refusing):
+    """Tells why a request was refused before it was one to an engine: its names are the client's own."""
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        return self.told(status, headers, answers.reason(body))
 
 
 class Counting(Refusing):

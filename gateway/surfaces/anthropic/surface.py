@@ -7,7 +7,7 @@ from gateway.asks import Ask, Heard
 from gateway.clients.surface import Surface, Telling
 from gateway.surfaces import asking as common
 from gateway.surfaces.anthropic import asking
-from gateway.surfaces.anthropic.refusing import Counting, Refusing
+from gateway.surfaces.anthropic.refusing import Counting, Unread
 from gateway.surfaces.anthropic.telling import Messaging
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -19,7 +19,7 @@ class Anthropic(Surface):
 
     @override
     def telling(self) -> Telling:
-        return Refusing()
+        return Unread()
 
     @override
     def read(self, heard: Heard) -> tuple[Ask, Telling]:

@@ -38,7 +38,7 @@ class Messaging(Refusing):
         answer = answers.read(body)
         headers = self.begin(headers)
         if answer.error is not None or not answer.choices:
-            message = (answer.error or answers.Fault()).message
+            message = errors.renamed((answer.error or answers.Fault()).message)
             return 502, headers, errors.body(502, message, self.request_id)
         self._note(answer)
         message_id = _message_id(answer.id)

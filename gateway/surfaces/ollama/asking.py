@@ -75,6 +75,11 @@ _GENERATE = msgspec.json.Decoder(GenerateBody)
 _EMBED = msgspec.json.Decoder(EmbedBody)
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsBody)
 
+# What is a field of its own elsewhere, or is called otherwise there.
+_OPTIONS = {name: f"options.{name}" for name in options.MAPPED.keys() | options.NO_EFFECT}
+_OPTIONS |= {name: f"options.{own}" for name, own in options.MEANT.items()}
+_MEANT = _OPTIONS | {"response_format": "format", "reasoning_effort": "think", "thinking": "think"}
+
 # Of generate, what an engine has nothing for; each with what to do instead.
 _REFUSED = {
     "suffix": "This fleet continues texts and does not fill gaps; leave 'suffix' out.",
@@ -95,7 +100,7 @@ def read_chat(body: bytes) -> ChatBody:
         RefusedError: it is none.
 
     """
-    return decode(_CHAT, ChatBody, body)
+    return decode(_CHAT, ChatBody, body, _MEANT)
 
 
 def read_generate(body: bytes) -> GenerateBody:
@@ -105,7 +110,7 @@ def read_generate(body: bytes) -> GenerateBody:
         RefusedError: it is none, or asks for what is not done.
 
     """
-    asked = decode(_GENERATE, GenerateBody, body)
+    asked = decode(_GENERATE, GenerateBody, body, _MEANT)
     for name, why in _REFUSED.items():
         if getattr(asked, name):
             raise invalid(why, param=name)
@@ -119,7 +124,7 @@ def read_embed(body: bytes) -> EmbedBody:
         RefusedError: it is none.
 
     """
-    return decode(_EMBED, EmbedBody, body)
+    return decode(_EMBED, EmbedBody, body, _OPTIONS)
 
 
 def read_embeddings(body: bytes) -> EmbeddingsBody:
@@ -129,7 +134,7 @@ def read_embeddings(body: bytes) -> EmbeddingsBody:
         RefusedError: it is none.
 
     """
-    return decode(_EMBEDDINGS, EmbeddingsBody, body)
+    return decode(_EMBEDDINGS, EmbeddingsBody, body, _OPTIONS)
 
 
 def chat(asked: ChatBody) -> dict[str, Any]:

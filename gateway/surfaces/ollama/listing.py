@@ -33,10 +33,10 @@ def tags(models: Iterable[Model]) -> Json:
 
 
 def running(models: Iterable[Model], contexts: dict[str, int]) -> Json:
-    """Return the answer to `/api/ps`: those that somebody serves; `contexts` in tokens, by name."""
+    """Return the answer to `/api/ps`: those that somebody serves, or did when the store was last heard; `contexts` in tokens, by name."""
     found = []
     for model in models:
-        if not model.ready():
+        if not model.ready() and not model.kept():
             continue
         entry = {**_entry(model), "expires_at": _FOR_EVER, "size_vram": 0}
         del entry["modified_at"]

@@ -23,6 +23,12 @@ MAPPED: Mapping[str, str] = MappingProxyType(
 )
 """By Ollama's name, the engine's."""
 
+MEANT: Mapping[str, str] = MappingProxyType(
+    {"max_completion_tokens": "num_predict"}
+    | {name: own for own, name in MAPPED.items() if name != own}
+)
+"""By other APIs' names, Ollama's."""
+
 # What a deployment decides for all requests, what belongs to llama.cpp alone, and samplers that the
 # engine does not have. Clients send these with their defaults, so refusing them would refuse clients.
 NO_EFFECT = frozenset(
@@ -51,7 +57,7 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
             continue
         known = MAPPED.get(name)
         if known is None:
-            message = unknown_name("option", name, MAPPED.keys() | NO_EFFECT)
+            message = unknown_name("option", name, MAPPED.keys() | NO_EFFECT, MEANT)
             raise invalid(message, param=f"options.{name[:100]}")
         number = int(value) if isinstance(value, float) and value.is_integer() else value
         if name in _AS_IT_COMES and isinstance(number, int) and number < (name == "num_predict"):

@@ -7,8 +7,10 @@ import orjson
 from fastapi import FastAPI, Request, Response
 
 from gateway import errors
-from gateway.access.door import may_see
-from gateway.errors import Refusal, RefusedError, invalid
+from gateway.access.access import Access
+from gateway.access.door import holder_of, may_see
+from gateway.clients.refusals import compressed
+from gateway.errors import RefusedError, invalid
 from gateway.known.keeper import TableKeeper
 from gateway.routing.choosing import nearest
 from gateway.routing.table import Model
@@ -37,13 +39,13 @@ class _Named(msgspec.Struct, forbid_unknown_fields=True):
 _NAMED = msgspec.json.Decoder(_Named)
 
 
-def add(app: FastAPI, keeper: TableKeeper) -> None:
+def add(app: FastAPI, keeper: TableKeeper, access: Access) -> None:
     """Add the routes."""
-    routes = Routes(keeper)
+    routes = Routes(keeper, access)
     app.add_api_route("/", routes.root, methods=["GET", "HEAD"])
     app.add_api_route("/api/version", routes.version, methods=["GET", "HEAD"])
     app.add_api_route("/api/tags", routes.tags, methods=["GET", "HEAD"])
-    app.add_api_route("/api/ps", routes.running, methods=["GET"])
+    app.add_api_route("/api/ps", routes.running, methods=["GET", "HEAD"])
     app.add_api_route("/api/show", routes.show, methods=["POST"])
     app.add_api_route("/api/pull", routes.pull, methods=["POST"])
     for path in _MANAGED:
@@ -55,6 +57,7 @@ class Routes:
     """One method a route."""
 
     keeper: TableKeeper
+    access: Access
 
     async def root(self) -> Response:
         """Say what Ollama says, by which its clients tell that it is there."""
@@ -67,38 +70,31 @@ class Routes:
     async def tags(self, request: Request) -> Response:
         """List the models that the client may use."""
         if not self.keeper.is_synced:
-            return _refuse(errors.not_synced())
+            raise RefusedError(errors.not_synced())
         return _json(listing.tags(self._models(request)))
 
     async def running(self, request: Request) -> Response:
         """List those of them that somebody serves right now."""
         if not self.keeper.is_synced:
-            return _refuse(errors.not_synced())
+            raise RefusedError(errors.not_synced())
         models = self._models(request)
         return _json(listing.running(models, self._contexts(models)))
 
     async def show(self, request: Request) -> Response:
         """Tell of one model."""
-        try:
-            found = await self._named(request)
-        except RefusedError as error:
-            return _refuse(error.refusal)
+        found = await self._named(request)
         return _json(listing.shown(found, self._contexts([found]).get(found.name, 0)))
 
     async def pull(self, request: Request) -> Response:
         """Say that a model is there, if it is: clients ask for it before they use one."""
-        try:
-            await self._named(request)
-        except RefusedError as error:
-            return _refuse(error.refusal)
+        await self._named(request)
         return Response(b'{"status":"success"}\n', media_type="application/x-ndjson")
 
     async def manage(self) -> Response:
         """Refuse what is not a client's business here."""
-        message = (
+        raise invalid(
             "Models come and go with ModelDeployments here: declare one and `fleetctl apply` it."
         )
-        return _refuse(Refusal(status=400, message=message))
 
     def _models(self, request: Request) -> list[Model]:
         models = sorted(self.keeper.table.models.values(), key=lambda model: model.name)
@@ -117,9 +113,10 @@ class Routes:
         name = known_as(self.keeper, asked.model or asked.name)
         if not name:
             raise invalid('"model" must be the name of a model, as a string.', param="model")
+        self.access.allow(holder_of(request), name)
         table = self.keeper.table
         found = table.models.get(name)
-        if found is None or not may_see(request, name):
+        if found is None:
             names = [model.name for model in self._models(request)]
             # Who may not use all of them is not told what else there is.
             near = nearest(table, name) if len(names) == len(table.models) else None
@@ -141,6 +138,8 @@ class Routes:
 
 
 async def _body(request: Request) -> bytes:
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise RefusedError(compressed(coding))
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -151,9 +150,3 @@ async def _body(request: Request) -> bytes:
 
 def _json(body: listing.Json) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
-
-
-def _refuse(refusal: Refusal) -> Response:
-    headers = {name.decode(): value.decode() for name, value in refusal.headers()}
-    body = orjson.dumps({"error": refusal.message})
-    return Response(body, status_code=refusal.status, headers=headers)

@@ -12,7 +12,7 @@ from gateway.known.keeper import TableKeeper
 from gateway.surfaces import asking as common
 from gateway.surfaces.ollama import asking
 from gateway.surfaces.ollama.asking import ChatBody, GenerateBody
-from gateway.surfaces.ollama.telling import Generating, Loaded, Refusing
+from gateway.surfaces.ollama.telling import Generating, Loaded, Unread
 from gateway.surfaces.ollama.vectors import Embedding
 from machinery.clock import Clock
 
@@ -33,7 +33,7 @@ class Ollama(Surface):
 
     @override
     def telling(self) -> Telling:
-        return Refusing()
+        return Unread()
 
     @override
     def read(self, heard: Heard) -> tuple[Ask, Telling]:

@@ -18,11 +18,14 @@ from gateway.upstream.exchange import Headers
 from machinery.clock import Clock
 
 _LINES = (b"content-type", b"application/x-ndjson")
+# What the engine calls what a client called otherwise.
+_WORDS = {name: own for own, name in options.MAPPED.items() if own != name}
+_WORDS |= {"reasoning_effort": "think", "response_format": "format"}
 _DONE_LINE = b',"done":false}\n'
 
 
 class Refusing(Telling):
-    """Tells refusals, whoever refused."""
+    """Tells refusals, whoever refused: with this API's names for an engine's."""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
@@ -43,6 +46,14 @@ class Refusing(Telling):
     @override
     def broken(self, refusal: Refusal) -> bytes:
         return _error(refusal.message) + b"\n"
+
+
+class Unread(Refusing):
+    """Tells why a request was refused before it was one to an engine: its names are the client's own."""
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        return status, headers, orjson.dumps({"error": answers.reason(body)})
 
 
 class Generating(Refusing):
@@ -174,7 +185,7 @@ class Generating(Refusing):
 
 
 def _error(message: str) -> bytes:
-    for own, engines in options.MAPPED.items():
+    for engines, own in _WORDS.items():
         message = message.replace(f"'{engines}'", f"'{own}'")
     return orjson.dumps({"error": message})
 

@@ -63,6 +63,13 @@ async def test_a_gateway_starts_from_its_file(tmp_path: Path, http: aiohttp.Clie
                 said = await answer.json()
             assert (answer.status, said["source"], said["isStale"]) == (200, "snapshot", True)
             assert said["snapshotAgeSeconds"] >= 0
+            assert said["status"].startswith("degraded: ")
+            assert (said["endpoints"], said["endpointsKept"]) == (0, 2)
+            async with http.get(
+                f"{gateway.url}/api/ps", headers={"authorization": f"Bearer {SECRET}"}
+            ) as answer:
+                assert [one["name"] for one in (await answer.json())["models"]] == ["m"]
+            assert gateway.gateway.keeper.table.models["m"].kept() == 2
             # Whoever does not answer is left out, as orphans are.
             await one.kill()
             for _ in range(3):

@@ -54,13 +54,15 @@ async def test_ollamas_client(closed: Running, http: aiohttp.ClientSession) -> N
         done = await client.chat("m", [{"role": "user", "content": "hello"}])
         assert done.message.content == "Hi"
         assert [model.model for model in (await client.list()).models] == ["m"]
-        with pytest.raises(ollama.ResponseError, match="hidden"):
-            await client.show("hidden")
+        for name in ("hidden", "no-such"):
+            with pytest.raises(ollama.ResponseError, match=f"not for the model '{name}'") as caught:
+                await client.show(name)
+            assert caught.value.status_code == 403
     async with ollama.AsyncClient(closed.url) as stranger:
         with pytest.raises(ollama.ResponseError, match="API key") as caught:
             await stranger.chat("m", [{"role": "user", "content": "hello"}])
         assert caught.value.status_code == 401
-        with pytest.raises(ollama.ResponseError):
+        with pytest.raises(ollama.ResponseError, match=r"^This gateway wants an API key"):
             await stranger.list()
     # How clients find out that there is an Ollama, before they have a key.
     async with http.get(closed.url + "/") as response:

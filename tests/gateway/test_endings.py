@@ -1,0 +1,194 @@
+"""How requests end that were cut short: what journal, versions and breakers say of it, and who is waited for."""
+
+import asyncio
+
+import aiohttp
+import orjson
+import pytest
+
+from gateway.known.hearing import STALE_S, Hearing
+from gateway.server import Limits
+from gateway.watch import endings
+from gateway.watch.journal import shown
+from machinery.clock import SystemClock
+from store.memory import MemoryTransport
+from tests.gateway.fake_engine import Call, FakeEngine, Script, running
+from tests.gateway.scripts import chat, delta, dies_mid_stream, refuses, slow
+from tests.gateway.test_failover import CHAT, ask
+from tests.gateway.test_faults import routed, serve
+from tests.gateway.test_versions import counts
+from tests.gateway.world import Running, World, running_gateway
+from tests.support.clock import FakeClock
+from tests.support.waiting import until
+
+LATE = {"message": "late", "type": "server_error", "code": "request_timeout"}
+
+
+async def out_of_time(call: Call) -> None:
+    """End as engines do when the request's time is up: streamed, in an event, without [DONE]."""
+    if not orjson.loads(call.body).get("stream"):
+        await call.answer(orjson.dumps({"error": LATE}), 504)
+        return
+    await call.begin_stream()
+    await call.chunk(delta("one"))
+    await call.chunk(b"data: " + orjson.dumps({"error": LATE}) + b"\n\n")
+    await call.send(b"0\r\n\r\n")
+
+
+async def stalls(call: Call) -> None:
+    await call.begin_stream()
+    await call.chunk(delta("one"))
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("script", [out_of_time, slow(60), stalls])
+async def test_a_clients_own_time_is_no_engines_fault(
+    world: World,
+    gateway: Running,
+    http: aiohttp.ClientSession,
+    script: Script,
+    *,
+    is_streamed: bool,
+) -> None:
+    async with running(FakeEngine("m-0", script)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        headers = {"x-request-timeout": "0.3"}
+        body = {"model": "m", "stream": is_streamed}
+        async with http.post(gateway.url + CHAT, json=body, headers=headers) as response:
+            await response.read()
+        recorder = gateway.gateway.recorder
+        await until(lambda: len(recorder.journal) == 1, what="it to be written down")
+        is_begun = response.status == 200
+        (told,) = shown(recorder.journal.last(1), "g")
+        assert told["status"] == ("interrupted" if is_begun else "failed")
+        assert (told["replica"], told["worker"], told["deployment"]) == ("m-0", "mac-1", "m")
+        (attempt,) = told["attempts"]  # type: ignore[misc]  # a list, as JSON has it
+        assert attempt["outcome"] == "timed_out"
+        assert attempt["why"]
+        assert counts(gateway) == {"client_gone": 1}
+        assert not gateway.gateway.loads.circuits.live
+        assert is_begun or response.status == 504
+
+
+async def test_a_version_that_is_too_slow_for_the_names_own_limit_is_to_blame(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", slow(60))) as engine:
+        await serve(world, gateway, routed("m", timeouts={"request": "1s"}), engine)
+        status, body, _ = await ask(http, gateway)
+        assert (status, body["error"]["code"]) == (504, "request_timeout")
+        assert counts(gateway) == {"error": 1}
+
+
+async def test_the_journal_says_why_a_stream_broke(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", dies_mid_stream)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await ask(http, gateway, stream=True)
+        journal = gateway.gateway.recorder.journal
+        await until(lambda: len(journal) == 1, what="it to be written down")
+        (one,) = journal.last(1)[0].tried
+        assert (one.outcome, "connection" in one.why) == ("interrupted", True)
+
+
+@pytest.mark.parametrize(
+    ("last", "is_whole", "why"),
+    [
+        (b"data: [DONE]\n\n", True, ""),
+        (b'event: response.completed\ndata: {"a":1}\n\n', True, ""),
+        (b'event: response.incomplete\ndata: {"a":1}\n\n', True, ""),
+        (b'event: response.failed\ndata: {"response":{"error":{"message":"no"}}}\n\n', False, "no"),
+        (b'data: {"x":1}\n\ndata: {"error":{"message":"no"}}\n\n', False, "no"),
+        (b'data: {"x":"event: response.completed\\n"}\n\n', False, "before its end"),
+        (b"", False, "before its end"),
+    ],
+)
+def test_how_a_stream_ended(last: bytes, is_whole: bool, why: str) -> None:
+    assert endings.is_whole(last) is is_whole
+    assert is_whole or why in endings.why(last)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_who_comes_back_is_found_by_a_probe(
+    world: World, http: aiohttp.ClientSession, *, is_streamed: bool
+) -> None:
+    """An engine that is restarted behind an endpoint that nobody publishes anew."""
+    limits = Limits(drain_timeout_s=0.0)
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await engine.kill()
+        asking = asyncio.create_task(ask(http, gateway, stream=is_streamed))
+        await asyncio.sleep(2.5)
+        assert not asking.done()
+        await engine.start()
+        status, _, response = await asking
+        assert (status, response.headers["x-fleet-attempts"]) == (200, "2")
+
+
+async def test_its_deadline_bounds_the_wait(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+    headers = {"x-request-timeout": "0.4"}
+    began_s = SystemClock().monotonic()
+    async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as response:
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+    assert SystemClock().monotonic() - began_s < 1.5
+
+
+async def test_an_engines_504_of_its_own_is_still_mended_elsewhere(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        running(FakeEngine("m-0", refuses(504, "timeout"))) as bad,
+        running(FakeEngine("m-1", chat)) as good,
+    ):
+        await world.serve("m", bad, good)
+        await gateway.knows("m", ready=2)
+        headers = {"x-request-timeout": "9"}
+        async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as response:
+            assert response.status == 200
+        assert counts(gateway) == {"ok": 1, "error": 1}
+
+
+class _Watch:
+    def __init__(self, clock: FakeClock) -> None:
+        self.heard_s = clock.monotonic()
+        self._clock = clock
+
+    def staleness_s(self) -> float | None:
+        return self._clock.monotonic() - self.heard_s
+
+
+class _Hanging(MemoryTransport):
+    async def status(self) -> None:  # type: ignore[override]  # never returns
+        await asyncio.Event().wait()
+
+
+async def test_a_store_that_hangs_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is asked, and for however long that takes, nobody is told that all is fresh."""
+    monkeypatch.setattr("gateway.known.hearing._ASK_S", 0.2)
+    clock = FakeClock()
+    hearing = Hearing(_Hanging(clock), clock, [_Watch(clock)])
+    await hearing.listen(clock.monotonic())
+    assert not hearing.is_stale
+    await clock.advance(8)
+    listening = asyncio.create_task(hearing.listen(clock.monotonic()))
+    await asyncio.sleep(0.05)
+    await clock.advance(STALE_S - 7.5)
+    assert not listening.done()
+    assert hearing.is_stale
+    await listening
+    staleness_s = hearing.staleness_s()
+    assert staleness_s is not None
+    assert hearing.is_stale is (staleness_s > STALE_S)
