@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from manifests import nodes, sources, wording, words, yamlio
+from manifests import complaints, nodes, sources, wording, words, yamlio
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.nodes import Node
 from manifests.tree import Path, key_of, show_path
@@ -147,7 +147,7 @@ def read_as(document: Document, model: type[Model]) -> Model:
         tree = json.dumps(nodes.plain(document.root))
         return model.model_validate_json(tree, by_alias=True, by_name=False)
     except ValidationError as error:
-        details = _true(document, error)
+        details = complaints.of(error, document.root)
         raise ManifestErrors([_translated(document, d, model) for d in details]) from error
 
 
@@ -221,7 +221,7 @@ def _object(document: Document) -> ApiObject | list[ManifestError]:
     try:
         found = kind.type.model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
     except ValidationError as error:
-        details = _true(document, error)
+        details = complaints.of(error, document.root)
         # apiVersion was looked at above, in better words
         rest = [d for d in details if d["loc"] != ("apiVersion",)]
         return [*problems, *(_translated(document, d, kind.type) for d in rest)]
@@ -278,19 +278,6 @@ def _without_fleet_owned(document: Document) -> tuple[object, list[ManifestError
         return tree, []
     message = "is written by the fleet"
     return tree, [document.problem(p, message, "Remove it", at_key=True) for p in owned]
-
-
-def _true(document: Document, error: ValidationError) -> list[ErrorDetails]:
-    """Return the complaints without those of short lists that are none: wrong items are not counted."""
-    details = error.errors(include_url=False)
-    return [d for d in details if d["type"] != "too_short" or _is_short(document, d)]
-
-
-def _is_short(document: Document, found: ErrorDetails) -> bool:
-    node = nodes.find(document.root, found["loc"])
-    content = node.content if node is not None else None
-    least = found.get("ctx", {}).get("min_length", 0)
-    return not isinstance(content, list) or len(content) < least
 
 
 def _translated(document: Document, found: ErrorDetails, model: type[ApiModel]) -> ManifestError:

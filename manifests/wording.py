@@ -17,7 +17,6 @@ from manifests.nodes import Node
 from manifests.tree import Path
 from manifests.words import did_you_mean, nearest, show
 from schemas.deployment import ModelPath, ServedName
-from schemas.duration import Unit
 from schemas.meta import LabelKey, LabelValue, ObjectName
 from schemas.quantity import Quantity
 
@@ -98,18 +97,9 @@ def _string(it: Complaint) -> Words:
     if it.node.content is None:
         return message, "Write a value, or remove the line"
     if (unit := fields.unit(it.model, it.path)) is not None:
-        return _duration(it, unit)
+        example = unit.example(it.node.content)
+        return f"expected a duration, got {show(it.node)}", f"Write: {it.key}{example}"
     return message, f"Write it in quotes: {it.key}{json.dumps(it.node.text)}"
-
-
-def _duration(it: Complaint, unit: Unit) -> Words:
-    content = it.node.content if it.node is not None else None
-    example = None
-    if isinstance(content, int | float) and not isinstance(content, bool):
-        example = unit.spell(content)
-    if example is None:
-        example = "500ms" if unit.is_fine else "90s"
-    return f"expected a duration, got {show(it.node)}", f"Write: {it.key}{example}"
 
 
 def _boolean(it: Complaint) -> Words:

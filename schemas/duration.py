@@ -76,6 +76,13 @@ class Unit:
     is_fine: bool
     is_positive: bool = False
 
+    def example(self, found: object) -> str:
+        """Return what to write instead of what was found."""
+        usual = "500ms" if self.is_fine else "90s"
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            return usual
+        return self.spell(found) or usual
+
     def spell(self, seconds: float) -> str | None:
         """Return the number of seconds as a duration; None if there is none."""
         if seconds == 0 and self.is_positive:

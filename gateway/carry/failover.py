@@ -123,7 +123,7 @@ class Failover:
         look_until_s: float | None = None
         while True:
             now_s = self.clock.monotonic()
-            if now_s >= trail.deadline_s:
+            if now_s >= trail.deadline_s or trail.is_timed_out:
                 return refusals.request_timeout(ask.model, trail.timeout_s, trail.attempts)
             choice = self._router.choose(ask, trail.failed, draw)
             if isinstance(choice, Chosen):
@@ -133,8 +133,6 @@ class Failover:
                 result = await self._asking(ask, choice.target, trail, draw)
                 if result is not None:
                     return self._served(result, ask, trail)
-                if trail.tried[-1].outcome == "timed_out":
-                    return refusals.request_timeout(ask.model, trail.timeout_s, trail.attempts)
                 continue
             if isinstance(choice, NothingReady) and choice.wakes and trail.may_wait():
                 said = await self._hold(ask, choice, trail, patience)
@@ -260,7 +258,7 @@ class Failover:
         finally:
             if is_late:
                 outcome, why = "timed_out", f"the {trail.timeout_s:g} s of the request were over"
-                trail.served_by = target
+                trail.served_by, trail.is_timed_out = target, True
             self.metrics.attempts.add(outcome)
             trail.tried.append(Tried(target, outcome, began_s, self.clock.monotonic(), why))
         if outcome == "answered":

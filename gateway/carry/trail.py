@@ -68,6 +68,8 @@ class Trail:
     """When the answer must be complete, by the gateway's monotonic clock; `timeout_s` after it came."""
     is_clients_time: bool = False
     """Whether that is what the client asked for, and less than its name's `timeouts.request`."""
+    is_timed_out: bool = False
+    """Whether it ended at an engine because that time was up; the engine's clock may be ahead by a moment."""
     vigil: Vigil | None = None
     """Signs of life for its client, from the first wait on."""
     place: Place | None = None

@@ -6,7 +6,7 @@ from gateway.known.keeper import TableKeeper
 from gateway.surfaces.anthropic import surface as anthropic
 from gateway.surfaces.anthropic.refusing import Unread as AnthropicUnread
 from gateway.surfaces.ollama import surface as ollama
-from gateway.surfaces.ollama.telling import Unread as OllamaUnread
+from gateway.surfaces.ollama.refusing import Unread as OllamaUnread
 from machinery.clock import Clock
 
 PATHS = (*ollama.PATHS, *anthropic.PATHS)

@@ -1,8 +1,10 @@
 """The queue of a name: first come, first served, never more than are allowed, and nobody is forgotten."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.carry import refusals
 from gateway.carry.policy import Lines
 from gateway.carry.queueing import LEAST_RETRY_S, MOST_RETRY_S, Place, Queue
 
@@ -21,6 +23,17 @@ def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
     queue = Queue(lines(2, 1))
     places = [queue.enter(0.0) for _ in range(4)]
     assert [place and place.is_through for place in places] == [True, True, False, None]
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "said"),
+    [(1, "1 is being answered and 1 waits,"), (2, "2 are being answered and 1 waits,")],
+)
+def test_who_is_turned_away_is_told_how_many_there_are(concurrency: int, said: str) -> None:
+    queue = Queue(lines(concurrency, 1))
+    for _ in range(concurrency + 1):
+        entered(queue)
+    assert said in refusals.queue_full("m", queue, 1).message
 
 
 def test_who_leaves_makes_room_for_who_waits_longest() -> None:

@@ -12,7 +12,8 @@ from gateway.known.keeper import TableKeeper
 from gateway.surfaces import asking as common
 from gateway.surfaces.ollama import asking
 from gateway.surfaces.ollama.asking import ChatBody, GenerateBody
-from gateway.surfaces.ollama.telling import Generating, Loaded, Unread
+from gateway.surfaces.ollama.refusing import Unread
+from gateway.surfaces.ollama.telling import Generating, Loaded
 from gateway.surfaces.ollama.vectors import Embedding
 from machinery.clock import Clock
 

@@ -9,51 +9,14 @@ from typing import Any
 import orjson
 from typing_extensions import override
 
-from gateway.clients.surface import Telling
 from gateway.errors import Refusal
 from gateway.surfaces import answers
 from gateway.surfaces.answers import Answer, Calls, Choice, Performance, Usage
-from gateway.surfaces.ollama import options
+from gateway.surfaces.ollama.refusing import Refusing, refused
 from gateway.upstream.exchange import Headers
 from machinery.clock import Clock
 
-_LINES = (b"content-type", b"application/x-ndjson")
-# What the engine calls what a client called otherwise.
-_WORDS = {name: own for own, name in options.MAPPED.items() if own != name}
-_WORDS |= {"reasoning_effort": "think", "response_format": "format"}
 _DONE_LINE = b',"done":false}\n'
-
-
-class Refusing(Telling):
-    """Tells refusals, whoever refused: with this API's names for an engine's."""
-
-    @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        return status, headers, _error(answers.reason(body))
-
-    @override
-    def begin(self, headers: Headers) -> Headers:
-        return [_LINES, *(header for header in headers if header[0] != b"content-type")]
-
-    @override
-    def events(self, data: bytes) -> bytes:
-        return b""
-
-    @override
-    def end(self) -> bytes:
-        return b""
-
-    @override
-    def broken(self, refusal: Refusal) -> bytes:
-        return _error(refusal.message) + b"\n"
-
-
-class Unread(Refusing):
-    """Tells why a request was refused before it was one to an engine: its names are the client's own."""
-
-    @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        return status, headers, orjson.dumps({"error": answers.reason(body)})
 
 
 class Generating(Refusing):
@@ -77,7 +40,7 @@ class Generating(Refusing):
             return super().whole(status, headers, body)
         answer = answers.read(body)
         if answer.error is not None or not answer.choices:
-            return 502, headers, _error((answer.error or answers.Fault()).message)
+            return 502, headers, refused((answer.error or answers.Fault()).message)
         choice = answer.choices[0]
         self._note(answer)
         self._calls.take_all(choice.said().tool_calls or ())
@@ -101,7 +64,7 @@ class Generating(Refusing):
         if self._is_over:
             return b""
         self._is_over = True
-        return _error("The engine's stream ended before the answer did.") + b"\n"
+        return refused("The engine's stream ended before the answer did.") + b"\n"
 
     def _event(self, payload: bytes) -> bytes:
         if payload == answers.DONE:
@@ -113,7 +76,7 @@ class Generating(Refusing):
         self._note(answer)
         if answer.error is not None:
             self._is_over = True
-            return _error(answer.error.message) + b"\n"
+            return refused(answer.error.message) + b"\n"
         return self._piece(answer.choices[0]) if answer.choices else b""
 
     def _note(self, answer: Answer) -> None:
@@ -182,12 +145,6 @@ class Generating(Refusing):
             # The first token comes with the prompt.
             "eval_duration": round((made - 1) / rate * 1e9) if rate else 0,
         }
-
-
-def _error(message: str) -> bytes:
-    for engines, own in _WORDS.items():
-        message = message.replace(f"'{engines}'", f"'{own}'")
-    return orjson.dumps({"error": message})
 
 
 class Loaded(Refusing):

@@ -5,7 +5,7 @@ import orjson
 from typing_extensions import override
 
 from gateway.surfaces.answers import Usage
-from gateway.surfaces.ollama.telling import Refusing
+from gateway.surfaces.ollama.refusing import Refusing
 from gateway.upstream.exchange import Headers
 from machinery.clock import Clock
 
