@@ -28,6 +28,7 @@ _WELL = frozenset({"answered", "abandoned", "resumed"})
 # For the last batch, when the process ends.
 _GOODBYE_S = 2.0
 _NS = 1_000_000_000
+_END_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,8 @@ class OtelTracer(Tracer):
         resource = Resource.create()
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "fleet-gateway"}))
-        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+        self._exporter = OTLPSpanExporter()
+        self._processor = BatchSpanProcessor(self._exporter)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("mlx-fleet.gateway", version())
@@ -124,6 +126,10 @@ class OtelTracer(Tracer):
         last = threading.Thread(target=self._processor.shutdown, daemon=True)
         last.start()
         last.join(_GOODBYE_S)
+        if last.is_alive():
+            # It would try again for a minute.
+            self._exporter.shutdown()
+            last.join(_END_S)
 
     def _child(self, trace: OtelTrace, name: str, begin_s: float, end_s: float) -> None:
         span = self._tracer.start_span(name, trace.within, start_time=_ns(begin_s))

@@ -61,8 +61,8 @@ def test_the_body_goes_to_the_engine_as_it_came() -> None:
         pytest.param(rb'{"model": "r\u006fute"}', b'{"model": "m"}', id="escaped-value"),
         pytest.param(
             b'{"tool": {"model": "x"}, "model": "route"}',
-            b'{"tool":{"model":"x"},"model":"m"}',
-            id="ambiguous-is-written-anew",
+            b'{"tool":{"model": "x"},"model":"m"}',
+            id="ambiguous-is-written-anew-with-values-as-they-were",
         ),
         pytest.param(rb'{"mod\u0065l": "route"}', b'{"model":"m"}', id="escaped-key"),
     ],

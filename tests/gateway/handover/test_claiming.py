@@ -110,7 +110,8 @@ async def test_a_socket_that_nobody_listens_on(path: Path) -> None:
 async def saying(path: Path, answer: bytes) -> AsyncIterator[None]:
     """Somebody who answers each newcomer so, and says no more."""
 
-    async def answered(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
         writer.write(answer)
         writer.close()
 
