@@ -22,9 +22,9 @@ from gateway import advertise
 from gateway.access import access
 from gateway.clients.origins import Origins
 from gateway.handover import Claim, HandOver, HandOverError, claim
+from gateway.record.recorder import Tracer
 from gateway.routing.table import Origin
 from gateway.server import Gateway, Limits
-from gateway.watch.recorder import Tracer
 from machinery import environment
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock
@@ -236,7 +236,7 @@ def _tracer() -> Tracer | None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     # Loading OpenTelemetry takes 90 ms and 4 MB, which is nothing to ask of those who do not use it.
-    tracer: Tracer = importlib.import_module("gateway.watch.otel").OtelTracer()
+    tracer: Tracer = importlib.import_module("gateway.record.otel").OtelTracer()
     return tracer
 
 

@@ -25,20 +25,20 @@ from gateway.carry.resuming import Resumer
 from gateway.carry.router import Router
 from gateway.carry.waiting import WaitingRoom
 from gateway.clients.cors import Cors
-from gateway.clients.desk import FrontDesk, Rules
 from gateway.clients.openai import PATHS, OpenAi
 from gateway.clients.origins import Origins
 from gateway.clients.protocol import ClientProtocol
+from gateway.desk import FrontDesk, Rules
 from gateway.handover import HandOver
 from gateway.known.fleet import KnownFleet
 from gateway.presence import Presence
+from gateway.record.journal import Journal
+from gateway.record.journal_file import JournalFile
+from gateway.record.recorder import Recorder, Tracer
 from gateway.surfaces.every import every
 from gateway.upstream.pool import Pool
-from gateway.watch.journal import Journal
-from gateway.watch.journal_file import JournalFile
 from gateway.watch.metrics import Metrics
 from gateway.watch.process import Connections, Process
-from gateway.watch.recorder import Recorder, Tracer
 from gateway.watch.versions import Versions
 from machinery.clock import Clock
 from machinery.exposition import Gauges

@@ -6,8 +6,8 @@ from typing import TypeAlias
 from gateway.admin import workers
 from gateway.admin.nodes import Macs
 from gateway.admin.sight import DAY_S, RECENT_S, Sight, targets
+from gateway.record.series import METRICS
 from gateway.routing.table import Target
-from gateway.watch.series import METRICS
 from machinery.version import version
 
 Json: TypeAlias = dict[str, object]

@@ -14,9 +14,9 @@ from gateway.access.door import admin_only
 from gateway.admin import figures, workers
 from gateway.admin.sight import DAY_S, Sight
 from gateway.errors import Refusal, RefusedError, invalid
-from gateway.watch import journal
+from gateway.record import journal
+from gateway.record.series import METRICS, STEP_S
 from gateway.watch.outcomes import OUTCOMES
-from gateway.watch.series import METRICS, STEP_S
 from schemas import duration
 
 Json: TypeAlias = dict[str, object]

@@ -8,9 +8,9 @@ from gateway.carry.loads import Loads
 from gateway.carry.names import Names
 from gateway.carry.waiting import WaitingRoom
 from gateway.known.fleet import KnownFleet
+from gateway.record.recorder import Recorder
+from gateway.record.series import Sums
 from gateway.routing.table import Model, Target
-from gateway.watch.recorder import Recorder
-from gateway.watch.series import Sums
 from machinery.clock import Clock
 
 DAY_S = 24 * 3600.0

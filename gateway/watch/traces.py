@@ -1,7 +1,7 @@
 """Traces as the carriage sees them: the context that engines are sent, in W3C's form. No I/O.
 
 What a client says in `traceparent` reaches engines whether or not we record anything ourselves; the recording
-is `gateway.watch.otel`, which is loaded only where somebody wants it.
+is `gateway.record.otel`, which is loaded only where somebody wants it.
 """
 
 import re

@@ -8,9 +8,9 @@ import pytest
 from typing_extensions import override
 
 from gateway.known.hearing import STALE_S, Hearing
+from gateway.record.journal import shown
 from gateway.server import Limits
 from gateway.watch import endings
-from gateway.watch.journal import shown
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from store.port import ServerStatus

@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.__main__ import main
+from gateway.record.otel import OtelTracer
 from gateway.watch import traces
-from gateway.watch.otel import OtelTracer
 from machinery.environment import wants_traces
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import chat, dies_at_once, dies_mid_stream

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from gateway.record.recorder import Tracer
 from gateway.routing.table import Origin, Target
 from gateway.server import Gateway, Limits
-from gateway.watch.recorder import Tracer
 from machinery.clock import Clock, SystemClock
 from machinery.web import listen
 from schemas.deployment import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gateway.watch.journal import Entry
+from gateway.record.journal import Entry
 from gateway.watch.outcomes import ERRORS
 
 STEP_S = 10

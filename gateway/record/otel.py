@@ -18,10 +18,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from typing_extensions import override
 
 from gateway.clients.visit import Visit
+from gateway.record.journal import Entry
+from gateway.record.recorder import Tracer
 from gateway.watch import traces
-from gateway.watch.journal import Entry
 from gateway.watch.outcomes import ERRORS
-from gateway.watch.recorder import Tracer
 from machinery.version import version
 
 _WELL = frozenset({"answered", "abandoned", "resumed"})
@@ -128,7 +128,7 @@ class OtelTracer(Tracer):
         last.join(_GOODBYE_S)
         if last.is_alive():
             # It would try again for a minute.
-            self._exporter.shutdown()
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the library leaves it so
             last.join(_END_S)
 
     def _child(self, trace: OtelTrace, name: str, begin_s: float, end_s: float) -> None:

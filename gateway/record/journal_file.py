@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 import orjson
 
-from gateway.watch.journal import Entry, shown
+from gateway.record.journal import Entry, shown
 from machinery.clock import Clock
 from machinery.promtext import head
 

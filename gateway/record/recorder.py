@@ -9,12 +9,12 @@ from typing import Protocol
 
 from gateway.clients.visit import Visit
 from gateway.known.keeper import TableKeeper
+from gateway.record.journal import Entry, Journal, digest, short
+from gateway.record.journal_file import JournalFile
+from gateway.record.series import Series
 from gateway.watch import traces
-from gateway.watch.journal import Entry, Journal, digest, short
-from gateway.watch.journal_file import JournalFile
 from gateway.watch.metrics import Metrics
 from gateway.watch.process import Process
-from gateway.watch.series import Series
 from gateway.watch.traces import Trace
 from machinery.clock import Clock
 

@@ -22,9 +22,9 @@ from gateway.clients.reply import lines
 from gateway.clients.surface import Surface, Telling
 from gateway.clients.visit import Desk, Visit
 from gateway.errors import Refusal, RefusedError
+from gateway.record.recorder import Recorder
 from gateway.routing.table import Target
 from gateway.upstream.exchange import BrokenError, Headers
-from gateway.watch.recorder import Recorder
 
 _NEVER = float("inf")
 _SWEEP_S = 1.0
