@@ -206,12 +206,12 @@ async def _found(urls: Sequence[str], asked: Asked, options: Json) -> list[Json]
         click.echo(f"warning: a gateway does not answer: {line}", err=True)
     for line in refused:
         click.echo(f"warning: the requests of a gateway are not shown: {line}", err=True)
-    # Two addresses may lead to one gateway.
+    # Two addresses may lead to one gateway. The newest come first, so that those of one millisecond are turned round.
     lines = {
         (one["gateway"], one["id"]): one
         for said in answers
         if isinstance(said, list)
-        for one in said
+        for one in reversed(said)
     }
     return sorted(lines.values(), key=lambda one: str(one["time"]))
 

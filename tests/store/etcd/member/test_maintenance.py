@@ -127,7 +127,13 @@ async def joined(cluster: Cluster, name: str, folder: Path) -> Member:
                 return False
 
         await until_async(promoted, limit_s=20, what=f"the promotion of {name}")
-        assert [one.is_learner for one in await membership.list()] == [False] * len(cluster.members)
+
+        async def listed() -> bool:
+            # Whoever is asked may hear of it a moment after the others.
+            found = await membership.list()
+            return [one.is_learner for one in found] == [False] * len(cluster.members)
+
+        await until_async(listed, limit_s=20, what=f"the promotion of {name} in the list")
     finally:
         await membership.close()
     await cluster.serves()
