@@ -128,7 +128,8 @@ async def test_who_comes_back_is_found_by_a_probe(
         await engine.kill()
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(ask(http, gateway, stream=is_streamed))
-            await asyncio.sleep(2.5)
+            attempts = gateway.gateway.metrics.attempts
+            await until(lambda: attempts.value("unreachable") > 0, what="an attempt in vain")
             assert not asking.done()
             await engine.start()
         status, _, response = asking.result()
