@@ -7,8 +7,10 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.errors import CompactedError, ConflictError, LeaseLostError, TooLargeError
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import Change, CreatedAt, Delete, Put, Transport, Unchanged
+from tests.store.informing import compact
 from tests.support.waiting import until_async
 
 
@@ -187,6 +189,17 @@ async def test_a_watch_from_the_future_is_refused(transport: Transport, corner: 
         return False
 
     assert await until_async(from_the_future)
+
+
+async def test_a_deletion_at_the_compacted_revision_is_not_lost(
+    transport: Transport, shared_etcd: EmbeddedEtcd, corner: str
+) -> None:
+    """Etcd 3.4 itself would let the watch begin there, and never tell (etcd issue 18089)."""
+    seen = await put(transport, f"{corner}a")
+    await transport.commit([], [Delete(key=f"{corner}a")])
+    await compact(transport, shared_etcd)
+    with pytest.raises(CompactedError):
+        await watched(transport, corner, after=seen, wanted=1)
 
 
 async def test_memory_compaction_is_told() -> None:

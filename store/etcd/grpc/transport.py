@@ -19,6 +19,7 @@ from store.etcd.grpc.channel import GrpcChannel
 from store.etcd.grpc.methods import Answer, Method, Request
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.grpc.renewals import Renewals
+from store.etcd.news import news
 from store.keys import prefix_end
 from store.port import (
     MAX_OPERATIONS,
@@ -85,7 +86,7 @@ class GrpcTransport:
         create = pb.WatchCreateRequest(
             key=wire.raw(prefix),
             range_end=wire.raw(prefix_end(prefix)),
-            start_revision=after_revision + 1,
+            start_revision=max(1, after_revision),  # not the next one: see `news`
             progress_notify=True,
             fragment=True,
         )
@@ -160,7 +161,7 @@ def _batch(
     revision, store = answer.header.revision, str(answer.header.cluster_id)
     # While catching up, etcd's header is ahead of the events: the last event counts.
     if changes:
-        return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)
+        return news(changes, after_revision, store)
     return WatchBatch(
         revision=after_revision if answer.created else revision, changes=(), store=store
     )

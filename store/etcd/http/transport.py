@@ -16,6 +16,7 @@ from store.etcd.calls import CALL_S, IDLE_S, RENEW_S
 from store.etcd.http import wire
 from store.etcd.http.route import EtcdRoute
 from store.etcd.meanings import exception_of
+from store.etcd.news import news
 from store.keys import prefix_end
 from store.port import (
     MAX_OPERATIONS,
@@ -80,7 +81,7 @@ class HttpTransport:
         request = {
             "key": wire.b64(prefix),
             "range_end": wire.b64(prefix_end(prefix)),
-            "start_revision": str(after_revision + 1),
+            "start_revision": str(max(1, after_revision)),  # not the next one: see `news`
             "progress_notify": True,
         }
         # A watch on a member that lost its leader would stay open and silent without the header.
@@ -108,7 +109,7 @@ class HttpTransport:
         changes = tuple(wire.change(tree) for tree in result.get("events", ()))
         # While catching up, etcd's header is ahead of the events: the last event counts.
         if changes:
-            return WatchBatch(revision=changes[-1].mod_revision, changes=changes, store=store)
+            return news(changes, after_revision, store)
         return WatchBatch(
             revision=after_revision if is_created else revision, changes=(), store=store
         )
