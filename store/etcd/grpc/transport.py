@@ -109,8 +109,9 @@ class GrpcTransport:
                     raise ReplacedError("the store was replaced or rolled back")
                 batch = _batch(answer, tuple(fragments), after_revision)
                 fragments = []
-                after_revision = max(after_revision, batch.revision)
-                yield batch
+                if batch:
+                    after_revision = max(after_revision, batch.revision)
+                    yield batch
 
     async def _newest(self, key: str) -> int:
         """Return the newest revision of the store, which a member that lags has not heard of."""
@@ -157,7 +158,7 @@ class GrpcTransport:
 
 def _batch(
     answer: pb.WatchResponse, changes: tuple[Change, ...], after_revision: int
-) -> WatchBatch:
+) -> WatchBatch | None:
     revision, store = answer.header.revision, str(answer.header.cluster_id)
     # While catching up, etcd's header is ahead of the events: the last event counts.
     if changes:

@@ -93,10 +93,11 @@ class HttpTransport:
                     # Not to go on by its numbers: a watch on the future is silent for ever.
                     raise ReplacedError("the store was replaced or rolled back")
                 batch = self._batch(frame, after_revision)
-                after_revision = max(after_revision, batch.revision)
-                yield batch
+                if batch:
+                    after_revision = max(after_revision, batch.revision)
+                    yield batch
 
-    def _batch(self, frame: wire.Json, after_revision: int) -> WatchBatch:
+    def _batch(self, frame: wire.Json, after_revision: int) -> WatchBatch | None:
         if "error" in frame:
             raise exception_of(*wire.error_of(wire.dumps(frame)))
         result = frame.get("result", {})
