@@ -12,10 +12,11 @@ from schemas.deployment import ModelDeployment, served_names
 from schemas.event import Event
 from schemas.meta import ApiObject, Truth, find_condition
 from schemas.node import Node
-from schemas.pools import NodePool, ShardGroup
+from schemas.pools import NodePool
 from schemas.replica import Endpoint, Replica
 from schemas.revision import Revision
 from schemas.route import Backend, ModelRoute, RouteRule
+from schemas.shardgroup import ShardGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from manifests.errors import ManifestError
 from manifests.load import Loaded
 from manifests.tree import Path
 from schemas.deployment import ModelDeployment
-from schemas.pools import NodePool, ShardGroup
+from schemas.pools import NodePool
 from schemas.route import Backend, ModelRoute
+from schemas.shardgroup import ShardGroup
 
 # The limit of schemas.meta.ObjectName, and what follows a deployment's name in that of a revision.
 _MAX_NAME = 128

@@ -10,8 +10,9 @@ from reconciler.known.fleet import Fleet
 from reconciler.nodes.look import Nodes
 from reconciler.telling import Teller
 from schemas.meta import ApiObject, ObjectKey, Status
-from schemas.pools import NodePool, ShardGroup
+from schemas.pools import NodePool
 from schemas.route import ModelRoute
+from schemas.shardgroup import ShardGroup
 from store import keys
 from store.events import EventRecorder
 

@@ -21,9 +21,10 @@ from schemas.meta import (
     find_condition,
     with_condition,
 )
-from schemas.pools import NodePool, NodePoolStatus, ShardGroup, ShardGroupStatus
+from schemas.pools import NodePool, NodePoolStatus
 from schemas.replica import RankStatus, Replica, ReplicaStatus
 from schemas.route import ModelRoute, ModelRouteStatus
+from schemas.shardgroup import ShardGroup, ShardGroupStatus
 
 # As `ENDED_BECAUSE` begins on a replica that was displaced.
 _PREEMPTED = "Preempted: "

@@ -88,6 +88,10 @@ class KvCache(ApiModel):
         return self
 
 
+# The words cannot be names, which have no capital letters.
+Sharding = Literal["Never", "Auto"] | ObjectName
+
+
 def _none_if_empty(kept: KvCache | None) -> KvCache | None:
     """Return None for what says nothing: `kvCache: {}` must not be another version of a deployment."""
     return None if kept == KvCache() else kept
@@ -120,6 +124,9 @@ class ModelDeploymentSpec(ApiModel):
     """How the tokens that requests have read are kept."""
     placement: Placement = Placement()
     """Where replicas may go."""
+    sharding: Sharding = "Never"
+    """Never: each replica has one Mac. Auto: where no single Mac has room for one, the smallest ShardGroup that
+    has. A name: that ShardGroup."""
     resources: Resources | None = None
     """What one replica takes, if the fleet's own sum is not to count."""
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0

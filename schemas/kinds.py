@@ -6,10 +6,11 @@ from schemas.deployment import ModelDeployment
 from schemas.event import Event
 from schemas.meta import ApiObject
 from schemas.node import Node
-from schemas.pools import NodePool, ShardGroup
+from schemas.pools import NodePool
 from schemas.replica import Endpoint, Replica
 from schemas.revision import Revision
 from schemas.route import ModelRoute
+from schemas.shardgroup import ShardGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from schemas.fabric import NodeFabric
 from schemas.meta import ApiModel, ApiObject, LabelKey, Labels, LabelValue, Status
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
@@ -27,6 +28,19 @@ class LayerGroup(ApiModel):
     """Tokens that a Sliding layer looks back."""
     state_bytes: int = 0
     """What a State layer keeps for one request."""
+
+
+class Splitting(ApiModel):
+    """Over how many Macs the installed mlx-lm can split a model."""
+
+    tensor: tuple[int, ...] = ()
+    """Numbers of ranks, from 2 to 16, over which it splits every layer."""
+    is_pipelined: bool = False
+    """Whether it can give each rank whole layers."""
+    basis: str = ""
+    """What decides, for people: "llama, 9 heads, 3 KV heads"."""
+    layer_bytes: tuple[int, ...] = ()
+    """Bytes of the weights of each layer, the first one first."""
 
 
 class ModelGeometry(ApiModel):
@@ -63,6 +77,8 @@ class ModelGeometry(ApiModel):
     """Whether attention scores are never written out, as in Metal's kernels for some head sizes."""
     unknown: str = ""
     """What nobody could understand of the model; what it needs is then not known."""
+    splitting: Splitting | None = None
+    """None where nobody looked: no deployment wants it split."""
 
 
 class ModelReport(ApiModel):
@@ -157,6 +173,8 @@ class NodeStatus(Status):
     """Whether somebody sits at the machine: keyboard or mouse within the last minutes."""
     labels: Labels = Field(default_factory=dict)
     """Labels the agent was started with."""
+    fabric: NodeFabric = NodeFabric()
+    """Its cables."""
     models: tuple[ModelReport, ...] = ()
     """Every deployed model, and every draft model, as this node sees it."""
     adapters: tuple[AdapterReport, ...] = ()

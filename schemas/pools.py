@@ -1,4 +1,4 @@
-"""NodePool and ShardGroup: which Macs belong together, and what is kept back on them."""
+"""NodePool: which Macs belong together, and what is kept back on them."""
 
 from typing import Annotated, Literal, Self
 
@@ -95,39 +95,6 @@ class NodePool(ApiObject):
     spec: NodePoolSpec
     """Which Macs are in the pool."""
     status: NodePoolStatus | None = None
-    """What is true; written by the reconciler."""
-
-
-class GroupMember(ApiModel):
-    """One Mac of a group; its place in the list is its rank."""
-
-    node: ObjectName
-    """The node."""
-
-
-class ShardGroupSpec(ApiModel):
-    """Which Macs are cabled into one."""
-
-    members: Annotated[tuple[GroupMember, ...], Field(min_length=2)]
-    """The Macs in rank order."""
-    reservation: Literal["Shared", "Exclusive"] = "Shared"
-    """Exclusive keeps single-Mac replicas off the members; Shared lets them in."""
-
-
-class ShardGroupStatus(Status):
-    """What is true of a group."""
-
-    ready_members: int = 0
-    """Members whose agent is alive."""
-
-
-class ShardGroup(ApiObject):
-    """Macs that are cabled into one bigger machine."""
-
-    kind: Literal["ShardGroup"] = "ShardGroup"
-    spec: ShardGroupSpec
-    """Which Macs are cabled into one."""
-    status: ShardGroupStatus | None = None
     """What is true; written by the reconciler."""
 
 

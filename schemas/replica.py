@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.deployment import KvCache, ModelSource
+from schemas.formation import Formation, Golden, Seat
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
 
 
@@ -44,12 +45,13 @@ class MemoryProof(ApiModel):
         return self.override_bytes or self.sum_bytes
 
 
-class RankAssignment(ApiModel):
+class RankAssignment(Seat):
     """One process of the replica and its Mac; the place in the list is the rank."""
 
-    node: ObjectName
     memory: MemoryProof
     """The proof that it fits."""
+    layers: int = 0
+    """In a Pipeline, how many of the model's layers it has: rank 0 the last ones, the last rank the first."""
 
 
 class ReplicaSpec(ApiModel):
@@ -65,6 +67,8 @@ class ReplicaSpec(ApiModel):
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
     ranks: Annotated[tuple[RankAssignment, ...], Field(min_length=1)]
+    formation: Formation | None = None
+    """How the ranks work together; None where there is one."""
 
 
 class ReplicaStatus(Status):
@@ -80,11 +84,15 @@ class Replica(ApiObject):
 
 
 class RankStatus(ApiModel):
-    """What the agent says of the rank it runs; conditions Started, Loaded, Ready."""
+    """What the agent says of the rank it runs: condition Ready, and in a group EpochOver once it cannot go on."""
 
     replica_uid: str
     """The very replica this speaks of; a status of an earlier one of the same name is void."""
     node: ObjectName
+    epoch: int = 0
+    """The epoch that this speaks of; 0 where there is one rank."""
+    golden: Golden | None = None
+    """What rank 0 answered when this epoch was checked; None before, and from other ranks."""
     restarts: int = 0
     """How often the engine was started again after it had ended by itself."""
     peak_bytes: int = 0

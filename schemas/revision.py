@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.deployment import KvCache, ModelSource, Resources, ServedName
+from schemas.deployment import KvCache, ModelSource, Resources, ServedName, Sharding
 from schemas.meta import ApiModel, ApiObject, ObjectName
 
 
@@ -18,6 +18,7 @@ class Template(ApiModel):
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
     resources: Resources | None = None
+    sharding: Sharding = "Never"
     restarted_at: str = ""
     """What `fleetctl rollout restart` wrote: nothing but a reason to start engines anew."""
 

@@ -19,8 +19,9 @@ from schemas import chips, quantity
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.node import AdapterReport, ModelReport, Node, NodeStatus, effective_labels
-from schemas.pools import NodePool, ShardGroup
+from schemas.pools import NodePool
 from schemas.replica import Replica
+from schemas.shardgroup import ShardGroup
 from store import keys
 
 

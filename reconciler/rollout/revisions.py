@@ -24,6 +24,7 @@ def content_of(deployment: ModelDeployment) -> Template:
         queue_depth=spec.queue_depth,
         kv_cache=spec.kv_cache,
         resources=spec.resources,
+        sharding=spec.sharding,
         restarted_at=deployment.metadata.annotations.get(RESTARTED_AT, ""),
     )
 
@@ -52,6 +53,7 @@ def with_content(deployment: ModelDeployment, content: Template) -> ModelDeploym
         "queue_depth": content.queue_depth,
         "kv_cache": content.kv_cache,
         "resources": content.resources,
+        "sharding": content.sharding,
     }
     return deployment.model_copy(update={"spec": deployment.spec.model_copy(update=fields)})
 

@@ -16,15 +16,8 @@ from reconciler.ripples import deployment_of
 from schemas.meta import ApiObject, ObjectKey, ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from schemas.placement import AntiAffinity, Placement
-from schemas.pools import (
-    GroupMember,
-    NodePool,
-    NodePoolSpec,
-    NodeSelector,
-    Reserved,
-    ShardGroup,
-    ShardGroupSpec,
-)
+from schemas.pools import NodePool, NodePoolSpec, NodeSelector, Reserved
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put

@@ -22,8 +22,9 @@ from reconciler.placement.table import Table
 from reconciler.placement.want import want_of
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec, NodeStatus, Taint
-from schemas.pools import GroupMember, NodePool, NodePoolSpec, Reserved, ShardGroup, ShardGroupSpec
+from schemas.pools import NodePool, NodePoolSpec, Reserved
 from schemas.replica import RankStatus
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.cache.informer import Informer
 from store.memory import MemoryTransport

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.actions import (
@@ -183,6 +183,7 @@ def settle(seen: Observed) -> Observed:
     raise AssertionError("the plan does not settle")
 
 
+@settings(max_examples=few(100))
 @given(situations)
 def test_planning_is_deterministic_and_blind_to_order(seen: Observed) -> None:
     seen = sound(seen)
@@ -193,6 +194,7 @@ def test_planning_is_deterministic_and_blind_to_order(seen: Observed) -> None:
     assert set(plan(seen).actions) == set(plan(shuffled).actions)
 
 
+@settings(max_examples=few(100))
 @given(situations)
 def test_a_settled_fleet_is_left_alone(seen: Observed) -> None:
     settled = settle(sound(seen))
@@ -205,6 +207,7 @@ def outcome(seen: Observed) -> list[str]:
     return sorted(r.replica.spec.template for r in settle(seen).replicas)
 
 
+@settings(max_examples=few(100))
 @given(situations, st.integers(0, 12))
 def test_any_prefix_of_a_plan_converges_to_the_same(seen: Observed, length: int) -> None:
     seen = sound(seen)
@@ -214,6 +217,7 @@ def test_any_prefix_of_a_plan_converges_to_the_same(seen: Observed, length: int)
     assert outcome(partly) == outcome(seen)
 
 
+@settings(max_examples=few(100))
 @given(situations)
 def test_a_rollout_keeps_within_its_limits(seen: Observed) -> None:
     """Whatever ends by what is planned, enough go on answering; and there are never too many."""
@@ -271,6 +275,7 @@ def check_ending(
         assert answering >= least
 
 
+@settings(max_examples=few(100))
 @given(situations)
 def test_no_node_is_assigned_more_than_it_has(seen: Observed) -> None:
     seen = sound(seen)
@@ -284,12 +289,14 @@ def assert_fits(after: Sequence[NodeView], before: dict[str, NodeView]) -> None:
         assert view.used_bytes <= room
 
 
+@settings(max_examples=few(100))
 @given(situations)
 def test_no_action_is_taken_twice_on_one_replica(seen: Observed) -> None:
     names = [a.name for a in plan(sound(seen)).actions if not isinstance(a, RemoveDeployment)]
     assert len(names) == len(set(names))
 
 
+@settings(max_examples=few(100))
 @given(situations)
 def test_a_deleted_deployment_places_nothing(seen: Observed) -> None:
     if seen.deployment is not None and seen.deployment.metadata.deletion_timestamp is None:

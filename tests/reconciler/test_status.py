@@ -14,9 +14,10 @@ from reconciler.placement.want import want_of
 from reconciler.rollout import progress
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, ObjectMeta, Status, Truth, find_condition
-from schemas.pools import GroupMember, NodePool, NodePoolSpec, ShardGroup, ShardGroupSpec
+from schemas.pools import NodePool, NodePoolSpec
 from schemas.replica import RankStatus
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from tests.support.fleets import NOW, deployment, node, observed, replica
 
 LATER = NOW + timedelta(seconds=5)

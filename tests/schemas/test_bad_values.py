@@ -10,8 +10,9 @@ from schemas.deployment import ModelDeployment
 from schemas.kinds import KINDS
 from schemas.meta import ApiObject
 from schemas.node import Node
-from schemas.pools import NodePool, ShardGroup
+from schemas.pools import NodePool
 from schemas.route import ModelRoute
+from schemas.shardgroup import ShardGroup
 
 Tree = dict[str, Any]
 GOOD: dict[type[ApiObject], Tree] = {

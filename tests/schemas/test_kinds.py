@@ -13,6 +13,7 @@ from schemas.meta import API_VERSION, ApiObject
 from store import codec
 from store.port import KeyValue
 from tests.schemas.strategies import objects
+from tests.support.examples import few
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -22,7 +23,7 @@ def item(value: bytes) -> KeyValue:
 
 
 @every_kind
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=few(20), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_an_object_is_the_same_after_the_store(kind: Kind, data: st.DataObject) -> None:
     obj = data.draw(objects(kind.type))
@@ -48,7 +49,7 @@ def trees(node: Any) -> list[dict[str, Any]]:
 
 
 @every_kind
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=few(8), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_an_unknown_field_is_refused_at_every_depth(kind: Kind, data: st.DataObject) -> None:
     tree = json.loads(codec.encode(data.draw(objects(kind.type))))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.observe import NodeView
@@ -38,6 +38,7 @@ def fill(want: Want, fleet: Fleet, row: str) -> Fleet:
     return tuple(after if node is taken else node for node in fleet)
 
 
+@settings(max_examples=few(100))
 @given(fleets, st.lists(wants(), min_size=2, max_size=2), st.integers(1, 6))
 def test_columns_decide_as_the_functions_do(fleet: Fleet, wanted: list[Want], number: int) -> None:
     other = replace(wanted[1], name="llama")
@@ -59,12 +60,14 @@ def test_columns_decide_as_the_functions_do(fleet: Fleet, wanted: list[Want], nu
         fleet = fill(want, fleet, outcome.node)
 
 
+@settings(max_examples=few(100))
 @given(fleets, wants())
 def test_the_order_of_nodes_decides_nothing(fleet: Fleet, want: Want) -> None:
     assert place(want, fleet) == place(want, tuple(reversed(fleet)))
     assert explain(want, fleet) == explain(want, tuple(reversed(fleet)))
 
 
+@settings(max_examples=few(100))
 @given(fleets, fleets, st.lists(wants(), min_size=2, max_size=2), st.sets(st.sampled_from(NAMES)))
 def test_a_table_made_from_the_one_before_is_like_a_new_one(
     before: Fleet, other: Fleet, wanted: list[Want], changed: set[str]
@@ -93,6 +96,7 @@ def same_outcomes(one: Table, another: Table, wanted: list[Want]) -> bool:
     return all(mine.claim(want) == theirs.claim(want) for want in (*wanted, *wanted))
 
 
+@settings(max_examples=few(100))
 @given(fleets, wants())
 def test_every_node_that_refuses_says_why(fleet: Fleet, want: Want) -> None:
     for one in explain(want, fleet):
@@ -106,6 +110,7 @@ def test_every_node_that_refuses_says_why(fleet: Fleet, want: Want) -> None:
             assert one.refusal.message
 
 
+@settings(max_examples=few(100))
 @given(fleets, wants())
 def test_the_line_counts_every_node(fleet: Fleet, want: Want) -> None:
     outcome = place(want, fleet)
@@ -114,6 +119,7 @@ def test_the_line_counts_every_node(fleet: Fleet, want: Want) -> None:
         assert one_line(outcome).startswith(f"0/{len(fleet)} nodes fit: ")
 
 
+@settings(max_examples=few(100))
 @given(fleets, wants(), st.integers(1, 12))
 def test_no_node_is_given_more_than_it_has(fleet: Fleet, want: Want, number: int) -> None:
     placer = Placer(Table(fleet))
@@ -127,6 +133,7 @@ def test_no_node_is_given_more_than_it_has(fleet: Fleet, want: Want, number: int
         assert given_.get(node.name, 0) <= max(0, node.room_bytes)
 
 
+@settings(max_examples=few(100))
 @given(fleets, wants(ranks=3))
 def test_a_gang_is_placed_as_a_whole_or_not_at_all(fleet: Fleet, want: Want) -> None:
     placer = Placer(Table(fleet))

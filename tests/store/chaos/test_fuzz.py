@@ -1,4 +1,4 @@
-"""Hundreds of seeds of delays, cuts and stalls between a client and etcd; see `fuzz.Seed`.
+"""Many seeds of delays, cuts and stalls between a client and etcd; see `fuzz.Seed`.
 
 A seed that fails says so; `python -m tests.store.chaos.fuzz WAY SEED` runs it again.
 """
@@ -15,7 +15,7 @@ from tests.support.tcp_proxy import random_plan
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(480)]
 
-_SEEDS, _SEEDS_OF_OTHER_WAYS = 500, 40
+_SEEDS, _SEEDS_OF_OTHER_WAYS = 150, 40
 
 
 @pytest.fixture(scope="module")
