@@ -1,12 +1,19 @@
 """The environment as what child processes inherit. Settings are read from it elsewhere: by click, at the edge."""
 
 import os
+from collections.abc import Mapping
 
 
 def withhold(prefix: str) -> None:
     """Have the processes that we start from here on not inherit variables that begin so."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]
+
+
+def changed(added: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
+    """Return our environment with more variables, and without those of ours that begin so."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return {**kept, **added}
 
 
 def wants_traces() -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -66,6 +66,8 @@ class Process(Protocol):
 
     def running(self) -> bool: ...
 
+    def is_frozen(self) -> bool: ...
+
     def exit_code(self) -> int | None: ...
 
     def send(self, signal_number: int) -> None: ...
@@ -83,6 +85,14 @@ class Child:
         if self._popen is not None:
             return self._popen.poll() is None
         return is_running(self.record)
+
+    def is_frozen(self) -> bool:
+        """Return whether it is stopped (SIGSTOP): it can hear no request to end."""
+        try:
+            is_stopped = psutil.Process(self.record.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+        return is_stopped and self.running()
 
     def exit_code(self) -> int | None:
         """Return the exit code (minus the signal that ended it); None if unknown."""
@@ -110,10 +120,17 @@ def running(pid: int) -> Child | None:
     return Child(record, None)
 
 
-def spawn(command: Sequence[str], *, log: Path, cwd: Path | None = None) -> Child:
+def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Child:
     """Start a process in a session of its own, its output appended to a file.
 
-    Its own session, so that neither a closed terminal nor Ctrl-C at its parent ends it.
+    Its own session, so that neither a closed terminal nor Ctrl-C at its parent ends it. Without an `environment` it
+    has ours.
 
     Raises:
         OSError: the program or the log cannot be opened.
@@ -127,6 +144,7 @@ def spawn(command: Sequence[str], *, log: Path, cwd: Path | None = None) -> Chil
             stdout=output,
             stderr=output,
             cwd=cwd,
+            env=environment,
             start_new_session=True,
         )
     try:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from nodeagent.observe import Over
+from schemas.formation import Golden
 from schemas.meta import Condition
 
 
@@ -20,7 +22,7 @@ class StopEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeEngine:
-    """Have the engine produce one token: that it says it is ready is not enough."""
+    """Have the engine produce one token, a group the golden answer: that it says it is ready is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,42 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Remember why the rank's epoch is over: what it does from now on changes nothing."""
+
+    over: Over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeReference:
+    """Have one process answer the golden question, before the rank starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReference:
+    """End that process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Write the rank's status."""
 
     conditions: tuple[Condition, ...]
     peak_bytes: int = 0
     """Most memory that its engines were seen to take."""
+    golden: Golden | None = None
+    """By what later epochs are checked."""
 
 
-Action: TypeAlias = StartEngine | StopEngine | ProbeEngine | Publish | Withdraw | Forget | Report
+Action: TypeAlias = (
+    StartEngine
+    | StopEngine
+    | ProbeEngine
+    | Publish
+    | Withdraw
+    | Forget
+    | GiveUp
+    | MakeReference
+    | StopReference
+    | Report
+)

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import psutil
 
-from machinery import birthmark, processes
+from machinery import birthmark, environment, processes
 from machinery.clock import Clock
+from nodeagent import groups
+from nodeagent.epochs import Epochs
+from nodeagent.groups import GroupOrder
 
 _MODULE = "nodeagent.engine"
 _PORTS = 100
@@ -44,6 +47,8 @@ class EngineOrder:
     adapter: Path | None = None
     draft_model: Path | None = None
     draft_tokens: int | None = None
+    group: GroupOrder | None = None
+    """Its place among those that share the model; None where it has all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,10 @@ class EngineProcess:
     port: int
     child: processes.Process
     log: Path
+    epoch: int = 0
+    """The epoch of its group; 0 where there is one rank."""
+    memory_bytes: int = 0
+    """What the memory proof promised it."""
 
 
 def command(order: EngineOrder, *, node: str, host: str, port: int) -> list[str]:
@@ -80,6 +89,7 @@ def command(order: EngineOrder, *, node: str, host: str, port: int) -> list[str]
         *_told("--adapter", order.adapter),
         *_told("--draft-model", order.draft_model),
         *_told("--draft-tokens", order.draft_tokens),
+        *(groups.flags(order.group) if order.group is not None else ()),
     ]
 
 
@@ -96,14 +106,22 @@ class Engines:
         self._node = node
         self._host = host
         self._first_port = first_port
+        self._epochs = Epochs(folder)
+
+    def last_epoch(self, replica: str, uid: str) -> int:
+        """Return the last epoch of which a rank was started here for the replica; 0 if none was."""
+        return self._epochs.last(replica, uid)
 
     def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a free port.
+        """Start an engine on a free port; a rank's epoch is used up by that, whatever comes of it.
 
         Raises:
             OSError: it cannot be started: no free port, no process, no disk.
 
         """
+        group = order.group
+        if group is not None:
+            self._epochs.use(order.replica, order.replica_uid, group.epoch)
         folder = self._folder / order.replica
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "engine.log"
@@ -111,7 +129,12 @@ class Engines:
             log.replace(log.with_suffix(".log.1"))
         port = free_port(self._host, self._first_port, taken)
         argv = command(order, node=self._node, host=self._host, port=port)
-        child = processes.spawn(argv, log=log, cwd=folder)
+        inherited: dict[str, str] | None = None
+        if group is not None:
+            groups.write_files(group, folder)
+            added = groups.variables(group, folder)
+            inherited = environment.changed(added, without=groups.INHERITED)
+        child = processes.spawn(argv, log=log, cwd=folder, environment=inherited)
         return EngineProcess(
             replica=order.replica,
             replica_uid=order.replica_uid,
@@ -119,6 +142,8 @@ class Engines:
             port=port,
             child=child,
             log=log,
+            epoch=group.epoch if group is not None else 0,
+            memory_bytes=order.memory_limit_bytes,
         )
 
     def find(self) -> list[EngineProcess]:
@@ -145,6 +170,8 @@ class Engines:
             port=orders.port,
             child=processes.Child(record, None),
             log=folder / "engine.log",
+            epoch=orders.epoch,
+            memory_bytes=orders.memory_limit_bytes,
         )
 
 
@@ -155,6 +182,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--replica-uid", default="")
     parser.add_argument("--served-name", action="append", default=[])
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument("--memory-limit-bytes", type=int, default=0)
     return parser.parse_known_args(argv)[0]
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from schemas.formation import Golden
 from schemas.replica import RankStatus, Replica
 
 
@@ -15,6 +16,53 @@ class Probe(StrEnum):
     FAILED = "Failed"
 
 
+class Reference(StrEnum):
+    """How the making of a reference for the golden answer went: by one process, before the ranks start."""
+
+    NOT_TRIED = "NotTried"
+    RUNNING = "Running"
+    FOUND = "Found"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """Why an epoch cannot go on, as this node sees it."""
+
+    reason: str
+    """RankEnded, RankSilent, RankStuck, CannotStart or GoldenFailed."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """What is seen of an engine that is one rank of a group."""
+
+    epoch: int
+    memory_bytes: int = 0
+    """What the memory proof promised it."""
+    state_s: float = 0.0
+    """For how long it has said the same state, in seconds."""
+    unheard_s: float = 0.0
+    """For how long it has not answered, in seconds; 0 unless it failed to more than once."""
+    stood_s: float = 0.0
+    """For how long it had been busy without progress when it last answered, in seconds."""
+    slowest_s: float = 0.0
+    """The slowest step so far, in seconds."""
+    loaded: float = 0.0
+    """How much of its weights it has loaded, from 0 to 1."""
+    is_frozen: bool = False
+    """Whether it is stopped (SIGSTOP), and can hear nothing."""
+    killed_s: float | None = None
+    """Since when it has been killed and lives on; None if it was not killed."""
+    answer: Golden | None = None
+    """What it answered to the golden question."""
+    probe_failures: int = 0
+    """How often in a row it gave no answer to that."""
+    over: Over | None = None
+    """Why it was given up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
     """One engine process, running or ended."""
@@ -22,7 +70,7 @@ class EngineView:
     replica_uid: str
     is_running: bool
     state: str = ""
-    """What it says of itself: Loading, Ready, Draining, Failed; empty while it says nothing."""
+    """What it says of itself: Joining (a group's), Loading, Ready, Draining, Failed; empty while it says nothing."""
     message: str = ""
     silent_s: float = 0.0
     """Since when it has not answered, in seconds; 0 if it did."""
@@ -40,6 +88,8 @@ class EngineView:
     restarts: int = 0
     peak_bytes: int = 0
     """Most memory that this process took so far; 0 if it did not say."""
+    rank: RankView | None = None
+    """None where the engine has the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +109,11 @@ class LocalState:
     """Why this machine could not start the engine."""
     reported: RankStatus | None = None
     """What we last said about it."""
+    rank: int = 0
+    """Which of the replica's ranks is this node's."""
+    used_epoch: int = 0
+    """The last epoch of which a rank was started here."""
+    reference: Reference = Reference.NOT_TRIED
+    """Whether one process has answered the golden question; that process may run now."""
+    found_reference: Golden | None = None
+    """What it answered."""

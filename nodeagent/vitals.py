@@ -8,6 +8,7 @@ from machinery.clock import Clock
 from nodeagent import conditions
 from nodeagent.conditions import Past
 from nodeagent.hardware.readings import Reading, Readings
+from schemas.fabric import NodeFabric
 from schemas.node import NodeStatus
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class Vitals:
         self._every_s = every_s
         self._limit_s = limit_s
         self._past = Past()
+        self._fabric: NodeFabric | None = None
         self.is_resumed = False
         self._taken_at = float("-inf")
         self._told: tuple[str, ...] = ()
@@ -36,6 +38,7 @@ class Vitals:
         self.is_resumed = True
         if said is None:
             return
+        self._fabric = said.fabric
         self._past = replace(
             self._past,
             conditions=tuple(c for c in said.conditions if c.type in conditions.TYPES),
@@ -51,6 +54,7 @@ class Vitals:
             return
         reading = await self._take()
         self._taken_at = self._clock.monotonic()
+        self._fabric = reading.fabric or self._fabric
         self._past = conditions.judge(
             reading, self._past, self._clock.now(), has_engines=has_engines
         )
@@ -73,6 +77,7 @@ class Vitals:
         past = self._past
         return status.model_copy(
             update={
+                "fabric": self._fabric or status.fabric,
                 "conditions": past.conditions,
                 "disk_bytes": past.disk_bytes,
                 "disk_free_bytes": past.disk_free_bytes or 0,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from reconciler.groups.epochs import Epoch
+from reconciler.groups.view import GroupView
 from reconciler.placement.want import Rival
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelSource
 from schemas.meta import Condition
@@ -34,6 +36,8 @@ class Tenant:
     """The mod_revision of the replica that was read."""
     is_ending: bool = False
     """Whether it drains already: its memory is on its way back."""
+    nodes: tuple[str, ...] = ()
+    """All nodes that have a rank of the replica, where there are several: they give it up together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +121,13 @@ class ReplicaView:
     said_ready: bool = False
     """Whether its agent said last that it answers. While the agent is away nobody knows better: it is not idle."""
     is_stopped: bool = False
-    """Whether its agent reports that nothing of it runs."""
+    """Whether nothing of it runs any more, as far as anybody can know: each agent says so, or is lost."""
     is_node_lost: bool = False
-    """Whether its node has been away for longer than the grace period."""
+    """Whether a node of it has been away for longer than the grace period."""
     trouble: str = ""
-    """What its agent says is wrong."""
+    """What an agent of it says is wrong."""
+    epoch: Epoch | None = None
+    """How its ranks get on together; None where there is one."""
 
     @property
     def name(self) -> str:
@@ -129,7 +135,13 @@ class ReplicaView:
 
     @property
     def node(self) -> str:
+        """Return the node of rank 0, which answers."""
         return self.replica.spec.ranks[0].node
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Return the nodes of all its ranks."""
+        return frozenset(rank.node for rank in self.replica.spec.ranks)
 
     @property
     def is_idle(self) -> bool:
@@ -175,6 +187,8 @@ class Observed:
     """The version whose rollout was completed last, by hash; empty if none was."""
     canary: CanaryStatus | None = None
     """How far the trial of a version is."""
+    groups: tuple[GroupView, ...] = ()
+    """The ShardGroups that matter: those it names, or that its replicas run on; all of them for Auto."""
     next_look_s: float | None = None
     """When to look again though nothing changed: a grace period or a wait ends."""
     awaits_reports: bool = False

@@ -15,6 +15,23 @@ class FabricInterface(ApiModel):
     is_thunderbolt: bool = False
 
 
+class ThunderboltPort(ApiModel):
+    """A Thunderbolt port of the Mac, and what is at the other end of its cable."""
+
+    receptacle: str
+    """The number that macOS gives it, such as "3"."""
+    interface: str = ""
+    """The network interface of the port; empty if nobody could tell."""
+    domain: str = ""
+    """The UUID by which the other end knows this port; the same after a restart."""
+    peer: str = ""
+    """The UUID of the port at the other end, if that is a Mac's and no dock is between; else empty."""
+    speed_gbps: int = 0
+    """What the cable carries, in Gbit/s; 0 where there is none. RDMA needs Thunderbolt 5: 80 or more."""
+    is_bridged: bool = False
+    """Whether its interface belongs to the Thunderbolt Bridge, which RDMA does not go with."""
+
+
 class RdmaDevice(ApiModel):
     """An RDMA device, which is one Thunderbolt port."""
 
@@ -30,6 +47,8 @@ class NodeFabric(ApiModel):
     """The cables of one Mac."""
 
     interfaces: tuple[FabricInterface, ...] = ()
+    ports: tuple[ThunderboltPort, ...] = ()
+    """Its Thunderbolt ports, in order of the numbers."""
     rdma: tuple[RdmaDevice, ...] = ()
     is_rdma_enabled: bool | None = None
     """Whether `rdma_ctl` says that RDMA is on; None where there is no such command."""

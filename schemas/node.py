@@ -41,6 +41,12 @@ class Splitting(ApiModel):
     """What decides, for people: "llama, 9 heads, 3 KV heads"."""
     layer_bytes: tuple[int, ...] = ()
     """Bytes of the weights of each layer, the first one first."""
+    tensor_bytes: tuple[int, ...] = ()
+    """Bytes of one rank's weights for each number in `tensor`."""
+    layer_groups: tuple[int, ...] = ()
+    """For each layer which of the geometry's `groups` it is of, from 0; empty if nobody could tell."""
+    unknown: str = ""
+    """Why nothing of this could be found out."""
 
 
 class ModelGeometry(ApiModel):

@@ -101,10 +101,11 @@ class NodePool(ApiObject):
 def in_pool(pool: NodePool, node: Node) -> bool:
     """Return whether the node belongs to the pool, by name or by its properties."""
     by_name = node.metadata.name in pool.spec.nodes
-    return by_name or (pool.spec.selector is not None and _selects(pool.spec.selector, node))
+    return by_name or (pool.spec.selector is not None and selects(pool.spec.selector, node))
 
 
-def _selects(selector: NodeSelector, node: Node) -> bool:
+def selects(selector: NodeSelector, node: Node) -> bool:
+    """Return whether the node has what the selector asks for; one that never reported has not."""
     if node.status is None or not matches(effective_labels(node), selector.match_labels):
         return False
     if selector.chips and node.status.chip not in selector.chips:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from schemas.deployment import ModelPath
-from schemas.meta import ApiModel, ApiObject, ObjectName, Status
+from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
 from schemas.pools import NodeSelector
 
 Backend = Literal["ring", "jaccl", "jaccl-ring"]
@@ -30,7 +30,12 @@ def _numeric(address: str) -> str:
     return address
 
 
-Address = Annotated[str, StringConstraints(max_length=45), AfterValidator(_numeric)]
+Address = Annotated[
+    str,
+    StringConstraints(max_length=45),
+    AfterValidator(_numeric),
+    Examples(("10.0.0.1", "169.254.12.7", "192.168.1.20")),
+]
 Device = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,32}$")]
 
 

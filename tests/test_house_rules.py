@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,22 +30,40 @@ def label(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", sources(*PRODUCTION, "tests", "bench"), ids=label)
-def test_no_file_does_several_jobs(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert len(lines) <= _LINES, f"{label(path)} has {len(lines)} lines; split it by job"
-    tree = ast.parse("\n".join(lines))
-    assert ast.get_docstring(tree), f"{label(path)} does not say its job in its first sentence"
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
-@pytest.mark.parametrize("path", sources(*PRODUCTION), ids=label)
-def test_functions_are_short_and_few(path: Path) -> None:
-    found = list(functions(ast.parse(path.read_text())))
-    assert len(found) <= _FUNCTIONS, f"{label(path)} has {len(found)} functions"
-    for function in found:
-        assert function.end_lineno is not None
-        length = function.end_lineno - function.lineno + 1
-        assert length <= _FUNCTION_LINES, f"{label(path)}: {function.name} has {length} lines"
+# One test for a room, not for a file: there are a thousand files, and each worker collects every test.
+every_room = pytest.mark.parametrize("room", PRODUCTION)
+
+
+@pytest.mark.parametrize("room", [*PRODUCTION, "tests", "bench"])
+def test_no_file_does_several_jobs(room: str) -> None:
+    wrong: list[str] = []
+    for path in sources(room):
+        lines = len(path.read_text().splitlines())
+        if lines > _LINES:
+            wrong.append(f"{label(path)} has {lines} lines; split it by job")
+        if not ast.get_docstring(parsed(path)):
+            wrong.append(f"{label(path)} does not say its job in its first sentence")
+    assert wrong == []
+
+
+@every_room
+def test_functions_are_short_and_few(room: str) -> None:
+    wrong: list[str] = []
+    for path in sources(room):
+        found = list(functions(parsed(path)))
+        if len(found) > _FUNCTIONS:
+            wrong.append(f"{label(path)} has {len(found)} functions")
+        for function in found:
+            assert function.end_lineno is not None
+            length = function.end_lineno - function.lineno + 1
+            if length > _FUNCTION_LINES:
+                wrong.append(f"{label(path)}: {function.name} has {length} lines")
+    assert wrong == []
 
 
 def test_suppressions_are_few_and_say_why() -> None:
@@ -59,12 +78,17 @@ def test_suppressions_are_few_and_say_why() -> None:
         )
 
 
-@pytest.mark.parametrize("path", sources(*PRODUCTION), ids=label)
-def test_the_environment_is_read_at_the_edge_only(path: Path) -> None:
-    if path.name == "__main__.py" or label(path) == "machinery/environment.py":
-        return
-    text = path.read_text().replace('os.environ.setdefault("GRPC_VERBOSITY"', "")  # set, not read
-    assert not re.search(r"os\.environ|os\.getenv", text), label(path)
+@every_room
+def test_the_environment_is_read_at_the_edge_only(room: str) -> None:
+    wrong: list[str] = []
+    for path in sources(room):
+        if path.name == "__main__.py" or label(path) == "machinery/environment.py":
+            continue
+        # Set, not read.
+        text = path.read_text().replace('os.environ.setdefault("GRPC_VERBOSITY"', "")
+        if re.search(r"os\.environ|os\.getenv", text):
+            wrong.append(label(path))
+    assert wrong == []
 
 
 # Who may catch everything: the loop that decides about retries, the outermost edge of a process or a
@@ -79,14 +103,21 @@ MAY_CATCH_ALL = {
 }
 
 
-@pytest.mark.parametrize("path", sources(*PRODUCTION), ids=label)
-def test_nobody_else_catches_everything(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ExceptHandler):
-            continue
-        caught = ast.unparse(node.type) if node.type is not None else "everything"
-        if caught not in ("Exception", "BaseException", "everything"):
-            continue
-        last = node.body[-1]
-        passes_on = isinstance(last, ast.Raise) and last.exc is None
-        assert passes_on or label(path) in MAY_CATCH_ALL, f"{label(path)}:{node.lineno}"
+def catches_all(handler: ast.ExceptHandler) -> bool:
+    """Return whether it catches everything, and keeps it."""
+    caught = ast.unparse(handler.type) if handler.type is not None else "everything"
+    last = handler.body[-1]
+    passes_on = isinstance(last, ast.Raise) and last.exc is None
+    return caught in ("Exception", "BaseException", "everything") and not passes_on
+
+
+@every_room
+def test_nobody_else_catches_everything(room: str) -> None:
+    wrong = [
+        f"{label(path)}:{node.lineno}"
+        for path in sources(room)
+        if label(path) not in MAY_CATCH_ALL
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ExceptHandler) and catches_all(node)
+    ]
+    assert wrong == []

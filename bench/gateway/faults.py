@@ -2,7 +2,7 @@
 
 Whole answers (50 ms) and streams (64 events, 10 ms apart) are asked for at once, each by as many connections as said, while
 one engine of two or three has its fault. Every answer's text is compared with what it must be. `gap` is the longest that
-any stream paused, `slowest` the longest whole answer: what the fault cost. All gateways give a silent engine 1 s.
+any stream paused, `first` the longest that one took to begin, `slowest` the longest whole answer: what the fault cost. All gateways give a silent engine 1 s.
 In the last runs of ours its etcd is dead. The last line is JSON.
 """
 
@@ -19,9 +19,10 @@ from pathlib import Path
 import uvloop
 from tabulate import tabulate
 
-from bench.gateway import loading, ours, peers
-from bench.gateway.faults_acts import FAULTS, NEVER, Fault, is_used
-from bench.gateway.loading import Load, Records
+from bench.gateway import loading, ours, outcomes, peers
+from bench.gateway.faults_acts import FAULTS, Fault, is_used
+from bench.gateway.loading import Load
+from bench.gateway.outcomes import Circumstances, Outcome
 from bench.gateway.parts import Engine, Programs, compiled, free_port
 from bench.gateway.peers import Peer
 from schemas.routing import Timeouts
@@ -41,28 +42,6 @@ class Setting:
     name: str
     engines: Sequence[Engine]
     concurrencies: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one fault did."""
-
-    setting: str
-    connections: int
-    fault: str
-    requests: int
-    failed: int
-    """Of all; the ones below are among them."""
-    truncated: int
-    """Streams that ended early, with an error or without."""
-    wrong: int
-    """Streams and answers with another text than the reference."""
-    gap_ms: float
-    slowest_ms: float
-    again_s: float | None
-    """From the engine being well again to its next request."""
-    resumed: int
-    ways: str
 
 
 async def under_load(programs: Programs, setting: Setting, count: int, fault: Fault) -> Outcome:
@@ -89,40 +68,14 @@ async def under_load(programs: Programs, setting: Setting, count: int, fault: Fa
         loading.run(programs, whole), loading.run(programs, stream), act()
     )
     after = sum(engine.stats().get("resumed", 0) for engine in setting.engines[1:])
-    return told(setting, count, fault, (wholes, streams), (again_s, int(after - before)))
-
-
-def told(
-    setting: Setting,
-    count: int,
-    fault: Fault,
-    records: tuple[Records, Records],
-    seen: tuple[float | None, int],
-) -> Outcome:
-    wholes, streams = records
-    ways = loading.counts(wholes), loading.counts(streams)
-    cut = sum(ways[1].get(way, 0) for way in ("truncated", "broken", "silent"))
-    bad = [
-        f"{way} {n} {kind}"
-        for kind, found in zip(("whole", "streams"), ways, strict=True)
-        for way, n in found.items()
-        if way != "ok"
-    ]
-    waits = [float(streams[name].max(initial=0)) for name in ("gap_s", "first_s")]
-    return Outcome(
+    during = Circumstances(
         setting=setting.name,
         connections=count,
         fault=fault.name,
-        requests=len(wholes) + len(streams),
-        failed=len(wholes) + len(streams) - sum(way.get("ok", 0) for way in ways),
-        truncated=cut,
-        wrong=sum(way.get("wrong", 0) for way in ways),
-        gap_ms=round(max(waits) * 1000, 1),
-        slowest_ms=round(float(wholes["whole_s"].max(initial=0)) * 1000, 1),
-        again_s=None if seen[0] is None else round(seen[0], 2),
-        resumed=seen[1],
-        ways=", ".join(bad),
+        again_s=again_s,
+        resumed=int(after - before),
     )
+    return outcomes.told(during, wholes, streams)
 
 
 async def settled(programs: Programs, setting: Setting) -> bool:
@@ -152,17 +105,8 @@ async def runs(programs: Programs, setting: Setting) -> AsyncIterator[Outcome]:
             if not await settled(programs, setting):
                 print(f"{setting.name}: an engine is not used again; what follows is without it")
             outcome = await under_load(programs, setting, count, fault)
-            print(line(outcome), flush=True)
+            print(outcomes.line(outcome), flush=True)
             yield outcome
-
-
-def line(one: Outcome) -> str:
-    again = "" if one.again_s is None else f", used again after {one.again_s} s"
-    return (
-        f"{one.setting:24} c={one.connections:<3}{one.fault:10}{one.failed:5} of {one.requests:6} failed, "
-        f"gap {one.gap_ms:7.1f} ms, slowest {one.slowest_ms:7.1f} ms, {one.resumed} resumed{again}"
-        f"{'; ' + one.ways if one.ways else ''}"
-    )
 
 
 @asynccontextmanager
@@ -206,33 +150,6 @@ async def of_peer(programs: Programs, folder: Path, name: str) -> list[Outcome]:
         return [outcome async for outcome in runs(programs, setting)]
 
 
-def slowest_again_s(found: Sequence[Outcome]) -> float | None:
-    """Return the longest time until an engine was used again, of those that were."""
-    times = [one.again_s for one in found if one.again_s is not None and one.again_s != NEVER]
-    return max(times, default=None)
-
-
-def summary(found: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Return each gateway's sums and worst cases."""
-    result: dict[str, dict[str, float | None]] = {}
-    for name in dict.fromkeys(one.setting for one in found):
-        mine = [one for one in found if one.setting == name]
-        result[name] = {
-            "requests": sum(one.requests for one in mine),
-            "failed": sum(one.failed for one in mine),
-            "truncated_streams": sum(one.truncated for one in mine),
-            "wrong_texts": sum(one.wrong for one in mine),
-            "resumed": sum(one.resumed for one in mine),
-            "slowest_again_s": slowest_again_s(mine),
-            "never_again": sum(one.again_s == NEVER for one in mine),
-            **{
-                f"{fault.name}_gap_ms": max(one.gap_ms for one in mine if one.fault == fault.name)
-                for fault in FAULTS
-            },
-        }
-    return result
-
-
 async def main() -> None:
     """Measure and print."""
     began_s = time.monotonic()
@@ -245,20 +162,11 @@ async def main() -> None:
             found += await of_ours(programs, folder, engines)
         for peer in ("nginx", "haproxy"):
             found += await of_peer(programs, folder, peer)
-    totals = summary(found)
+    totals = outcomes.summary(found)
     rows = [[name, *values.values()] for name, values in totals.items()]
     print(tabulate(rows, headers=["gateway", *next(iter(totals.values()))]))
-    mine = [one for one in found if one.setting.startswith("ours")]
-    last = {
-        "failed": sum(one.failed for one in mine),
-        "truncated_streams": sum(one.truncated for one in mine),
-        "wrong_texts": sum(one.wrong for one in mine),
-        "requests": sum(one.requests for one in mine),
-        "slowest_again_s": slowest_again_s(mine),
-        **totals,
-        "seconds": round(time.monotonic() - began_s, 1),
-    }
-    print(json.dumps(last))
+    mine = outcomes.sums([one for one in found if one.during.setting.startswith("ours")])
+    print(json.dumps({**mine, **totals, "seconds": round(time.monotonic() - began_s, 1)}))
 
 
 if __name__ == "__main__":

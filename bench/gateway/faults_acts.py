@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bench.gateway.outcomes import NEVER
 from bench.gateway.parts import Engine
 
 _AGAIN_S = 5.0
-NEVER = float("inf")
 
 
 @dataclass(frozen=True)

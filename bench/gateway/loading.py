@@ -1,8 +1,12 @@
 """Runs the load generator of `native/load.c` and reads its records."""
 
 import asyncio
+import math
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,21 +41,50 @@ class Load:
 
     port: int
     connections: int
-    seconds: float
     is_streamed: bool
-    tokens: int = TOKENS
+    seconds: float = math.inf
+    tokens: int | Path = TOKENS
+    """How long the stand-in's answers are; or a file of what to ask and what must be answered."""
     key: str = ""
     """An API key, where one is needed."""
 
 
-async def run(programs: Programs, load: Load) -> Records:
-    """Return what came of every request."""
+class Running:
+    """A load that is under way."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def records(self) -> Records:
+        """Wait for its end; return what came of every request."""
+        output, _ = await self._process.communicate()
+        return np.frombuffer(output, dtype=_RECORD)
+
+    async def ended(self) -> Records:
+        """Have it ask nothing more; return what came of every request."""
+        self._process.terminate()
+        return await self.records()
+
+
+@asynccontextmanager
+async def running(programs: Programs, load: Load) -> AsyncIterator[Running]:
+    """Ask until the load's time is over; at the latest until the context is left."""
     mode = "stream" if load.is_streamed else "whole"
     numbers = (load.port, load.connections, load.seconds, mode, load.tokens)
     command = [str(programs.load), *map(str, numbers), *((load.key,) if load.key else ())]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    output, _ = await process.communicate()
-    return np.frombuffer(output, dtype=_RECORD)
+    try:
+        yield Running(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def run(programs: Programs, load: Load) -> Records:
+    """Return what came of every request."""
+    async with running(programs, load) as process:
+        return await process.records()
 
 
 def elapsed_s(records: Records) -> float:

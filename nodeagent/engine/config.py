@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.shardgroup import Backend, Parallelism
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
@@ -15,8 +17,15 @@ class GroupConfig:
     port: int
     secret: str
     """What the ranks of one start know, and nobody else."""
+    epoch: int = 1
+    """Which start of the group this is: ranks of another one are turned away."""
+    backend: Backend = "ring"
+    """How MLX connects the ranks."""
+    parallelism: Parallelism = "Tensor"
+    layers: tuple[int, ...] = ()
+    """How many layers each rank has, in rank order; () splits them evenly. Pipeline only."""
     timeout_s: float = 120.0
-    """How long ranks wait for each other, from the moment at which each has loaded its model."""
+    """How long ranks wait for each other to come, from the moment at which each has imported MLX."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,12 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import platformdirs
 
 from nodeagent.engine.config import EngineConfig, GroupConfig
+from schemas.shardgroup import Backend, Parallelism
 
 _MAX_BODY_BYTES = 8 << 20
 _DRAFT_TOKENS = 3
@@ -83,15 +85,20 @@ def _parser() -> argparse.ArgumentParser:
         "--world-size", type=_at_least(2), help="how many processes share the model"
     )
     parser.add_argument("--coordinator", help="HOST:PORT at which rank 0 listens to the others")
+    parser.add_argument("--epoch", type=_at_least(1), help="which start of the group it is")
+    parser.add_argument("--backend", choices=get_args(Backend), help="default: ring")
+    parser.add_argument("--parallelism", choices=get_args(Parallelism), help="default: Tensor")
+    parser.add_argument("--layers", help="n0,n1,...: each rank's, in rank order; default: evenly")
     return parser
 
 
 def _alone(flags: argparse.Namespace, secret: str) -> str:
     """Return what is missing or wrong for a group; "" if all is well, or there is to be none."""
-    given = [flags.rank, flags.world_size, flags.coordinator]
-    if given == [None, None, None]:
+    needed = [flags.rank, flags.world_size, flags.coordinator]
+    more = [flags.epoch, flags.backend, flags.parallelism, flags.layers]
+    if all(one is None for one in needed + more):
         return ""
-    if None in given or not secret:
+    if None in needed or not secret:
         return "a group needs --rank, --world-size, --coordinator, and its secret in MLX_FLEET_GROUP_SECRET"
     host, _, port = flags.coordinator.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536):
@@ -100,6 +107,22 @@ def _alone(flags: argparse.Namespace, secret: str) -> str:
         return f"--rank {flags.rank} is none of {flags.world_size} ranks, which are counted from 0"
     if flags.draft_model is not None:
         return "--draft-model does not go with --world-size: only rank 0 would guess; leave one out"
+    return _layers_complaint(flags)
+
+
+def _layers_complaint(flags: argparse.Namespace) -> str:
+    if flags.layers is None:
+        return ""
+    if flags.parallelism != "Pipeline":
+        return "--layers goes with --parallelism Pipeline only: Tensor splits every layer"
+    parts = flags.layers.split(",")
+    if len(parts) != flags.world_size or not all(
+        part.isdecimal() and int(part) > 0 for part in parts
+    ):
+        return (
+            f"--layers must be {flags.world_size} numbers from 1 up with commas between, one a rank, "
+            f"not {flags.layers!r}"
+        )
     return ""
 
 
@@ -113,6 +136,10 @@ def _group(flags: argparse.Namespace, secret: str) -> GroupConfig | None:
         host=host.strip("[]"),
         port=int(port),
         secret=secret,
+        epoch=flags.epoch or 1,
+        backend=flags.backend or "ring",
+        parallelism=flags.parallelism or "Tensor",
+        layers=tuple(int(part) for part in flags.layers.split(",")) if flags.layers else (),
     )
 
 

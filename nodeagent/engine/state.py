@@ -7,6 +7,8 @@ from enum import StrEnum
 class State(StrEnum):
     """The words of `/health`; only `Ready` takes requests."""
 
+    JOINING = "Joining"
+    """A rank that waits for the others of its group, before MLX connects them."""
     LOADING = "Loading"
     READY = "Ready"
     DRAINING = "Draining"
@@ -27,6 +29,10 @@ class Gauges:
     """Of the weights, to be loaded."""
     steps: int = 0
     """What the worker did with the batch so far: pieces of prompts or embeddings, tokens, or both in one."""
+    slowest_s: float = 0.0
+    """What the slowest of them took. One that takes many times as long is stuck, in a collective perhaps."""
+    is_waiting: bool = False
+    """Whether the worker waits for other ranks, in a socket: for as long as it takes, and without getting anywhere."""
 
     prefill_tokens: int = 0
     """Of prompts, computed so far: what came from the prefix cache is not in it."""

@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from nodeagent.hardware import linux_live, macos_live
+from nodeagent.hardware import linux_fabric, linux_live, macos_fabric, macos_live
 from nodeagent.hardware.readings import Disk, Reading
+from schemas.fabric import NodeFabric
 
 T = TypeVar("T")
 
 _TIMEOUT_S: Final = 5.0
+# Every third reading, so every 30 s: system_profiler is no light command. Ports go dead while a group idles
+# (exo#1973) and addresses move (exo#2067), so once at the start would not do.
+_FABRIC_EVERY: Final = 3
 
 
 class Machine:
@@ -23,13 +27,26 @@ class Machine:
         self._platform = platform
         self._disk = Patient(lambda: read_disk(models_dir))
         self._linux = Patient(linux_live.read)
+        self._linux_fabric = Patient(linux_fabric.read)
+        self._fabric_due_in = 0
 
     async def take(self) -> Reading:
         """Return how the machine is now; what cannot be read, or takes too long, is None in it."""
         async with asyncio.TaskGroup() as group:
             disk = group.create_task(self._disk.ask())
             rest = group.create_task(self._system())
-        return replace(rest.result(), disk=disk.result())
+            fabric = group.create_task(self._cables())
+        return replace(rest.result(), disk=disk.result(), fabric=fabric.result())
+
+    async def _cables(self) -> NodeFabric | None:
+        """Return how it is cabled, if it is time to look; what could not be read is due at once."""
+        if self._fabric_due_in > 0:
+            self._fabric_due_in -= 1
+            return None
+        is_mac = self._platform == "darwin"
+        found = await (macos_fabric.read() if is_mac else self._linux_fabric.ask())
+        self._fabric_due_in = 0 if found is None else _FABRIC_EVERY - 1
+        return found
 
     async def _system(self) -> Reading:
         if self._platform == "darwin":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from nodeagent.hardware.memory import Pressure
+from schemas.fabric import NodeFabric
 
 Power: TypeAlias = Literal["Mains", "Battery", "Unknown"]
 
@@ -68,6 +69,8 @@ class Reading:
     power: Power = "Unknown"
     owner_idle_s: float | None = None
     """Seconds since somebody used keyboard or mouse; None if nobody sits at such a machine."""
+    fabric: NodeFabric | None = None
+    """Its cables; None if they were not looked at this time."""
 
 
 class Readings(Protocol):

@@ -40,7 +40,7 @@ class Use:
 
 def cache_bytes(geometry: ModelGeometry, use: Use) -> int:
     """Return what the caches of all requests hold together, on one rank."""
-    return sum(group.count * _layer_bytes(group, geometry, use) for group in groups_of(geometry))
+    return sum(group.count * layer_bytes(group, geometry, use) for group in groups_of(geometry))
 
 
 def groups_of(geometry: ModelGeometry) -> tuple[LayerGroup, ...]:
@@ -59,7 +59,8 @@ def groups_of(geometry: ModelGeometry) -> tuple[LayerGroup, ...]:
     )
 
 
-def _layer_bytes(group: LayerGroup, geometry: ModelGeometry, use: Use) -> int:
+def layer_bytes(group: LayerGroup, geometry: ModelGeometry, use: Use) -> int:
+    """Return what the caches of one layer of the group hold for all requests, on one rank."""
     heads = -(-group.kv_heads // use.ranks)
     element = geometry.kv_element_bytes
     per_token = heads * (group.head_dim + group.value_dim) * element

@@ -46,15 +46,7 @@ def prove(
 
     `override_bytes` is what a person says instead (spec.resources.memory): it counts, the parts stay to compare.
     """
-    use = Use(
-        # The model reads the guesses before it knows which of them are right.
-        context_length=context_length + extras.draft_tokens,
-        concurrency=concurrency,
-        ranks=ranks,
-        kv_bits=extras.kv_bits,
-        kv_window=extras.kv_window,
-        decoded_at_once=1 + extras.draft_tokens,
-    )
+    use = use_of(context_length, concurrency, ranks=ranks, extras=extras)
     return MemoryProof(
         weights_bytes=_weights(geometry, ranks),
         kv_cache_bytes=cache.cache_bytes(geometry, use),
@@ -64,6 +56,19 @@ def prove(
         adapter_bytes=extras.adapter_bytes,
         draft_bytes=_draft(extras, use),
         override_bytes=override_bytes,
+    )
+
+
+def use_of(context_length: int, concurrency: int, *, ranks: int, extras: Extras) -> Use:
+    """Return how an engine is used that works on `concurrency` requests of `context_length` tokens."""
+    return Use(
+        # The model reads the guesses before it knows which of them are right.
+        context_length=context_length + extras.draft_tokens,
+        concurrency=concurrency,
+        ranks=ranks,
+        kv_bits=extras.kv_bits,
+        kv_window=extras.kv_window,
+        decoded_at_once=1 + extras.draft_tokens,
     )
 
 

@@ -142,10 +142,10 @@ def draft_of(want: Want, node: NodeView) -> ModelGeometry | None:
     return None if draft is None else node.models[draft.path].geometry
 
 
-def proof_of(want: Want, node: NodeView) -> MemoryProof:
-    """Return what one rank of the replica would need on the node."""
+def extras_of(want: Want, node: NodeView) -> Extras:
+    """Return what the deployment asks for beside the model, as the node has it."""
     source, kept = want.spec.model, want.spec.kv_cache or KvCache()
-    extras = Extras(
+    return Extras(
         kv_bits=kept.bits,
         kv_window=kept.window,
         prefix_cache_bytes=quantity.parse(kept.prefix_bytes) if kept.prefix_bytes else 0,
@@ -153,11 +153,14 @@ def proof_of(want: Want, node: NodeView) -> MemoryProof:
         draft=draft_of(want, node),
         draft_tokens=source.draft.tokens if source.draft is not None else 0,
     )
+
+
+def proof_of(want: Want, node: NodeView) -> MemoryProof:
+    """Return what the replica would need if it had the node for itself alone."""
     return prove(
         geometry_of(want, node),
         context_length=want.spec.context_length,
         concurrency=want.spec.concurrency,
-        ranks=want.ranks,
         override_bytes=want.override_bytes,
-        extras=extras,
+        extras=extras_of(want, node),
     )

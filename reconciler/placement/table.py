@@ -191,7 +191,7 @@ class Table:
         column, spec = sources.column(want), want.spec
         guesses = spec.model.draft.tokens if spec.model.draft is not None else 0
         sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, guesses
-        key = column, (*sizes_of, want.ranks, want.override_bytes)
+        key = column, (*sizes_of, want.override_bytes)
         found = self.answers.needs.get(key)
         if found is None:
             coded = self.coded(column)

@@ -15,8 +15,6 @@ class Want:
     spec: ModelDeploymentSpec
     apart_from: frozenset[str] = frozenset()
     """Deployments whose replicas must not be on the same node."""
-    ranks: int = 1
-    """Over how many nodes the replica is split."""
 
     @property
     def path(self) -> str:
@@ -36,10 +34,6 @@ class Rival:
     missing: int
 
 
-def want_of(
-    deployment: ModelDeployment, *, apart_from: frozenset[str] = frozenset(), ranks: int = 1
-) -> Want:
+def want_of(deployment: ModelDeployment, *, apart_from: frozenset[str] = frozenset()) -> Want:
     """Return what one more replica of the deployment wants."""
-    return Want(
-        name=deployment.metadata.name, spec=deployment.spec, apart_from=apart_from, ranks=ranks
-    )
+    return Want(name=deployment.metadata.name, spec=deployment.spec, apart_from=apart_from)

@@ -51,6 +51,8 @@ class Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_mock") or name in ("__wrapped__", "__test__", "pytestmark"):
+            raise AttributeError(name)  # what pytest asks of every global that it collects
         return getattr(module(self._name), name)
 
 

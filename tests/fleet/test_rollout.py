@@ -25,8 +25,8 @@ spec:
 
 
 @asynccontextmanager
-async def under_load(fleet: Fleet) -> AsyncIterator[list[Stream]]:
-    """Have four clients ask without a pause; at the end every answer must have been whole."""
+async def under_load(fleet: Fleet, pause_s: float = 0.3) -> AsyncIterator[list[Stream]]:
+    """Have four clients ask again and again; at the end every answer must have been whole."""
     asked: list[Stream] = []
     is_over = asyncio.Event()
 
@@ -35,6 +35,7 @@ async def under_load(fleet: Fleet) -> AsyncIterator[list[Stream]]:
             one = Stream()
             asked.append(one)
             await stream(fleet.url, "tiny", "hello", max_tokens=48, into=one)
+            await asyncio.sleep(pause_s)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(4):
@@ -62,17 +63,19 @@ async def replicas(fleet: Fleet) -> dict[str, str]:
     }
 
 
+# Without a pause the clients take all that the machine has.
+@pytest.mark.parametrize("pause_s", [0.3, pytest.param(0.0, marks=pytest.mark.soak)])
 @pytest.mark.fleet
 @pytest.mark.timeout(300)
 async def test_nothing_is_dropped_by_a_rollout_a_drain_or_a_way_back(
-    tmp_path: Path, models_dir: Path
+    tmp_path: Path, models_dir: Path, pause_s: float
 ) -> None:
     async with running_fleet(tmp_path, models_dir, nodes=2) as fleet:
         await fleet.applied(MANIFEST.format(context=512))
         await rolled_out(fleet)
         await fleet.routed("tiny", 2)
         before = await replicas(fleet)
-        async with under_load(fleet):
+        async with under_load(fleet, pause_s):
             await fleet.applied(MANIFEST.format(context=768))
             await rolled_out(fleet)
             assert not before.keys() & (await replicas(fleet)).keys()

@@ -283,7 +283,7 @@ UNKNOWN = [
     ),
     pytest.param(
         f"{HEAD}kind: ShardGroup\nmetadata: {{name: a}}\nspec: {{members: [{{node: a}}]}}\n",
-        ":4:8: ShardGroup/a: spec.members: needs 2 items or more, has 1",
+        ":4:1: ShardGroup/a: spec: has 1 members, and a group of 2 needs as many; add members or make size smaller",
         id="too-few",
     ),
 ]

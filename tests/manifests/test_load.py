@@ -265,6 +265,7 @@ def test_output_is_in_the_order_people_know() -> None:
         "    spreadBy: []\n"
         "    profile: Balanced\n"
         "    weights: {}\n"
+        "  sharding: Never\n"
         "  priority: 0\n"
         "  minAvailable: 0\n"
         "  rollout:\n"

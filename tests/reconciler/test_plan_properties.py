@@ -25,6 +25,7 @@ from reconciler.rollout import steps
 from reconciler.rollout.revisions import template, with_content
 from schemas import amount
 from schemas.rollout import Canary, CanaryStep, Rollout
+from tests.support.examples import few
 from tests.support.fleets import NOW, deployment, node, observed, replica, revision
 
 NAMES = ("a", "b", "c", "d")

@@ -1,9 +1,11 @@
 /* The load generator of `bench.gateway`: kept-alive connections that ask, read to the end and ask again.
 
-   load PORT CONNECTIONS SECONDS stream|whole TOKENS [AUTHORIZATION]
+   load PORT CONNECTIONS SECONDS stream|whole TOKENS|FILE [AUTHORIZATION]
 
-   Every answer is read to its end and its text compared with what the engine must have said (words.h). One record
-   (struct record) for each request goes to stdout at the end. Connections that break are made anew. */
+   Every answer is read to its end and its text compared with what the engine must have said: so many of the
+   stand-in's words (words.h), or what the file says, whose lines are in turn a body to send and its answer's text,
+   escaped as in JSON. One record (struct record) for each request goes to stdout at the end, the first answer to a
+   file's body that is not as it must be to stderr. Connections that break are made anew. SIGTERM: nothing more is asked. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,6 +21,8 @@
 
 #define ROOM (256 << 10)
 #define SILENCE_S 8.0 /* longer than any fault may take; then it is lost */
+#define REAL_SILENCE_S 60.0 /* of engines that share the cores with all else */
+#define SCRIPTS 1024
 #define AGAIN_S 0.01
 
 /* bench/gateway/loading.py reads them by the same names. */
@@ -32,20 +36,37 @@ struct record {
 struct conn {
     int fd, is_open, is_asking, is_chunked, is_parsed, is_last;
     uint32_t number, key;
+    const struct script *script;
     double ready_s, began_s, first_s, last_s, gap_s;
     char *raw, *body; /* as it came; without framing */
     size_t raw_len, raw_at, body_len, expected, left;
     int status, is_whole;
 };
 
+struct script {
+    char *request, *text; /* what is sent; what must come, NULL: words */
+    size_t request_len, text_len;
+};
+
 static struct record *records;
 static size_t record_count, record_room;
-static char *request;
-static size_t request_len, key_at;
+static struct script scripts[SCRIPTS];
+static uint32_t script_count;
+static size_t key_at;
 static int port, tokens, is_streamed;
+static volatile sig_atomic_t is_ended;
+
+static void end_it(int number)
+{
+    is_ended = number;
+}
 
 static void note(struct conn *c, enum outcome outcome, double now)
 {
+    static int is_told;
+    if (outcome != OK && c->script->text && !is_told++)
+        fprintf(stderr, "load: outcome %d, status %d: %.*s\n  to %s\n  must say %s\n", outcome, c->status,
+                (int)(c->body_len < 4000 ? c->body_len : 4000), c->body, c->script->request, c->script->text);
     if (record_count == record_room)
         records = realloc(records, (record_room = record_room * 2 + 4096) * sizeof *records);
     records[record_count++] = (struct record){c->began_s, c->first_s ? c->first_s - c->began_s : now - c->began_s,
@@ -81,17 +102,21 @@ static void ask(struct conn *c, int index, double now)
     c->raw_len = c->raw_at = c->body_len = c->left = 0;
     c->is_parsed = c->is_whole = c->status = 0;
     c->is_asking = 1;
+    c->script = &scripts[((uint32_t)index + c->number) % script_count];
     if (!c->is_open && !connected(c)) {
         note(c, UNREACHABLE, now_s());
         c->ready_s = now + AGAIN_S;
         return;
     }
-    /* Four turns of a conversation, as far as a gateway that tells conversations apart is concerned. */
-    char digits[16];
-    c->key = (uint32_t)index * 1000000u + c->number++ / 4;
-    snprintf(digits, sizeof digits, "%010u", c->key);
-    memcpy(request + key_at, digits, 10);
-    if (send(c->fd, request, request_len, 0) != (ssize_t)request_len)
+    if (!c->script->text) {
+        /* Four turns of a conversation, as far as a gateway that tells conversations apart is concerned. */
+        char digits[16];
+        c->key = (uint32_t)index * 1000000u + c->number / 4;
+        snprintf(digits, sizeof digits, "%010u", c->key);
+        memcpy(c->script->request + key_at, digits, 10);
+    }
+    c->number++;
+    if (send(c->fd, c->script->request, c->script->request_len, 0) != (ssize_t)c->script->request_len)
         c->last_s = now; /* the end of the connection is found when it is read */
 }
 
@@ -136,28 +161,45 @@ static int unframe(struct conn *c)
     return 1;
 }
 
-static enum outcome judged(struct conn *c)
+/* Move an answer's text to the front of its body, as it is escaped; return how long it is. */
+static size_t gather(struct conn *c)
 {
-    char *at = c->body, *end, word[WORD];
-    int i = 0;
-    *(end = c->body + c->body_len) = 0;
-    if (c->status != 200)
-        return REFUSED;
+    char *at = c->body, *to = c->body;
     while ((at = strstr(at, "\"content\":"))) {
         at += 10 + strspn(at + 10, " ");
         if (*at++ != '"')
             continue;
-        for (; *at && *at != '"'; at += WORD, i++) {
-            spell(token_of(c->key, (uint32_t)i), word);
-            if (end - at < WORD || memcmp(at, word, WORD))
-                return WRONG;
+        while (*at && *at != '"') {
+            if (*at == '\\' && at[1])
+                *to++ = *at++;
+            *to++ = *at++;
         }
     }
-    if (strstr(c->body, ": fleet"))
-        return WRONG; /* marks are between gateways and engines */
-    if (is_streamed && !strstr(c->body, "data: [DONE]"))
+    return (size_t)(to - c->body);
+}
+
+static enum outcome judged(struct conn *c)
+{
+    c->body[c->body_len] = 0;
+    if (c->status != 200)
+        return REFUSED;
+    int is_done = strstr(c->body, "data: [DONE]") != NULL;
+    int is_marked = strstr(c->body, ": fleet") != NULL; /* marks are between gateways and engines */
+    size_t length = gather(c);
+    const struct script *script = c->script;
+    if (is_marked)
+        return WRONG;
+    if (is_streamed && !is_done)
         return BROKEN;
-    return i == tokens ? OK : WRONG;
+    if (script->text)
+        return length == script->text_len && !memcmp(c->body, script->text, length) ? OK : WRONG;
+    char word[WORD];
+    for (int i = 0; i < tokens && (size_t)i * WORD < length; i++) {
+        spell(token_of(c->key, (uint32_t)i), word);
+        if (memcmp(c->body + i * WORD, word, WORD))
+            return WRONG;
+    }
+    return length == (size_t)tokens * WORD ? OK : WRONG;
 }
 
 static void read_more(struct conn *c, double now)
@@ -192,18 +234,47 @@ static void read_more(struct conn *c, double now)
     }
 }
 
-static void prepare(int is_stream, const char *authorization)
+static void add(const char *body, char *text, const char *authorization)
 {
-    char *body = malloc(4096), prompt[1024] = "";
+    struct script *script = &scripts[script_count++];
+    size_t room = strlen(body) + 1024;
+    script->request = malloc(room);
+    script->request_len = (size_t)snprintf(script->request, room, "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%s%s%scontent-length: %zu\r\n\r\n%s",
+                                           authorization ? "authorization: Bearer " : "", authorization ? authorization : "",
+                                           authorization ? "\r\n" : "", strlen(body), body);
+    script->text = text;
+    script->text_len = text ? strlen(text) : 0;
+}
+
+static void add_words(const char *authorization)
+{
+    char body[4096], prompt[1024] = "";
     for (int i = 0; i < 200; i++)
         strcat(prompt, "word ");
-    int length = sprintf(body, "{\"model\":\"bench\"%s,\"messages\":[{\"role\":\"user\",\"content\":\"key=0000000000 %s\"}]}",
-                         is_stream ? ",\"stream\":true" : "", prompt);
-    request = malloc(8192);
-    request_len = (size_t)sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%s%s%scontent-length: %d\r\n\r\n%s",
-                                  authorization ? "authorization: Bearer " : "", authorization ? authorization : "",
-                                  authorization ? "\r\n" : "", length, body);
-    key_at = (size_t)(strstr(request, "key=") - request) + 4;
+    snprintf(body, sizeof body, "{\"model\":\"bench\"%s,\"messages\":[{\"role\":\"user\",\"content\":\"key=0000000000 %s\"}]}",
+             is_streamed ? ",\"stream\":true" : "", prompt);
+    add(body, NULL, authorization);
+    key_at = (size_t)(strstr(scripts[0].request, "key=") - scripts[0].request) + 4;
+}
+
+static char *line_of(FILE *file)
+{
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length = getline(&line, &room, file);
+    if (length <= 0)
+        return NULL;
+    line[length - 1] = 0;
+    return line;
+}
+
+static int add_file(const char *path, const char *authorization)
+{
+    FILE *file = fopen(path, "r");
+    char *body, *text;
+    while (file && script_count < SCRIPTS && (body = line_of(file)) && (text = line_of(file)))
+        add(body, text, authorization);
+    return script_count > 0;
 }
 
 int main(int argc, char **argv)
@@ -212,21 +283,28 @@ int main(int argc, char **argv)
         return 2;
     port = atoi(argv[1]), tokens = atoi(argv[5]), is_streamed = !strcmp(argv[4], "stream");
     int count = atoi(argv[2]);
-    double until_s = now_s() + atof(argv[3]);
-    prepare(is_streamed, argc > 6 ? argv[6] : NULL);
+    double until_s = now_s() + atof(argv[3]), silence_s = tokens ? SILENCE_S : REAL_SILENCE_S;
+    const char *authorization = argc > 6 ? argv[6] : NULL;
+    if (tokens)
+        add_words(authorization);
+    else if (!add_file(argv[5], authorization))
+        return 2;
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGTERM, end_it);
     struct conn *conns = calloc((size_t)count, sizeof *conns);
     struct pollfd *polls = calloc((size_t)count, sizeof *polls);
     for (int i = 0; i < count; i++)
         conns[i].raw = malloc(ROOM), conns[i].body = malloc(ROOM);
     for (;;) {
         double now = now_s();
+        if (is_ended)
+            until_s = 0;
         int waiting = 0, soonest_ms = 1000;
         for (int i = 0; i < count; i++) {
             struct conn *c = &conns[i];
             if (!c->is_asking && now < until_s && now >= c->ready_s)
                 ask(c, i, now);
-            if (c->is_asking && now - c->last_s > SILENCE_S)
+            if (c->is_asking && now - c->last_s > silence_s)
                 note(c, SILENT, now), hang_up(c, now);
             if (!c->is_asking && now < until_s)
                 soonest_ms = 10;

@@ -14,15 +14,13 @@ import mlx.core as mx
 from machinery.clock import Clock
 from nodeagent.engine.batch.embed import Embedder
 from nodeagent.engine.batch.executor import Executor
+from nodeagent.engine.batch.measuring import measure
 from nodeagent.engine.batch.plan import Chunk, Plan
 from nodeagent.engine.batch.scheduler import Scheduler, Speed
 from nodeagent.engine.errors import reason
 from nodeagent.engine.jobs import Embed, Event, Fault, Job, Made
 from nodeagent.engine.memory.guard import Memory
 from nodeagent.engine.state import Gauges
-
-# What a gateway is told of the prefix cache: the blocks used last, of 64 tokens each.
-_SUMMARY_BLOCKS = 1024
 
 log = logging.getLogger(__name__)
 
@@ -215,20 +213,9 @@ class Batch:
         return [Fault(job_id=job_id, reason=reason(error)) for job_id in ids]
 
     def _measure(self) -> None:
-        gauges, prefix = self.gauges, self.executor.prefix.stats
-        gauges.active_bytes = mx.get_active_memory()
-        gauges.buffer_bytes = mx.get_cache_memory()
-        gauges.peak_bytes = mx.get_peak_memory()
+        gauges = self.gauges
+        measure(gauges, self.executor)
         gauges.kv_bytes = self.memory.promised_bytes
         if self.executor.guesser is not None:
             gauges.draft_tokens = self.executor.guesser.guessed
             gauges.draft_accepted_tokens = self.executor.guesser.kept
-        gauges.running = len(self.executor.decoding.rows)
-        gauges.prefilling = len(self.executor.jobs) - gauges.running
-        if gauges.prefix_bytes != prefix.nbytes:
-            gauges.prefix_bytes = prefix.nbytes
-            gauges.prefix_blocks = tuple(self.executor.prefix.summary(_SUMMARY_BLOCKS))
-        gauges.prefix_lookups = prefix.lookups
-        gauges.prefix_query_tokens = prefix.asked_tokens
-        gauges.prefix_hit_tokens = prefix.hit_tokens
-        gauges.prefix_evictions = prefix.evictions

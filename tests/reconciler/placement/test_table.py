@@ -13,6 +13,7 @@ from reconciler.placement.refusals import Unschedulable, one_line, refusals
 from reconciler.placement.table import Table
 from reconciler.placement.want import Want
 from tests.reconciler.placement.fleets import NAMES, fleets, wants
+from tests.support.examples import few
 
 Fleet = tuple[NodeView, ...]
 

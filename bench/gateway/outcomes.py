@@ -1,0 +1,125 @@
+"""What a fault did to those who asked meanwhile: counted, told in a line, summed up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.gateway import loading
+from bench.gateway.loading import Records
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """Where something happened, and what the servers say of it."""
+
+    setting: str
+    connections: int
+    """As many for streams as for whole answers."""
+    fault: str
+    again_s: float | None = None
+    """Until all was as before; None if nothing was done. `make bench-gateway-faults`: from the engine being well
+    to its next request; `-real`: from the fault to all engines serving."""
+    resumed: int = 0
+    retried: int | None = None
+    """None: nobody counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one fault did."""
+
+    during: Circumstances
+    requests: int
+    failed: int
+    """Of all; the ones below are among them."""
+    truncated: int
+    """Streams that ended early, with an error or without."""
+    wrong: int
+    """Streams and answers with another text than the reference."""
+    gap_ms: float
+    """The longest that any stream paused."""
+    first_ms: float
+    """The longest that any stream took to begin."""
+    slowest_ms: float
+    """The longest whole answer."""
+    ways: str
+
+    @property
+    def pause_ms(self) -> float:
+        """The longest that anybody who streams had to wait."""
+        return max(self.gap_ms, self.first_ms)
+
+
+def told(during: Circumstances, wholes: Records, streams: Records) -> Outcome:
+    """Count what came of the requests."""
+    ways = loading.counts(wholes), loading.counts(streams)
+    bad = [
+        f"{way} {n} {kind}"
+        for kind, found in zip(("whole", "streams"), ways, strict=True)
+        for way, n in found.items()
+        if way != "ok"
+    ]
+    requests = len(wholes) + len(streams)
+    return Outcome(
+        during=during,
+        requests=requests,
+        failed=requests - sum(way.get("ok", 0) for way in ways),
+        truncated=sum(ways[1].get(way, 0) for way in ("truncated", "broken", "silent")),
+        wrong=sum(way.get("wrong", 0) for way in ways),
+        gap_ms=_longest_ms(streams, "gap_s"),
+        first_ms=_longest_ms(streams, "first_s"),
+        slowest_ms=_longest_ms(wholes, "whole_s"),
+        ways=", ".join(bad),
+    )
+
+
+def _longest_ms(records: Records, name: str) -> float:
+    return round(float(records[name].max(initial=0)) * 1000, 1)
+
+
+def line(one: Outcome) -> str:
+    """Return it for people."""
+    during = one.during
+    again = "" if during.again_s is None else f", as before after {during.again_s:.1f} s"
+    retried = "" if during.retried is None else f", {during.retried} retried"
+    return (
+        f"{during.setting:24} c={during.connections:<3}{during.fault:14}{one.failed:5} of {one.requests:6} failed, "
+        f"gap {one.gap_ms:7.1f} ms, first {one.first_ms:7.1f} ms, slowest {one.slowest_ms:7.1f} ms, "
+        f"{during.resumed} resumed{retried}{again}{'; ' + one.ways if one.ways else ''}"
+    )
+
+
+def slowest_again_s(found: Sequence[Outcome]) -> float | None:
+    """Return the longest time until all was as before, of those where it was."""
+    times = [
+        one.during.again_s
+        for one in found
+        if one.during.again_s is not None and one.during.again_s != NEVER
+    ]
+    return max(times, default=None)
+
+
+def sums(found: Sequence[Outcome]) -> dict[str, float | None]:
+    """Return sums and worst cases."""
+    return {
+        "failed": sum(one.failed for one in found),
+        "truncated_streams": sum(one.truncated for one in found),
+        "wrong_texts": sum(one.wrong for one in found),
+        "requests": sum(one.requests for one in found),
+        "resumed": sum(one.during.resumed for one in found),
+        "slowest_again_s": slowest_again_s(found),
+        "never_again": sum(one.during.again_s == NEVER for one in found),
+    }
+
+
+def summary(found: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Return each setting's sums, and what each fault cost at worst."""
+    result: dict[str, dict[str, float | None]] = {}
+    for name in dict.fromkeys(one.during.setting for one in found):
+        mine = [one for one in found if one.during.setting == name]
+        result[name] = sums(mine)
+        for fault in dict.fromkeys(one.during.fault for one in found):
+            costs = [one.pause_ms for one in mine if one.during.fault == fault]
+            result[name][f"{fault}_gap_ms"] = max(costs, default=None)
+    return result

@@ -1,0 +1,165 @@
+"""The faults of `bench.gateway.real_faults`: what happens to an engine of a real fleet, and when all is well again."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from nodeagent.engines import EngineProcess, Engines
+from tests.support.fleet import Fleet
+from tests.support.waiting import until_async
+
+MODEL = "tiny"
+_WHOLE_S = 120.0
+_MANIFEST = """
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {{name: tiny}}
+spec:
+  model: {{path: tiny}}
+  replicas: {replicas}
+  contextLength: {context}
+  concurrency: 32
+"""
+
+
+@dataclass
+class Scene:
+    """A fleet that serves, and what is declared there."""
+
+    fleet: Fleet
+    nodes: int
+    """As many as engines."""
+    context: int = 512
+    """Another one is another template."""
+    drained: str = ""
+    """The node that is drained."""
+
+    async def declare(self) -> None:
+        """Apply the deployment as it is now."""
+        await self.fleet.applied(_MANIFEST.format(replicas=self.nodes, context=self.context))
+
+    def engines(self) -> list[tuple[str, EngineProcess]]:
+        """Return all engine processes, each with its node."""
+        names = [f"node-{number}" for number in range(1, self.nodes + 1)]
+        return [
+            (name, engine)
+            for name in names
+            for engine in Engines(
+                self.fleet.root / name / "engines", node="", host="", first_port=0
+            ).find()
+        ]
+
+    def victim(self) -> tuple[str, int]:
+        """Return a node with an engine, and the engine's pid."""
+        name, engine = self.engines()[0]
+        return name, engine.child.record.pid
+
+    async def is_whole(self, without: int | None) -> bool:
+        """Return whether there are as many engines as declared, all of them serve, and the gateway knows."""
+        found = await asyncio.to_thread(self.engines)
+        pids = {engine.child.record.pid for _, engine in found}
+        if len(pids) != self.nodes or without in pids:
+            return False
+        async with aiohttp.ClientSession() as session:
+            for _, engine in found:
+                if not await _says(session, f"http://127.0.0.1:{engine.port}/ready"):
+                    return False
+            health = await _says(session, f"{self.fleet.url}/health")
+        return bool(health.get("models", {}).get(MODEL, {}).get("ready") == self.nodes)
+
+    async def whole(self, without: int | None = None) -> None:
+        """Wait until it is."""
+        await until_async(
+            lambda: self.is_whole(without), limit_s=_WHOLE_S, what=f"{self.nodes} engines"
+        )
+
+    async def ordered(self, *words: str) -> None:
+        """Have fleetctl do something."""
+        done = await self.fleet.ctl(*words, limit_s=_WHOLE_S)
+        assert done.code == 0, done.err
+
+
+async def _says(session: aiohttp.ClientSession, url: str) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the answer to a GET; empty if there is none, or it is a refusal."""
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+            return dict(await response.json()) if response.status == 200 else {}
+    except (aiohttp.ClientError, TimeoutError):
+        return {}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to one engine."""
+
+    name: str
+    begin: Callable[[Scene], Awaitable[int | None]]
+    """Do it; returns the pid of the engine that must be gone for all to be well."""
+    lasts_s: float = 0.0
+    end: Callable[[Scene], Awaitable[None]] | None = None
+    """Undo it, or wait until what was ordered is done."""
+    is_ordered: bool = False
+    """It is done by fleetctl, and so it cannot begin without etcd."""
+
+
+async def _nothing(_: Scene) -> None:
+    return None
+
+
+async def _kill(scene: Scene) -> int:
+    _, pid = scene.victim()
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+async def _stop(scene: Scene) -> None:
+    _, pid = scene.victim()
+    os.kill(pid, signal.SIGSTOP)
+
+
+async def _go_on(scene: Scene) -> None:
+    for _, engine in scene.engines():
+        os.kill(engine.child.record.pid, signal.SIGCONT)
+
+
+async def _restart(scene: Scene) -> int:
+    _, pid = scene.victim()
+    os.kill(pid, signal.SIGTERM)
+    return pid
+
+
+async def _drain(scene: Scene) -> int:
+    scene.drained, pid = scene.victim()
+    await scene.ordered("drain", scene.drained, "--no-wait")
+    return pid
+
+
+async def _take_back(scene: Scene) -> None:
+    await scene.ordered("drain", scene.drained, f"--timeout={_WHOLE_S:.0f}s")
+    await scene.ordered("uncordon", scene.drained)
+
+
+async def _roll(scene: Scene) -> int:
+    _, pid = scene.victim()
+    scene.context += 1
+    await scene.declare()
+    return pid
+
+
+async def _rolled(scene: Scene) -> None:
+    await scene.ordered("rollout", "status", f"md/{MODEL}", f"--timeout={_WHOLE_S:.0f}s")
+
+
+FAULTS = (
+    Fault("none", _nothing, lasts_s=2.0),
+    Fault("kill", _kill),
+    # Longer than a gateway needs to find out (4 to 5 s).
+    Fault("stop", _stop, lasts_s=7.0, end=_go_on),
+    Fault("restart", _restart),
+    Fault("drain", _drain, end=_take_back, is_ordered=True),
+    Fault("roll", _roll, end=_rolled, is_ordered=True),
+)

@@ -1,0 +1,234 @@
+"""How a Mac is cabled, from the commands that macOS ships. Parsing is pure; only `read` touches the machine.
+
+None of this has run on a Mac, only against texts in tests/nodeagent/captures/fabric: output as others published it.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from nodeagent.hardware import command
+from nodeagent.hardware.parsing import pairs, positive
+from schemas import chips
+from schemas.fabric import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
+
+_QUICK_S: Final = 5.0
+_PROFILER_S: Final = 15.0  # system_profiler takes seconds when it is cold
+_CHIP: Final = "machdep.cpu.brand_string"
+# A port says what it could do, "Up to 120 Gb/s", or what its cable does, "80 Gb/s". Only Thunderbolt 5 reaches 80.
+_SPEED: Final = re.compile(r"(?:Up to )?(\d{1,4}) Gb/s", re.ASCII)
+_TB5_GBPS: Final = 80
+_TB4_GBPS: Final = 40
+_STATES: Final = {"PORT_ACTIVE": "Active", "PORT_DOWN": "Down"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """What the commands printed; "" for each one that could not be run, or hung."""
+
+    thunderbolt: str = ""
+    hardware_ports: str = ""
+    ifconfig: str = ""
+    rdma_ctl: str = ""
+    ibv_devinfo: str = ""
+    sysctl: str = ""
+    sw_vers: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """What `ifconfig` says."""
+
+    addresses: tuple[tuple[str, str], ...] = ()
+    """Interface and IPv4 address, loopback left out."""
+    bridged: frozenset[str] = frozenset()
+    """Interfaces that are members of a bridge."""
+
+
+def parse_rdma_ctl(text: str) -> bool | None:
+    """Read `rdma_ctl status`: one word. Its exit code is 0 also for "needs to be executed from Recovery OS"."""
+    return {"enabled": True, "disabled": False}.get(text.strip().lower())
+
+
+def parse_devices(ibv_devinfo: str) -> tuple[RdmaDevice, ...]:
+    """Read `ibv_devinfo`: a stanza for each device, with one port. "No IB devices found" has none."""
+    found: list[RdmaDevice] = []
+    for stanza in re.split(r"^\s*hca_id:", ibv_devinfo, flags=re.MULTILINE)[1:]:
+        name = (stanza.split() or [""])[0]
+        state = re.search(r"^\s*state:\s*(PORT_[A-Z_]+)", stanza, re.ASCII | re.MULTILINE)
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", name, re.ASCII):
+            continue
+        word = _STATES.get(state[1], "Unknown") if state else "Unknown"
+        # macOS names the device after the interface of the same port.
+        interface = name.removeprefix("rdma_") if name.startswith("rdma_") else ""
+        found.append(
+            RdmaDevice.model_validate({"name": name, "interface": interface, "state": word})
+        )
+    return tuple(found)
+
+
+def parse_hardware_ports(networksetup: str) -> dict[str, str]:
+    """Read `networksetup -listallhardwareports`: "Thunderbolt 2" is "en6"."""
+    found: dict[str, str] = {}
+    port = ""
+    for line in networksetup.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "Hardware Port":
+            port = value.strip()
+        elif key.strip() == "Device" and port and value.strip():
+            found[port], port = value.strip(), ""
+    return found
+
+
+def parse_ifconfig(text: str) -> Configured:
+    """Read `ifconfig`: who has which address, and who is a member of a bridge."""
+    addresses: list[tuple[str, str]] = []
+    bridged: set[str] = set()
+    name = ""
+    for line in text.splitlines():
+        head = re.match(r"([A-Za-z0-9.]+): flags=[0-9a-f]+<([A-Z0-9,]*)>", line, re.ASCII)
+        if head:
+            name = "" if "LOOPBACK" in head[2].split(",") else head[1]
+        if not name:
+            continue
+        inet = re.match(r"\s+inet (\d{1,3}(?:\.\d{1,3}){3})\b", line, re.ASCII)
+        if inet:
+            addresses.append((name, inet[1]))
+        member = re.match(r"\s+member: (\S+) flags=", line, re.ASCII)
+        if member and name.startswith("bridge"):
+            bridged.add(member[1])
+    return Configured(addresses=tuple(addresses), bridged=frozenset(bridged))
+
+
+def parse_ports(
+    profiler: str, names: Mapping[str, str], bridged: frozenset[str]
+) -> tuple[ThunderboltPort, ...]:
+    """Read `system_profiler SPThunderboltDataType -json`: a bus is a port; `names` as parse_hardware_ports has them.
+
+    A Mac at the other end is an item of the bus itself, with a domain of its own. One behind a dock is an item of
+    the dock: no RDMA goes through that, so it is no peer.
+    """
+    found: list[ThunderboltPort] = []
+    for bus in _buses(profiler):
+        tag = bus.get("receptacle_1_tag")
+        socket = tag if isinstance(tag, dict) else {}
+        number, domain = _word(socket, "receptacle_id_key"), _word(bus, "domain_uuid_key").upper()
+        if not number and not domain:
+            continue
+        interface = names.get(f"Thunderbolt {number}", "")
+        speed = _word(socket, "current_speed_key")
+        is_used = _word(socket, "receptacle_status_key") == "receptacle_connected"
+        found.append(
+            ThunderboltPort(
+                receptacle=number,
+                interface=interface,
+                domain=domain,
+                peer=next(filter(None, map(_domain, _items(bus))), ""),
+                speed_gbps=_gbps(speed) if is_used and not speed.startswith("Up to") else 0,
+                is_bridged=interface in bridged,
+            )
+        )
+    return tuple(sorted(found, key=lambda port: (positive(port.receptacle) or 0, port.domain)))
+
+
+def parse_thunderbolt(sysctl: str, profiler: str) -> int:
+    """Return the newest Thunderbolt by the chip's name, and if that is new to us by what the ports could do; or 0."""
+    chip = chips.find(pairs(sysctl).get(_CHIP, ""), gpu_cores=None, memory_bytes=None)
+    if chip is not None:
+        return max(int(word) for word in chip.thunderbolt.split() if word.isdecimal())
+    tags = [bus.get("receptacle_1_tag") for bus in _buses(profiler)]
+    fastest = max(
+        (_gbps(_word(tag, "current_speed_key")) for tag in tags if isinstance(tag, dict)), default=0
+    )
+    if fastest >= _TB5_GBPS:
+        return 5
+    return 4 if fastest >= _TB4_GBPS else 0
+
+
+def assemble(printed: Printed) -> NodeFabric:
+    """Make of the commands' output what the node reports."""
+    names = parse_hardware_ports(printed.hardware_ports)
+    seen = parse_ifconfig(printed.ifconfig)
+    over_thunderbolt = {device for port, device in names.items() if port.startswith("Thunderbolt")}
+    return NodeFabric(
+        interfaces=tuple(
+            FabricInterface(name=name, address=address, is_thunderbolt=name in over_thunderbolt)
+            for name, address in seen.addresses
+        ),
+        ports=parse_ports(printed.thunderbolt, names, seen.bridged),
+        rdma=parse_devices(printed.ibv_devinfo),
+        is_rdma_enabled=parse_rdma_ctl(printed.rdma_ctl),
+        thunderbolt=parse_thunderbolt(printed.sysctl, printed.thunderbolt),
+        os_build=printed.sw_vers.strip(),
+    )
+
+
+def _buses(profiler: str) -> list[dict[str, object]]:
+    try:
+        tree: object = json.loads(profiler)
+    except ValueError:
+        return []
+    return _dicts(tree.get("SPThunderboltDataType")) if isinstance(tree, dict) else []
+
+
+def _items(bus: Mapping[str, object]) -> list[dict[str, object]]:
+    return _dicts(bus.get("_items"))
+
+
+def _dicts(found: object) -> list[dict[str, object]]:
+    entries: Iterable[object] = found if isinstance(found, list) else ()
+    return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def _domain(item: Mapping[str, object]) -> str:
+    return _word(item, "domain_uuid_key").upper()
+
+
+def _word(tree: Mapping[str, object], key: str) -> str:
+    found = tree.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _gbps(speed: str) -> int:
+    match = _SPEED.match(speed)
+    return int(match[1]) if match else 0
+
+
+async def read() -> NodeFabric | None:
+    """Run the commands, all at once, each within its own time.
+
+    None if one that every Mac has did not answer: half a picture would be news of cables that nobody pulled.
+    `rdma_ctl` and the `ibv_` tools came with macOS 26.2 and are not in a folder that we could rely on: PATH has them.
+    """
+    commands = (
+        (("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"), _PROFILER_S),
+        (("/usr/sbin/networksetup", "-listallhardwareports"), _QUICK_S),
+        (("/sbin/ifconfig",), _QUICK_S),
+        (("rdma_ctl", "status"), _QUICK_S),
+        (("ibv_devinfo",), _QUICK_S),
+        (("/usr/sbin/sysctl", _CHIP), _QUICK_S),
+        (("/usr/bin/sw_vers", "-buildVersion"), _QUICK_S),
+    )
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(command.output(argv, timeout_s=limit_s, log_level=logging.DEBUG))
+            for argv, limit_s in commands
+        ]
+    profiler, ports, ifconfig, rdma_ctl, ibv, sysctl, build = (t.result() or "" for t in tasks)
+    if not (profiler and ports and ifconfig and build):
+        return None
+    return assemble(
+        Printed(
+            thunderbolt=profiler,
+            hardware_ports=ports,
+            ifconfig=ifconfig,
+            rdma_ctl=rdma_ctl,
+            ibv_devinfo=ibv,
+            sysctl=sysctl,
+            sw_vers=build,
+        )
+    )

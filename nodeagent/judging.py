@@ -1,0 +1,126 @@
+"""Whether a group's epoch is over, by what this node sees of its rank. Pure.
+
+MLX notices a lost peer only sometimes, and may spin for ever (docs/operations/shardgroups.md): so the agent decides.
+"""
+
+from nodeagent import golden
+from nodeagent.observe import EngineView, LocalState, Over, Probe, RankView
+from schemas.formation import Formation, Golden
+from schemas.meta import find_condition, is_true
+from schemas.replica import RankStatus, Replica
+
+EPOCH_OVER = "EpochOver"
+
+# A rank answers from its main thread, which shares nothing with the one that computes: three seconds are dozens of answers.
+_SILENT_S = 3.0
+# Before that, imports and MLX's own connecting hold the whole process up; a rank whose peer is away gives up after 31 s.
+_SILENT_JOINING_S = 40.0
+_SILENT_STARTING_S = 60.0
+# An engine gives up by itself after 120 s; this is for one that does not.
+_JOINING_S = 150.0
+# While rank 0's Mac has one process make the reference, the others wait for rank 0.
+REFERENCE_S = 600.0
+# The first file of weights may come over a network.
+_LOADING_STUCK_S = 120.0
+_STUCK_S = 4.0
+_STUCK_STEPS = 10.0
+# A first answer may fail for a shortage that passes.
+_PROBES = 3
+
+
+def is_current(engine: EngineView, replica: Replica) -> bool:
+    """Return whether the engine is of the very replica and epoch that is wanted."""
+    formation = replica.spec.formation
+    epoch = engine.rank.epoch if engine.rank is not None else 0
+    wanted = formation.epoch if formation is not None else 0
+    return (engine.replica_uid, epoch) == (replica.metadata.uid, wanted)
+
+
+def said_of(seen: LocalState) -> RankStatus | None:
+    """Return what was reported of the very replica and epoch; None if nothing was."""
+    replica, said = seen.replica, seen.reported
+    assert replica is not None
+    formation = replica.spec.formation
+    epoch = formation.epoch if formation is not None else 0
+    if said is None or (said.replica_uid, said.epoch) != (replica.metadata.uid, epoch):
+        return None
+    return said
+
+
+def expected(seen: LocalState) -> Golden | None:
+    """Return by what the golden answer is judged; None if it only has to be sane."""
+    replica, said = seen.replica, said_of(seen)
+    assert replica is not None
+    assert replica.spec.formation is not None
+    return replica.spec.formation.golden or (said and said.golden) or seen.found_reference
+
+
+def over(seen: LocalState) -> Over | None:
+    """Return why the wanted epoch cannot go on; None if it can."""
+    assert seen.replica is not None
+    formation, said = seen.replica.spec.formation, said_of(seen)
+    assert formation is not None
+    before = find_condition(said.conditions, EPOCH_OVER) if said is not None else None
+    if before is not None and said is not None and is_true(said.conditions, EPOCH_OVER):
+        return Over(reason=before.reason, message=before.message)
+    engine = seen.engine
+    if engine is not None and engine.rank is not None and is_current(engine, seen.replica):
+        return engine.rank.over or _of_engine(seen, engine, engine.rank, formation)
+    if seen.start_error:
+        return Over(reason="CannotStart", message=seen.start_error)
+    if seen.used_epoch >= formation.epoch:
+        message = "its rank ended while no agent was there to see why; engine.log may tell"
+        return Over(reason="RankEnded", message=message)
+    return None
+
+
+def _of_engine(
+    seen: LocalState, engine: EngineView, rank: RankView, formation: Formation
+) -> Over | None:
+    if not engine.is_running:
+        code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
+        words = f": {engine.last_words}" if engine.last_words else ""
+        return Over(reason="RankEnded", message=f"its rank ended {code}{words}")
+    if engine.state == "Failed":
+        return Over(reason="RankEnded", message=f"its rank failed: {engine.message}")
+    limit_s = _silence_limit(engine.state)
+    if rank.unheard_s > limit_s:
+        message = f"its rank has not answered for more than {limit_s:g} s"
+        return Over(reason="RankSilent", message=message)
+    return _stuck(seen, engine, rank, formation) or _wrong(seen, engine, rank)
+
+
+def _silence_limit(state: str) -> float:
+    if not state:
+        return _SILENT_STARTING_S
+    return _SILENT_JOINING_S if state in ("Joining", "Loading") else _SILENT_S
+
+
+def _stuck(
+    seen: LocalState, engine: EngineView, rank: RankView, formation: Formation
+) -> Over | None:
+    if engine.state == "Joining":
+        waits_s = _JOINING_S
+        if seen.rank > 0 and formation.fits_single and formation.golden is None:
+            waits_s += REFERENCE_S
+        if rank.state_s <= waits_s:
+            return None
+        message = f"its rank has waited for the other ranks for more than {waits_s:g} s"
+        return Over(reason="RankStuck", message=message)
+    limit_s = max(_STUCK_S, _STUCK_STEPS * rank.slowest_s)
+    if engine.state == "Loading":
+        limit_s = _LOADING_STUCK_S
+    if rank.stood_s <= limit_s:
+        return None
+    message = f"its rank is busy and has got nowhere for more than {limit_s:.1f} s"
+    return Over(reason="RankStuck", message=message)
+
+
+def _wrong(seen: LocalState, engine: EngineView, rank: RankView) -> Over | None:
+    """Return what is wrong with rank 0's golden answer, if it was asked for one."""
+    if engine.probe is Probe.PASSED and rank.answer is not None:
+        complaint = golden.complaint(rank.answer, expected(seen))
+        return Over(reason="GoldenFailed", message=complaint) if complaint else None
+    if rank.probe_failures >= _PROBES:
+        return Over(reason="GoldenFailed", message=engine.probe_error)
+    return None

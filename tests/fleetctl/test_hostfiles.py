@@ -1,0 +1,268 @@
+"""Host files of others: read, refused by line and field, and written so that both ways agree."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from mlx._distributed_utils.common import Hostfile
+
+from fleetctl import groups
+from fleetctl.hostfiles.grouping import Imported, Wanted, grouped
+from fleetctl.hostfiles.reading import read
+from fleetctl.hostfiles.writing import KINDS, UnwritableError, written
+from manifests.errors import ManifestErrors
+from manifests.load import load_objects
+from schemas.meta import ObjectMeta
+from schemas.shardgroup import Backend, GroupMember, ShardGroup, ShardGroupSpec
+
+LAUNCH = """{
+\t"backend": "jaccl",
+\t"envs": ["MLX_METAL_FAST_SYNCH=1", "HF_HUB_OFFLINE=1", "MLX_RANK=0"],
+\t"hosts": [
+\t\t{"ssh": "me@Studio-1.local", "ips": ["10.0.0.1"], "rdma": [null, "rdma_en5"]},
+\t\t{"ssh": "studio-2", "ips": [], "rdma": [["rdma_en5", "rdma_en4"], null], "colour": 1}
+\t]
+}"""
+
+
+def imported(text: str, *nodes: str, backend: Backend | None = None) -> Imported:
+    return grouped(read(text, "hosts.json"), Wanted(name="g", nodes=nodes, backend=backend))
+
+
+def members(found: Imported) -> list[tuple[str, tuple[str, ...], dict[str, tuple[str, ...]]]]:
+    return [(m.node, m.addresses, m.rdma) for m in found.group.spec.members]
+
+
+def test_a_host_file_of_mlx_launch() -> None:
+    found = imported(LAUNCH)
+    assert members(found) == [
+        ("studio-1", ("10.0.0.1",), {"studio-2": ("rdma_en5",)}),
+        ("studio-2", (), {"studio-1": ("rdma_en5", "rdma_en4")}),
+    ]
+    assert found.group.spec.backend == "jaccl"
+    assert found.group.spec.environment == {"MLX_METAL_FAST_SYNCH": "1"}
+    told = "\n".join(found.notes)
+    for word in ("colour", "HF_HUB_OFFLINE=1", "MLX_RANK", "me@Studio-1.local", "studio-2: what"):
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        pytest.param('["10.0.0.1:5555", "10.0.0.2:5555"]', [1, 1], id="localai"),
+        pytest.param('[["10.0.0.1:1", "10.0.0.1:2"], ["10.0.0.2:1"]]', [2, 1], id="mlx"),
+        pytest.param('[["10.0.0.1:1"], "10.0.0.2:1"]', [1, 1], id="mixed"),
+    ],
+)
+def test_a_ring_needs_names_for_its_macs(text: str, addresses: list[int]) -> None:
+    with pytest.raises(ManifestErrors, match=r"hosts\.json:1:2: \[0\]: .*--nodes"):
+        imported(text)
+    found = imported(text, "a", "b")
+    assert [len(member.addresses) for member in found.group.spec.members] == addresses
+    assert found.group.spec.backend == "ring"
+    assert "listen from spec.port" in found.notes[0]
+
+
+def test_a_matrix_is_a_mesh_or_a_circle() -> None:
+    full = [[None if a == b else f"rdma_en{b}" for b in range(4)] for a in range(4)]
+    assert imported(json.dumps(full), *"abcd").group.spec.backend == "jaccl"
+    circle = [[None if (b - a) % 4 == 2 else cell for b, cell in enumerate(row)] for a, row in enumerate(full)]
+    found = imported(json.dumps(circle), *"abcd")
+    assert found.group.spec.backend == "jaccl-ring"
+    assert sorted(found.group.spec.members[0].rdma) == ["b", "d"]
+    with pytest.raises(ManifestErrors, match=r"\[0\]: .*rank 0 \(a\) towards rank 2 \(c\) \(and 3 more\)"):
+        imported(json.dumps(circle), *"abcd", backend="jaccl")
+
+
+def test_a_ring_of_jaccl_may_be_said_by_a_variable() -> None:
+    text = LAUNCH.replace("HF_HUB_OFFLINE", "MLX_JACCL_RING")
+    assert imported(text).group.spec.backend == "jaccl-ring"
+
+
+REFUSED = [
+    pytest.param("", "hosts.json:1:1: is not JSON", id="empty"),
+    pytest.param("null", "says null. Expected", id="null"),
+    pytest.param('{"hosts": [,]}', "hosts.json:1:12: is not JSON", id="syntax"),
+    pytest.param("[" * 5000 + "]" * 5000, "nested", id="deep"),
+    pytest.param("{}", "hosts: expected a list of hosts, got nothing", id="no hosts"),
+    pytest.param('{"hosts": {}}', "1:2: hosts: expected a list of hosts, got a mapping", id="hosts"),
+    pytest.param("[1, 2]", "is no host file", id="numbers"),
+    pytest.param('["a", "b"]', "is no host file", id="names"),
+    pytest.param('[\n"10.0.0.1"\n, "10.0.0.1:0"]', "hosts.json:3:3: [1]: expected", id="port 0"),
+    pytest.param('["10.0.0.1:99999", "a:1"]', "[0]: expected", id="port too high"),
+    pytest.param('["mac.local:1", "10.0.0.1:1"]', '"mac.local" is no IPv4 address', id="name"),
+    pytest.param('["::1:1", "10.0.0.1:1"]', "is no IPv4 address. Write the number", id="ipv6"),
+    pytest.param('[{"ssh": "a"}, 3]', "is no host file", id="host of no shape"),
+    pytest.param('{"hosts": [{"ssh": "a"},\n 3]}', "2:2: hosts[1]: expected a host", id="host"),
+    pytest.param('[{"ips": []}, {"ssh": "b"}]', "[0].ssh: expected the name", id="no ssh"),
+    pytest.param('[{"ssh": "a", "ips": "x"}]', "[0].ips: expected a list", id="ips"),
+    pytest.param('[{"ssh": "a", "ips": [7]}]', "[0].ips[0]: expected an address", id="ip"),
+    pytest.param('[{"ssh": "a"}]', "has 1 rank, and a group needs two", id="one"),
+    pytest.param('[{"ssh": "a"}, {"ssh": "x@A.local"}]', "[1]: ranks 0 and 1 are both on a", id="twice"),
+    pytest.param('[{"ssh": "a"}, {"ssh": "10.0.0.2"}]', "[1]: does not say which node", id="address"),
+    pytest.param('{"backend": "mpi", "hosts": [{"ssh": "a"}, {"ssh": "b"}]}', "backend: mpi is none", id="mpi"),
+    pytest.param('{"envs": ["X"], "hosts": [{"ssh": "a"}, {"ssh": "b"}]}', "envs[0]: expected", id="env"),
+    pytest.param('[[null, "x"], [null, "x"]]', "[1][1]: is a device of the rank", id="itself"),
+    pytest.param('[[null, "x"], ["x"]]', "[1]: names devices towards 1 of 2", id="short row"),
+    pytest.param('[[null, 7], ["x", null]]', "[0][1]: expected null, a device", id="device"),
+    pytest.param('[[null, []], ["x", null]]', "[0][1]: expected null, a device", id="no device"),
+    pytest.param('[{"ssh": "a", "ssh": "b"}, {"ssh": "c"}]', "ssh", id="key twice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED)
+def test_refusals_name_line_and_field(text: str, said: str) -> None:
+    with pytest.raises(ManifestErrors) as caught:
+        imported(text)
+    assert said in str(caught.value)
+    assert all(problem.source == "hosts.json" for problem in caught.value.problems)
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(ManifestErrors) as caught:
+        imported('[{"ips": ["x"]},\n {"ssh": "b", "ips": ["y"], "rdma": [null]}]')
+    assert [(p.line, p.path) for p in caught.value.problems] == [
+        (1, "[0].ssh"), (1, "[0].ips[0]"), (2, "[1].ips[0]"), (2, "[1].rdma"),
+    ]  # fmt: skip
+
+
+def test_more_macs_than_a_group_may_have() -> None:
+    ring = json.dumps([f"10.0.0.{n}:1" for n in range(17)])
+    with pytest.raises(ManifestErrors, match="splits over 17 Macs, and 16 are the most"):
+        imported(ring, *(f"n{n}" for n in range(17)))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+    | st.sampled_from(["10.0.0.1", "10.0.0.1:5000", "rdma_en5", "MLX_A=1"]),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.sampled_from(["ssh", "ips", "rdma", "hosts", "backend", "envs", "x"]) | st.text(), inner, max_size=4),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(value=json_values)
+@example(value=[{"ssh": "a\ud800"}, {"ssh": "b"}])
+@example(value=[{"ssh": "a", "x\u2028- y": 1}, {"ssh": "b"}])
+@example(value={"hosts": [{"ssh": "a\n# b: c"}, {"ssh": "b"}], "envs": ["MLX_A=\n- x", "B=\n- x"]})
+def test_any_json_is_read_or_refused(value: object) -> None:
+    try:
+        found = imported(json.dumps(value))
+    except ManifestErrors as error:
+        assert str(error).encode()
+        return
+    _loads_again(found)
+
+
+def _loads_again(found: Imported, folder: Path | None = None) -> None:
+    """See that the manifest is YAML that says the same group, whatever the comments hold."""
+    import io
+
+    (loaded,) = load_objects(["-"], stdin=io.BytesIO(found.manifest().encode()))
+    assert loaded.obj == found.group
+
+
+@st.composite
+def a_group(draw: st.DrawFn) -> ShardGroup:
+    """Return a group that says all of itself: what host files can hold, and nothing else."""
+    size = draw(st.integers(2, 8))
+    names = [f"mac-{n}" for n in range(size)]
+    backend = draw(st.sampled_from(["ring", "jaccl", "jaccl-ring"]))
+    device = st.lists(st.sampled_from(["rdma_en4", "rdma_en5"]), min_size=1, max_size=2).map(tuple)
+    address = st.integers(1, 2**32 - 1).map(
+        lambda n: ".".join(str(n >> shift & 255) for shift in (24, 16, 8, 0))
+    )
+    made = []
+    for rank, name in enumerate(names):
+        peers = [
+            peer
+            for other, peer in enumerate(names)
+            if other != rank and (backend == "jaccl" or (other - rank) % size in (1, size - 1))
+        ]
+        made.append(
+            GroupMember(
+                node=name,
+                addresses=tuple(draw(st.lists(address, min_size=1, max_size=2))),
+                rdma={peer: draw(device) for peer in peers} if backend != "ring" else {},
+            )
+        )
+    environment = draw(
+        st.dictionaries(st.sampled_from(["MLX_METAL_FAST_SYNCH", "JACCL_X"]), st.sampled_from(["", "1", "a=b"]))
+    )  # fmt: skip
+    spec = ShardGroupSpec(members=tuple(made), backend=backend, environment=environment)
+    return ShardGroup(metadata=ObjectMeta(name="g"), spec=spec)
+
+
+@given(group=a_group())
+def test_what_is_exported_is_imported_again(group: ShardGroup) -> None:
+    seats = groups.declared(group.spec)
+    assert seats is not None
+    names = [seat.node for seat in seats]
+    launch = written(group, seats, "launch", 32323)
+    assert launch.left_out == ()
+    assert imported(launch.text).group == group
+    # What only one of the other forms says, each gives back.
+    ring = imported(written(group, seats, "ring", 40000).text, *names).group.spec
+    assert [m.addresses for m in ring.members] == [m.addresses for m in group.spec.members]
+    flat = imported(written(group, seats, "localai-ring", 40000).text, *names).group.spec
+    assert [m.addresses for m in flat.members] == [m.addresses[:1] for m in group.spec.members]
+    if group.spec.backend == "ring":
+        with pytest.raises(UnwritableError, match="no RDMA devices"):
+            written(group, seats, "devices", 1)
+        return
+    matrix = imported(written(group, seats, "devices", 1).text, *names, backend=group.spec.backend)
+    assert [m.rdma for m in matrix.group.spec.members] == [m.rdma for m in group.spec.members]
+
+
+@given(group=a_group())
+def test_ranks_of_a_ring_listen_on_ports_of_their_own(group: ShardGroup) -> None:
+    seats = groups.declared(group.spec)
+    assert seats is not None
+    listening = [place for row in json.loads(written(group, seats, "ring", 5000).text) for place in row]
+    assert len(set(listening)) == len(listening)
+    ports = [int(place.rpartition(":")[2]) for place in listening]
+    assert ports == list(range(5000, 5000 + len(ports)))
+
+
+@given(group=a_group())
+def test_mlx_reads_what_is_exported(group: ShardGroup) -> None:
+    seats = groups.declared(group.spec)
+    assert seats is not None
+    text = written(group, seats, "launch", 1).text
+    theirs = Hostfile(**{k: v for k, v in json.loads(text).items() if k != "hosts"}, hosts=[])
+    assert (theirs.backend, theirs.envs) == (
+        group.spec.backend,
+        [f"{name}={value}" for name, value in group.spec.environment.items()],
+    )
+
+
+def test_mlx_reads_the_file(tmp_path: Path) -> None:
+    group = imported(LAUNCH).group
+    members_ = tuple(m.model_copy(update={"addresses": ("10.0.0.9",)}) for m in group.spec.members)
+    spec = group.spec.model_copy(update={"members": members_})
+    whole = group.model_copy(update={"spec": spec})
+    seats = groups.declared(spec)
+    assert seats is not None
+    file = tmp_path / "hosts.json"
+    file.write_text(written(whole, seats, "launch", 1).text)
+    theirs = Hostfile.from_file(file)
+    assert [(h.ssh_hostname, h.ips, h.rdma) for h in theirs.hosts] == [
+        ("studio-1", ["10.0.0.9"], [None, "rdma_en5"]),
+        ("studio-2", ["10.0.0.9"], [["rdma_en5", "rdma_en4"], None]),
+    ]
+    assert (theirs.backend, theirs.envs) == ("jaccl", ["MLX_METAL_FAST_SYNCH=1"])
+
+
+def test_what_a_file_cannot_say_is_told() -> None:
+    member = tuple(GroupMember(node=n, addresses=("10.0.0.1", "10.0.0.2")) for n in "abc")
+    spec = ShardGroupSpec(members=member, size=2, parallelism="Pipeline", reservation="Exclusive")
+    group = ShardGroup(metadata=ObjectMeta(name="g"), spec=spec)
+    seats = groups.declared(spec)
+    assert seats is not None
+    assert [seat.node for seat in seats] == ["a", "b"]
+    told = {kind: written(group, seats, kind, 1).left_out for kind in KINDS if kind != "devices"}
+    rest = ("spec.parallelism", "spec.reservation")
+    assert told["launch"] == told["ring"] == (*rest, "the spare c")
+    assert told["localai-ring"] == (*rest, "all but the first address of each Mac", "the spare c")
