@@ -26,12 +26,16 @@ async def read_nodes(transport: Transport) -> list[Node]:
     return [node for node in found if isinstance(node, Node)]
 
 
+def candidates(spec: ShardGroupSpec, nodes: Sequence[Node]) -> list[str]:
+    """Return every Mac of the group, spares too, in rank order. Pure."""
+    if spec.selector is None:
+        return [member.node for member in spec.members]
+    return sorted(node.name for node in nodes if selects(spec.selector, node))
+
+
 def ranks(spec: ShardGroupSpec, nodes: Sequence[Node], ready: Collection[str]) -> tuple[str, ...]:
     """Return the Macs of the group in rank order, those first whose agents are alive. Pure."""
-    if spec.selector is None:
-        names = [member.node for member in spec.members]
-    else:
-        names = sorted(node.name for node in nodes if selects(spec.selector, node))
+    names = candidates(spec, nodes)
     alive = [name for name in names if name in ready]
     chosen = [*alive, *(name for name in names if name not in ready)][: spec.wanted_size]
     # A spare takes a place, and the others keep their order.
@@ -56,9 +60,7 @@ def declared(spec: ShardGroupSpec) -> tuple[Seat, ...] | None:
     )
 
 
-def seated(
-    group: ShardGroup, nodes: Sequence[Node], ready: Collection[str]
-) -> tuple[Seat, ...]:
+def seated(group: ShardGroup, nodes: Sequence[Node], ready: Collection[str]) -> tuple[Seat, ...]:
     """Return how the ranks reach each other, with what agents report.
 
     Raises:
@@ -75,7 +77,9 @@ def seated(
     for name in names:
         status = reported.get(name)
         if status is None:
-            raise FleetctlError(f"{label}: no agent of {name} has reported; start it, or take it out")
+            raise FleetctlError(
+                f"{label}: no agent of {name} has reported; start it, or take it out"
+            )
         found.append((name, status))
     made = seats(group.spec, found)
     if isinstance(made, Missing):

@@ -64,13 +64,18 @@ def hostfile(
         backend=cast(Backend | None, backend),
     )
     try:
-        source, text = next(sources.read_all([file], recursive=False, stdin=sys.stdin.buffer))
-        if isinstance(text, ManifestError):
-            raise ManifestErrors([text])
-        found = grouped(read(text, source), wanted)
+        found = grouped(read(*_text(file)), wanted)
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was imported:\n{error}") from error
     save(found.manifest(), output)
+
+
+def _text(file: str) -> tuple[str, str]:
+    """Return the file's text, and its name. Raises ManifestErrors."""
+    source, text = next(sources.read_all([file], recursive=False, stdin=sys.stdin.buffer))
+    if isinstance(text, ManifestError):
+        raise ManifestErrors([text])
+    return text, source
 
 
 def save(text: str, output: Path | None) -> None:

@@ -9,25 +9,32 @@ from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.loop import Again, run_loop
 from machinery.workqueue import WorkQueue
-from nodeagent import models, restoring
+from nodeagent import groups, models, restoring
 from nodeagent.engines import EngineProcess, Engines
-from nodeagent.execute import Executor, Node
+from nodeagent.execute import Beside, Executor, Node
+from nodeagent.fabrictests import FabricTests
+from nodeagent.geometry.splitting import Splitter
 from nodeagent.hardware.machine import Machine
 from nodeagent.health import HealthClient
 from nodeagent.local import Engine, Prober
-from nodeagent.observe import LocalState
+from nodeagent.observe import LocalState, Reference
 from nodeagent.parts import Parts
 from nodeagent.plan import plan
 from nodeagent.presence import LEASE_TTL_S, Presence
+from nodeagent.references import ReferenceMaker, References
+from nodeagent.reports import Reports
 from nodeagent.vitals import Vitals
 from schemas.deployment import ModelDeployment
 from schemas.node import AdapterReport, ModelReport, NodeStatus
-from schemas.replica import RankStatus, Replica
+from schemas.replica import Replica
 from store import codec, keys
 from store.cache.informer import Informer
-from store.codec import NewerDocumentError, UndecodableError
+from store.codec import NewerDocumentError
 from store.errors import StoreError
 from store.port import Transport
+
+# While it is found out how a model can be split, which takes seconds: a group waits for it.
+_LOOKING_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +59,23 @@ class AgentConfig:
 
 def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts:
     """Return what an agent works with on a real Mac."""
+    splitter = Splitter(config.state_dir / "splitting", clock)
+    deployments = Informer(
+        transport,
+        keys.spec_prefix("ModelDeployment"),
+        lambda item: codec.decode_object(ModelDeployment, item),
+        clock,
+    )
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
+        specs = [found.spec for found in deployments.items.values()]
         return await asyncio.to_thread(
             models.report_all,
             paths,
             config.models_dir,
             casts_to_float32=config.casts_to_float32,
+            splitter=splitter,
+            split={spec.model.path for spec in specs if spec.sharding != "Never"},
         )
 
     async def report_adapters(paths: set[str]) -> tuple[AdapterReport, ...]:
@@ -77,6 +94,7 @@ def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts
             first_port=config.first_port,
         ),
         health=HealthClient(config.engine_host),
+        references=References(config.state_dir),
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=Informer(
@@ -85,13 +103,10 @@ def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts
             lambda item: codec.decode_object(Replica, item),
             clock,
         ),
-        deployments=Informer(
-            transport,
-            keys.spec_prefix("ModelDeployment"),
-            lambda item: codec.decode_object(ModelDeployment, item),
-            clock,
-        ),
+        deployments=deployments,
+        is_looking=splitter.is_looking,
         readings=Machine(config.models_dir),
+        fabric=FabricTests(transport, clock, node=config.name, folder=config.state_dir / "fabric"),
     )
 
 
@@ -109,7 +124,14 @@ class Agent:
         self._transport = transport
         self._clock = clock
         self._config = config
-        self._node = Node(config.name, config.status, config.models_dir, self._parts.report_models)
+        self._reports = Reports(transport, clock, config.name)
+        self._node = Node(
+            config.name,
+            config.status,
+            config.models_dir,
+            self._parts.report_models,
+            self._reports,
+        )
         self._presence = Presence(
             transport, clock, node=config.name, uid=config.status.uid, session=config.session
         )
@@ -125,19 +147,22 @@ class Agent:
 
     async def run(self) -> None:
         """Run for ever. Ends engines only when told so by the store, never because it ends."""
+        self._parts.references.sweep()
         for found in self._parts.engines.find():
             self._adopt(found)
         self._replicas.on_change(self._replica_changed)
         self._deployments.on_change(lambda _: self._models_wanted.set())
         try:
             async with asyncio.TaskGroup() as group:
+                making = ReferenceMaker(self._parts.references, group)
+                prober = Prober(self._parts.health, group, self._clock)
                 executor = Executor(
                     self._node,
                     self._parts.engines,
                     self._presence,
                     self._transport,
                     clock=self._clock,
-                    prober=Prober(self._parts.health, group, self._clock),
+                    beside=Beside(prober=prober, references=making),
                 )
                 group.create_task(self._replicas.run())
                 group.create_task(self._deployments.run())
@@ -145,7 +170,11 @@ class Agent:
                     self._presence.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
                 group.create_task(self._describe())
-                group.create_task(self._tend(executor))
+                if self._parts.fabric is not None:
+                    group.create_task(
+                        self._parts.fabric.run(self._presence, self._models_wanted.set)
+                    )
+                group.create_task(self._tend(executor, making))
         finally:
             await self._parts.health.close()
 
@@ -170,9 +199,9 @@ class Agent:
         return [r.name for r in self._replicas.items.values() if self._is_ours(r)]
 
     def _is_ours(self, replica: Replica) -> bool:
-        return any(rank.node == self._config.name for rank in replica.spec.ranks)
+        return groups.rank_on(replica, self._config.name) is not None
 
-    async def _tend(self, executor: Executor) -> None:
+    async def _tend(self, executor: Executor, making: ReferenceMaker) -> None:
         # Until the name is known to be ours, its replicas may be another agent's to run.
         await self._named.wait()
         # Before the first list, an engine without a replica is no orphan: we do not know yet.
@@ -181,62 +210,59 @@ class Agent:
             self._queue.add(name)
 
         async def look(name: str) -> Again | None:
-            return await self._reconcile(name, executor)
+            seen = await self._look(name, making)
+            if seen is None:
+                return None
+            decided = plan(seen)
+            await executor.do(name, seen.replica, decided.actions)
+            return None if decided.look_again_s is None else Again(after_s=decided.look_again_s)
 
         await run_loop(self._queue, look, transient=(StoreError, OSError))
 
-    async def _reconcile(self, name: str, executor: Executor) -> Again | None:
-        key = keys.spec_key("Replica", name)
-        replica = self._replicas.items.get(key)
-        if replica is not None and not self._is_ours(replica):
-            replica = None
+    async def _look(self, name: str, making: ReferenceMaker) -> LocalState | None:
+        """Return what is seen of a replica; None once it is none of ours, and nothing of it is left."""
+        there = self._replicas.items.get(keys.spec_key("Replica", name))
+        rank = groups.rank_on(there, self._config.name) if there is not None else None
+        replica = there if rank is not None else None
         engine = self._node.engines.get(name)
-        if replica is None and engine is None and name not in self._node.published:
-            self._node.reported.pop(name, None)
-            self._node.muted.discard(name)
-            self._node.unread.discard(name)
+        uid = replica.metadata.uid if replica is not None else None
+        reference, found_reference = making.look(name, uid)
+        is_making = reference is Reference.RUNNING
+        if not (replica or engine or is_making or name in self._node.published):
+            if there is not None and there.spec.formation is not None:
+                await self._reports.retract(name)
+            self._reports.forget(name)
             self._node.start_errors.pop(name, None)
             return None
         if engine is not None:
             await engine.look(self._parts.health, self._clock)
         is_stopping = engine is not None and engine.stopping_since is not None
-        is_absent = self._replicas.items.get(key) is None
-        seen = LocalState(
+        return LocalState(
             replica=replica,
-            is_unknown=is_absent
+            is_unknown=there is None
             and not is_stopping
             and not await restoring.is_gone(self._transport, name),
             engine=engine.view(self._clock) if engine is not None else None,
             is_published=name in self._node.published,
             is_stale=self._node.is_stale(name),
-            start_error=self._node.start_errors.get(name, ""),
-            reported=await self._reported(name) if replica is not None else None,
+            start_error=self._start_error(replica),
+            reported=await self._reports.said(replica, rank or 0) if replica is not None else None,
+            rank=rank or 0,
+            used_epoch=self._used_epoch(replica, engine),
+            reference=reference,
+            found_reference=found_reference,
         )
-        decided = plan(seen)
-        await executor.do(name, replica, decided.actions)
-        return None if decided.look_again_s is None else Again(after_s=decided.look_again_s)
 
-    async def _reported(self, name: str) -> RankStatus | None:
-        """Return what we last said; asked of the store once, after a restart of ours."""
-        if name not in self._node.reported:
-            try:
-                there = await self._transport.get(keys.rank_key(self._config.name, name, 0))
-            except StoreError:
-                self._node.unread.add(name)
-                return None
-            was_muted = name in self._node.muted
-            self._node.muted.discard(name)
-            self._node.unread.discard(name)
-            if there is not None:
-                try:
-                    self._node.reported[name] = codec.decode(RankStatus, there)
-                except NewerDocumentError as error:
-                    self._node.muted.add(name)
-                    if not was_muted:
-                        log.warning("rank not reported", extra={"why": str(error)})
-                except UndecodableError:
-                    return None  # somebody wrote it by hand: say anew what is so
-        return self._node.reported.get(name)
+    def _start_error(self, replica: Replica | None) -> str:
+        if replica is None:
+            return ""
+        return self._node.start_error(replica.name, groups.epoch_of(replica))
+
+    def _used_epoch(self, replica: Replica | None, engine: Engine | None) -> int:
+        """Return the last epoch of which a rank was started here; asked only where no engine says it."""
+        if replica is None or replica.spec.formation is None or engine is not None:
+            return 0
+        return self._parts.engines.last_epoch(replica.name, replica.metadata.uid)
 
     async def _describe(self) -> None:
         """Look at deployed models and write the node's status, whenever either is news."""
@@ -247,6 +273,8 @@ class Agent:
             try:
                 await self._describe_once()
                 told, wait_s = "", self._config.inspect_every_s
+                if self._parts.is_looking():
+                    wait_s = min(wait_s, _LOOKING_S)
             except NewerDocumentError as error:
                 log.warning("status not written", extra={"why": str(error)})
                 wait_s = self._config.inspect_every_s
@@ -273,7 +301,10 @@ class Agent:
             "adapters": await self._parts.report_adapters(adapters_named),
         }
         status = self._config.status.model_copy(update=seen)
-        await self._presence.describe(await self._felt(status))
+        status = await self._felt(status)
+        if self._parts.fabric is not None:
+            status = await self._parts.fabric.fill(status, self._presence)
+        await self._presence.describe(status)
 
     async def _felt(self, status: NodeStatus) -> NodeStatus:
         """Return the status with how the machine is."""

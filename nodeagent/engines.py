@@ -6,6 +6,7 @@ writing that down, finds all its engines again.
 """
 
 import argparse
+import contextlib
 import errno
 import signal
 import socket
@@ -23,6 +24,7 @@ from nodeagent.epochs import Epochs
 from nodeagent.groups import GroupOrder
 
 _MODULE = "nodeagent.engine"
+GOLDEN_MODULE = "nodeagent.engine.golden"
 _PORTS = 100
 _LOG_LIMIT_BYTES = 16 * 2**20
 
@@ -82,18 +84,18 @@ def command(order: EngineOrder, *, node: str, host: str, port: int) -> list[str]
         *("--context-length", str(order.context_length)),
         *("--concurrency", str(order.concurrency)),
         *("--memory-limit-bytes", str(order.memory_limit_bytes)),
-        *_told("--queue-limit", order.queue_depth),
-        *_told("--kv-bits", order.kv_bits),
-        *_told("--kv-window", order.kv_window),
-        *_told("--prefix-cache-bytes", order.prefix_cache_bytes),
-        *_told("--adapter", order.adapter),
-        *_told("--draft-model", order.draft_model),
-        *_told("--draft-tokens", order.draft_tokens),
+        *told("--queue-limit", order.queue_depth),
+        *told("--kv-bits", order.kv_bits),
+        *told("--kv-window", order.kv_window),
+        *told("--prefix-cache-bytes", order.prefix_cache_bytes),
+        *told("--adapter", order.adapter),
+        *told("--draft-model", order.draft_model),
+        *told("--draft-tokens", order.draft_tokens),
         *(groups.flags(order.group) if order.group is not None else ()),
     ]
 
 
-def _told(flag: str, value: int | Path | None) -> tuple[str, ...]:
+def told(flag: str, value: int | Path | None) -> tuple[str, ...]:
     """Return the flag with its value; nothing where the engine is to decide."""
     return () if value is None else (flag, str(value))
 
@@ -197,8 +199,18 @@ def kill(engine: EngineProcess) -> None:
     engine.child.send(signal.SIGKILL)
 
 
+def end_references(folder: Path) -> None:
+    """End the processes that make references below an agent's folder (nodeagent/references.py) and are nobody's."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_one = GOLDEN_MODULE in process.cmdline()
+            if is_one and Path(process.cwd()).parent.resolve() == folder.resolve():
+                process.kill()
+
+
 async def stop_all(folder: Path, clock: Clock, *, grace_s: float) -> int:
     """End every engine below an agent's folder, for good; return how many there were."""
+    end_references(folder)
     found = Engines(folder, node="", host="", first_port=0).find()
     for engine in found:
         ask_to_stop(engine)

@@ -2,29 +2,34 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
 from machinery.clock import Clock
-from nodeagent import engines, models
+from nodeagent import engines, groups, models
 from nodeagent.actions import (
     Action,
     Forget,
+    GiveUp,
+    MakeReference,
     ProbeEngine,
     Publish,
     Report,
     StartEngine,
     StopEngine,
+    StopReference,
     Withdraw,
 )
 from nodeagent.engines import EngineOrder
 from nodeagent.local import Engine, Prober
 from nodeagent.parts import EnginesPort, ReportModels
 from nodeagent.presence import Presence
-from nodeagent.restoring import NOT_RESTORING
+from nodeagent.references import ReferenceMaker
+from nodeagent.reports import Reports
 from schemas import quantity
 from schemas.deployment import KvCache
-from schemas.meta import Condition, ObjectMeta, find_condition
+from schemas.meta import ObjectMeta
 from schemas.node import ModelReport, NodeStatus
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from store import codec, keys
@@ -34,27 +39,45 @@ from store.port import Delete, Put, Transport, Unchanged
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartError:
+    """Why an engine could not be started."""
+
+    epoch: int
+    """The epoch of its group; 0 where there is one rank."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What takes long, and runs beside the loop."""
+
+    prober: Prober
+    references: ReferenceMaker
+
+
 class Node:
     """What the executor acts on: this node's engines, and what of them is in the store."""
 
     def __init__(
-        self, name: str, status: NodeStatus, models_dir: Path, report_models: ReportModels
+        self,
+        name: str,
+        status: NodeStatus,
+        models_dir: Path,
+        report_models: ReportModels,
+        reports: Reports,
     ) -> None:
         """`status`: what the machine is; `report_models` looks at models that nobody has looked at yet."""
         self.name = name
         self.status = status
         self.models_dir = models_dir
+        self.reports = reports
         self._report_models = report_models
         self._millions: dict[str, int] = {}
         self.engines: dict[str, Engine] = {}
         self.published: dict[str, int] = {}
         """The ports that our endpoints in the store lead to, by replica name."""
-        self.reported: dict[str, RankStatus] = {}
-        self.muted: set[str] = set()
-        """Replicas of which we must not report: what is there is a newer agent's to overwrite."""
-        self.unread: set[str] = set()
-        """Replicas whose report in the store we could not read yet; it may be a newer agent's."""
-        self.start_errors: dict[str, str] = {}
+        self.start_errors: dict[str, StartError] = {}
         """Why engines could not be started, by replica name."""
 
     def learn(self, reports: Iterable[ModelReport]) -> None:
@@ -74,6 +97,11 @@ class Node:
             self.learn(await self._report_models({path}))
         return self._millions.get(path, 0)
 
+    def start_error(self, name: str, epoch: int) -> str:
+        """Return why the engine could not be started; of another epoch it says nothing."""
+        found = self.start_errors.get(name)
+        return found.message if found is not None and found.epoch == epoch else ""
+
     def is_stale(self, name: str) -> bool:
         """Return whether the published endpoint leads to an earlier engine than there is now."""
         published, engine = self.published.get(name), self.engines.get(name)
@@ -91,14 +119,14 @@ class Executor:
         transport: Transport,
         *,
         clock: Clock,
-        prober: Prober,
+        beside: Beside,
     ) -> None:
         self._node = node
         self._processes = processes
         self._presence = presence
         self._transport = transport
         self._clock = clock
-        self._prober = prober
+        self._beside = beside
 
     async def do(self, name: str, replica: Replica | None, actions: Sequence[Action]) -> None:
         """Carry out the actions for one replica.
@@ -125,9 +153,11 @@ class Executor:
             case StopEngine(kill=kill):
                 self._stop(self._node.engines[name], kill=kill)
             case ProbeEngine():
-                self._prober.start(self._node.engines[name])
+                self._beside.prober.start(self._node.engines[name])
             case Forget():
                 self._node.engines.pop(name, None)
+            case GiveUp() | MakeReference() | StopReference():
+                self._do_of_rank(name, replica, action)
             case Publish():
                 assert replica is not None
                 await self._publish(replica)
@@ -139,15 +169,33 @@ class Executor:
             case _:
                 assert_never(action)
 
+    def _do_of_rank(
+        self, name: str, replica: Replica | None, action: GiveUp | MakeReference | StopReference
+    ) -> None:
+        match action:
+            case GiveUp(over=over):
+                log.warning(
+                    "epoch given up",
+                    extra={"replica": name, "reason": over.reason, "why": over.message},
+                )
+                self._node.engines[name].give_up(over)
+            case MakeReference():
+                assert replica is not None
+                self._beside.references.start(self._order(replica))
+            case StopReference():
+                self._beside.references.stop(name)
+            case _:
+                assert_never(action)
+
     def _start(self, replica: Replica) -> None:
         before = self._node.engines.get(replica.name)
-        order = order_of(replica, self._node.models_dir)
         taken = [engine.process.port for engine in self._node.engines.values()]
         now = self._clock.monotonic()
+        order = self._order(replica)
         try:
             process = self._processes.start(order, taken)
         except OSError as error:
-            self._node.start_errors[replica.name] = str(error)
+            self._note(replica, error)
             raise
         self._node.start_errors.pop(replica.name, None)
         log.info(
@@ -161,6 +209,21 @@ class Executor:
             failures=before.failures if before is not None else 0,
         )
 
+    def _order(self, replica: Replica) -> EngineOrder:
+        """Return what this node's engine is started with. Raises OSError: its ranks cannot meet."""
+        rank = groups.rank_on(replica, self._node.name)
+        assert rank is not None
+        try:
+            return order_of(replica, self._node.models_dir, rank)
+        except ValueError as error:
+            self._note(replica, error)
+            raise OSError(str(error)) from error
+
+    def _note(self, replica: Replica, error: Exception) -> None:
+        """Remember why the engine could not be started."""
+        noted = StartError(epoch=groups.epoch_of(replica), message=str(error))
+        self._node.start_errors[replica.name] = noted
+
     def _stop(self, engine: Engine, *, kill: bool) -> None:
         if engine.stopping_since is None:
             engine.stopping_since = self._clock.monotonic()
@@ -169,6 +232,7 @@ class Executor:
                 "engine ignored the request to stop; killing it",
                 extra={"replica": engine.process.replica},
             )
+            engine.killed_at = engine.killed_at or self._clock.monotonic()
             engines.kill(engine.process)
         else:
             engines.ask_to_stop(engine.process)
@@ -184,7 +248,7 @@ class Executor:
         put = Put(key=key, value=codec.encode(endpoint), lease=lease)
         # If the replica was assigned elsewhere meanwhile, it is not ours to publish.
         try:
-            await self._transport.commit([_still_assigned(replica)], [put])
+            await self._transport.commit([codec.unchanged(replica)], [put])
         except UnavailableError as error:
             if error.ambiguous:
                 # It may be there: port 0 is nobody's, so it is published again, and withdrawn in the end.
@@ -203,31 +267,21 @@ class Executor:
         log.info("endpoint withdrawn", extra={"replica": name})
 
     async def _report(self, replica: Replica, report: Report) -> None:
-        if replica.name in self._node.muted:
-            return
-        if replica.name in self._node.unread:
-            raise UnavailableError("what is reported of the rank could not be read yet")
-        before = self._node.reported.get(replica.name)
-        old = before.conditions if before is not None else ()
         engine = self._node.engines.get(replica.name)
+        formation = replica.spec.formation
+        restarts = engine.failures if engine is not None else 0
         status = RankStatus(
             replica_uid=replica.metadata.uid,
             node=self._node.name,
-            restarts=engine.failures if engine is not None else 0,
+            epoch=groups.epoch_of(replica),
+            golden=report.golden,
+            restarts=restarts if formation is None else formation.epoch - 1,
             peak_bytes=report.peak_bytes,
-            conditions=tuple(self._stamped(old, c) for c in report.conditions),
+            conditions=report.conditions,
         )
-        key = keys.rank_key(self._node.name, replica.name, 0)
-        put = Put(key=key, value=codec.encode(status))
-        await self._transport.commit([_still_assigned(replica), NOT_RESTORING], [put])
-        self._node.reported[replica.name] = status
-
-    def _stamped(self, old: Sequence[Condition], new: Condition) -> Condition:
-        """Return the condition with the time at which its truth moved."""
-        before = find_condition(old, new.type)
-        same = before is not None and before.status == new.status
-        moved = before.last_transition_time if before is not None and same else self._clock.now()
-        return new.model_copy(update={"last_transition_time": moved})
+        await self._node.reports.write(
+            replica, groups.rank_on(replica, self._node.name) or 0, status
+        )
 
 
 def endpoint_of(replica: Replica, node: Node, port: int, millions: int) -> Endpoint:
@@ -252,12 +306,13 @@ def endpoint_of(replica: Replica, node: Node, port: int, millions: int) -> Endpo
     )
 
 
-def _still_assigned(replica: Replica) -> Unchanged:
-    return codec.unchanged(replica)
+def order_of(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrder:
+    """Return what the replica's engine is started with: every field of its spec that an engine can be told.
 
+    Raises:
+        ValueError: its ranks cannot meet.
 
-def order_of(replica: Replica, models_dir: Path) -> EngineOrder:
-    """Return what the replica's engine is started with: every field of its spec that an engine can be told."""
+    """
     spec, model = replica.spec, replica.spec.model
     kept = spec.kv_cache or KvCache()
     draft = model.draft
@@ -268,7 +323,7 @@ def order_of(replica: Replica, models_dir: Path) -> EngineOrder:
         served_names=spec.served_names,
         context_length=spec.context_length,
         concurrency=spec.concurrency,
-        memory_limit_bytes=spec.ranks[0].memory.total_bytes,
+        memory_limit_bytes=spec.ranks[rank].memory.total_bytes,
         queue_depth=spec.queue_depth,
         kv_bits=kept.bits,
         kv_window=kept.window,
@@ -276,4 +331,5 @@ def order_of(replica: Replica, models_dir: Path) -> EngineOrder:
         adapter=None if model.adapter is None else models.resolve(model.adapter, models_dir),
         draft_model=None if draft is None else models.resolve(draft.path, models_dir),
         draft_tokens=None if draft is None else draft.tokens,
+        group=groups.group_order(replica, rank),
     )

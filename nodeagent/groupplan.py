@@ -15,7 +15,6 @@ from nodeagent.actions import (
     StartEngine,
     StopEngine,
     StopReference,
-    Withdraw,
 )
 from nodeagent.observe import EngineView, LocalState, Over, Probe, RankView, Reference
 from nodeagent.plans import FAST_LOOK_S, SLOW_LOOK_S, Plan, withdraw_and
@@ -35,20 +34,16 @@ _GRACE_S_A_GIB = 1.0
 
 
 def plan_rank(seen: LocalState) -> Plan:
-    """Return the next steps for a rank of a replica that is wanted here."""
+    """Return the next steps for a rank whose replica and epoch are wanted here; an earlier one's has ended."""
     assert seen.replica is not None
     formation = seen.replica.spec.formation
     assert formation is not None
-    engine = seen.engine
-    if engine is not None and not judging.is_current(engine, seen.replica):
-        # First the rank of the epoch before has to end: both would not fit, and one node has one rank.
-        return wind_down(seen, engine, is_doomed=engine.replica_uid == seen.replica.metadata.uid)
     found = judging.over(seen)
     if found is not None:
         return _end(seen, found)
-    if engine is None:
+    if seen.engine is None:
         return _begin(seen, formation)
-    return _tend(seen, engine)
+    return _tend(seen, seen.engine)
 
 
 def wind_down(seen: LocalState, engine: EngineView, *, is_doomed: bool) -> Plan:

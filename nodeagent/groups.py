@@ -89,8 +89,7 @@ def flags(group: GroupOrder) -> list[str]:
 
 
 def _joined(place: tuple[str, int]) -> str:
-    host, port = place
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{place[0]}:{place[1]}"
 
 
 def variables(group: GroupOrder, folder: Path) -> dict[str, str]:

@@ -10,9 +10,10 @@ from machinery import processes
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from nodeagent.engines import EngineProcess
-from nodeagent.health import Health
-from nodeagent.observe import EngineView, Probe
+from nodeagent.health import HEALTH_S, Health
+from nodeagent.observe import EngineView, Over, Probe, RankView
 from nodeagent.parts import HealthPort
+from nodeagent.tracking import Track
 
 # Restarting a broken engine must not grind the Mac: mlx models take memory and minutes to load.
 _RESTARTS = Backoff(first_s=1.0, limit_s=60.0)
@@ -22,6 +23,10 @@ _PROBES = Backoff(first_s=1.0, limit_s=60.0)
 _STABLE_S = 60.0
 # Health is asked at most this often, however often the queue looks.
 _ASK_EVERY_S = 0.1
+# The loss of a rank is to be noticed within 5 s; two questions in a row have to fail.
+_RANK_HEALTH_S = 1.0
+# Nothing holds a process that is well together for so long.
+_UNDYING_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,8 +43,18 @@ class Engine:
     probe_failures: int = 0
     probed_at: float = float("-inf")
     stopping_since: float | None = None
+    killed_at: float | None = None
     ended_at: float | None = None
     failures: int = 0
+    track: Track | None = None
+    """What is remembered of a group's rank; None where the engine has the whole model."""
+
+    def __post_init__(self) -> None:
+        process = self.process
+        if process.epoch > 0:
+            self.track = Track(
+                epoch=process.epoch, memory_bytes=process.memory_bytes, began_at=self.started_at
+            )
 
     async def look(self, client: HealthPort, clock: Clock) -> None:
         """Ask the engine how it is, if it runs and was not just asked."""
@@ -52,9 +67,17 @@ class Engine:
         if now - self.asked_at < _ASK_EVERY_S:
             return
         self.asked_at = now
-        health = await client.ask(self.process.port, self.process.replica_uid)
+        limit_s = HEALTH_S if self.track is None else _RANK_HEALTH_S
+        process = self.process
+        health = await client.ask(process.port, process.replica_uid, limit_s=limit_s)
         if health is not None:
             self.health, self.heard_at = health, clock.monotonic()
+        if self.track is None:
+            return
+        if health is None:
+            self.track.missed()
+        else:
+            self.track.heard(health, self.heard_at)
 
     def _count_failure(self, now: float) -> None:
         if self.stopping_since is not None:
@@ -83,7 +106,29 @@ class Engine:
             start_again_in_s=self._backoff_left(now),
             restarts=self.failures,
             peak_bytes=self.health.peak_bytes if self.health else 0,
+            rank=self._rank(now),
         )
+
+    def _rank(self, now: float) -> RankView | None:
+        if self.track is None:
+            return None
+        return self.track.view(
+            now,
+            is_frozen=self.track.is_unheard and self.process.child.is_frozen(),
+            killed_s=None if self.killed_at is None else now - self.killed_at,
+            probe_failures=self.probe_failures,
+        )
+
+    def give_up(self, over: Over) -> None:
+        """Remember that the rank's epoch is over."""
+        if self.track is not None:
+            self.track.over = over
+
+    def is_undying(self, clock: Clock) -> bool:
+        """Return whether it was killed and lives on: then the kernel holds it, and only a restart helps."""
+        killed_at = self.killed_at
+        is_late = killed_at is not None and clock.monotonic() - killed_at > _UNDYING_S
+        return is_late and self.process.child.running()
 
     def _backoff_left(self, now: float) -> float:
         if self.ended_at is None:
@@ -92,7 +137,7 @@ class Engine:
 
 
 class Prober:
-    """Runs probes beside the loop: one takes as long as a first token, and others must not wait."""
+    """Runs probes beside the loop, of a group the golden one: one takes as long as a first token, and others must not wait."""
 
     def __init__(self, client: HealthPort, group: asyncio.TaskGroup, clock: Clock) -> None:
         self._client = client
@@ -100,13 +145,17 @@ class Prober:
         self._clock = clock
 
     def start(self, engine: Engine) -> None:
-        """Have the engine make one token; what came of it shows in `engine.probe`."""
+        """Have the engine make a token or the golden answer; what came of it shows in `engine.probe`."""
         engine.probe = Probe.RUNNING
         self._group.create_task(self._run(engine))
 
     async def _run(self, engine: Engine) -> None:
         process = engine.process
-        engine.probe_error = await self._client.probe(process.port, process.served_name)
+        if engine.track is None:
+            engine.probe_error = await self._client.probe(process.port, process.served_name)
+        else:
+            asking = self._client.golden(process.port, process.served_name)
+            engine.track.answer, engine.probe_error = await asking
         engine.probed_at = self._clock.monotonic()
         engine.probe_failures = engine.probe_failures + 1 if engine.probe_error else 0
         engine.probe = Probe.FAILED if engine.probe_error else Probe.PASSED

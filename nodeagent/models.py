@@ -1,9 +1,11 @@
 """Looking at deployed models on this node's disk. Reads; decides nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from nodeagent import adapterdir, architectures, modeldir
+from nodeagent.geometry import division
+from nodeagent.geometry.splitting import Splitter
 from schemas.node import AdapterReport, ModelReport
 
 
@@ -12,16 +14,26 @@ def resolve(path: str, models_dir: Path) -> Path:
     return Path(path) if path.startswith("/") else models_dir / path
 
 
-def report(path: str, models_dir: Path, *, casts_to_float32: bool) -> ModelReport:
-    """Return what this node says of a model: its geometry, or why it cannot be used."""
+def report(
+    path: str, models_dir: Path, *, casts_to_float32: bool, splitter: Splitter | None = None
+) -> ModelReport:
+    """Return what this node says of a model: its geometry, or why it cannot be used.
+
+    With a `splitter`, also over how many Macs it can be split, once that is known.
+    """
+    folder = resolve(path, models_dir)
     try:
-        facts = modeldir.inspect(resolve(path, models_dir))
+        facts = modeldir.inspect(folder)
         complaint = architectures.complaint(facts.module)
         if complaint:
             return ModelReport(path=path, reason="ArchitectureUnsupported", message=complaint)
         geometry = modeldir.geometry(facts, casts_to_float32=casts_to_float32)
     except modeldir.ModelUnusableError as error:
         return ModelReport(path=path, reason=error.reason, message=_words(error))
+    if splitter is not None:
+        found = splitter.ask(folder, facts)
+        splitting = division.report(facts, geometry, found, casts_to_float32=casts_to_float32)
+        geometry = geometry.model_copy(update={"splitting": splitting})
     return ModelReport(path=path, geometry=geometry)
 
 
@@ -41,11 +53,22 @@ def _words(error: modeldir.ModelUnusableError) -> str:
 
 
 def report_all(
-    paths: Iterable[str], models_dir: Path, *, casts_to_float32: bool
+    paths: Iterable[str],
+    models_dir: Path,
+    *,
+    casts_to_float32: bool,
+    splitter: Splitter | None = None,
+    split: Set[str] = frozenset(),
 ) -> tuple[ModelReport, ...]:
-    """Return the reports of all paths, in order of the paths."""
+    """Return the reports of all paths, in order of the paths; of those in `split` also how they can be split."""
     return tuple(
-        report(path, models_dir, casts_to_float32=casts_to_float32) for path in sorted(set(paths))
+        report(
+            path,
+            models_dir,
+            casts_to_float32=casts_to_float32,
+            splitter=splitter if path in split else None,
+        )
+        for path in sorted(set(paths))
     )
 
 

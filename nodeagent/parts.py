@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from nodeagent.engines import EngineOrder, EngineProcess
+from nodeagent.fabrictests import FabricTests
 from nodeagent.hardware.readings import Readings
-from nodeagent.health import Health
+from nodeagent.health import HEALTH_S, Health
 from schemas.deployment import ModelDeployment
+from schemas.formation import Golden
 from schemas.node import AdapterReport, ModelReport
 from schemas.replica import Replica
 
@@ -34,6 +36,10 @@ class EnginesPort(Protocol):
         """
         ...
 
+    def last_epoch(self, replica: str, uid: str) -> int:
+        """Return the last epoch of which a rank was started here for the replica; 0 if none was."""
+        ...
+
     def find(self) -> list[EngineProcess]:
         """Return the engines that an earlier run of this agent left running."""
         ...
@@ -42,16 +48,37 @@ class EnginesPort(Protocol):
 class HealthPort(Protocol):
     """Asking engines how they are."""
 
-    async def ask(self, port: int, replica_uid: str) -> Health | None:
-        """Return what the replica's engine says; None if it does not answer."""
+    async def ask(self, port: int, replica_uid: str, *, limit_s: float = HEALTH_S) -> Health | None:
+        """Return what the replica's engine says; None if it does not answer within the limit."""
         ...
 
     async def probe(self, port: int, model: str) -> str:
         """Have one token generated; return what went wrong, or nothing."""
         ...
 
+    async def golden(self, port: int, model: str) -> tuple[Golden | None, str]:
+        """Ask the golden question; return the answer, or what went wrong, or neither where there is no text."""
+        ...
+
     async def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+class ReferencesPort(Protocol):
+    """Whoever has one process answer the golden question, with all of the model."""
+
+    async def make(self, order: EngineOrder) -> Golden:
+        """Return the answer, made now or earlier. Cancelled, it leaves nothing behind.
+
+        Raises:
+            OSError: there is none, and why.
+
+        """
+        ...
+
+    def sweep(self) -> None:
+        """End what an earlier run of this agent left behind."""
         ...
 
 
@@ -77,10 +104,15 @@ class Parts:
 
     engines: EnginesPort
     health: HealthPort
+    references: ReferencesPort
     report_models: ReportModels
     report_adapters: ReportAdapters
     replicas: Feed[Replica]
     """Replicas by key: all of them, or those of this node."""
     deployments: Feed[ModelDeployment]
+    is_looking: Callable[[], bool] = lambda: False
+    """Whether more is being found out about a model, so that it is worth asking for reports again soon."""
     readings: Readings | None = None
     """How the machine is; None leaves the node's status as it was described."""
+    fabric: FabricTests | None = None
+    """Tests of the cables; None where no process can be started for one."""

@@ -1,22 +1,29 @@
 """What the agent says of a rank: conditions computed from what it sees. Pure."""
 
+from nodeagent import rankstatus
 from nodeagent.observe import EngineView, LocalState, Probe
-from schemas.meta import Condition, Truth
+from nodeagent.rankstatus import condition
+from schemas.meta import Condition
 
 # What an engine says when it ends with one of its own exit codes (nodeagent/engine/process.py).
 _EXIT_REASONS = {2: "ModelUnusable", 3: "PortInUse"}
 
 
 def conditions_of(seen: LocalState) -> tuple[Condition, ...]:
-    """Return Ready, and Stopped once a deletion is done; times are put in when it is written."""
+    """Return Ready, Stopped once a deletion is done, and EpochOver of a group that cannot go on.
+
+    Times are put in when it is written.
+    """
     assert seen.replica is not None
     if seen.replica.metadata.deletion_timestamp is None:
-        return (_ready(seen),)
+        if seen.replica.spec.formation is None:
+            return (_ready(seen),)
+        return rankstatus.conditions_of(seen)
     stopped = seen.engine is None or not seen.engine.is_running
     reason = "EngineEnded" if stopped else "EngineEnding"
     return (
-        _condition("Ready", "Stopping", "it is being deleted", holds=False),
-        _condition("Stopped", reason, holds=stopped),
+        condition("Ready", "Stopping", "it is being deleted", holds=False),
+        condition("Stopped", reason, holds=stopped),
     )
 
 
@@ -25,13 +32,13 @@ def _ready(seen: LocalState) -> Condition:
     assert seen.replica is not None
     if engine is None or engine.replica_uid != seen.replica.metadata.uid:
         if seen.start_error:
-            return _condition("Ready", "CannotStart", seen.start_error, holds=False)
-        return _condition("Ready", "Starting", "its engine is about to start", holds=False)
+            return condition("Ready", "CannotStart", seen.start_error, holds=False)
+        return condition("Ready", "Starting", "its engine is about to start", holds=False)
     if not engine.is_running:
         return _ended(engine)
     answers = engine.state == "Ready" and engine.probe is Probe.PASSED
     if answers and seen.is_published and not seen.is_stale:
-        return _condition("Ready", "Serving", holds=True)
+        return condition("Ready", "Serving", holds=True)
     return _running(engine)
 
 
@@ -39,21 +46,16 @@ def _ended(engine: EngineView) -> Condition:
     code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
     words = f": {engine.last_words}" if engine.last_words else ""
     reason = _EXIT_REASONS.get(engine.exit_code or 0, "EngineEnded")
-    return _condition("Ready", reason, f"its engine ended {code}{words}", holds=False)
+    return condition("Ready", reason, f"its engine ended {code}{words}", holds=False)
 
 
 def _running(engine: EngineView) -> Condition:
     if engine.silent_s > 0 and engine.state:
-        return _condition("Ready", "EngineSilent", "its engine does not answer", holds=False)
+        return condition("Ready", "EngineSilent", "its engine does not answer", holds=False)
     if engine.state in ("Draining", "Failed"):
-        return _condition("Ready", f"Engine{engine.state}", engine.message, holds=False)
+        return condition("Ready", f"Engine{engine.state}", engine.message, holds=False)
     if engine.state != "Ready":
-        return _condition("Ready", "Loading", "its engine is loading the model", holds=False)
+        return condition("Ready", "Loading", "its engine is loading the model", holds=False)
     if engine.probe_error:
-        return _condition("Ready", "ProbeFailed", engine.probe_error, holds=False)
-    return _condition("Ready", "WarmingUp", "its engine is making a first token", holds=False)
-
-
-def _condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Condition:
-    truth = Truth.TRUE if holds else Truth.FALSE
-    return Condition(type=type_, status=truth, reason=reason, message=message)
+        return condition("Ready", "ProbeFailed", engine.probe_error, holds=False)
+    return condition("Ready", "WarmingUp", "its engine is making a first token", holds=False)

@@ -3,29 +3,57 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from schemas.replica import MemoryProof
+from reconciler.groups.view import Form
+from schemas.replica import LeavingRank, RankAssignment
 from schemas.revision import Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateReplica:
-    """Assign a new replica to a node."""
+    """Assign a new replica to its nodes, one for each rank."""
 
     name: str
-    node: str
-    memory: MemoryProof
+    ranks: tuple[RankAssignment, ...]
+    form: Form | None = None
+    """How they work together; None where there is one."""
     content: Template
     """What it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReplica:
-    """Assign a replica of a lost node to another one, in one write."""
+    """Assign a replica of a lost node to others, in one write: as a new one of the name."""
 
     name: str
-    node: str
-    memory: MemoryProof
+    ranks: tuple[RankAssignment, ...]
+    form: Form | None = None
     content: Template
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReformReplica:
+    """Begin the next epoch of a replica whose ranks cannot go on together."""
+
+    name: str
+    ranks: tuple[RankAssignment, ...]
+    form: Form
+    failures: int
+    """Epochs in a row that have failed by now."""
+    because: str
+    """Why the epoch before is over."""
+    leaving: tuple[LeavingRank, ...] = ()
+    """Ranks that may still be there where the next epoch has none, or others."""
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRanks:
+    """Stop counting the memory of ranks of earlier epochs that have ended."""
+
+    name: str
+    leaving: tuple[LeavingRank, ...]
+    """Those that have not."""
     version: int
 
 
@@ -106,6 +134,8 @@ class RemoveDeployment:
 Action: TypeAlias = (
     CreateReplica
     | MoveReplica
+    | ReformReplica
+    | ReleaseRanks
     | DeleteReplica
     | PreemptReplica
     | OrphanReplica

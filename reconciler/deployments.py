@@ -22,6 +22,7 @@ from reconciler.observe import Observed
 from reconciler.patience import Patience
 from reconciler.placement.table import Table
 from reconciler.plan import Plan, plan
+from reconciler.replica_status import replica_status
 from reconciler.rollout import progress
 from reconciler.rollout.canary import CanaryBook, advance
 from reconciler.rollout.revisions import template
@@ -125,21 +126,20 @@ class Deployments:
     def _observe(self, name: str, scaled: Decision | None) -> Observed:
         now = self._clock.monotonic()
         moment = self._senses.moment(self._clock)
-        mine = [r.spec.ranks[0].node for r in self._fleet.replicas_of(name)]
+        mine = [rank.node for r in self._fleet.replicas_of(name) for rank in r.spec.ranks]
         self._table = self._senses.nodes.look(self._fleet, moment)
         looks = (
             self._senses.life.next_look_s(mine, now),
             self._senses.life.next_release_s(now),
             self._senses.nodes.next_change_s(moment),
         )
-        seen = views.observe(
-            self._fleet,
-            name,
+        looked = views.Looked(
+            now=moment.now,
             # Who is back is not lost, also if nobody has taken note of it yet.
             lost=frozenset(n for n in self._senses.life.lost(now) if not self._fleet.is_ready(n)),
             next_look_s=min((s for s in looks if s is not None), default=None),
-            nodes=self._table.nodes,
         )
+        seen = views.observe(self._fleet, name, looked, nodes=self._table.nodes)
         if scaled is not None:
             seen = replace(seen, desired=scaled.desired, scaling=status.of_scaling(scaled))
         if seen.deployment is None:
@@ -165,13 +165,8 @@ class Deployments:
         for view in seen.replicas:
             key = ObjectKey("Replica", view.name)
             old = self._fleet.status(key)
-            new = status.of_replica(
-                view.replica,
-                self._fleet.rank(view.replica),
-                is_serving=view.is_ready,
-                old=old,
-                now=self._clock.now(),
-            )
+            reports = self._fleet.ranks(view.replica)
+            new = replica_status(view, reports, old=old, now=self._clock.now())
             if old != new and not self._fleet.is_newer(key):
                 news.append((key, new, view.version))
                 await self._teller.told_replica(seen, old, new)

@@ -31,9 +31,9 @@ def sort(seen: Observed, deployment: ModelDeployment, active: Sequence[ReplicaVi
         if taint.effect == "NoExecute" and not tolerates(tolerations, taint)
     }
     to_leave = {node.name for node in seen.nodes if node.leave}
-    driven_out = [r for r in active if r.node in drives_out and not r.is_node_lost]
+    driven_out = [r for r in active if r.nodes & drives_out and not r.is_node_lost]
     leaving = [
-        r for r in active if r.node in to_leave and r not in driven_out and not r.is_node_lost
+        r for r in active if r.nodes & to_leave and r not in driven_out and not r.is_node_lost
     ]
     return Sorted(
         staying=tuple(r for r in active if r not in driven_out and r not in leaving),

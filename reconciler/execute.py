@@ -1,12 +1,13 @@
 """Carries out actions and status writes: guarded transactions, many writes in one, fenced by the leadership."""
 
+import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
 from machinery.clock import Clock
 from reconciler.actions import Action
 from reconciler.batching import Write, batches, guards_of, operations_of
-from reconciler.writes import status_write, write_of
+from reconciler.writes import Stamp, status_write, write_of
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectKey, ObjectMeta, Status
 from schemas.node import Node, NodeSpec
@@ -18,6 +19,8 @@ from store.port import Delete, Guard, KeyValue, Put, Transport, Unchanged
 
 # The fence, and the ledger as guard and as operation.
 _SHARED = 3
+# What an epoch's ranks know each other by: nobody guesses 256 bits.
+_SECRET_BYTES = 32
 
 
 class Executor:
@@ -27,6 +30,7 @@ class Executor:
     """
 
     def __init__(self, transport: Transport, clock: Clock, fence: Callable[[], Guard]) -> None:
+        """Write by the clock's time. Secrets are drawn here, by the system: no plan has any."""
         self._transport = transport
         self._clock = clock
         self._fence = fence
@@ -57,7 +61,7 @@ class Executor:
         self, action: Action, deployment: ModelDeployment | None, replicas: Mapping[str, Replica]
     ) -> int:
         """Carry out one action; return the revision at which it was written."""
-        return await self._commit((write_of(action, deployment, replicas, self._clock.now()),))
+        return await self._commit((write_of(action, deployment, replicas, self._stamp()),))
 
     async def do_all(
         self,
@@ -66,13 +70,16 @@ class Executor:
         replicas: Mapping[str, Replica],
     ) -> AsyncGenerator[tuple[Sequence[Action], int]]:
         """Carry out a plan, many actions at once; yield what was done, and at which revision."""
-        now = self._clock.now()
-        writes = [write_of(action, deployment, replicas, now) for action in actions]
+        stamp = self._stamp()
+        writes = [write_of(action, deployment, replicas, stamp) for action in actions]
         done = 0
         async with aclosing(self._in_batches(writes)) as batched:
             async for number, revision in batched:
                 yield actions[done : done + number], revision
                 done += number
+
+    def _stamp(self) -> Stamp:
+        return Stamp(now=self._clock.now(), secret=lambda: secrets.token_urlsafe(_SECRET_BYTES))
 
     async def write_status(self, key: ObjectKey, status: Status, *, version: int) -> int:
         """Write a status, if its object is still what it was computed from; return the revision."""

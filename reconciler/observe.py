@@ -9,7 +9,7 @@ from reconciler.placement.want import Rival
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelSource
 from schemas.meta import Condition
 from schemas.node import AdapterReport, ModelReport, Taint
-from schemas.replica import Replica
+from schemas.replica import LeavingRank, Replica
 from schemas.revision import Revision
 
 
@@ -128,6 +128,10 @@ class ReplicaView:
     """What an agent of it says is wrong."""
     epoch: Epoch | None = None
     """How its ranks get on together; None where there is one."""
+    away: frozenset[str] = frozenset()
+    """Nodes of it whose agents renew no lease now."""
+    unended: tuple[LeavingRank, ...] = ()
+    """Ranks of its earlier epochs that may still be there, as far as anybody knows."""
 
     @property
     def name(self) -> str:

@@ -4,15 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from reconciler.actions import Action, CreateReplica, MoveReplica, PreemptReplica
+from reconciler.groups.epochs import Epoch
+from reconciler.groups.gang import given_up
+from reconciler.groups.renewal import next_epoch, without
 from reconciler.observe import Observed, ReplicaView, Tenant
 from reconciler.placement.filters import reject
-from reconciler.placement.place import Displaces, Placed, Placer, Waits
+from reconciler.placement.place import Displaces, Placed, Placer, Waits, place
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import Table
 from reconciler.placement.want import Want, want_of
 from reconciler.rollout import steps
 from reconciler.rollout.revisions import contents, with_content
-from reconciler.rollout.steps import Goal, Phase
+from reconciler.rollout.steps import Ending, Goal, Phase
 from schemas.deployment import ModelDeployment
 from schemas.replica import replica_name
 from schemas.revision import Template
@@ -37,6 +40,8 @@ class Placing:
         self.no_room: Unschedulable | None = None
         """Why one more than wanted could not be placed."""
         self._unfit: dict[str, Unschedulable] = {}
+        self.endings: list[Ending] = []
+        """Replicas that can be placed elsewhere only as others."""
 
     @property
     def is_stuck(self) -> bool:
@@ -52,8 +57,10 @@ class Placing:
         if seen.awaits_reports:
             return
         ending = {one.replica.name for one in step.endings}
-        lost = [r for r in staying if r.is_node_lost and r.name not in ending]
-        for replica in sorted(lost, key=lambda r: r.ordinal):
+        kept = sorted((r for r in staying if r.name not in ending), key=lambda r: r.ordinal)
+        for replica in (r for r in kept if r.epoch is not None):
+            self._next_epoch(replica, replica.epoch)
+        for replica in (r for r in kept if r.is_node_lost and r.epoch is None):
             renewed = steps.renewed(self._goal, seen, replica)
             self._needed(renewed, replica.replica.spec.template, replica)
         there = len(staying) - len(ending) + leaving
@@ -79,19 +86,36 @@ class Placing:
         else:
             self.why = self.why or self._unfit[template]
 
+    def _next_epoch(self, replica: ReplicaView, epoch: Epoch | None) -> None:
+        """Begin the next epoch of a replica whose ranks cannot go on together, once it is time."""
+        formation = replica.replica.spec.formation
+        content = self._contents.get(replica.replica.spec.template)
+        if epoch is None or formation is None or content is None or not epoch.over:
+            return
+        if epoch.is_given_up:
+            self.why = self.why or given_up(formation, replica.name, epoch)
+            return
+        if epoch.wait_s(formation) > 0:
+            return
+        want = self._want(replica.replica.spec.template, content)
+        found = self._placer_for().again(want, replica.replica, epoch)
+        if isinstance(found, Placed):
+            self.actions.append(next_epoch(replica, found, epoch))
+            return
+        self.why = self.why or found
+        if content.sharding == "Auto":
+            # Another group may do; nothing of it serves, so it is no loss.
+            self.endings.append(Ending(replica=replica, because="GroupLost"))
+
     def fits_instead(self, template: str, *, of: ReplicaView) -> bool:
         """Return whether a replica of the version would fit where another is, once that has ended."""
-        node = next((one for one in self._seen.nodes if one.name == of.node), None)
-        if node is None:
-            return False
-        size = sum(one.bytes for one in node.tenants if one.replica == of.name)
-        others = {**node.replicas, self._seen.name: node.replicas.get(self._seen.name, 1) - 1}
-        left = replace(
-            node,
-            used_bytes=node.used_bytes - (size or of.replica.spec.ranks[0].memory.total_bytes),
-            replicas={name: count for name, count in others.items() if count},
-        )
-        return reject(self._want(template, self._contents[template]), left) is None
+        want = self._want(template, self._contents[template])
+        there = [without(node, of) for node in self._seen.nodes if node.name in of.nodes]
+        if want.spec.sharding == "Never":
+            return any(reject(want, node) is None for node in there)
+        left = {node.name: node for node in there}
+        nodes = [left.get(node.name, node) for node in self._seen.nodes]
+        return isinstance(place(want, nodes, self._seen.groups), Placed)
 
     def _one(self, template: str, what: ReplicaView | str, *, is_extra: bool) -> bool:
         """Place one replica; return whether it has a node now."""
@@ -103,7 +127,7 @@ class Placing:
         name = what if isinstance(what, str) else what.name
         match outcome:
             case Placed():
-                self.actions.append(_assign(what, outcome, content))
+                self.actions.append(_assign(what, self._checked(outcome, template), content))
                 return True
             case Displaces(victims=victims, why=why):
                 self.actions.extend(self._preempt(name, victim) for victim in victims)
@@ -114,10 +138,25 @@ class Placing:
                 self._unfit[template] = outcome
         return False
 
+    def _checked(self, placed: Placed, template: str) -> Placed:
+        """Return the same with the answer that other replicas of the version gave, to check a group's first by."""
+        if placed.form is None:
+            return placed
+        model = placed.form.model
+        known = (
+            one.epoch.golden
+            for one in self._seen.replicas
+            if one.epoch is not None
+            and one.replica.spec.template == template
+            and one.replica.spec.model.path == model
+        )
+        golden = next((one for one in known if one is not None), None)
+        return replace(placed, form=placed.form.with_golden(golden))
+
     def _placer_for(self) -> Placer:
         """Return who places, after those of a higher priority have chosen."""
         if self._placer is None:
-            self._placer = Placer(self._table or Table(self._seen.nodes))
+            self._placer = Placer(self._table or Table(self._seen.nodes), self._seen.groups)
             for rival in self._seen.rivals:
                 for _ in range(rival.missing):
                     if isinstance(self._placer.claim(rival.want), Unschedulable):
@@ -135,9 +174,10 @@ class Placing:
         kept = {self._goal.target, self._goal.trial}
         is_rolling = self._goal.phase in (Phase.ROLLING, Phase.ROLLED_BACK)
         return [
-            one.node
+            node
             for one in self._seen.replicas
             if one.is_deleting or (is_rolling and one.replica.spec.template not in kept)
+            for node in sorted(one.nodes)
         ]
 
     def _want(self, template: str, content: Template) -> Want:
@@ -170,18 +210,8 @@ def _free_names(seen: Observed) -> Iterator[str]:
 
 
 def _assign(what: ReplicaView | str, to: Placed, content: Template) -> Action:
-    made = CreateReplica(
-        name=what if isinstance(what, str) else what.name,
-        node=to.node,
-        memory=to.memory,
-        content=content,
-    )
     if isinstance(what, str):
-        return made
+        return CreateReplica(name=what, ranks=to.ranks, form=to.form, content=content)
     return MoveReplica(
-        name=made.name,
-        node=made.node,
-        memory=made.memory,
-        content=content,
-        version=what.version,
+        name=what.name, ranks=to.ranks, form=to.form, content=content, version=what.version
     )

@@ -1,5 +1,7 @@
 """The reconciler's decision about one deployment: from what is seen to what to do. Pure."""
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from reconciler import eviction
@@ -8,6 +10,7 @@ from reconciler.actions import (
     AdoptReplica,
     DeleteReplica,
     OrphanReplica,
+    ReleaseRanks,
     RemoveDeployment,
     RemoveReplica,
 )
@@ -64,6 +67,7 @@ def plan(seen: Observed, table: Table | None = None) -> Plan:
         *(Ending(replica=r, because="OwnerReplaced") for r in strangers),
         *(Ending(replica=r, because="Evicted") for r in found.driven_out),
         *step.endings,
+        *placing.endings,
         *eviction.spared(found, seen, deployment, is_stuck=placing.is_stuck),
     ]
     # What is made now does not answer yet: until it does nobody else may end in its place.
@@ -75,17 +79,27 @@ def plan(seen: Observed, table: Table | None = None) -> Plan:
         # One whose place the new version could not take would end for nothing.
         fit = [r for r in old if placing.fits_instead(goal.trial or goal.target, of=r)]
         endings.extend(Ending(replica=r, because="OutdatedInPlace") for r in fit[:1])
+    done = (*gone, *keep_books(seen), *map(_delete, endings), *placing.actions)
     return Plan(
-        actions=(*gone, *keep_books(seen), *map(_delete, endings), *placing.actions),
+        actions=(*done, *_released(kept, {action.name for action in done})),
         unschedulable=placing.why,
         stuck=None if endings else placing.no_room,
         requeue_after_s=seen.next_look_s,
     )
 
 
+def _released(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[ReleaseRanks]:
+    """Return which replicas no longer hold what ranks of earlier epochs did; one name gets one action."""
+    return [
+        ReleaseRanks(name=r.name, leaving=r.unended, version=r.version)
+        for r in replicas
+        if r.unended != r.replica.spec.leaving and r.name not in busy
+    ]
+
+
 def is_gone(replica: ReplicaView) -> bool:
     """Return whether nothing of a deleted replica runs any more, as far as anybody can know."""
-    return replica.is_deleting and (replica.is_stopped or replica.is_node_lost)
+    return replica.is_deleting and replica.is_stopped
 
 
 def _wind_down(seen: Observed) -> list[DeleteReplica | OrphanReplica]:

@@ -5,6 +5,7 @@ from machinery.loop import Again
 from reconciler import status, views
 from reconciler.deployments import Deployments, Senses
 from reconciler.execute import Executor
+from reconciler.known import groups
 from reconciler.known.caches import Caches
 from reconciler.known.fleet import Fleet
 from reconciler.nodes.look import Nodes
@@ -50,6 +51,14 @@ class Reconciler:
             await self._simple_status(key, found)
         return None
 
+    def _around(self, group: ShardGroup, ready: set[str]) -> status.GroupSurroundings:
+        return status.GroupSurroundings(
+            members=groups.members_of(self._fleet, group),
+            known=set(self._fleet.node_names()),
+            ready=ready,
+            replicas=[one.name for one in groups.replicas_on(self._fleet, group.name)],
+        )
+
     async def _write_if_changed(self, key: ObjectKey, old: Status | None, new: Status) -> bool:
         if old == new or self._fleet.is_newer(key):
             return False  # a newer reconciler's words are not ours to overwrite
@@ -65,7 +74,7 @@ class Reconciler:
                 found, views.pool_members(self._fleet, found), ready, old=old, now=now
             )
         elif isinstance(found, ShardGroup):
-            new = status.of_group(found, self._fleet.node_names(), ready, old=old, now=now)
+            new = status.of_group(found, self._around(found, ready), old=old, now=now)
         elif isinstance(found, ModelRoute):
             names = {deployment.name for deployment in self._fleet.of_kind("ModelDeployment")}
             new = status.of_route(found, names, old=old, now=now)

@@ -76,6 +76,8 @@ class Ripples:
         kind, name = found
         if kind in ("Replica", "Revision"):
             self._queue.add(ObjectKey("ModelDeployment", deployment_of(name)))
+            if kind == "Replica":
+                self._soon(self._groups)  # they say what runs on them
             return
         self._queue.add(found)
         if kind in ("Node", "NodePool", "ShardGroup"):
@@ -145,6 +147,9 @@ class Ripples:
     def _unplaced(self) -> None:
         for name in sorted(self._fleet.wishes.unplaced() | self.short_of_room):
             self._queue.add(ObjectKey("ModelDeployment", name))
+
+    def _groups(self) -> None:
+        self._enqueue("ShardGroup")
 
     def _routes(self) -> None:
         self._enqueue("ModelRoute")

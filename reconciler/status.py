@@ -1,12 +1,13 @@
 """What is true of each object, as conditions computed from what is seen. Pure."""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from datetime import datetime
 
 from reconciler.autoscaling.decision import Decision
-from reconciler.nodes.peaks import correction
 from reconciler.observe import Observed, ReplicaView
-from reconciler.placement.refusals import Unschedulable, one_line
+from reconciler.placement.refusals import Unschedulable, is_crash_loop, one_line
 from reconciler.rollout.progress import Progress
 from schemas.deployment import (
     ModelDeployment,
@@ -22,7 +23,6 @@ from schemas.meta import (
     with_condition,
 )
 from schemas.pools import NodePool, NodePoolStatus
-from schemas.replica import RankStatus, Replica, ReplicaStatus
 from schemas.route import ModelRoute, ModelRouteStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
 
@@ -110,6 +110,10 @@ def _available(
         reason = "AllReplicasReady" if wanted else "ScaledToZero"
         return condition("Available", reason, count, holds=True)
     troubled = next((r for r in placed if r.trouble and not r.is_ready), None)
+    if unschedulable is not None and is_crash_loop(unschedulable):
+        return condition(
+            "Available", "CrashLooping", f"{count}; {one_line(unschedulable)}", holds=False
+        )
     if unschedulable is not None:
         return condition(
             "Available", "Unschedulable", f"{count}; {one_line(unschedulable)}", holds=False
@@ -123,7 +127,7 @@ def _available(
 def _placed(
     wanted: int, placed: Sequence[ReplicaView], unschedulable: Unschedulable | None
 ) -> Condition:
-    if unschedulable is not None:
+    if unschedulable is not None and not is_crash_loop(unschedulable):
         return condition("Placed", "Unschedulable", one_line(unschedulable), holds=False)
     if len(placed) < wanted:
         message = f"{len(placed)} of {wanted} replicas have a node"
@@ -147,41 +151,6 @@ def _preempted(
     return condition("Preempted", "NotPreempted", holds=False)
 
 
-def of_replica(
-    replica: Replica,
-    rank: RankStatus | None,
-    *,
-    is_serving: bool,
-    old: Status | None,
-    now: datetime,
-) -> ReplicaStatus:
-    """Return the status of a replica: what its rank's agent says, and whether it is published."""
-    reported = tuple(rank.conditions) if rank is not None else ()
-    ready = next((c for c in reported if c.type == "Ready"), None)
-    if is_serving:
-        own = condition("Ready", "Serving", holds=True)
-    elif ready is not None and ready.status is not Truth.TRUE:
-        own = condition("Ready", ready.reason, ready.message, holds=False)
-    elif ready is not None:
-        message = f"its agent on {rank_node(replica)} is away; the engine may go on all the same"
-        own = condition("Ready", "AgentAway", message, holds=False)
-    else:
-        own = condition("Ready", "WaitingForAgent", "its agent has not reported yet", holds=False)
-    found = [own]
-    corrected = correction(replica, rank)
-    if corrected:
-        found.append(condition("ProofCorrected", "MeasuredMore", corrected, holds=True))
-    generation = replica.metadata.generation
-    return ReplicaStatus(
-        observed_generation=generation,
-        conditions=settle(old, found, generation=generation, now=now),
-    )
-
-
-def rank_node(replica: Replica) -> str:
-    return replica.spec.ranks[0].node
-
-
 def of_pool(
     pool: NodePool, members: Sequence[str], ready: set[str], *, old: Status | None, now: datetime
 ) -> NodePoolStatus:
@@ -198,24 +167,44 @@ def of_pool(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSurroundings:
+    """What beside itself decides about a ShardGroup."""
+
+    members: Sequence[str]
+    """The nodes that belong to it."""
+    known: AbstractSet[str]
+    """All nodes that ever joined."""
+    ready: AbstractSet[str]
+    """Those whose agents are alive."""
+    replicas: Sequence[str] = ()
+    """What runs on it."""
+
+
 def of_group(
-    group: ShardGroup, known: Sequence[str], ready: set[str], *, old: Status | None, now: datetime
+    group: ShardGroup, around: GroupSurroundings, *, old: Status | None, now: datetime
 ) -> ShardGroupStatus:
-    """Return the status of a group: ready if every member is."""
-    members = [member.node for member in group.spec.members]
+    """Return the status of a group: ready if as many of its members are as a model is split over."""
+    members, known, ready = around.members, around.known, around.ready
     alive = [name for name in members if name in ready]
     unknown = [name for name in members if name not in known]
     away = [name for name in members if name in known and name not in ready]
-    if unknown:
-        own = condition("Ready", "UnknownNode", f"no such node: {', '.join(unknown)}", holds=False)
-    elif away:
-        own = condition("Ready", "MemberNotReady", f"not ready: {', '.join(away)}", holds=False)
+    size = group.spec.wanted_size
+    # Whoever is missing is told, also where there are spares for it.
+    notes = [f"no such node: {', '.join(unknown)}"] if unknown else []
+    notes += [f"not ready: {', '.join(away)}"] if away else []
+    if len(alive) >= size:
+        own = condition("Ready", "MembersReady", "; ".join(notes), holds=True)
     else:
-        own = condition("Ready", "MembersReady", holds=True)
+        notes.insert(0, f"{len(alive)} of {size} members ready")
+        reason = "UnknownNode" if unknown else "MemberNotReady"
+        own = condition("Ready", reason, "; ".join(notes), holds=False)
     generation = group.metadata.generation
     return ShardGroupStatus(
         observed_generation=generation,
+        members=len(members),
         ready_members=len(alive),
+        replicas=tuple(around.replicas),
         conditions=settle(old, (own,), generation=generation, now=now),
     )
 

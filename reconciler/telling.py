@@ -1,5 +1,6 @@
 """What the reconciler did and found, as events for people."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from reconciler.actions import (
@@ -10,6 +11,8 @@ from reconciler.actions import (
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
+    ReformReplica,
+    ReleaseRanks,
     RemoveDeployment,
     RemoveReplica,
     RemoveRevision,
@@ -22,6 +25,7 @@ from schemas import quantity
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.event import ObjectReference
 from schemas.meta import ObjectKey, Status, find_condition
+from schemas.replica import RankAssignment
 from store.events import EventRecorder
 
 # Of Progressing, what somebody should know who is not looking.
@@ -40,14 +44,18 @@ class Teller:
         uid = seen.deployment.metadata.uid if seen.deployment is not None else ""
         about = ObjectReference(kind="ModelDeployment", name=seen.name, uid=uid)
         match action:
-            case CreateReplica(name=name, node=node, memory=memory):
-                said = ", as spec.resources.memory says" if memory.overridden else ""
-                need = quantity.show(memory.total_bytes)
-                message = f"{name} goes to {node} and needs {need}{said}"
+            case CreateReplica(name=name, ranks=ranks):
+                said = ", as spec.resources.memory says" if ranks[0].memory.overridden else ""
+                need = " + ".join(quantity.show(rank.memory.total_bytes) for rank in ranks)
+                message = f"{name} goes to {_nodes(ranks)} and needs {need}{said}"
                 await self._recorder.record(about, "ReplicaPlaced", message)
-            case MoveReplica(name=name, node=node):
-                message = f"{name} goes to {node}: its node is lost"
+            case MoveReplica(name=name, ranks=ranks):
+                message = f"{name} goes to {_nodes(ranks)}: its node is lost"
                 await self._recorder.record(about, "ReplicaMoved", message, type_="Warning")
+            case ReformReplica(name=name, ranks=ranks, form=form, because=because):
+                what = f", as fallback {form.fallback} of {form.group}" if form.fallback else ""
+                message = f"{name} starts again on {_nodes(ranks)}{what}: {because}"
+                await self._recorder.record(about, "ReplicaReformed", message, type_="Warning")
             case DeleteReplica(name=name, because=because):
                 await self._recorder.record(about, because, f"{name} is to drain and end")
             case PreemptReplica(name=name, deployment=deployment, because=why):
@@ -66,6 +74,8 @@ class Teller:
             case SaveRevision(number=number, template=template):
                 message = f"revision {number} ({template}) is the newest"
                 await self._recorder.record(about, "NewRevision", message)
+            case ReleaseRanks():
+                pass  # it only says that memory is free again, which was to be expected
             case RemoveReplica(name=name):
                 await self._recorder.record(about, "ReplicaRemoved", f"{name} has ended")
             case RemoveRevision() | RemoveDeployment():
@@ -108,6 +118,10 @@ class Teller:
         if old is not None and old.desired_replicas != new.desired_replicas:
             message = f"{old.desired_replicas} -> {new.desired_replicas} replicas"
             await self._recorder.record(about, "Scaled", message)
+
+
+def _nodes(ranks: Sequence[RankAssignment]) -> str:
+    return ", ".join(rank.node for rank in ranks)
 
 
 def _said(found: ModelDeploymentStatus | None, type_: str) -> tuple[str, str]:

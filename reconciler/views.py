@@ -1,45 +1,64 @@
 """From what the fleet is to what the planner sees. Pure but for the caches behind `Fleet`."""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
+from reconciler.groups.epochs import Epoch, epoch_of, given_up
+from reconciler.groups.epochs import next_look_s as next_epoch_look_s
+from reconciler.groups.view import GroupView, shapes
+from reconciler.known import groups
 from reconciler.known.fleet import Fleet
 from reconciler.observe import NodeView, Observed, ReplicaView
 from reconciler.placement.want import Rival, want_of
 from schemas.deployment import ModelDeployment
-from schemas.meta import Condition, ObjectKey, Truth, find_condition, is_true
+from schemas.meta import ObjectKey, Truth, find_condition, is_true
 from schemas.node import matches
 from schemas.pools import NodePool, in_pool
-from schemas.replica import Replica
+from schemas.replica import LeavingRank, RankStatus, Replica
+from schemas.revision import Revision
+
+# How long an agent lets a rank end before it kills it, and as long again for it to take note and report.
+_END_S = 30.0
+_END_S_PER_GIB = 1.5
 
 
-def observe(
-    fleet: Fleet,
-    name: str,
-    *,
-    lost: frozenset[str],
-    next_look_s: float | None,
-    nodes: tuple[NodeView, ...],
-) -> Observed:
-    """Return everything that decides about one deployment.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """When somebody looks, and what that one knows beside the caches."""
 
-    `lost` are the nodes whose grace period is over.
-    """
+    now: datetime
+    lost: frozenset[str] = frozenset()
+    """The nodes whose grace period is over."""
+    next_look_s: float | None = None
+    """When the nodes are different though nothing changes."""
+
+
+def observe(fleet: Fleet, name: str, looked: Looked, *, nodes: tuple[NodeView, ...]) -> Observed:
+    """Return everything that decides about one deployment."""
     found = fleet.spec(ObjectKey("ModelDeployment", name))
     deployment = found if isinstance(found, ModelDeployment) else None
     mine = fleet.replicas_of(name)
     told = fleet.wishes.status(name)
+    revisions = tuple(fleet.wishes.revisions_of(name))
+    rivals = _rivals(fleet, deployment) if deployment is not None else ()
+    known = groups.views_of(fleet, _wishes(deployment, mine, revisions, rivals))
+    replicas = tuple(_tried(_replica(fleet, r, deployment, looked), known) for r in mine)
     return Observed(
         name=name,
         deployment=deployment,
-        replicas=tuple(_replica(fleet, r, deployment, lost) for r in mine),
+        replicas=replicas,
         nodes=nodes,
         apart_from=_apart_from(fleet, deployment) if deployment is not None else frozenset(),
-        rivals=_rivals(fleet, deployment) if deployment is not None else (),
+        rivals=rivals,
         desired=None if deployment is None else fleet.wishes.desired(deployment),
-        revisions=tuple(fleet.wishes.revisions_of(name)),
+        revisions=revisions,
         stable=told.stable_template if told is not None else "",
         canary=told.canary if told is not None else None,
-        next_look_s=next_look_s,
+        groups=known,
+        next_look_s=_next_look_s(replicas, looked, looked.next_look_s),
     )
 
 
@@ -86,29 +105,125 @@ def _rivals(fleet: Fleet, deployment: ModelDeployment) -> tuple[Rival, ...]:
 
 
 def _replica(
-    fleet: Fleet, replica: Replica, deployment: ModelDeployment | None, lost: frozenset[str]
+    fleet: Fleet, replica: Replica, deployment: ModelDeployment | None, looked: Looked
 ) -> ReplicaView:
-    rank = fleet.rank(replica)
-    conditions = rank.conditions if rank is not None else ()
-    ready = find_condition(conditions, "Ready")
+    reports = fleet.ranks(replica)
+    leading = reports[0].conditions if reports[0] is not None else ()
+    ready = find_condition(leading, "Ready")
     owners = {owner.uid for owner in replica.metadata.owner_references}
+    nodes = [rank.node for rank in replica.spec.ranks]
+    away = frozenset(name for name in nodes if not fleet.is_ready(name))
+    epoch = epoch_of(
+        replica,
+        reports,
+        away=away,
+        lost=looked.lost,
+        old=fleet.status(ObjectKey("Replica", replica.name)),
+        now=looked.now,
+    )
+    is_over = epoch is not None and epoch.over != ""
     return ReplicaView(
         replica=replica,
         version=fleet.version(replica),
         is_ours=deployment is not None and (not owners or deployment.metadata.uid in owners),
-        is_ready=fleet.is_serving(replica),
-        said_ready=ready is not None and ready.status is Truth.TRUE,
-        is_stopped=is_true(conditions, "Stopped"),
-        is_node_lost=replica.spec.ranks[0].node in lost,
-        trouble=_trouble(fleet, replica, ready),
+        is_ready=fleet.is_serving(replica) and not is_over,
+        said_ready=ready is not None and ready.status is Truth.TRUE and not is_over,
+        is_stopped=_is_stopped(fleet, replica, looked.lost),
+        is_node_lost=not looked.lost.isdisjoint(nodes),
+        trouble=_trouble(replica, reports, away, epoch),
+        epoch=epoch,
+        away=away,
+        unended=tuple(_unended(fleet, replica, looked)),
     )
 
 
-def _trouble(fleet: Fleet, replica: Replica, ready: Condition | None) -> str:
-    node = replica.spec.ranks[0].node
-    if not fleet.is_ready(node):
-        return f"{node} is NotReady: its agent does not renew its lease"
-    return "" if ready is None or ready.status is Truth.TRUE else ready.message
+def _tried(view: ReplicaView, known: Sequence[GroupView]) -> ReplicaView:
+    """Return the replica with whether everything that its group may run was tried."""
+    formation = view.replica.spec.formation
+    group = next((one for one in known if formation and one.name == formation.group), None)
+    if group is None:
+        return view
+    return replace(view, epoch=given_up(view.replica, view.epoch, len(shapes(group.spec))))
+
+
+def _is_stopped(fleet: Fleet, replica: Replica, lost: AbstractSet[str]) -> bool:
+    """Return whether nothing of it runs on any node, as far as anybody can know."""
+    for number, rank in enumerate(replica.spec.ranks):
+        said = fleet.report(replica, rank.node, number)
+        has_stopped = said is not None and is_true(said.conditions, "Stopped")
+        if not has_stopped and rank.node not in lost:
+            return False
+    return True
+
+
+def _unended(fleet: Fleet, replica: Replica, looked: Looked) -> Iterator[LeavingRank]:
+    """Yield the ranks of earlier epochs that may still be there.
+
+    Its agent removes the report of a rank that it has no more once that has ended, or reports the next one. Who does
+    neither has had the time that agents give a rank, and then killed it (nodeagent/plan.py).
+    """
+    formation = replica.spec.formation
+    if formation is None:
+        return
+    begun = {
+        rank.node
+        for rank, report in zip(replica.spec.ranks, fleet.ranks(replica), strict=True)
+        if report is not None
+    }
+    for one in replica.spec.leaving:
+        had_s = _END_S + _END_S_PER_GIB * one.memory_bytes / 2**30
+        in_time = looked.now < formation.formed_at + timedelta(seconds=had_s)
+        there = fleet.report(replica, one.node, one.rank)
+        has_ended = there is None or there.epoch == formation.epoch or one.node in begun
+        if in_time and not has_ended:
+            yield one
+
+
+def _trouble(
+    replica: Replica,
+    reports: Sequence[RankStatus | None],
+    away: AbstractSet[str],
+    epoch: Epoch | None,
+) -> str:
+    """Return what is wrong with the first rank that has something to say; empty if nothing is."""
+    if epoch is not None and epoch.over:
+        return f"{epoch.over}: {epoch.message}"
+    for number, rank in enumerate(replica.spec.ranks):
+        if rank.node in away:
+            return f"{rank.node} is NotReady: its agent does not renew its lease"
+        report = reports[number]
+        ready = find_condition(report.conditions, "Ready") if report is not None else None
+        if ready is not None and ready.status is not Truth.TRUE:
+            return ready.message
+    return ""
+
+
+def _next_look_s(
+    replicas: Sequence[ReplicaView], looked: Looked, next_look_s: float | None
+) -> float | None:
+    """Return when something is different though nothing changes."""
+    looks = [next_look_s]
+    for one in replicas:
+        looks.append(next_epoch_look_s(one.replica, one.epoch))
+        formation = one.replica.spec.formation
+        if one.unended and formation is not None:
+            most = max(rank.memory_bytes for rank in one.unended)
+            age_s = (looked.now - formation.formed_at) / timedelta(seconds=1)
+            looks.append(max(0.0, _END_S + _END_S_PER_GIB * most / 2**30 - age_s))
+    return min((look for look in looks if look is not None), default=None)
+
+
+def _wishes(
+    deployment: ModelDeployment | None,
+    replicas: Sequence[Replica],
+    revisions: Sequence[Revision],
+    rivals: Sequence[Rival],
+) -> set[str]:
+    """Return everything that is said about sharding, by this deployment and those that choose before it."""
+    found = {one.spec.content.sharding for one in revisions}
+    found |= {rival.want.spec.sharding for rival in rivals}
+    found |= {one.spec.formation.group for one in replicas if one.spec.formation is not None}
+    return found if deployment is None else found | {deployment.spec.sharding}
 
 
 def pool_members(fleet: Fleet, pool: NodePool) -> list[str]:

@@ -1,6 +1,7 @@
 """What each action writes, and what must still hold for it. Pure: doing it is execute.py's job."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_never
 from uuid import NAMESPACE_OID, uuid5
@@ -13,37 +14,59 @@ from reconciler.actions import (
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
+    ReformReplica,
+    ReleaseRanks,
     RemoveDeployment,
     RemoveReplica,
     RemoveRevision,
     SaveRevision,
 )
 from reconciler.batching import Write
+from reconciler.groups.view import Form
 from reconciler.rollout.revisions import content_of, digest
-from schemas.deployment import ModelDeployment
+from schemas.deployment import ModelDeployment, ModelSource
+from schemas.formation import Formation
 from schemas.meta import ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
-from schemas.replica import RankAssignment, Replica, ReplicaSpec
+from schemas.replica import LeavingRank, Replica, ReplicaSpec
 from schemas.revision import Revision, RevisionSpec
 from store import codec, keys
 from store.port import Delete, Operation, Put, Unchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a write needs that no plan may draw or read itself."""
+
+    now: datetime
+    secret: Callable[[], str]
+    """Returns another word each time, which nobody can guess."""
 
 
 def write_of(
     action: Action,
     deployment: ModelDeployment | None,
     replicas: Mapping[str, Replica],
-    now: datetime,
+    stamp: Stamp,
 ) -> Write:
     """Return what carries out one action for a deployment; `replicas` are those it may be about."""
     written: Write
+    now = stamp.now
     match action:
         case CreateReplica():
             assert deployment is not None
-            written = _assign(action, deployment, now, version=0, stale=())
+            written = _assign(make_replica(action, deployment, stamp), deployment, version=0)
         case MoveReplica(name=name, version=version):
             assert deployment is not None
+            made = make_replica(action, deployment, stamp)
             stale = reports_of(replicas[name])
-            written = _assign(action, deployment, now, version=version, stale=stale)
+            written = _assign(made, deployment, version=version, stale=stale)
+        case ReformReplica(name=name, version=version):
+            assert deployment is not None
+            made = remake_replica(action, replicas[name], stamp)
+            stale = _no_more(replicas[name], made)
+            written = _assign(made, deployment, version=version, stale=stale)
+        case ReleaseRanks(name=name, leaving=leaving, version=version):
+            written = _release(replicas[name], leaving, version)
         case DeleteReplica(name=name, because=because, version=version):
             written = _mark_deleted(replicas[name], version, because, now)
         case PreemptReplica(name=name, because=why, version=version):
@@ -86,17 +109,15 @@ def status_write(key: ObjectKey, status: Status, *, version: int) -> Write:
 
 
 def _assign(
-    action: CreateReplica | MoveReplica,
+    replica: Replica,
     deployment: ModelDeployment,
-    now: datetime,
     *,
     version: int,
-    stale: tuple[Operation, ...],
+    stale: tuple[Operation, ...] = (),
 ) -> Write:
-    replica = make_replica(action, deployment, now)
     return Write(
         guards=(
-            Unchanged(key=keys.spec_key("Replica", action.name), mod_revision=version),
+            Unchanged(key=keys.spec_key("Replica", replica.name), mod_revision=version),
             # A deployment that was edited or deleted meanwhile is planned anew.
             codec.unchanged(deployment),
         ),
@@ -117,6 +138,16 @@ def _edit(replica: Replica, version: int, marks: dict[str, Any]) -> Write:
     return Write(
         guards=(Unchanged(key=keys.spec_key("Replica", replica.name), mod_revision=version),),
         operations=(codec.put_spec(edited),),
+    )
+
+
+def _release(replica: Replica, leaving: tuple[LeavingRank, ...], version: int) -> Write:
+    """Write a replica without the ranks that have ended, and forget what their agents said of them."""
+    spec = replica.spec.model_copy(update={"leaving": leaving})
+    edited = replica.model_copy(update={"spec": spec})
+    return Write(
+        guards=(Unchanged(key=keys.spec_key("Replica", replica.name), mod_revision=version),),
+        operations=(codec.put_spec(edited), *_no_more(replica, edited)),
     )
 
 
@@ -158,10 +189,18 @@ def _remove(kind: str, name: str, version: int, *more: Operation) -> Write:
 
 def reports_of(replica: Replica) -> tuple[Delete, ...]:
     """Return the operations that remove what agents said of the replica's ranks."""
+    there = [(rank.node, number) for number, rank in enumerate(replica.spec.ranks)]
+    left = [(rank.node, rank.rank) for rank in replica.spec.leaving]
     return tuple(
-        Delete(key=keys.rank_key(rank.node, replica.name, number))
-        for number, rank in enumerate(replica.spec.ranks)
+        Delete(key=keys.rank_key(node, replica.name, number))
+        for node, number in dict.fromkeys((*there, *left))
     )
+
+
+def _no_more(before: Replica, after: Replica) -> tuple[Delete, ...]:
+    """Return what removes the reports of ranks that a replica had, and is not to have any more."""
+    kept = reports_of(after)
+    return tuple(one for one in reports_of(before) if one not in kept)
 
 
 def owner_of(deployment: ModelDeployment) -> OwnerReference:
@@ -170,10 +209,10 @@ def owner_of(deployment: ModelDeployment) -> OwnerReference:
 
 
 def make_replica(
-    action: CreateReplica | MoveReplica, deployment: ModelDeployment, now: datetime
+    action: CreateReplica | MoveReplica, deployment: ModelDeployment, stamp: Stamp
 ) -> Replica:
     """Return the replica that the action assigns; its uid tells it from earlier ones of the name."""
-    content = action.content
+    content, form, now = action.content, action.form, stamp.now
     return Replica(
         metadata=ObjectMeta(
             name=action.name,
@@ -186,12 +225,57 @@ def make_replica(
         spec=ReplicaSpec(
             deployment=deployment.name,
             template=digest(content),
-            model=content.model,
+            model=content.model if form is None else _with_path(content.model, form.model),
             served_names=tuple(dict.fromkeys((deployment.name, *content.served_names))),
             context_length=content.context_length,
             concurrency=content.concurrency,
             queue_depth=content.queue_depth,
             kv_cache=content.kv_cache,
-            ranks=(RankAssignment(node=action.node, memory=action.memory),),
+            ranks=action.ranks,
+            formation=None if form is None else _formation(form, stamp),
         ),
+    )
+
+
+def remake_replica(action: ReformReplica, before: Replica, stamp: Stamp) -> Replica:
+    """Return the replica in its next epoch: the same one, with other ranks maybe."""
+    old = before.spec.formation
+    assert old is not None
+    formation = _formation(action.form, stamp).model_copy(
+        update={
+            "epoch": old.epoch + 1,
+            "failures": action.failures,
+            "because": action.because,
+        }
+    )
+    spec = before.spec.model_copy(
+        update={
+            "model": _with_path(before.spec.model, action.form.model),
+            "ranks": action.ranks,
+            "formation": formation,
+            "leaving": action.leaving,
+        }
+    )
+    # Its spec is another: what was written about the epoch before does not speak of this one.
+    generation = before.metadata.generation + 1
+    metadata = before.metadata.model_copy(update={"generation": generation})
+    return before.model_copy(update={"metadata": metadata, "spec": spec})
+
+
+def _with_path(source: ModelSource, path: str) -> ModelSource:
+    return source if source.path == path else source.model_copy(update={"path": path})
+
+
+def _formation(form: Form, stamp: Stamp) -> Formation:
+    return Formation(
+        group=form.group,
+        backend=form.backend,
+        parallelism=form.parallelism,
+        port=form.port,
+        environment=dict(form.environment),
+        secret=stamp.secret(),
+        formed_at=stamp.now,
+        fallback=form.fallback,
+        fits_single=form.fits_single,
+        golden=form.golden,
     )

@@ -40,7 +40,9 @@ class Splitting(ApiModel):
     basis: str = ""
     """What decides, for people: "llama, 9 heads, 3 KV heads"."""
     layer_bytes: tuple[int, ...] = ()
-    """Bytes of the weights of each layer, the first one first."""
+    """Bytes of the weights of each layer, the first one first; none where whole layers cannot be dealt out."""
+    rest_bytes: int = 0
+    """Bytes of the weights that every rank holds besides its layers."""
     tensor_bytes: tuple[int, ...] = ()
     """Bytes of one rank's weights for each number in `tensor`."""
     layer_groups: tuple[int, ...] = ()

@@ -54,6 +54,15 @@ class RankAssignment(Seat):
     """In a Pipeline, how many of the model's layers it has: rank 0 the last ones, the last rank the first."""
 
 
+class LeavingRank(ApiModel):
+    """A rank of an earlier epoch, on a Mac that has another one now, or none."""
+
+    node: ObjectName
+    rank: int
+    memory_bytes: int
+    """What was proven for it."""
+
+
 class ReplicaSpec(ApiModel):
     """What an agent must run."""
 
@@ -69,6 +78,8 @@ class ReplicaSpec(ApiModel):
     ranks: Annotated[tuple[RankAssignment, ...], Field(min_length=1)]
     formation: Formation | None = None
     """How the ranks work together; None where there is one."""
+    leaving: tuple[LeavingRank, ...] = ()
+    """Ranks of earlier epochs that may still be there: their memory counts until they have ended."""
 
 
 class ReplicaStatus(Status):

@@ -25,8 +25,14 @@ _OURS = frozenset(
 
 
 def _numeric(address: str) -> str:
-    """Refuse what is no address: MLX resolves no names that a hosts file knows on one Mac only."""
-    ipaddress.ip_address(address)
+    """Refuse what MLX cannot connect to: it takes all before the first colon as the address, and Macs of a group need
+    not know each other's names."""
+    try:
+        ipaddress.IPv4Address(address)
+    except ValueError as error:
+        raise ValueError(
+            "is no IPv4 address such as 10.0.0.1; MLX's ranks know neither names nor IPv6"
+        ) from error
     return address
 
 

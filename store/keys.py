@@ -16,13 +16,19 @@ GATEWAY_LEASE_PREFIX = f"{LEASE_PREFIX}Gateway/"
 LIFE_PREFIX = f"{ROOT}/life/"
 NODE_LIFE_PREFIX = f"{LIFE_PREFIX}Node/"
 ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
+# A test of the cables that a fleetctl waits for, by its group; and what agents say of it.
+FABRIC_TEST_PREFIX = f"{ROOT}/fabrictest/"
+FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
 EVENT_PREFIX = f"{ROOT}/event/"
 ELECTION_PREFIX = f"{ROOT}/election/"
 ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
 # There while `fleetctl restore` writes, and while a restore that broke off waits for another.
 RESTORING = f"{ROOT}/restoring"
 # What lives under a lease: it says who is there now, so no backup has it.
-TRANSIENT_PREFIXES = (LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX)
+TRANSIENT_PREFIXES = (
+    *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
+    *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX),
+)
 # No role of an agent or the reconciler may read it; gateways read the hashes of API keys.
 SECRET_PREFIX = f"{ROOT}/secret/"
 API_KEY_PREFIX = f"{SECRET_PREFIX}ApiKey/"
@@ -81,6 +87,19 @@ def endpoint_prefix(node: str) -> str:
 
 def endpoint_key(node: str, replica: str) -> str:
     return f"{endpoint_prefix(node)}{replica}"
+
+
+def fabric_test_key(group: str) -> str:
+    return f"{FABRIC_TEST_PREFIX}{group}"
+
+
+def fabric_rank_prefix(node: str) -> str:
+    """Return what everything begins with that the node's agent says of tests of the cables."""
+    return f"{FABRIC_RANK_PREFIX}{node}/"
+
+
+def fabric_rank_key(node: str, group: str) -> str:
+    return f"{fabric_rank_prefix(node)}{group}"
 
 
 def replica_of(key: str) -> str:

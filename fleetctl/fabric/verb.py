@@ -7,6 +7,7 @@ from typing_extensions import override
 
 # Verb to module: what one of them imports is paid for by that one alone.
 _VERBS = {
+    "bench": "fleetctl.fabric.bench",
     "check": "fleetctl.fabric.check",
     "matrix": "fleetctl.fabric.matrix",
 }

@@ -75,9 +75,7 @@ def grouped(file: HostFile, wanted: Wanted) -> Imported:
         _check_links(file, nodes, backend)
     try:
         spec = ShardGroupSpec(members=members, backend=backend, environment=environment)
-        group = ShardGroup(
-            metadata=ObjectMeta(name=wanted.name), spec=spec
-        )
+        group = ShardGroup(metadata=ObjectMeta(name=wanted.name), spec=spec)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -199,7 +197,9 @@ def _more_notes(file: HostFile, nodes: Sequence[str], backend: Backend) -> list[
     if backend != "ring" and not any(host.rdma for host in file.hosts):
         notes.append("no RDMA devices: what the agents report is taken")
     if file.form == "ring":
-        notes.append("LocalAI runs its ring as parallelism: Pipeline; Auto takes Tensor where it works")
+        notes.append(
+            "LocalAI runs its ring as parallelism: Pipeline; Auto takes Tensor where it works"
+        )
     return notes
 
 

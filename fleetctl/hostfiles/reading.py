@@ -54,7 +54,9 @@ def _parse(text: str, source: str) -> Node:
         raise ManifestErrors([problem]) from error
     except RecursionError as error:
         message = "is nested too deeply for a host file"
-        raise ManifestErrors([ManifestError(source=source, message=message, hint=_SHAPES)]) from error
+        raise ManifestErrors(
+            [ManifestError(source=source, message=message, hint=_SHAPES)]
+        ) from error
     # JSON is YAML but for tabs between its words; within a text of JSON there can be none.
     parsed = yamlio.parse(text.replace("\t", " "), source)
     if parsed.problems:
@@ -203,7 +205,9 @@ class _Reader:
         content = self._at(path)
         assert isinstance(content, dict)
         for key in content.keys() - set(_KNOWN[where]):
-            self._notes.append(f"{self._show((*path, key))} is a field that MLX does not read, either")
+            self._notes.append(
+                f"{self._show((*path, key))} is a field that MLX does not read, either"
+            )
 
     def _items(self, path: Path, what: str, *, is_needed: bool = True) -> list[Node]:
         content = self._at(path)

@@ -41,7 +41,9 @@ def written(group: ShardGroup, seats: Sequence[Seat], kind: Kind, port: int) -> 
         case "launch":
             return Exported(text=_lines(_launch(spec, seats)), left_out=left_out)
         case "ring":
-            return Exported(text=_lines([*_listens(seats, port)]), left_out=left_out)
+            return Exported(
+                text=_lines([[*row] for row in _listens(seats, port)]), left_out=left_out
+            )
         case "localai-ring":
             # LocalAI reads one address of each rank.
             flat: list[Tree] = [ports[0] for ports in _listens(seats, port)]

@@ -105,12 +105,22 @@ def _alone(flags: argparse.Namespace, secret: str) -> str:
         return f"--coordinator must be HOST:PORT, not {flags.coordinator!r}"
     if flags.rank >= flags.world_size:
         return f"--rank {flags.rank} is none of {flags.world_size} ranks, which are counted from 0"
+    return _not_alone(flags) or _layers_complaint(flags)
+
+
+def _not_alone(flags: argparse.Namespace) -> str:
+    """Return what does not go with a group; "" if all does."""
     if flags.draft_model is not None:
         return "--draft-model does not go with --world-size: only rank 0 would guess; leave one out"
-    return _layers_complaint(flags)
+    if flags.adapter is not None:
+        return (
+            "--adapter does not go with --world-size: mlx-lm cannot split its layers; leave one out"
+        )
+    return ""
 
 
 def _layers_complaint(flags: argparse.Namespace) -> str:
+    """Return what is wrong with the split; "" if nothing is."""
     if flags.layers is None:
         return ""
     if flags.parallelism != "Pipeline":

@@ -1,6 +1,7 @@
 """What the parts of an engine need of each other, in their own words. Shapes only; no mlx here."""
 
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -83,6 +84,14 @@ class Ready:
 
 class Listener(Protocol):
     """Whom the worker tells. Called in the worker's thread."""
+
+    def on_met(self, lines: Mapping[int, socket.socket]) -> None:
+        """Hear that all ranks of the group have come; take over their lifelines, by rank."""
+        ...
+
+    def on_loading(self) -> None:
+        """Hear that the ranks are connected, and that the model is loaded from now on."""
+        ...
 
     def on_ready(self, ready: Ready) -> None:
         """Hear that jobs may come."""

@@ -40,7 +40,9 @@ def golden(response: Json, *, is_reference: bool) -> Golden:
             is_reference=is_reference,
         )
     except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"the engine's answer to the golden question is none: {error!r}") from error
+        raise ValueError(
+            f"the engine's answer to the golden question is none: {error!r}"
+        ) from error
 
 
 def insanity(answer: Golden) -> str:

@@ -1,7 +1,7 @@
 """The engine's process: socket, signals, exit codes.
 
 Exit codes: 0 asked to stop, 1 crashed, 2 the model directory or a flag is unusable (starting again
-will not help), 3 the port is taken.
+will not help), 3 the port is taken, 4 another rank of the group is gone, and this one with it.
 """
 
 import asyncio
@@ -25,11 +25,12 @@ from machinery.web import SignalServer, listen
 from nodeagent.engine.api.app import make_app
 from nodeagent.engine.config import EngineConfig
 from nodeagent.engine.flags import parse
-from nodeagent.engine.service import EXIT_OK, Service
+from nodeagent.engine.service import EXIT_GROUP, EXIT_OK, Service
 
-_EXIT_PORT = 3
+EXIT_PORT = 3
 # For responses whose last byte is on its way when the drain is over.
 _CLOSE_TIMEOUT_S = 5
+_LOST_TIMEOUT_S = 1
 # Longer than a gateway keeps an idle connection: the side that sends next should be the one to close.
 _KEEP_ALIVE_S = 75
 
@@ -45,11 +46,16 @@ def run(arguments: Sequence[str] | None, *, secret: str) -> int:
         listener = listen(config.host, config.port)
     except OSError as error:
         say(f"port {config.port} is in use on {config.host} or cannot be had: {error.strerror}")
-        return _EXIT_PORT
+        return EXIT_PORT
     # Until the model is loaded nothing that is made is garbage, and looking for some is a fifth of the start.
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, message = runner.run(serve(config, listener))
+        code, message = runner.run(serve(new_service(config), listener))
+    return leave(code, message)
+
+
+def leave(code: int, message: str) -> int:
+    """Say why the process ends, if not because it was asked to; return the code, or end at once with it."""
     if code != EXIT_OK:
         say(message)
     if threading.active_count() > 1:
@@ -59,10 +65,14 @@ def run(arguments: Sequence[str] | None, *, secret: str) -> int:
     return code
 
 
-async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str]:
-    """Serve until told to stop; return the exit code and the last word."""
+def new_service(config: EngineConfig) -> Service:
+    """Return a service that has not begun."""
     # Seeds and ids must differ between two processes that start in the same moment.
-    service = Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
+    return Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
+
+
+async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
+    """Serve until told to stop; return the exit code and the last word."""
     server = SignalServer(
         uvicorn.Config(
             make_app(service),
@@ -80,6 +90,9 @@ async def serve(config: EngineConfig, listener: socket.socket) -> tuple[int, str
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]))
         code = await service.run()
+        if code == EXIT_GROUP:
+            # The others have ended already; who reads slowly gets no more than this.
+            server.config.timeout_graceful_shutdown = _LOST_TIMEOUT_S
         server.should_exit = True
     return code, service.message
 

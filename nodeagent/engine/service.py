@@ -1,7 +1,6 @@
 """The engine's life: loading, ready, draining, over. Joins the worker, admission and the prompts.
 
-Everything here runs on the event loop, except `_FromWorker`, whose methods only hop onto it. Knows
-nothing of HTTP.
+Everything here runs on the event loop; the worker's words come over by `reports.py`. Knows nothing of HTTP.
 """
 
 import asyncio
@@ -9,7 +8,6 @@ import gc
 import logging
 import random
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from machinery.clock import Clock
@@ -23,6 +21,9 @@ from nodeagent.engine.openai.bodies import Request
 from nodeagent.engine.openai.embeddings import EmbeddingRequest
 from nodeagent.engine.openai.prompts import Choice, Lanes, Prompter
 from nodeagent.engine.ports import Ready
+from nodeagent.engine.ranks.errors import GroupError
+from nodeagent.engine.ranks.lifelines import Lifelines
+from nodeagent.engine.reports import Reports
 from nodeagent.engine.state import Gauges, State
 from nodeagent.engine.watch.metrics import Metrics, Numbers
 from nodeagent.engine.watch.pace import Speed
@@ -30,30 +31,16 @@ from nodeagent.engine.watch.visits import Visits
 from nodeagent.engine.worker import Worker
 from nodeagent.modeldir import ModelUnusableError
 
-EXIT_OK, EXIT_CRASH, EXIT_MODEL = 0, 1, 2
+EXIT_OK, EXIT_CRASH, EXIT_MODEL, EXIT_GROUP = 0, 1, 2, 4
 # After this long the thread is stuck in the driver and will not end by itself.
 _UNLOAD_TIMEOUT_S = 120
+
+_CODES = {ModelUnusableError: EXIT_MODEL, GroupError: EXIT_GROUP}
+_MESSAGES = {State.JOINING: "waiting for the other ranks", State.LOADING: "loading the model"}
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _FromWorker:
-    """Carries the worker's words over to the event loop."""
-
-    loop: asyncio.AbstractEventLoop
-    service: "Service"
-
-    def on_ready(self, ready: Ready) -> None:
-        self.loop.call_soon_threadsafe(self.service.became_ready, ready)
-
-    def on_events(self, events: list[Event]) -> None:
-        self.loop.call_soon_threadsafe(self.service.deliver, events)
-
-    def on_end(self, error: Exception | None) -> None:
-        self.loop.call_soon_threadsafe(self.service.worker_ended, error)
 
 
 class Service:
@@ -63,8 +50,9 @@ class Service:
         self.config = config
         self.clock = clock
         self.started = clock.now()
-        self.state = State.LOADING
-        self.message = "loading the model"
+        self.state = State.LOADING if config.group is None else State.JOINING
+        self.message = _MESSAGES[self.state]
+        self.lifelines = None if config.group is None else Lifelines(config.group.rank)
         self.gauges = Gauges()
         self.speed = Speed(self.gauges)
         self._entropy = entropy
@@ -93,14 +81,20 @@ class Service:
         self._hurry = asyncio.Event()
         self._ended = asyncio.Event()
         self._exit_code = EXIT_OK
+        self._failure: tuple[int, str] | None = None
 
     async def run(self) -> int:
         """Load, serve until asked to stop, drain, unload; return the process's exit code."""
-        self._worker.start(_FromWorker(asyncio.get_running_loop(), self))
-        await self._stop.wait()
-        if self.state is not State.FAILED:
-            await self._drain()
+        self._worker.start(Reports(asyncio.get_running_loop(), self))
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch())
+            await self._stop.wait()
+            if self.state is not State.FAILED:
+                await self._drain()
+            watching.cancel()
         self._lanes.close()
+        if self.lifelines is not None:
+            await self.lifelines.close(self.message if self._exit_code != EXIT_OK else None)
         return self._exit_code
 
     def request_stop(self) -> None:
@@ -108,6 +102,11 @@ class Service:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+
+    def loads(self) -> None:
+        """Learn that the ranks of the group are connected."""
+        if self.state is State.JOINING:
+            self.state, self.message = State.LOADING, _MESSAGES[State.LOADING]
 
     def became_ready(self, ready: Ready) -> None:
         """Take requests from now on."""
@@ -134,17 +133,38 @@ class Service:
         if error is None:
             self._stop.set()  # rank 0 let this one go; else it is set already
             return
-        unusable = isinstance(error, ModelUnusableError)
-        self._exit_code = EXIT_MODEL if unusable else EXIT_CRASH
-        self.state = State.FAILED
-        self.message = str(error) if unusable else errors.reason(error)
-        self.admission.refuse_all(errors.internal(f"The engine failed: {self.message}"))
-        self._stop.set()
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), EXIT_CRASH)
+        message = errors.reason(error) if code == EXIT_CRASH else str(error)
+        if self.lifelines is None or code == EXIT_MODEL:
+            self._fail(code, message)
+            return
+        # MLX says that somebody is lost; who, the lifelines say a moment later.
+        self._failure = (code, message)
+        self.lifelines.failed()
+
+    async def _watch(self) -> None:
+        """End as soon as another rank has ended: MLX would wait for it for ever, and stopping the wait is beyond us."""
+        if self.lifelines is None:
+            return
+        loss = await self.lifelines.watch()
+        if loss is not None:
+            self._fail(EXIT_GROUP, loss)
+        elif self._failure is not None:
+            self._fail(*self._failure)
+
+    def _fail(self, code: int, message: str) -> None:
+        self._exit_code, self.message, self.state = code, message, State.FAILED
+        self.admission.refuse_all(errors.internal(f"The engine failed: {message}"))
+        for event in (self._ended, self._hurry, self._stop):
+            event.set()
 
     @property
     def is_busy(self) -> bool:
         """Whether `Gauges.progress` has to grow; if it does not for long, the worker is stuck."""
-        return self.state is State.LOADING or self.admission.in_flight > 0
+        if self.gauges.is_waiting or self.state is State.JOINING:
+            return False  # as long as the slowest rank takes
+        is_follower = self.config.group is not None and self.config.group.rank > 0
+        return self.state is State.LOADING or self.admission.in_flight > 0 or is_follower
 
     def deliver(self, events: list[Event]) -> None:
         """Hand out what a step made."""
@@ -234,7 +254,7 @@ class Service:
         if self.state is State.DRAINING:
             raise errors.draining()
         # Loading takes seconds to minutes; a gateway has other replicas in the meantime.
-        code = "loading" if self.state is State.LOADING else "failed"
+        code = "failed" if self.state is State.FAILED else "loading"
         message = f"This replica is not ready: {self.message}."
         raise errors.unavailable(message, code, retry_after_s=5)
 
@@ -256,6 +276,8 @@ class Service:
         self.admission.refuse_queued(errors.draining())
         await self._until_idle_or_hurried()
         self.admission.refuse_all(errors.draining())
+        if self.lifelines is not None:
+            self.lifelines.is_parting = True
         self._worker.stop()
         try:
             async with asyncio.timeout(_UNLOAD_TIMEOUT_S):

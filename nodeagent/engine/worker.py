@@ -21,6 +21,7 @@ from nodeagent.engine.jobs import Cancel, Embed, Job, Order, Stop
 from nodeagent.engine.model import blas, imports
 from nodeagent.engine.ports import Listener, Runner
 from nodeagent.engine.ranks.errors import GroupError
+from nodeagent.engine.ranks.meeting import Patience
 from nodeagent.engine.state import Gauges
 from nodeagent.modeldir import ModelUnusableError
 
@@ -90,12 +91,13 @@ class Worker:
         # Not at the top: it takes seconds, while the port answers, and needs the BLAS in place.
         from nodeagent.engine import rank  # noqa: PLC0415 - see above
 
-        mine = rank.load(
-            self.config, facts, self.gauges, self.clock, is_stopping=self._stopping.is_set
+        patience = Patience(
+            clock=self.clock, pause=self._stopping.wait, is_stopping=self._stopping.is_set
         )
+        fellows = rank.meet(self.config, self.gauges, patience, listener)
+        mine = rank.load(self.config, facts, self.gauges, patience, fellows)
         if self.config.group is not None and self.config.group.rank > 0:
-            listener.on_ready(mine.ready)
-            mine.follow(self._stopping.wait)
+            mine.follow(listener)
         else:
             runner = mine.lead()
             listener.on_ready(mine.ready)
@@ -117,9 +119,15 @@ class Worker:
                         return
                     case _:
                         assert_never(order)
-            for events in runner.step() if not runner.is_idle else ():
-                if events:
-                    listener.on_events(events)
+            if not runner.is_idle:
+                self._step(runner, listener)
+
+    def _step(self, runner: Runner, listener: Listener) -> None:
+        began = self.clock.monotonic()
+        for events in runner.step():
+            if events:
+                listener.on_events(events)
+        self.gauges.slowest_s = max(self.gauges.slowest_s, self.clock.monotonic() - began)
 
     def _orders(self, *, can_wait: bool) -> Iterator[Order]:
         """Yield what has come; with nothing else to do, wait for the first."""

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from nodeagent.geometry.config import Section
-from nodeagent.geometry.layers import Groups, NotUnderstoodError, Rule, attention, counted, need
+from nodeagent.geometry.layers import Groups, NotUnderstoodError, Rule, attention, need
 from schemas.node import LayerGroup
 
 
 def full(config: Section, _: int) -> Groups:
     """Return layers that all keep the key and the value of every token."""
     (layers,) = need(config, "num_hidden_layers")
-    return counted([attention(config)] * layers)
+    return tuple([attention(config)] * layers)
 
 
 def by_types(default: Callable[[int], bool], *, window: int = 0) -> Rule:
@@ -29,7 +29,7 @@ def by_types(default: Callable[[int], bool], *, window: int = 0) -> Rule:
         seen = config.sliding_window or window
         if any(slides) and not seen:
             raise NotUnderstoodError("config.json lacks sliding_window")
-        return counted(attention(config, window=seen if sliding else 0) for sliding in slides)
+        return tuple(attention(config, window=seen if sliding else 0) for sliding in slides)
 
     return rule
 
@@ -41,7 +41,7 @@ def patterned(*, window: int, pattern: int) -> Rule:
         (layers,) = need(config, "num_hidden_layers")
         every = config.sliding_window_pattern or pattern
         seen = config.sliding_window or window
-        return counted(
+        return tuple(
             attention(config, window=0 if at % every == every - 1 else seen) for at in range(layers)
         )
 
@@ -76,7 +76,7 @@ def gemma4(config: Section, _: int) -> Groups:
     far_heads = config.num_global_key_value_heads if config.attention_k_eq_v else None
     near = config.model_copy(update={"num_key_value_heads": heads, "head_dim": size})
     far = config.model_copy(update={"num_key_value_heads": far_heads or heads, "head_dim": wide})
-    return counted(
+    return tuple(
         attention(far) if kind == "full_attention" else attention(near, window=_window(config))
         for kind in types[: layers - shared]
     )
@@ -87,7 +87,7 @@ def gemma3n(config: Section, _: int) -> Groups:
     layers, shared = need(config, "num_hidden_layers", "num_kv_shared_layers")
     if config.layer_types is None:
         raise NotUnderstoodError("config.json lacks layer_types")
-    return counted(
+    return tuple(
         attention(config, window=0 if kind == "full_attention" else _window(config))
         for kind in config.layer_types[: layers - shared]
     )

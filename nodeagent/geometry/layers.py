@@ -1,14 +1,14 @@
 """The bricks of every rule: numbers that must be there, one attention layer, equal layers counted. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
 from nodeagent.geometry.config import Section
 from schemas.node import LayerGroup
 
 Groups: TypeAlias = tuple[LayerGroup, ...]
-# From a config, and the bytes of one number in the cache, to the layers of the model.
+# From a config, and the bytes of one number in the cache, to the layers of the model: in their order, where they differ.
 Rule: TypeAlias = Callable[[Section, int], Groups]
 
 
@@ -66,9 +66,11 @@ def state(conv: int, recurrent: int, element_bytes: int) -> LayerGroup:
     return LayerGroup(kind="State", count=1, state_bytes=conv * element_bytes + recurrent * 4)
 
 
-def counted(layers: Iterable[LayerGroup]) -> Groups:
+def counted(layers: Groups) -> Groups:
     """Return equal layers as one group, in an order of their own, so that equal models report alike."""
-    counts = Counter(layers)
+    counts: Counter[LayerGroup] = Counter()
+    for layer in layers:
+        counts[layer.model_copy(update={"count": 1})] += layer.count
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0].kind, pair[0].window))
     return tuple(layer.model_copy(update={"count": count}) for layer, count in ordered)
 

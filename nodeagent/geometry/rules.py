@@ -9,7 +9,7 @@ from typing import Final
 
 from nodeagent.geometry import attention, states
 from nodeagent.geometry.config import Config, Section
-from nodeagent.geometry.layers import Groups, NotUnderstoodError, Rule, divided
+from nodeagent.geometry.layers import Groups, NotUnderstoodError, Rule, counted, divided
 
 # mlx_lm.utils.MODEL_REMAPPING: other names for the same module.
 ALIASES: Final = {
@@ -99,4 +99,21 @@ def layer_groups(module: str, config: Section, *, element_bytes: int) -> Groups:
     rule = RULES.get(module)
     if rule is None:
         raise NotUnderstoodError(f"no rule says what the cache of a {module} model needs")
-    return rule(config, element_bytes)
+    return counted(rule(config, element_bytes))
+
+
+def layer_order(module: str, config: Section, *, element_bytes: int) -> tuple[int, ...]:
+    """Return for each layer which of `layer_groups` it is of, from 0; () if they are not told one by one.
+
+    Raises:
+        NotUnderstoodError: as layer_groups.
+
+    """
+    groups = layer_groups(module, config, element_bytes=element_bytes)
+    one_each = [group.model_copy(update={"count": 1}) for group in groups]
+    listed = [layer for told in RULES[module](config, element_bytes) for layer in [told] * told.count]
+    order = tuple(
+        one_each.index(layer.model_copy(update={"count": 1})) for layer in listed
+    )
+    # Layers that keep nothing, or two things, cannot be told from those of the config's number.
+    return order if len(order) == config.num_hidden_layers else ()

@@ -5,7 +5,6 @@ from nodeagent.geometry.layers import (
     Groups,
     NotUnderstoodError,
     attention,
-    counted,
     head_dim,
     need,
     state,
@@ -27,7 +26,7 @@ def delta(config: Section, element_bytes: int) -> Groups:
     conv = (kernel - 1) * (2 * keys * key_dim + values * value_dim)
     linear = state(conv, values * value_dim * key_dim, element_bytes)
     every = config.full_attention_interval or 4
-    return counted(linear if (at + 1) % every else attention(config) for at in range(layers))
+    return tuple(linear if (at + 1) % every else attention(config) for at in range(layers))
 
 
 def mamba(config: Section, element_bytes: int) -> Groups:
@@ -35,7 +34,7 @@ def mamba(config: Section, element_bytes: int) -> Groups:
     layers, wide, size, kernel = need(
         config, "num_hidden_layers", "intermediate_size", "state_size", "conv_kernel"
     )
-    return counted([state((kernel - 1) * wide, wide * size, element_bytes)] * layers)
+    return tuple([state((kernel - 1) * wide, wide * size, element_bytes)] * layers)
 
 
 def mamba2(config: Section, element_bytes: int) -> Groups:
@@ -45,7 +44,7 @@ def mamba2(config: Section, element_bytes: int) -> Groups:
     )
     size = config.ssm_state_size or need(config, "state_size")[0]
     layer = _mixer(heads, head_dim(config), (size, groups, kernel), element_bytes)
-    return counted([layer] * layers)
+    return tuple([layer] * layers)
 
 
 def nemotron_h(config: Section, element_bytes: int) -> Groups:
@@ -63,7 +62,7 @@ def nemotron_h(config: Section, element_bytes: int) -> Groups:
         "M": _mixer(heads, dim, (size, groups, kernel), element_bytes),
         "*": attention(config),
     }
-    return counted(kinds[block] for block in blocks if block in kinds)
+    return tuple(kinds[block] for block in blocks if block in kinds)
 
 
 def granite_hybrid(config: Section, element_bytes: int) -> Groups:
@@ -81,7 +80,7 @@ def granite_hybrid(config: Section, element_bytes: int) -> Groups:
             "mamba_d_conv",
         )
         kinds["mamba"] = _mixer(heads, dim, (size, groups, kernel), element_bytes)
-    return counted(kinds[kind] for kind in config.layer_types if kind in kinds)
+    return tuple(kinds[kind] for kind in config.layer_types if kind in kinds)
 
 
 def falcon_h1(config: Section, element_bytes: int) -> Groups:
@@ -91,7 +90,7 @@ def falcon_h1(config: Section, element_bytes: int) -> Groups:
         config, "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"
     )
     mixer = _mixer(heads, dim, (size, groups, kernel), element_bytes)
-    return counted([attention(config), mixer] * layers)
+    return tuple([attention(config), mixer] * layers)
 
 
 def jamba(config: Section, element_bytes: int) -> Groups:
@@ -106,7 +105,7 @@ def jamba(config: Section, element_bytes: int) -> Groups:
         )
     wide = expand * hidden
     mixer = state((kernel - 1) * wide, wide * size, element_bytes)
-    return counted(attention(config) if kind == "attention" else mixer for kind in kinds)
+    return tuple(attention(config) if kind == "attention" else mixer for kind in kinds)
 
 
 def lfm2(config: Section, element_bytes: int) -> Groups:
@@ -119,7 +118,7 @@ def lfm2(config: Section, element_bytes: int) -> Groups:
     else:
         raise NotUnderstoodError("config.json lacks layer_types")
     short = state((kernel - 1) * hidden, 0, element_bytes)
-    return counted(attention(config) if at in attends else short for at in range(layers))
+    return tuple(attention(config) if at in attends else short for at in range(layers))
 
 
 def _mixer(heads: int, dim: int, shape: tuple[int, int, int], element_bytes: int) -> LayerGroup:

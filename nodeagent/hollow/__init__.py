@@ -11,8 +11,9 @@ For simulations and for load: thousands in one process, cheap when idle. In one 
             group.create_task(mac.agent(transport, feed).run())
 
 `python -m nodeagent.hollow --etcd ... --count 1000` does that as a process of its own. Cancel an agent's task for a
-crash of the agent; `mac.lose_power()` besides ends its engines; `mac.engines.running()[0].end(1)` crashes one; `mac.readings.now`
-is how the machine is.
+crash of the agent; `mac.lose_power()` besides ends its engines; `mac.engines.running()[0].end(1)` crashes one, `.is_silent = True`
+freezes it, `.is_stuck = True` has it get nowhere; `mac.readings.now` is how the machine is. Ranks of a group find each other among
+the Macs of one `SharedFeed`, and end with each other; `mac.health.answer` is what a group answers to the golden question.
 What is not like a fleet: all agents share one connection and two watches, where real agents have two watches each.
 Must not start processes, open sockets of its own or write files.
 """

@@ -12,10 +12,18 @@ from pathlib import Path
 from machinery.clock import Clock
 from machinery.processes import Record
 from nodeagent.engines import EngineOrder, EngineProcess
-from nodeagent.health import Health
+from nodeagent.health import HEALTH_S, Health
+from nodeagent.hollow.groups import Meeting, Meetings
+from schemas.formation import Golden
 
 NO_FOLDER = Path("/hollow")
 """Where models would lie; nobody looks."""
+
+ANSWER = Golden(pieces=(" five", ",", " six"), logprobs=(-0.1, -0.2, -0.3))
+"""What every hollow group answers to the golden question."""
+
+# What an engine ends with when its group is over (nodeagent/engine/process.py).
+_GROUP_OVER = 4
 
 _DISCONNECTED = Path(os.devnull)
 """Where a hollow engine's last words are looked for."""
@@ -40,19 +48,42 @@ class HollowEngine:
     record: Record
     order: EngineOrder
     port: int
-    ready_at: float
+    started_at: float
+    load_s: float
     drain_s: float
     now: Callable[[], float]
+    meeting: Meeting | None = None
+    """Where it waits for the other ranks; None where it has the whole model."""
     ends_at: float = float("inf")
     code: int = 0
     is_silent: bool = False
     """Whether it hangs: it runs, and answers nothing."""
+    is_stuck: bool = False
+    """Whether it gets nowhere: it answers, and is busy for ever."""
+
+    @property
+    def ready_at(self) -> float:
+        """When it is Ready: once loaded, which a rank begins when all are there."""
+        begins_at = self.started_at if self.meeting is None else self.meeting.joined_at
+        return begins_at + self.load_s
+
+    @property
+    def _lost_at(self) -> float:
+        """When it notices that another rank is gone; who hangs notices nothing."""
+        if self.meeting is None or self.is_silent or self.order.group is None:
+            return float("inf")
+        return self.meeting.lost_at(self.order.group.rank)
 
     def running(self) -> bool:
-        return self.now() < self.ends_at
+        return self.now() < min(self.ends_at, self._lost_at)
+
+    def is_frozen(self) -> bool:
+        return self.is_silent and self.running()
 
     def exit_code(self) -> int | None:
-        return None if self.running() else self.code
+        if self.running():
+            return None
+        return self.code if self.ends_at <= self._lost_at else _GROUP_OVER
 
     def send(self, signal_number: int) -> None:
         """Drain and end at SIGTERM, end at SIGKILL."""
@@ -70,7 +101,10 @@ class HollowEngine:
         """Return what it says of itself while it runs."""
         if self.ends_at < float("inf"):
             return Health(state="Draining", message="asked to end")
-        return Health(state="Ready" if self.now() >= self.ready_at else "Loading", message="")
+        if self.meeting is not None and self.now() < self.meeting.joined_at:
+            return Health(state="Joining", message="")
+        state = "Ready" if self.now() >= self.ready_at else "Loading"
+        return Health(state=state, message="", is_busy=self.is_stuck)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,18 +115,28 @@ class HollowEngines:
     pace: Callable[[str], Pace]
     """From a model's path to how long things take."""
     first_port: int = 4100
+    meetings: Meetings = field(default_factory=Meetings)
+    """Where its ranks find those of other Macs."""
     start_error: str = ""
     """Why no engine can be started now; empty: they can."""
     _engines: list[HollowEngine] = field(default_factory=list)
     _started: int = 0
+    _epochs: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def last_epoch(self, replica: str, uid: str) -> int:
+        """Return the last epoch of which a rank was started here for the replica; 0 if none was."""
+        return self._epochs.get((replica, uid), 0)
 
     def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a free port.
+        """Start an engine on a free port; a rank's epoch is used up by that, whatever comes of it.
 
         Raises:
             OSError: `start_error` says so.
 
         """
+        group = order.group
+        if group is not None:
+            self._epochs[order.replica, order.replica_uid] = group.epoch
         if self.start_error:
             raise OSError(self.start_error)
         used = {*taken, *(engine.port for engine in self.running())}
@@ -103,10 +147,19 @@ class HollowEngines:
             record=Record(pid=self._started, birthmark="hollow", command=()),
             order=order,
             port=port,
-            ready_at=self.clock.monotonic() + pace.load_s,
+            started_at=self.clock.monotonic(),
+            load_s=pace.load_s,
             drain_s=pace.drain_s,
             now=self.clock.monotonic,
         )
+        if group is not None:
+            engine.meeting = self.meetings.join(
+                order.replica_uid,
+                group.epoch,
+                number=group.rank,
+                world_size=group.world_size,
+                rank=engine,
+            )
         self._engines = [*self.running(), engine]
         return _process(engine)
 
@@ -130,9 +183,12 @@ class HollowHealth:
     engines: HollowEngines
     probe_error: str = ""
     """What goes wrong with every first token now; empty: nothing."""
+    answer: Golden = ANSWER
+    """What groups whose rank 0 is here answer to the golden question now."""
 
-    async def ask(self, port: int, replica_uid: str) -> Health | None:
-        """Return what the replica's engine says; None if it does not answer."""
+    async def ask(self, port: int, replica_uid: str, *, limit_s: float = HEALTH_S) -> Health | None:
+        """Return what the replica's engine says; None at once if it hangs, whatever the limit."""
+        del limit_s  # nobody waits here
         engine = self.engines.on_port(port)
         if engine is None or engine.is_silent or engine.order.replica_uid != replica_uid:
             return None
@@ -150,8 +206,41 @@ class HollowHealth:
             return f"the first token failed: the engine does not serve {model}"
         return self.probe_error
 
+    async def golden(self, port: int, model: str) -> tuple[Golden | None, str]:
+        """Return the answer to the golden question, or what went wrong."""
+        error = await self.probe(port, model)
+        return (None, error) if error else (self.answer, "")
+
     async def close(self) -> None:
         """Let go of nothing: there are no connections."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HollowReferences:
+    """Answers the golden question alone (`ReferencesPort`)."""
+
+    engines: HollowEngines
+    error: str = ""
+    """Why it cannot; empty: it can."""
+    made: int = 0
+    """How often it was asked."""
+
+    async def make(self, order: EngineOrder) -> Golden:
+        """Return the answer, after as long as the model takes.
+
+        Raises:
+            OSError: `error` says so.
+
+        """
+        self.made += 1
+        pace = self.engines.pace(path_of(order))
+        await self.engines.clock.sleep(pace.load_s + pace.probe_s)
+        if self.error:
+            raise OSError(self.error)
+        return ANSWER.model_copy(update={"is_reference": True})
+
+    def sweep(self) -> None:
+        """End nothing: what is made ends with who asked."""
 
 
 def path_of(order: EngineOrder) -> str:
@@ -168,4 +257,6 @@ def _process(engine: HollowEngine) -> EngineProcess:
         port=engine.port,
         child=engine,
         log=_DISCONNECTED,
+        epoch=engine.order.group.epoch if engine.order.group is not None else 0,
+        memory_bytes=engine.order.memory_limit_bytes,
     )

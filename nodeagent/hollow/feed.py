@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 from machinery.clock import Clock
+from nodeagent.hollow.groups import Meetings
 from schemas.deployment import ModelDeployment
 from schemas.replica import Replica
 from store import codec, keys
@@ -40,6 +41,8 @@ class SharedFeed:
             clock,
         )
         self._deployments.on_change(self._deployment_changed)
+        self.meetings = Meetings()
+        """Where the ranks of this process's hollow Macs find each other."""
         self._assigned: dict[str, tuple[str, ...]] = {}
         """The nodes of each replica as they were last heard of, by key."""
         self._replica_handlers: dict[str, Callable[[str], None]] = {}

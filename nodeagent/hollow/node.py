@@ -9,7 +9,7 @@ from nodeagent.agent import Agent, AgentConfig
 from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.memory import Pressure
 from nodeagent.hardware.readings import Disk, Heat, Memory, Reading, Reboot
-from nodeagent.hollow.engines import NO_FOLDER, HollowEngines, HollowHealth, Pace
+from nodeagent.hollow.engines import NO_FOLDER, HollowEngines, HollowHealth, HollowReferences, Pace
 from nodeagent.hollow.feed import SharedFeed
 from nodeagent.parts import Parts
 from nodeagent.presence import LEASE_TTL_S
@@ -62,12 +62,14 @@ class HollowMac:
     """How long it is taken for alive after its last renewal."""
     engines: HollowEngines = field(init=False)
     health: HollowHealth = field(init=False)
+    references: HollowReferences = field(init=False)
     readings: HollowReadings = field(init=False)
     _runs: int = 0
 
     def __post_init__(self) -> None:
         self.engines = HollowEngines(clock=self.clock, pace=self.pace)
         self.health = HollowHealth(engines=self.engines)
+        self.references = HollowReferences(engines=self.engines)
         self.readings = HollowReadings(now=well(self.status))
 
     @property
@@ -77,6 +79,7 @@ class HollowMac:
     def agent(self, transport: Transport, feed: SharedFeed) -> Agent:
         """Return a new run of the Mac's agent; an earlier one must have been cancelled."""
         self._runs += 1
+        self.engines.meetings = feed.meetings
         config = AgentConfig(
             state_dir=NO_FOLDER,
             models_dir=NO_FOLDER,
@@ -91,6 +94,7 @@ class HollowMac:
         parts = Parts(
             engines=self.engines,
             health=self.health,
+            references=self.references,
             report_models=self._report,
             report_adapters=self._report_adapters,
             replicas=feed.replicas_of(self.name),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 from reconciler.groups.missing import Missing
 from schemas.fabric import RdmaDevice, ThunderboltPort
@@ -206,16 +205,19 @@ def _port_down(end: End, other: End) -> str:
 
 
 def circle(nodes: Sequence[str], cabled: set[frozenset[str]]) -> tuple[str, ...]:
-    """Return an order in which each has a cable to the next, and the last to the first; () if there is none.
+    """Return an order in which each has a cable to the next, and the last to the first; () if there is none."""
 
-    At most 8 nodes, so at most 5,040 orders are tried.
-    """
-    first, rest = nodes[0], nodes[1:]
-    for order in permutations(rest):
-        ring = (first, *order)
-        if all(frozenset(pair) in cabled for pair in around(ring)):
-            return ring
-    return ()
+    def going_on(path: tuple[str, ...]) -> tuple[str, ...]:
+        if len(path) == len(nodes):
+            return path if frozenset((path[-1], path[0])) in cabled else ()
+        onward = (
+            going_on((*path, node))
+            for node in nodes
+            if node not in path and frozenset((path[-1], node)) in cabled
+        )
+        return next(filter(None, onward), ())
+
+    return going_on((nodes[0],))
 
 
 def around(ring: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -5,7 +5,7 @@ Agents judge their ranks and say when one cannot go on (condition EpochOver); Ma
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -109,6 +109,19 @@ def epoch_of(
         is_given_up=bool(over) and is_true(mine, "CrashLooping"),
         golden=(leading.golden if leading is not None else None) or formation.golden,
     )
+
+
+def given_up(replica: Replica, epoch: Epoch | None, number: int) -> Epoch | None:
+    """Return the epoch with whether all of the `number` shapes of its group were tried and failed."""
+    formation = replica.spec.formation
+    if (
+        epoch is None
+        or formation is None
+        or not epoch.over
+        or next_shapes(formation, epoch, number)
+    ):
+        return epoch
+    return replace(epoch, is_given_up=True)
 
 
 def _over(replica: Replica, reports: Sequence[RankStatus | None]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from schemas.formation import Seat
 from schemas.node import NodeStatus
 from schemas.shardgroup import MOST_JACCL_RANKS, ShardGroupSpec
 
-__all__ = ["Missing", "links", "missing", "seats"]
+__all__ = ["Missing", "links", "missing", "seats", "unable"]
 
 # JACCL's ring takes this many cables between two neighbours (`RING_MAX_CONNS`); its mesh uses the first.
 _MOST_WIRES = 4
@@ -57,7 +57,7 @@ def missing(group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]) -> I
         )
         return
     for name, status in nodes:
-        yield from _unable(name, status)
+        yield from unable(name, status)
     yield from _unlike_builds(nodes)
     yield from _uncabled(group, nodes)
 
@@ -118,7 +118,7 @@ def _number(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         return None
 
 
-def _unable(name: str, status: NodeStatus) -> Iterator[Missing]:
+def unable(name: str, status: NodeStatus) -> Iterator[Missing]:
     """Yield why a Mac can do no RDMA at all: the first reason, as the later ones follow from it."""
     fabric = status.fabric
     if status.os != "macOS":

@@ -44,10 +44,10 @@ def prove_rank(
     )
     if layers is None:
         return proven.model_copy(update={"weights_bytes": _share(geometry, size, proven)})
-    weights = layer_weights(geometry)
-    if not weights:
+    weights, found = layer_weights(geometry), geometry.splitting
+    if found is None or not weights:
         return proven  # nobody weighed the layers: no rank holds more than the whole
-    rest = proven.weights_bytes - sum(weights)
+    rest = found.rest_bytes
     start, stop = layers
     held = {
         "weights_bytes": rest + sum(weights[start:stop]),

@@ -49,7 +49,11 @@ def _revised(found: ApiObject) -> tuple[str, ...]:
 
 
 def _nodes_of(found: ApiObject) -> tuple[str, ...]:
-    return tuple(rank.node for rank in found.spec.ranks) if isinstance(found, Replica) else ()
+    """Return where a replica has memory: the nodes of its ranks, and of those that have yet to end."""
+    if not isinstance(found, Replica):
+        return ()
+    everywhere = (*found.spec.ranks, *found.spec.leaving)
+    return tuple(dict.fromkeys(rank.node for rank in everywhere))
 
 
 def _kind_of_status(found: Status) -> tuple[str, ...]:

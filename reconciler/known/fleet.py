@@ -82,16 +82,27 @@ class Fleet:
         )
         return node.model_copy(update={"status": self.node_status(name)})
 
-    def rank(self, replica: Replica) -> RankStatus | None:
-        """Return what the agent says of the replica's rank 0, if it speaks of this very replica."""
-        key = keys.rank_key(replica.spec.ranks[0].node, replica.name, 0)
-        found = self._caches.ranks.items.get(key)
+    def ranks(self, replica: Replica) -> tuple[RankStatus | None, ...]:
+        """Return what agents say of each rank, as far as they speak of this very replica and epoch."""
+        epoch = replica.spec.formation.epoch if replica.spec.formation is not None else 0
+        reports = (
+            self.report(replica, rank.node, number)
+            for number, rank in enumerate(replica.spec.ranks)
+        )
+        return tuple(one if one is not None and one.epoch == epoch else None for one in reports)
+
+    def report(self, replica: Replica, node: str, rank: int) -> RankStatus | None:
+        """Return what the agent of a node says of a rank of this very replica, be it of an earlier epoch."""
+        found = self._caches.ranks.items.get(keys.rank_key(node, replica.name, rank))
         return found if found and found.replica_uid == replica.metadata.uid else None
 
     def is_serving(self, replica: Replica) -> bool:
+        """Return whether there is an endpoint of the replica; in a group, of its current epoch."""
         key = keys.endpoint_key(replica.spec.ranks[0].node, replica.name)
         endpoint = self._caches.endpoints.items.get(key)
-        return endpoint is not None and endpoint.spec.replica_uid == replica.metadata.uid
+        if endpoint is None or endpoint.spec.replica_uid != replica.metadata.uid:
+            return False
+        return replica.spec.formation is None or self.ranks(replica)[0] is not None
 
     def version(self, replica: Replica) -> int:
         """Return the mod_revision of the replica's spec in the cache."""

@@ -30,8 +30,11 @@ class Machines:
             items.get(keys.rank_key(rank.node, replica.name, number))
             for number, rank in enumerate(replica.spec.ranks)
         ]
+        epoch = replica.spec.formation.epoch if replica.spec.formation is not None else 0
+        # The rank of another epoch may have had another share of the model.
+        mine = (replica.metadata.uid, epoch)
         return tuple(
-            one.peak_bytes if one is not None and one.replica_uid == replica.metadata.uid else 0
+            one.peak_bytes if one is not None and (one.replica_uid, one.epoch) == mine else 0
             for one in reports
         )
 

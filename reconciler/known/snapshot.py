@@ -84,9 +84,7 @@ class Snapshot:
 
     def observe(self, name: str, table: Table) -> Observed:
         """Return what decides about a deployment; nobody knows here for how long a node has been away."""
-        return views.observe(
-            self.fleet, name, lost=frozenset(), next_look_s=None, nodes=table.nodes
-        )
+        return views.observe(self.fleet, name, views.Looked(now=self.now), nodes=table.nodes)
 
     def outlook(self, name: str, table: Table) -> Outlook:
         """Return what placement thinks of the nodes for one more replica of a deployment that is there.
@@ -95,7 +93,7 @@ class Snapshot:
         """
         observed = self.observe(name, table)
         assert observed.deployment is not None
-        placer = Placer(table)
+        placer = Placer(table, observed.groups)
         for rival in observed.rivals:
             for _ in range(rival.missing):
                 if isinstance(placer.claim(rival.want), Unschedulable):

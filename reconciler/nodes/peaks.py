@@ -1,9 +1,10 @@
 """What an engine was seen to take, held against its memory proof. Pure."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from schemas import quantity
-from schemas.replica import MemoryProof, RankStatus, Replica
+from schemas.replica import MemoryProof, RankAssignment, RankStatus, Replica
 
 # A proof is an estimate; within this nobody has to do anything.
 _PERCENT: Final = 15
@@ -15,9 +16,15 @@ def percent_over(memory: MemoryProof, peak_bytes: int) -> int:
     return round(100 * (peak_bytes - memory.total_bytes) / max(1, memory.total_bytes))
 
 
-def correction(replica: Replica, rank: RankStatus | None) -> str:
-    """Return what to say of a rank 0 that took much more than was proven; empty if it did not."""
-    memory, node = replica.spec.ranks[0].memory, replica.spec.ranks[0].node
+def corrections(replica: Replica, reports: Sequence[RankStatus | None]) -> str:
+    """Return what to say of the ranks that took much more than was proven; empty if none did."""
+    pairs = zip(replica.spec.ranks, reports, strict=True)
+    said = (_correction(replica, assigned, report) for assigned, report in pairs)
+    return "; ".join(one for one in said if one)
+
+
+def _correction(replica: Replica, assigned: RankAssignment, rank: RankStatus | None) -> str:
+    memory, node = assigned.memory, assigned.node
     if rank is None or percent_over(memory, rank.peak_bytes) <= _PERCENT:
         return ""
     show, peak = quantity.show, rank.peak_bytes

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from reconciler.known.caches import object_key
 from reconciler.known.fleet import Fleet
+from reconciler.known.groups import Reserved, reserved
 from reconciler.nodes.circumstances import Circumstances, Moment
 from reconciler.nodes.state import judge
 from reconciler.observe import NodeView, Tenant
@@ -21,7 +22,6 @@ from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.node import AdapterReport, ModelReport, Node, NodeStatus, effective_labels
 from schemas.pools import NodePool
 from schemas.replica import Replica
-from schemas.shardgroup import ShardGroup
 from store import keys
 
 
@@ -53,7 +53,7 @@ class NodeViews:
         self._table = Table(())
         self._place: int | None = None
         self._pools: tuple[NodePool, ...] = ()
-        self._groups: dict[str, str] = {}
+        self._reserved = Reserved({}, ())
         self._seen: dict[str, _Seen] = {}
         self._rented: dict[str, _Rented] = {}
         self._reports: dict[ModelReport, ModelReport] = {}
@@ -78,7 +78,7 @@ class NodeViews:
             self._seen.clear()
             self._reports.clear()  # or it would keep what models of long ago were like
             self._adapters.clear()
-        self._groups = exclusive_groups(fleet)
+        self._reserved = reserved(fleet)
         there = {replica.name for replica in fleet.replicas()}
         self._rented = {name: one for name, one in self._rented.items() if name in there}
         return {*fleet.node_names(), *self._table.rows}
@@ -99,13 +99,16 @@ class NodeViews:
                 case "NodePool":
                     return self._all(fleet)
                 case "ShardGroup":
-                    before, self._groups = self._groups, exclusive_groups(fleet)
-                    names |= {name for name, _ in before.items() ^ self._groups.items()}
+                    before, self._reserved = self._reserved, reserved(fleet)
+                    if before.selecting or self._reserved.selecting:
+                        return self._all(fleet)
+                    pairs = before.listed.items() ^ self._reserved.listed.items()
+                    names |= {name for name, _ in pairs}
                 case "Replica":
                     names |= self._homes(fleet, found)
                 case "ModelDeployment":  # its priority is its replicas'
                     for replica in fleet.replicas_of(found.name):
-                        names |= {rank.node for rank in replica.spec.ranks}
+                        names |= nodes_of(replica)
                 case _:
                     pass  # placement sees no other kind
         return names
@@ -130,7 +133,7 @@ class NodeViews:
         names = {node for node, _ in before.tenants} if before is not None else set()
         now = fleet.spec(key)
         if isinstance(now, Replica):
-            return names | {rank.node for rank in now.spec.ranks}
+            return names | nodes_of(now)
         self._rented.pop(key.name, None)
         return names
 
@@ -157,7 +160,7 @@ class NodeViews:
 
     def _node(self, fleet: Fleet, name: str) -> NodeView:
         """Return the node without its tenants."""
-        is_ready, group = fleet.is_ready(name), self._groups.get(name, "")
+        is_ready, group = fleet.is_ready(name), self._reserved.group_of(fleet, name)
         sources = (
             fleet.status(ObjectKey("Node", name)),
             fleet.spec(ObjectKey("Node", name)),
@@ -238,21 +241,34 @@ class NodeViews:
 def _tenants_of(
     replica: Replica, priority: int, peaks: Sequence[int], version: int
 ) -> tuple[tuple[str, Tenant], ...]:
+    # What was measured is not given away, whatever was proven; less may still become more.
+    sizes = {
+        rank.node: max(rank.memory.total_bytes, peak)
+        for rank, peak in zip(replica.spec.ranks, peaks, strict=True)
+    }
+    # On one Mac a rank of an earlier epoch ends before the next one starts.
+    for left in replica.spec.leaving:
+        sizes[left.node] = max(left.memory_bytes, sizes.get(left.node, 0))
     return tuple(
         (
-            rank.node,
+            node,
             Tenant(
                 replica=replica.name,
                 deployment=replica.spec.deployment,
-                # What was measured is not given away, whatever was proven; less may still become more.
-                bytes=max(rank.memory.total_bytes, peak),
+                bytes=size,
                 priority=priority,
                 version=version,
                 is_ending=replica.metadata.deletion_timestamp is not None,
+                nodes=tuple(sizes) if len(sizes) > 1 else (),
             ),
         )
-        for rank, peak in zip(replica.spec.ranks, peaks, strict=True)
+        for node, size in sizes.items()
     )
+
+
+def nodes_of(replica: Replica) -> set[str]:
+    """Return the nodes on which the replica has memory."""
+    return {rank.node for rank in (*replica.spec.ranks, *replica.spec.leaving)}
 
 
 def _with_tenants(node: NodeView, tenants: tuple[Tenant, ...], before: NodeView | None) -> NodeView:
@@ -270,13 +286,3 @@ def _with_tenants(node: NodeView, tenants: tuple[Tenant, ...], before: NodeView 
 def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
     """Return whether the very same objects are in both: caches make new ones of what changed."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def exclusive_groups(fleet: Fleet) -> dict[str, str]:
-    """Return the nodes that a ShardGroup keeps to itself, with its name."""
-    return {
-        member.node: group.name
-        for group in fleet.of_kind("ShardGroup")
-        if isinstance(group, ShardGroup) and group.spec.reservation == "Exclusive"
-        for member in group.spec.members
-    }

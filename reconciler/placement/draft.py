@@ -47,6 +47,11 @@ class Draft:
         self.free[row] += size
         self.touched.append(row)
 
+    def keep(self, row: int, size: int) -> None:
+        """Count memory on a node that is nobody's rank any more, but not free yet."""
+        self.free[row] -= size
+        self.touched.append(row)
+
     def discount(self, row: int, deployment: str) -> None:
         """Let a replica that is about to end count as no sibling any more; its memory stays taken."""
         if self.counts(deployment).get(row, 0):
@@ -59,11 +64,14 @@ class Draft:
         self.touched.append(row)
 
     def end(self, row: int, victim: Tenant) -> None:
-        """Have a replica make room: its memory is on its way back."""
+        """Have a replica make room: its memory is on its way back, on every node that has a rank of it."""
         self.victims.add(victim.replica)
-        self.displaced.add(row)
-        self.ending[row] += victim.bytes
-        self.touched.append(row)
+        rows = [self.table.rows[name] for name in victim.nodes if name in self.table.rows]
+        for at in rows or [row]:
+            there = (one for one in self.table.nodes[at].tenants if one.replica == victim.replica)
+            self.displaced.add(at)
+            self.ending[at] += sum(one.bytes for one in there)
+            self.touched.append(at)
 
     def view(self, row: int) -> NodeView:
         """Return the node as it will be."""

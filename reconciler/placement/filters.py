@@ -26,6 +26,8 @@ class Filter:
     """All of a node that `check` looks at."""
     aspect: Callable[[Want], Hashable] = lambda _: None
     """All of a want that it looks at."""
+    is_passing: bool = False
+    """Whether it may be another tomorrow, with the very same Mac."""
 
 
 def is_ready(_: Want, node: NodeView) -> Rejected | None:
@@ -157,9 +159,9 @@ def _on(column: Column) -> Callable[[Want], Column]:
 
 
 FIXED: tuple[Filter, ...] = (
-    Filter(check=is_ready, column=_on(columns.READY)),
-    Filter(check=is_not_held_back, column=_on(columns.HOLDS)),
-    Filter(check=is_not_cordoned, column=_on(columns.CORDONED)),
+    Filter(check=is_ready, column=_on(columns.READY), is_passing=True),
+    Filter(check=is_not_held_back, column=_on(columns.HOLDS), is_passing=True),
+    Filter(check=is_not_cordoned, column=_on(columns.CORDONED), is_passing=True),
     Filter(
         check=is_in_pool, column=_on(columns.POOLS), aspect=lambda want: want.spec.placement.pools
     ),

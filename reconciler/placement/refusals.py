@@ -17,6 +17,7 @@ from schemas import quantity
 
 # A status is read by people; a thousand refusals say no more than twenty.
 SHOWN: Final = 20
+CRASH_LOOPING: Final = "CrashLooping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,23 @@ class Unschedulable:
     refusals: tuple[tuple[str, Rejected], ...]
     """The first nodes by name, with their reasons."""
     fitting: int = 0
-    ranks: int = 1
     note: str = ""
     """What is done about it."""
+    group: str = ""
+    """The ShardGroup whose members the nodes are; empty for a replica that has one Mac."""
+    ranks: int = 1
+    """How many of them were needed at once."""
+    whole: Rejected | None = None
+    """What is wrong about the group as one."""
 
     def noting(self, note: str) -> "Unschedulable":
         """Return the same, saying what is done about it."""
         return replace(self, note=note)
+
+
+def is_crash_loop(unschedulable: Unschedulable) -> bool:
+    """Return whether it has its Macs, but nothing that may be run on them goes on."""
+    return unschedulable.whole is not None and unschedulable.whole.reason == CRASH_LOOPING
 
 
 def refusals(draft: Draft, want: Want, ranking: Ranking) -> Unschedulable:
@@ -71,7 +82,6 @@ def refusals(draft: Draft, want: Want, ranking: Ranking) -> Unschedulable:
         tallies=tuple(sorted(tallies, key=order)),
         refusals=tuple((name, why) for name, why in listed if why is not None),
         fitting=int(fits.sum()),
-        ranks=want.ranks,
     )
 
 
@@ -167,22 +177,34 @@ _PHRASES: Final[dict[str, Callable[[Tally], str]]] = {
     "AntiAffinity": lambda _: "with replicas to keep apart from",
     "ReplicaLimit": lambda tally: f"full up (maxReplicasPerNode is {tally.have})",
     "InsufficientMemory": lambda tally: _short("memory", tally),
+    "UnknownNode": lambda _: "not joined",
 }
 
 
 def one_line(unschedulable: Unschedulable) -> str:
     """Return the refusals as kubectl does: "0/5 nodes fit: 3 short of memory (...), 1 cordoned, 1 NotReady"."""
-    if not unschedulable.nodes:
+    if not unschedulable.nodes and not unschedulable.group:
         return "no node has joined the fleet yet; start fleet-nodeagent on a Mac"
     parts = [
         f"{tally.count} {_PHRASES.get(tally.reason, _coded)(tally)}"
         for tally in unschedulable.tallies
     ]
     head = f"{unschedulable.fitting}/{unschedulable.nodes} nodes fit"
-    if unschedulable.ranks > 1:
-        head += f", {unschedulable.ranks} are needed at once"
+    if unschedulable.group:
+        head = _of_group(unschedulable)
     line = f"{head}: {', '.join(parts)}" if parts else head
     return f"{line}; {unschedulable.note}" if unschedulable.note else line
+
+
+def _of_group(unschedulable: Unschedulable) -> str:
+    """Return what is wrong about a group: what is wrong about all of it, or how many members there are for it."""
+    name, why = f"ShardGroup {unschedulable.group}", unschedulable.whole
+    if why is not None:
+        return f"{name}: {why.message}"
+    return (
+        f"{name}: {unschedulable.fitting}/{unschedulable.nodes} members fit, "
+        f"{unschedulable.ranks} are needed at once"
+    )
 
 
 def _coded(tally: Tally) -> str:

@@ -171,8 +171,9 @@ def _roll(
     target: str, wanted: int, deployment: ModelDeployment, staying: Sequence[ReplicaView]
 ) -> Step:
     surge, unavailable = limits(deployment, wanted)
-    # One on a lost node is moved, which renews it.
-    old = [r for r in _by_name(staying) if r.replica.spec.template != target and not r.is_node_lost]
+    # One on a lost node is moved, which renews it; one of several ranks begins another epoch of the same version.
+    moved = [r for r in staying if r.is_node_lost and r.epoch is None]
+    old = [r for r in _by_name(staying) if r.replica.spec.template != target and r not in moved]
     fresh = [r for r in staying if r not in old]
     surplus = _surplus(fresh, len(fresh) - wanted, keep={target})
     # What serves nobody is missed by nobody.

@@ -101,6 +101,7 @@ def _admin() -> list[Permission]:
         below(keys.spec_prefix("Replica"), Right.READWRITE),
         *(below(keys.status_prefix(kind), Right.READWRITE) for kind in removed),
         below(keys.SECRET_PREFIX, Right.READWRITE),
+        below(keys.FABRIC_TEST_PREFIX, Right.READWRITE),
     ]
 
 
@@ -158,4 +159,6 @@ def _agent(node: str) -> list[Permission]:
         below(keys.rank_prefix(node), Right.READWRITE),
         below(keys.endpoint_prefix(node), Right.READWRITE),
         below(keys.event_prefix(f"Node/{node}"), Right.READWRITE),
+        below(keys.FABRIC_TEST_PREFIX, Right.READ),
+        below(keys.fabric_rank_prefix(node), Right.READWRITE),
     ]

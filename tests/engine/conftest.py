@@ -133,7 +133,14 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
     """Give a function that starts engines; end those which still run."""
     started: list[Engine] = []
 
-    def start(model: Path, *, port: int = 0, shadow: str = "", **flags: object) -> Engine:
+    def start(
+        model: Path,
+        *,
+        port: int = 0,
+        shadow: str = "",
+        variables: Headers = NO_HEADERS,
+        **flags: object,
+    ) -> Engine:
         """Start an engine; `shadow` is a folder of modules that go before the installed ones."""
         port = port or free_port()
         given = {"context_length": 4096, "concurrency": 8} | flags
@@ -145,6 +152,7 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
         stderr = folder / f"stderr-{len(started)}"
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": shadow} if shadow else {}
+        environment |= variables
         with stderr.open("wb") as file:
             process = subprocess.Popen(command, stderr=file, env=environment)
         started.append(Engine(process=process, port=port, stderr=stderr))

@@ -1,14 +1,17 @@
 """Host files of others: read, refused by line and field, and written so that both ways agree."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from click.testing import CliRunner
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx._distributed_utils.common import Hostfile
 
 from fleetctl import groups
+from fleetctl.__main__ import main
 from fleetctl.hostfiles.grouping import Imported, Wanted, grouped
 from fleetctl.hostfiles.reading import read
 from fleetctl.hostfiles.writing import KINDS, UnwritableError, written
@@ -68,11 +71,16 @@ def test_a_ring_needs_names_for_its_macs(text: str, addresses: list[int]) -> Non
 def test_a_matrix_is_a_mesh_or_a_circle() -> None:
     full = [[None if a == b else f"rdma_en{b}" for b in range(4)] for a in range(4)]
     assert imported(json.dumps(full), *"abcd").group.spec.backend == "jaccl"
-    circle = [[None if (b - a) % 4 == 2 else cell for b, cell in enumerate(row)] for a, row in enumerate(full)]
+    circle = [
+        [None if (b - a) % 4 == 2 else cell for b, cell in enumerate(row)]
+        for a, row in enumerate(full)
+    ]
     found = imported(json.dumps(circle), *"abcd")
     assert found.group.spec.backend == "jaccl-ring"
     assert sorted(found.group.spec.members[0].rdma) == ["b", "d"]
-    with pytest.raises(ManifestErrors, match=r"\[0\]: .*rank 0 \(a\) towards rank 2 \(c\) \(and 3 more\)"):
+    with pytest.raises(
+        ManifestErrors, match=r"\[0\]: .*rank 0 \(a\) towards rank 2 \(c\) \(and 3 more\)"
+    ):
         imported(json.dumps(circle), *"abcd", backend="jaccl")
 
 
@@ -143,6 +151,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=60)
 @given(value=json_values)
 @example(value=[{"ssh": "a\ud800"}, {"ssh": "b"}])
 @example(value=[{"ssh": "a", "x\u2028- y": 1}, {"ssh": "b"}])
@@ -151,15 +160,15 @@ def test_any_json_is_read_or_refused(value: object) -> None:
     try:
         found = imported(json.dumps(value))
     except ManifestErrors as error:
-        assert str(error).encode()
-        return
-    _loads_again(found)
+        refusal = str(error)
+    else:
+        refusal = ""
+        _loads_again(found)
+    refusal.encode()
 
 
-def _loads_again(found: Imported, folder: Path | None = None) -> None:
+def _loads_again(found: Imported) -> None:
     """See that the manifest is YAML that says the same group, whatever the comments hold."""
-    import io
-
     (loaded,) = load_objects(["-"], stdin=io.BytesIO(found.manifest().encode()))
     assert loaded.obj == found.group
 
@@ -167,13 +176,11 @@ def _loads_again(found: Imported, folder: Path | None = None) -> None:
 @st.composite
 def a_group(draw: st.DrawFn) -> ShardGroup:
     """Return a group that says all of itself: what host files can hold, and nothing else."""
-    size = draw(st.integers(2, 8))
+    size = draw(st.integers(2, 4))
     names = [f"mac-{n}" for n in range(size)]
-    backend = draw(st.sampled_from(["ring", "jaccl", "jaccl-ring"]))
+    backend: Backend = draw(st.sampled_from(["ring", "jaccl", "jaccl-ring"]))
     device = st.lists(st.sampled_from(["rdma_en4", "rdma_en5"]), min_size=1, max_size=2).map(tuple)
-    address = st.integers(1, 2**32 - 1).map(
-        lambda n: ".".join(str(n >> shift & 255) for shift in (24, 16, 8, 0))
-    )
+    address = st.sampled_from(["10.0.0.1", "192.168.5.1", "169.254.7.255"])
     made = []
     for rank, name in enumerate(names):
         peers = [
@@ -195,6 +202,7 @@ def a_group(draw: st.DrawFn) -> ShardGroup:
     return ShardGroup(metadata=ObjectMeta(name="g"), spec=spec)
 
 
+@settings(max_examples=40)
 @given(group=a_group())
 def test_what_is_exported_is_imported_again(group: ShardGroup) -> None:
     seats = groups.declared(group.spec)
@@ -204,7 +212,10 @@ def test_what_is_exported_is_imported_again(group: ShardGroup) -> None:
     assert launch.left_out == ()
     assert imported(launch.text).group == group
     # What only one of the other forms says, each gives back.
-    ring = imported(written(group, seats, "ring", 40000).text, *names).group.spec
+    listening = written(group, seats, "ring", 40000).text
+    ports = [int(place.rpartition(":")[2]) for row in json.loads(listening) for place in row]
+    assert ports == list(range(40000, 40000 + len(ports)))
+    ring = imported(listening, *names).group.spec
     assert [m.addresses for m in ring.members] == [m.addresses for m in group.spec.members]
     flat = imported(written(group, seats, "localai-ring", 40000).text, *names).group.spec
     assert [m.addresses for m in flat.members] == [m.addresses[:1] for m in group.spec.members]
@@ -216,28 +227,8 @@ def test_what_is_exported_is_imported_again(group: ShardGroup) -> None:
     assert [m.rdma for m in matrix.group.spec.members] == [m.rdma for m in group.spec.members]
 
 
-@given(group=a_group())
-def test_ranks_of_a_ring_listen_on_ports_of_their_own(group: ShardGroup) -> None:
-    seats = groups.declared(group.spec)
-    assert seats is not None
-    listening = [place for row in json.loads(written(group, seats, "ring", 5000).text) for place in row]
-    assert len(set(listening)) == len(listening)
-    ports = [int(place.rpartition(":")[2]) for place in listening]
-    assert ports == list(range(5000, 5000 + len(ports)))
-
-
-@given(group=a_group())
-def test_mlx_reads_what_is_exported(group: ShardGroup) -> None:
-    seats = groups.declared(group.spec)
-    assert seats is not None
-    text = written(group, seats, "launch", 1).text
-    theirs = Hostfile(**{k: v for k, v in json.loads(text).items() if k != "hosts"}, hosts=[])
-    assert (theirs.backend, theirs.envs) == (
-        group.spec.backend,
-        [f"{name}={value}" for name, value in group.spec.environment.items()],
-    )
-
-
+# MLX leaves the file open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_mlx_reads_the_file(tmp_path: Path) -> None:
     group = imported(LAUNCH).group
     members_ = tuple(m.model_copy(update={"addresses": ("10.0.0.9",)}) for m in group.spec.members)
@@ -247,7 +238,7 @@ def test_mlx_reads_the_file(tmp_path: Path) -> None:
     assert seats is not None
     file = tmp_path / "hosts.json"
     file.write_text(written(whole, seats, "launch", 1).text)
-    theirs = Hostfile.from_file(file)
+    theirs = Hostfile.from_file(file)  # type: ignore[no-untyped-call] # MLX has no types here
     assert [(h.ssh_hostname, h.ips, h.rdma) for h in theirs.hosts] == [
         ("studio-1", ["10.0.0.9"], [None, "rdma_en5"]),
         ("studio-2", ["10.0.0.9"], [["rdma_en5", "rdma_en4"], None]),
@@ -266,3 +257,19 @@ def test_what_a_file_cannot_say_is_told() -> None:
     rest = ("spec.parallelism", "spec.reservation")
     assert told["launch"] == told["ring"] == (*rest, "the spare c")
     assert told["localai-ring"] == (*rest, "all but the first address of each Mac", "the spare c")
+
+
+def test_the_file_becomes_a_manifest(tmp_path: Path) -> None:
+    file, made = tmp_path / "Two Studios.json", tmp_path / "made.yaml"
+    file.write_text(LAUNCH)
+    run = CliRunner().invoke(main, ["import", "hostfile", str(file), "-o", str(made)])
+    assert (run.exit_code, run.output) == (0, "")
+    (loaded,) = load_objects([str(made)])
+    assert loaded.obj == imported(LAUNCH).group.model_copy(
+        update={"metadata": ObjectMeta(name="two-studios")}
+    )
+    piped = CliRunner().invoke(main, ["import", "hostfile", "-"], input="[1]")
+    assert piped.exit_code == 1
+    assert "error: nothing was imported:\nstandard input:1:1: is no host file" in piped.output
+    bad = CliRunner().invoke(main, ["import", "hostfile", str(file), "--name", "Two"])
+    assert bad.exit_code == 2

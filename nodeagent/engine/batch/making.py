@@ -14,8 +14,10 @@ from nodeagent.engine.model.loading import Loaded
 from nodeagent.engine.state import Gauges
 
 
-def make_executor(loaded: Loaded, config: EngineConfig, *, prefix_bytes: int) -> Executor:
-    """Return what a rank does plans with; `prefix_bytes` is what its prefix cache may hold."""
+def make_executor(
+    loaded: Loaded, config: EngineConfig, *, prefix_bytes: int, token_bytes: int | None = None
+) -> Executor:
+    """Return what a rank does plans with; its prefix cache may hold so much, and counts a token for so much."""
     options = KvOptions(bits=config.kv_bits, window=config.kv_window)
     guesser = None
     if loaded.draft is not None:
@@ -24,7 +26,9 @@ def make_executor(loaded: Loaded, config: EngineConfig, *, prefix_bytes: int) ->
         model=loaded.model,
         ends=frozenset(loaded.codec.eos_ids),
         prefix=BlockPrefixCache(
-            lambda: make_caches(loaded.model, options), limit_bytes=prefix_bytes
+            lambda: make_caches(loaded.model, options),
+            limit_bytes=prefix_bytes,
+            token_bytes=token_bytes,
         ),
         grammars=loaded.grammars,
         guesser=guesser,

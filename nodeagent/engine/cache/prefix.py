@@ -49,9 +49,19 @@ class BlockPrefixCache:
     """
 
     def __init__(
-        self, make: Callable[[], list[LayerCache]], *, limit_bytes: int, block: int = BLOCK
+        self,
+        make: Callable[[], list[LayerCache]],
+        *,
+        limit_bytes: int,
+        block: int = BLOCK,
+        token_bytes: int | None = None,
     ) -> None:
-        """`make` returns the model's empty caches for one sequence; `block` is in tokens."""
+        """`make` returns the model's empty caches for one sequence; `block` is in tokens.
+
+        `token_bytes` is what a token counts for, instead of what it takes: stages of a pipeline that have more layers or
+        fewer must forget the same. For models all of whose layers keep every token.
+        """
+        self._token_bytes = token_bytes
         self._make = make
         self._layout = kv.layout(make())
         self._blocks = Blocks(self._layout.rules(block), limit_bytes=limit_bytes)
@@ -185,7 +195,7 @@ class BlockPrefixCache:
         """Copy the pieces that fit and hang them below `path`; a state only if everything fits."""
         packings = self._pack(held)
         weight = states.nbytes(recurrent)
-        sizes = [_size(piece, packings) for piece in pieces]
+        sizes = [self._size(piece, packings) for piece in pieces]
         needed = sum(node.nbytes for node in path) + weight + sum(sizes)
         if recurrent and needed > self._blocks.limit_bytes:
             return  # of no use without each other
@@ -198,7 +208,8 @@ class BlockPrefixCache:
             if node is None:
                 parent = path[-1] if path else self._blocks.root
                 tokens = data[piece.start * TOKEN_BYTES : piece.stop * TOKEN_BYTES]
-                node = self._blocks.add(parent, tokens, blocks[0], kv.nbytes(blocks[0]))
+                size = self._weight(piece.stop - piece.start, blocks[0])
+                node = self._blocks.add(parent, tokens, blocks[0], size)
                 path.append(node)
             for part in piece.parts:
                 block = blocks[part.kind]
@@ -212,6 +223,14 @@ class BlockPrefixCache:
             self._stored_bytes += weight
         if path:
             self._blocks.touch(path, min(path[-1].end, len(data) // TOKEN_BYTES))
+
+    def _size(self, piece: Piece, packings: Sequence[Packing]) -> int:
+        own = NODE_BYTES if piece.node is None else 0
+        each = [self._token_bytes or packed.token_bytes for packed in packings]
+        return own + sum((piece.stop - part.since) * each[part.kind] for part in piece.parts)
+
+    def _weight(self, tokens: int, block: kv.Block) -> int:
+        return kv.nbytes(block) if self._token_bytes is None else tokens * self._token_bytes
 
     def _fill(self, leaves: list[LayerCache], found: Match) -> None:
         """Fill empty caches with what a match holds."""
@@ -230,13 +249,6 @@ class BlockPrefixCache:
             states.restore(self._recurrent(leaves), state.value)
         # Otherwise what is forgotten next would stay in memory until the caller evaluates.
         mx.eval([leaf.state for leaf in leaves])
-
-
-def _size(piece: Piece, packings: Sequence[Packing]) -> int:
-    own = NODE_BYTES if piece.node is None else 0
-    return own + sum(
-        (piece.stop - part.since) * packings[part.kind].token_bytes for part in piece.parts
-    )
 
 
 def _copies(

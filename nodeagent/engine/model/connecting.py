@@ -43,7 +43,9 @@ def connect(group: GroupConfig, pause: Callable[[float], object]) -> Any:
         backend = "ring" if group.backend == "ring" else "jaccl"
         found = mx.distributed.init(strict=True, backend=backend)
     except (RuntimeError, ValueError) as error:
-        raise GroupError(f"MLX could not connect rank {group.rank} to the others: {error}") from error
+        raise GroupError(
+            f"MLX could not connect rank {group.rank} to the others: {error}"
+        ) from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if (found.rank(), found.size()) != (group.rank, group.world_size):

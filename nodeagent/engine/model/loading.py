@@ -21,6 +21,7 @@ from nodeagent.engine.grammar import llg
 from nodeagent.engine.grammar.port import Grammars
 from nodeagent.engine.model import adapters, headless, pooling, sharding
 from nodeagent.engine.model.pooling import Pooling
+from nodeagent.engine.model.sharding import Split
 from nodeagent.engine.state import Gauges
 from nodeagent.engine.text.codec import TextCodec
 from nodeagent.modeldir import ModelFacts, ModelUnusableError
@@ -60,12 +61,11 @@ def load(
     *,
     is_stopping: Callable[[], bool],
     adapter: Path | None = None,
-    group: Any = None,
+    split: Split | None = None,
 ) -> Loaded:
     """Load the folder's model, telling `gauges` how far it got.
 
-    `adapter` is a folder with a LoRA adapter for it; `group` (an mx.distributed.Group) has the ranks that share it,
-    and None says that there is one.
+    `adapter` is a folder with a LoRA adapter for it; `split` says which part of it this rank has, None: all of it.
 
     Raises:
         ModelUnusableError: mlx-lm cannot serve what is in the folder, or in the adapter's.
@@ -77,8 +77,8 @@ def load(
         # A text model without a head is a broken one; an embedding model needs none.
         has_head = how is None or headless.has_head(folder)
         model, config = load_model(folder, lazy=True) if how is None else headless.load(folder)
-        if group is not None:
-            sharding.split(model, group)
+        if split is not None:
+            sharding.split(model, split)
         caches = make_prompt_cache(model)
     if adapter is not None:
         adapters.apply(model, adapter)

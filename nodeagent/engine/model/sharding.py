@@ -4,14 +4,12 @@ As `mlx_lm.utils.sharded_load` does it, on a model whose weights are lazy: what 
 Nothing is sent here, and nobody is waited for.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.shardgroup import Parallelism
-
-# How modules of mlx-lm call their numbers of heads, which they divide without looking.
-_HEADS = ("n_heads", "n_kv_heads", "num_heads", "num_key_value_heads", "num_attention_heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +20,7 @@ class Split:
     """An mx.distributed.Group: the ranks that share it."""
     parallelism: Parallelism = "Tensor"
     layers: tuple[int, ...] = ()
-    """How many layers each rank has, in rank order; rank 0 has the last ones. () splits them evenly."""
+    """How many layers each rank has, in rank order; rank 0 has the last ones. () leaves it to mlx-lm."""
 
 
 def split(model: Any, how: Split) -> None:
@@ -35,47 +33,59 @@ def split(model: Any, how: Split) -> None:
 
     """
     by_layers = getattr(getattr(model, "model", None), "pipeline", None)
-    ways = [
-        name
-        for name, way in (("Tensor", getattr(model, "shard", None)), ("Pipeline", by_layers))
-        if way is not None
-    ]
-    size = how.group.size()
+    ways = ["Tensor"] * hasattr(model, "shard") + ["Pipeline"] * (by_layers is not None)
     if how.parallelism not in ways:
         instead = f"parallelism {ways[0]} works" if ways else "give it one Mac that has room for it"
         raise ValueError(
-            f"model type {getattr(model, 'model_type', '')} cannot be split over {size} Macs by "
+            f"model type {getattr(model, 'model_type', '')} cannot be split over {how.group.size()} Macs by "
             f"{how.parallelism} in mlx-lm; {instead}"
         )
-    if how.parallelism == "Tensor":
-        _check_heads(model, size)
-        model.shard(how.group)
-    elif by_layers is not None:
-        by_layers(how.group, split=_counts(model, how.layers, size))
+    if by_layers is not None and how.parallelism == "Pipeline":
+        _pipeline(model, by_layers, how)
+        return
+    before = dict(_heads(model))
+    model.shard(how.group)
+    _check_heads(before, dict(_heads(model)), how.group.size())
 
 
-def _check_heads(model: Any, size: int) -> None:
-    """Refuse what mlx-lm would load, and fail at the first token with."""
-    for layer in model.layers:
-        attention = getattr(layer, "self_attn", None)
-        for name in _HEADS:
-            heads = getattr(attention, name, size)
-            # Some types repeat KV heads of which there are fewer than ranks.
-            if heads % size and not ("kv" in name and heads < size):
-                raise ValueError(
-                    f"{heads} ({name}) cannot be divided among {size} ranks; choose a number of Macs that "
-                    "divides it, or parallelism Pipeline where the type has it"
-                )
-
-
-def _counts(model: Any, layers: Sequence[int], size: int) -> list[int]:
-    """Return how many layers each rank has; evenly as mlx-lm does it, the first ranks one more."""
-    count = len(model.layers)
-    if not layers:
-        each, more = divmod(count, size)
-        layers = [each + (rank < more) for rank in range(size)]
-    if len(layers) != size or sum(layers) != count or min(layers) < 1:
+def _pipeline(model: Any, by_layers: Any, how: Split) -> None:
+    count, size = len(model.layers), how.group.size()
+    takes_split = "split" in inspect.signature(by_layers).parameters
+    if how.layers and (len(how.layers) != size or sum(how.layers) != count):
         raise ValueError(
-            f"the split {','.join(map(str, layers))} does not give each of {size} ranks a part of {count} layers"
+            f"the split {','.join(map(str, how.layers))} does not give each of {size} ranks its part of {count} layers"
         )
-    return list(layers)
+    if how.layers and takes_split:
+        by_layers(how.group, split=list(how.layers))
+        return
+    by_layers(how.group)
+    own = len([layer for layer in model.layers if layer is not None])
+    if how.layers and own != how.layers[how.group.rank()]:
+        raise ValueError(
+            f"model type {model.model_type} splits its layers itself in mlx-lm: rank {how.group.rank()} gets "
+            f"{own}, not {how.layers[how.group.rank()]}; leave --layers out"
+        )
+
+
+def _heads(model: Any) -> Iterator[tuple[tuple[int, str], int]]:
+    """Yield the numbers of heads in each layer's modules, which types of mlx-lm divide without looking."""
+    for at, layer in enumerate(model.layers):
+        for name, module in layer.named_modules():
+            for key, value in vars(module).items():
+                if "heads" in key and type(value) is int:
+                    yield (at, f"{name}.{key}"), value
+
+
+def _check_heads(
+    before: dict[tuple[int, str], int], after: dict[tuple[int, str], int], size: int
+) -> None:
+    """Refuse what mlx-lm would load, and fail with at the first token, or not even then."""
+    for (at, name), heads in before.items():
+        now = after.get((at, name), heads)
+        # Some types repeat KV heads of which there are fewer than ranks.
+        is_repeated = now == 1 and size % heads == 0
+        if now not in (heads, heads / size) and not is_repeated:
+            raise ValueError(
+                f"{name} of layer {at} is {heads}, which {size} ranks cannot share; choose a number of Macs "
+                "that divides it, or parallelism Pipeline where the type has it"
+            )

@@ -1,16 +1,16 @@
 """What ranks above 0 do: wait for a step in a socket, do it, wait again. The worker's thread alone."""
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from machinery.clock import Clock
 from nodeagent.engine.batch.executor import Executor
 from nodeagent.engine.batch.measuring import measure
+from nodeagent.engine.errors import StoppedError
 from nodeagent.engine.ranks import frames, words
 from nodeagent.engine.ranks.errors import GroupError
+from nodeagent.engine.ranks.meeting import Patience
 from nodeagent.engine.ranks.tally import Tally
 from nodeagent.engine.ranks.words import Bye, Step
 from nodeagent.engine.state import Gauges
@@ -25,19 +25,19 @@ class Follower:
     channel: socket.socket
     executor: Executor
     gauges: Gauges
-    clock: Clock
-    is_stopping: Callable[[], bool]
+    patience: Patience
     _number: int = 0
     _tally: Tally = field(default_factory=Tally)
 
-    def run(self) -> bool:
-        """Follow until rank 0 says bye; False: this process has waited long enough for that.
+    def run(self) -> None:
+        """Follow until rank 0 says bye.
 
         Raises:
             GroupError: rank 0 is gone, or has made other tokens than this rank.
+            StoppedError: this process is to end, and rank 0 said nothing of it.
 
         """
-        while not self.is_stopping():
+        while not self.patience.is_stopping():
             self.gauges.is_waiting = True
             raw = frames.receive(self.channel, _LOOK_S)
             if raw is None:
@@ -47,10 +47,10 @@ class Follower:
                 case Step() as step:
                     self._do(step)
                 case Bye():
-                    return True
+                    return
                 case word:
                     raise GroupError(f"rank 0 said {word.kind} in the middle of work")
-        return False
+        raise StoppedError
 
     def _do(self, step: Step) -> None:
         if step.number != self._number + 1:
@@ -59,11 +59,12 @@ class Follower:
             raise GroupError(
                 f"before step {step.number} this rank had made other tokens than rank 0: its answers would be garbage"
             )
-        began = self.clock.monotonic()
+        clock = self.patience.clock
+        began = clock.monotonic()
         self._number = step.number
         self._tally.add(self.executor.run(step.plan))
         self.gauges.steps += 1
-        self.gauges.slowest_s = max(self.gauges.slowest_s, self.clock.monotonic() - began)
+        self.gauges.slowest_s = max(self.gauges.slowest_s, clock.monotonic() - began)
         if not self.executor.jobs:
             mx.clear_cache()
         measure(self.gauges, self.executor)

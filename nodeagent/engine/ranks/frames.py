@@ -6,9 +6,14 @@ from nodeagent.engine.ranks.errors import GroupError
 
 # A plan of 1,024 jobs with a million tokens each is larger; nobody has memory for it either.
 MAX_BYTES = 256 << 20
-_LENGTH = 4
+LENGTH = 4
 # A rank whose kernel takes nothing for so long is gone or frozen.
 _SEND_S = 20.0
+
+
+def framed(raw: bytes) -> bytes:
+    """Return a word with its length before it."""
+    return len(raw).to_bytes(LENGTH, "big") + raw
 
 
 def send(channel: socket.socket, raw: bytes) -> None:
@@ -20,7 +25,7 @@ def send(channel: socket.socket, raw: bytes) -> None:
     """
     channel.settimeout(_SEND_S)
     try:
-        channel.sendall(len(raw).to_bytes(_LENGTH, "big") + raw)
+        channel.sendall(framed(raw))
     except TimeoutError as error:
         raise GroupError(f"the other rank took nothing for {_SEND_S:g} s") from error
     except OSError as error:
@@ -42,7 +47,7 @@ def receive(channel: socket.socket, timeout_s: float | None) -> bytes | None:
     except OSError as error:
         raise GroupError(f"the other rank is gone: {error.strerror}") from error
     channel.settimeout(_SEND_S)
-    length = int.from_bytes(first + _exactly(channel, _LENGTH - len(first), first), "big")
+    length = int.from_bytes(first + _exactly(channel, LENGTH - len(first), first), "big")
     if length > MAX_BYTES:
         raise GroupError(f"a word of {length} bytes is announced; at most {MAX_BYTES} are allowed")
     return _exactly(channel, length, first)

@@ -31,7 +31,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """This rank's channels to the others; on rank 0 to all, elsewhere to rank 0."""
+    """The channels to the other ranks; on rank 0 to all of them, elsewhere to rank 0."""
 
     coordinator: Coordinator | None = None
     channel: socket.socket | None = None
@@ -87,9 +87,7 @@ def meet(group: GroupConfig, patience: Patience) -> Link:
         StoppedError: this process is to end.
 
     """
-    own = Join(
-        rank=group.rank, world_size=group.world_size, epoch=group.epoch, secret=group.secret
-    )
+    own = Join(rank=group.rank, world_size=group.world_size, epoch=group.epoch, secret=group.secret)
     return _lead(group, own, patience) if group.rank == 0 else _follow(group, own, patience)
 
 
@@ -117,9 +115,7 @@ def _follow(group: GroupConfig, own: Join, patience: Patience) -> Link:
     return Link(channel=channel, lines={0: line})
 
 
-def _joined(
-    group: GroupConfig, join: Join, patience: Patience, deadline: float
-) -> socket.socket:
+def _joined(group: GroupConfig, join: Join, patience: Patience, deadline: float) -> socket.socket:
     """Return a channel on which rank 0 has heard who this is. What it thinks of it comes later."""
     while (left := deadline - patience.clock.monotonic()) > 0:
         if patience.is_stopping():
@@ -134,6 +130,4 @@ def _joined(
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         frames.send(channel, words.encode(join))
         return channel
-    raise GroupError(
-        f"rank 0 was not at {group.host}:{group.port} within {group.timeout_s:g} s"
-    )
+    raise GroupError(f"rank 0 was not at {group.host}:{group.port} within {group.timeout_s:g} s")

@@ -1,0 +1,221 @@
+"""Finds out what mlx-lm can do with a model over several ranks, without reading its weights. A child process.
+
+    python -m nodeagent.engine.splitting FOLDER
+
+The model is built as an engine builds it (engine/model/loading.py), with weights that are lazy; then split by a group
+that is none, and asked for a token that nobody computes: every shape is there, and mlx-lm's complaints are. What
+comes out is one line of JSON (nodeagent/geometry/splitting.py reads it). Ends by itself if its parent does, if it
+takes too long, and if it should ever begin to compute with the weights.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
+Shape: TypeAlias = tuple[int, ...]
+# Bytes of arrays, and how many of them are float16 or bfloat16, which engines widen on Linux.
+Weight: TypeAlias = tuple[int, int]
+
+MOST_RANKS: Final = 16
+# So much is computed at most, whatever the size of the model: constants such as the tables of rotary embeddings.
+_MOST_BYTES: Final = 512 * 2**20
+# A model of a thousand files is looked at in a minute; and a busy Mac takes longer to import mlx-lm.
+_MOST_S: Final = 300
+# Tokens that are asked for at once: more than one, so that axes of tokens and of requests cannot be taken for another.
+_TOKENS: Final = 5
+# What mlx-lm raises where a model cannot be divided: mx.split, plain //=, asserts, and shapes that do not fit.
+_COMPLAINTS: Final = (
+    *(ValueError, TypeError, AssertionError, AttributeError, LookupError, ArithmeticError),
+    RuntimeError,
+)
+
+
+class _Group:
+    """A rank of a group as `shard` and `pipeline` look at it; it connects nobody."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+class _Seen:
+    """The shapes that attention was computed with, call by call: queries, keys, values."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Shape, ...]] = []
+
+
+@contextmanager
+def _watched(group: _Group | None) -> Iterator[_Seen]:
+    """Note what attention gets, and let collectives return what has the shape of their results."""
+    seen, fast, sent = _Seen(), mx.fast, mx.distributed
+    before = fast.scaled_dot_product_attention, sent.all_sum, sent.all_gather
+
+    def attend(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+        seen.calls.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+        return before[0](q, k, v, **rest)
+
+    fast.scaled_dot_product_attention = attend
+    if group is not None:
+        sent.all_sum = lambda x, **_: x
+        sent.all_gather = lambda x, **_: mx.concatenate([x] * group.size(), axis=0)
+    try:
+        yield seen
+    finally:
+        fast.scaled_dot_product_attention, sent.all_sum, sent.all_gather = before
+
+
+def _asked(model: Model, group: _Group | None) -> tuple[Shape, _Seen, list[list[Shape]]]:
+    """Return the shape of the logits, of what attention got, and of what each layer's cache then keeps."""
+    with _watched(group) as seen:
+        caches = make_prompt_cache(model)
+        logits = model(mx.zeros((1, _TOKENS), dtype=mx.int32), cache=caches)
+    kept = [[tuple(one.shape) for one in _arrays(cache.state)] for cache in caches]
+    return tuple(logits.shape), seen, kept
+
+
+def _arrays(tree: Any) -> list[Any]:
+    pairs: Any = tree_flatten(tree)
+    return [one for _, one in pairs if isinstance(one, mx.array)]
+
+
+def weigh(parameters: Any) -> Weight:
+    """Return what the arrays of a tree take."""
+    arrays = _arrays(parameters)
+    half = sum(one.nbytes for one in arrays if one.dtype in (mx.float16, mx.bfloat16))
+    return sum(one.nbytes for one in arrays), half
+
+
+def heads_complaint(whole: tuple[Shape, ...], share: tuple[Shape, ...], size: int) -> str:
+    """Return what is wrong with one attention of a share, by the shapes of queries, keys and values; "" if nothing.
+
+    mlx-lm divides heads by `//=`: with a remainder it may go on with heads of another size, and answer nonsense.
+    """
+    names = ("attention heads", "KV heads", "KV heads")
+    for name, before, after in zip(names, whole, share, strict=True):
+        if before[-1] != after[-1]:
+            return f"{size} does not divide {before[1]} {name}"
+        heads, rank_heads = before[1], after[1]
+        divided = rank_heads * size == heads
+        # With fewer KV heads than ranks some types give several ranks the same one; a latent belongs to no head.
+        shared = name == "KV heads" and rank_heads == 1 and (heads == 1 or size % heads == 0)
+        if not divided and not shared:
+            return f"{size} does not divide {heads} {name}"
+    return ""
+
+
+class _Model:
+    """One folder's model, built anew for each try: splitting one changes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def build(self) -> Model:
+        return load_model(self._folder, lazy=True)[0]
+
+    def tensor(self, size: int, whole: tuple[Shape, _Seen, list[list[Shape]]]) -> Weight | str:
+        """Return what one share weighs, or why there is none of that size."""
+        # The last rank falls short where a width has a remainder.
+        group = _Group(size - 1, size)
+        try:
+            model = self.build()
+            model.shard(group)
+            logits, seen, kept = _asked(model, group)
+        except _COMPLAINTS as error:
+            return " ".join(str(error).split())[:200] or type(error).__name__
+        if logits != whole[0]:
+            return f"its logits would have the shape {logits} instead of {whole[0]}"
+        if len(seen.calls) != len(whole[1].calls) or len(kept) != len(whole[2]):
+            return "a share attends otherwise than the whole"
+        for before, after in zip(whole[1].calls, seen.calls, strict=True):
+            complaint = heads_complaint(before, after, size)
+            if complaint:
+                return complaint
+        return weigh(model.parameters())
+
+    def pipelined(self) -> tuple[list[Weight], Weight]:
+        """Return what each layer weighs, and what every rank has besides; no layers if they cannot be dealt out."""
+        model = self.build()
+        dealt: Any = getattr(model, "model", None)
+        nothing: tuple[list[Weight], Weight] = ([], (0, 0))
+        if not hasattr(dealt, "pipeline") or len(dealt.layers) < 2:
+            return nothing
+        weights = [weigh(layer.parameters()) for layer in dealt.layers]
+        total = weigh(model.parameters())
+        rest = total[0] - sum(one[0] for one in weights), total[1] - sum(one[1] for one in weights)
+        try:
+            # Uneven, so that a type which takes no split is found out.
+            dealt.pipeline(_Group(0, 2), split=[1, len(weights) - 1])
+        except _COMPLAINTS:
+            return nothing
+        # A type whose ranks keep more than their layers and the rest cannot be proven to fit.
+        kept = weigh(model.parameters())
+        return (weights, rest) if kept[0] == rest[0] + weights[-1][0] else nothing
+
+
+def find_out(folder: Path) -> dict[str, object]:
+    """Return what the model in the folder can be split into."""
+    mx.set_default_device(mx.cpu)
+    mx.disable_compile()  # a compiled function would not be called again, and its shapes not seen
+    model = _Model(folder)
+    tried: dict[int, Weight | str] = {}
+    built = model.build()
+    if hasattr(built, "shard"):
+        whole = _asked(built, None)
+        tried = {size: model.tensor(size, whole) for size in range(2, MOST_RANKS + 1)}
+    layers, rest = model.pipelined()
+    return {
+        "tensor": {size: _told(one) for size, one in tried.items() if not isinstance(one, str)},
+        "refused": {size: one for size, one in tried.items() if isinstance(one, str)},
+        "layers": [_told(layer) for layer in layers],
+        "rest": _told(rest),
+    }
+
+
+def _told(weight: Weight) -> dict[str, int]:
+    return {"total_bytes": weight[0], "half_bytes": weight[1]}
+
+
+def _guard() -> None:
+    """End the process where it must not go on; in a thread of its own, which mlx lets run while it computes."""
+    parent, never = os.getppid(), threading.Event()
+    for _ in range(_MOST_S * 100):
+        if os.getppid() != parent:
+            _end("its parent has ended")
+        if mx.get_active_memory() > _MOST_BYTES:
+            _end("mlx-lm computes with the model's weights where it was only to look at them")
+        never.wait(0.01)
+    _end(f"it was not done within {_MOST_S} s")
+
+
+def _end(why: str) -> None:
+    sys.stderr.write(f"{why}\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Print what was found out about the folder that the command line names."""
+    threading.Thread(target=_guard, daemon=True).start()
+    sys.stdout.write(json.dumps(find_out(Path(sys.argv[1]))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""One rank of the test: connect, sum arrays of each size with the others, say how it went. The only importer of mlx here.
+
+Deadlines are SIGALRM's with its default action: while MLX connects no Python runs, for it holds the interpreter's lock,
+and rank 0 would wait for ever. The kernel ends the process all the same.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+
+from machinery.clock import Clock
+from nodeagent.fabric.orders import CONNECT_S, ROUND_S, Broken, Connected, Order, Round, Word
+
+_FLOAT_BYTES = 4
+# Sums stay below 2^24, where every whole number is a float32: any order of adding gives the same.
+_PERIOD = 251
+_SHIFTS = 97
+
+
+def run(order: Order, say: Callable[[Word], None], clock: Clock) -> int:
+    """Do the sweep; return the exit code: 0 done, 1 MLX gave up."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(CONNECT_S)
+    try:
+        for word in _sweep(order, clock):
+            say(word)
+            signal.alarm(ROUND_S)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        say(Broken(why=" ".join(str(error).split()) or type(error).__name__))
+        return 1
+    finally:
+        signal.alarm(0)
+    return 0
+
+
+def _sweep(order: Order, clock: Clock) -> Iterator[Word]:
+    import mlx.core as mx  # noqa: PLC0415 - reads the variables that __main__ sets
+
+    # The links are measured, not the way to and from the GPU.
+    mx.set_default_device(mx.cpu)
+    backend = "ring" if order.backend == "ring" else "jaccl"
+    group = mx.distributed.init(strict=True, backend=backend)
+    if (group.rank(), group.size()) != (order.rank, order.size):
+        raise RuntimeError(f"MLX took this for rank {group.rank()} of {group.size()}")
+    yield Connected()
+    for size in order.sizes:
+        base = mx.arange(size // _FLOAT_BYTES, dtype=mx.int32) % _PERIOD
+        base = base.astype(mx.float32)
+        together = base * order.size + order.size * (order.size - 1) // 2
+        mx.eval(base, together)
+        # The first is not counted: buffers are made, and pages touched.
+        for number in range(order.rounds + 1):
+            shift = number % _SHIFTS
+            mine = base + (order.rank + shift)
+            # Nobody's clock runs while another still checks its last sum.
+            mx.eval(mine, mx.distributed.all_sum(mx.ones(1), group=group))
+            began = clock.monotonic()
+            got = mx.distributed.all_sum(mine, group=group)
+            mx.eval(got)
+            took_s = clock.monotonic() - began
+            is_right = bool(mx.array_equal(got, together + order.size * shift).item())
+            if number > 0 or not is_right:
+                yield Round(size=size, took_us=round(took_s * 1e6, 1), is_right=is_right)
+    # Who is done first must not break the others' connection to it.
+    mx.eval(mx.distributed.all_sum(mx.ones(1), group=group))

@@ -1,0 +1,247 @@
+"""`fleetctl fabric check` and `matrix`: on a real store, and what they print of Macs that are given."""
+
+import json
+
+import click
+import pytest
+
+from fleetctl.fabric import check, matrix
+from fleetctl.fabric.judging import Verdict, judge
+from schemas.meta import Condition, ObjectMeta, Truth
+from schemas.node import Node
+from schemas.shardgroup import ShardGroup, ShardGroupSpec
+from store import codec
+from store.port import Transport
+from tests.reconciler.agents import node_status, put_lease, put_node
+from tests.reconciler.test_groups_fabric import Mac, meshed, with_fabric, with_status
+from tests.support.fleet import Fleet
+
+
+def shardgroup(name: str, spec: str) -> ShardGroup:
+    meta = ObjectMeta(name=name, uid=f"uid-{name}", generation=1)
+    return ShardGroup(metadata=meta, spec=ShardGroupSpec.model_validate_json(spec))
+
+
+def nodes_of(macs: list[Mac]) -> list[Node]:
+    return [Node(metadata=ObjectMeta(name=name), status=status) for name, status in macs]
+
+
+def judged(macs: list[Mac], spec: str, *, dead: str = "") -> Verdict:
+    ready = {name for name, _ in macs} - {dead}
+    return judge(shardgroup("studio", spec), nodes_of(macs), ready)
+
+
+TWO = '{"members": [{"node": "mac-0"}, {"node": "mac-1"}], "backend": "jaccl"}'
+SPARE = '{"members": [{"node": "mac-0"}, {"node": "mac-1"}, {"node": "mac-2"}], "size": 2, "backend": "jaccl"}'
+
+ADMITTED = """\
+shardgroup/studio: jaccl over 2 Macs, admitted
+  RANK    NODE    STATUS    ADDRESSES
+  0       mac-0   Ready     192.168.1.0
+  1       mac-1   Ready     192.168.1.1
+  CABLE    FROM                                TO                                    GBIT/S
+  0-1      mac-0 rdma_en2 (active, 10.0.1.1)   mac-1 rdma_en2 (active, 10.1.1.1)     80"""
+REFUSED = """\
+shardgroup/studio: jaccl over 2 Macs, not admitted
+  RANK    NODE    STATUS    ADDRESSES
+  0       mac-0   Ready     -
+  1       mac-1   Ready     -
+  CABLE    FROM                                TO                        GBIT/S
+  0-1      mac-0 rdma_en2 (active, 10.0.1.1)   mac-1 - (not there, 10.1.1.1)   80
+  RdmaOff: RDMA is off on mac-1: start it into Recovery"""
+
+
+def squeezed(text: str) -> list[list[str]]:
+    return [line.split() for line in click.unstyle(text).splitlines()]
+
+
+def test_a_group_that_would_be_admitted() -> None:
+    verdict = judged(meshed(2), TWO)
+    assert squeezed(check.text(verdict)) == squeezed(ADMITTED)
+    assert check.tree(verdict)["isAdmitted"] is True
+    assert "\x1b[32madmitted" in check.text(verdict)
+
+
+def test_what_is_missing_is_said_below_the_group() -> None:
+    macs = with_fabric(meshed(2), 1, is_rdma_enabled=False, rdma=())
+    verdict = judged(macs, TWO)
+    said, wanted = squeezed(check.text(verdict)), squeezed(REFUSED)
+    assert said[:-1] == wanted[:-1]
+    assert said[-1][: len(wanted[-1])] == wanted[-1]
+    assert [one.reason for one in verdict.faults] == ["RdmaOff"]
+
+
+def test_a_spare_takes_the_place_of_a_dead_member() -> None:
+    verdict = judged(meshed(3), SPARE, dead="mac-0")
+    assert verdict.is_admitted
+    assert [(one.node, one.rank) for one in verdict.members] == [
+        ("mac-1", 0),
+        ("mac-2", 1),
+        ("mac-0", None),
+    ]
+
+
+def condition(type_: str, status: Truth) -> Condition:
+    return Condition(type=type_, status=status, reason="Because", message="of something")
+
+
+@pytest.mark.parametrize(
+    ("macs", "spec", "reasons"),
+    [
+        pytest.param(meshed(1), TWO, ["NodeUnknown"], id="never-heard-of"),
+        pytest.param(
+            meshed(1), '{"selector": {}, "size": 2}', ["TooFewMembers"], id="selector-finds-too-few"
+        ),
+        pytest.param(
+            with_status(meshed(2), 0, conditions=(condition("NeedsReboot", Truth.TRUE),)),
+            TWO,
+            ["NeedsReboot"],
+            id="reboot",
+        ),
+        pytest.param(
+            with_status(meshed(2), 0, conditions=(condition("FabricHealthy", Truth.FALSE),)),
+            TWO,
+            ["FabricUnhealthy"],
+            id="measured-slow",
+        ),
+    ],
+)
+def test_members_that_cannot_be_counted_on(macs: list[Mac], spec: str, reasons: list[str]) -> None:
+    assert [one.reason for one in judged(macs, spec).faults] == reasons
+
+
+def test_a_member_whose_agent_is_silent() -> None:
+    assert [one.reason for one in judged(meshed(2), TWO, dead="mac-1").faults] == ["NotReady"]
+
+
+@pytest.mark.parametrize(
+    ("macs", "spec", "words"),
+    [
+        pytest.param(
+            with_status(meshed(2), 1, mlx_version="0.32.4"),
+            TWO,
+            "versions of mlx differ (mac-0 none, mac-1 0.32.4)",
+            id="versions",
+        ),
+        pytest.param(
+            with_status(meshed(2), 1, memory_bytes=1), TWO, "chips or memory differ", id="unequal"
+        ),
+        pytest.param(
+            meshed(2),
+            TWO.replace("}]", '}], "environment": {"MLX_METAL_FAST_SYNCH": "1"}'),
+            "may deadlock",
+            id="fast-synch",
+        ),
+        pytest.param(
+            meshed(3),
+            '{"members": [{"node": "mac-0", "addresses": ["10.0.1.1"]}, {"node": "mac-1"}, {"node": "mac-2"}]}',
+            "10.0.1.1, the first address of mac-0, is that of one cable",
+            id="lead-behind-one-cable",
+        ),
+        pytest.param(
+            with_fabric(meshed(3), 2, is_rdma_enabled=False),
+            SPARE,
+            "spare mac-2: RDMA is off",
+            id="spare-that-is-none",
+        ),
+        pytest.param(meshed(2), SPARE, "spare mac-2: no agent has ever reported", id="spare-unknown"),
+    ],
+)  # fmt: skip
+def test_warnings_do_not_refuse(macs: list[Mac], spec: str, words: str) -> None:
+    verdict = judged(macs, spec)
+    assert verdict.is_admitted
+    (said,) = verdict.warnings
+    assert words in said
+    assert said in check.text(verdict)
+
+
+MATRIX = """\
+             mac-0                            mac-1                            SAME
+MACHINE      Mac16,1                          Mac16,1                          yes
+CHIP         Apple M4 Pro                     Apple M4 Pro                     yes
+CPU CORES    10                               10                               yes
+GPU CORES    10                               10                               yes
+MEMORY       8.0 GiB                          8.0 GiB                          yes
+FOR MODELS   8.0 GiB                          8.0 GiB                          yes
+SYSTEM       macOS 26                         macOS 26                         yes
+BUILD        25D125                           25C56                            no
+MLX          -                                -                                yes
+MLX-LM       -                                -                                yes
+AGENT        0                                0                                yes
+THUNDERBOLT  5                                5                                yes
+RDMA         on                               on                               yes
+RDMA PORTS   rdma_en2:Active                  rdma_en2:Active
+ADDRESSES    en0:192.168.1.0,en2:10.0.1.1     en0:192.168.1.1,en2:10.1.1.1
+
+FROM / TO    mac-0        mac-1
+mac-0                     rdma_en2@80
+mac-1        rdma_en2@80"""
+
+
+def test_macs_side_by_side() -> None:
+    macs = with_fabric(meshed(2), 1, os_build="25C56")
+    said = matrix.text(macs, None)
+    assert squeezed(said) == squeezed(MATRIX)
+    assert click.style("25C56", fg="red") in said
+    assert click.style("25D125", fg="red") not in said
+    weaker = matrix.text(with_status(meshed(2), 1, gpu_cores=8), None)
+    assert click.style("8", fg="yellow") in weaker
+    tree = json.loads(json.dumps(matrix.tree(macs, shardgroup("studio", TWO))))
+    differing = [one["name"] for one in tree["properties"] if not one["isSame"]]
+    assert differing == ["build", "addresses"]
+    assert [one["gbitPerSecond"] for one in tree["cables"]] == [80]
+
+
+@pytest.fixture(scope="module")
+async def fleet(shared: Fleet, transport: Transport) -> Fleet:
+    """Return a store with two live Linux nodes, one of which is in a group with nobody."""
+    for name in ("node-1", "node-2"):
+        status = node_status(name).model_copy(update={"os": "Linux"})
+        await transport.commit([], [put_node(name, status), put_lease(name)])
+    ring = '{"members": [{"node": "node-1"}, {"node": "node-2"}]}'
+    for name, spec in (("pair", ring), ("fast", ring.replace("]}", '], "backend": "jaccl"}'))):
+        await transport.commit([], [codec.put_spec(shardgroup(name, spec))])
+    return shared
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(120)
+async def test_on_a_store(fleet: Fleet) -> None:
+    done = await fleet.ctl("fabric", "check", "pair")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0] == "shardgroup/pair: ring over 2 Macs, admitted"
+    assert [line.split() for line in done.out.splitlines()[2:]] == [
+        ["0", "node-1", "Ready", "127.0.0.1"],
+        ["1", "node-2", "Ready", "127.0.0.1"],
+    ]
+    both = await fleet.ctl("fabric", "check", "-o", "json")
+    assert both.code == 1
+    fast, pair = json.loads(both.out)["groups"]
+    assert (pair["group"], pair["isAdmitted"], pair["missing"]) == ("pair", True, [])
+    assert [one["reason"] for one in fast["missing"]] == ["NotAMac", "NotAMac"]
+    wrong = await fleet.ctl("fabric", "check", "shardgroup/pear")
+    assert (wrong.code, wrong.err) == (
+        1,
+        'error: shardgroups "pear" not found; did you mean pair?\n',
+    )
+    kind = await fleet.ctl("fabric", "check", "md/pair")
+    assert kind.code == 2
+    assert "no ShardGroup" in kind.err
+
+    side = await fleet.ctl("fabric", "matrix")
+    assert (side.code, side.err) == (0, "")
+    assert "\x1b" not in side.out
+    assert side.out.splitlines()[0].split() == ["node-1", "node-2", "SAME"]
+    tree = json.loads((await fleet.ctl("fabric", "matrix", "pair", "-o", "json")).out)
+    assert (tree["nodes"], tree["cables"]) == (["node-1", "node-2"], [])
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(120)
+async def test_without_groups(store: Fleet) -> None:
+    done = await store.ctl("fabric", "check")
+    assert (done.code, done.out) == (0, "")
+    assert "no shardgroups found" in done.err
+    empty = await store.ctl("fabric", "matrix")
+    assert empty.code == 1
+    assert "nothing to compare" in empty.err

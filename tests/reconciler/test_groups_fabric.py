@@ -1,0 +1,351 @@
+"""Which Macs may be one group by their cables and settings, what is missing for the others, and the devices of each rank."""
+
+import random
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconciler.groups.cables import around, circle
+from reconciler.groups.fabric import Missing, links, missing, seats
+from schemas.fabric import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
+from schemas.formation import Formation, Seat
+from schemas.node import NodeStatus
+from schemas.rendezvous import rendezvous
+from schemas.shardgroup import Backend, GroupMember, ShardGroupSpec
+from tests.reconciler.agents import node_status
+
+Mac = tuple[str, NodeStatus]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def mac(name: str, cables: Iterable[str], *, number: int = 0) -> Mac:
+    """Return a Mac with a cable to each of the named ones: "a" twice is two cables, and the n-th here is the n-th there."""
+    ports, interfaces, rdma = [], [FabricInterface(name="en0", address=f"192.168.1.{number}")], []
+    seen: dict[str, int] = {}
+    for at, other in enumerate(cables, start=1):
+        nth = seen[other] = seen.get(other, 0) + 1
+        device = f"en{at + 1}"
+        ports.append(
+            ThunderboltPort(
+                receptacle=str(at),
+                interface=device,
+                domain=f"{name}>{other}#{nth}",
+                peer=f"{other}>{name}#{nth}",
+                speed_gbps=80,
+            )
+        )
+        interfaces.append(
+            FabricInterface(name=device, address=f"10.{number}.{at}.1", is_thunderbolt=True)
+        )
+        rdma.append(RdmaDevice(name=f"rdma_{device}", interface=device, state="Active"))
+    fabric = NodeFabric(
+        interfaces=tuple(interfaces),
+        ports=tuple(ports),
+        rdma=tuple(rdma),
+        is_rdma_enabled=True,
+        thunderbolt=5,
+        os_build="25D125",
+    )
+    status = node_status(name, chip="Apple M4 Pro")
+    changes = {"fabric": fabric, "os": "macOS", "address": f"192.168.1.{number}"}
+    return name, status.model_copy(update=changes)
+
+
+def meshed(count: int) -> list[Mac]:
+    names = [f"mac-{number}" for number in range(count)]
+    return [
+        mac(name, [other for other in names if other != name], number=at)
+        for at, name in enumerate(names)
+    ]
+
+
+def ringed(count: int, *, wires: int = 1) -> list[Mac]:
+    names = [f"mac-{number}" for number in range(count)]
+    pairs = around(names) * wires
+    return [
+        mac(name, [b if a == name else a for a, b in pairs if name in (a, b)], number=at)
+        for at, name in enumerate(names)
+    ]
+
+
+def group(backend: Backend, macs: list[Mac], **member: object) -> ShardGroupSpec:
+    members = tuple(GroupMember(node=name) for name, _ in macs)
+    if member:
+        members = (members[0].model_copy(update=member), *members[1:])
+    return ShardGroupSpec(members=members, backend=backend)
+
+
+def with_fabric(macs: list[Mac], at: int, **changes: object) -> list[Mac]:
+    name, status = macs[at]
+    fabric = status.fabric.model_copy(update=changes)
+    return [*macs[:at], (name, status.model_copy(update={"fabric": fabric})), *macs[at + 1 :]]
+
+
+def with_port(macs: list[Mac], at: int, **changes: object) -> list[Mac]:
+    first, *rest = macs[at][1].fabric.ports
+    return with_fabric(macs, at, ports=(first.model_copy(update=changes), *rest))
+
+
+def with_device(macs: list[Mac], at: int, **changes: object) -> list[Mac]:
+    first, *rest = macs[at][1].fabric.rdma
+    return with_fabric(macs, at, rdma=(first.model_copy(update=changes), *rest))
+
+
+def with_status(macs: list[Mac], at: int, **changes: object) -> list[Mac]:
+    name, status = macs[at]
+    return [*macs[:at], (name, status.model_copy(update=changes)), *macs[at + 1 :]]
+
+
+def seated(backend: Backend, macs: list[Mac]) -> tuple[Seat, ...]:
+    found = seats(group(backend, macs), macs)
+    assert not isinstance(found, Missing), found.message
+    return found
+
+
+def test_a_ring_has_the_members_addresses_or_the_agents() -> None:
+    macs = [mac("a", [], number=1), mac("b", [], number=2)]
+    spec = ShardGroupSpec(
+        members=(GroupMember(node="a", addresses=("192.168.1.1",)), GroupMember(node="b"))
+    )
+    assert seats(spec, macs) == (
+        Seat(node="a", addresses=("192.168.1.1",)),
+        Seat(node="b", addresses=("192.168.1.2",)),
+    )
+
+
+def test_two_macs_of_jaccl() -> None:
+    assert seated("jaccl", meshed(2)) == (
+        Seat(node="mac-0", addresses=("192.168.1.0",), rdma=((), ("rdma_en2",))),
+        Seat(node="mac-1", addresses=("192.168.1.1",), rdma=(("rdma_en2",), ())),
+    )
+
+
+BREAKS = [
+    pytest.param(lambda m: with_status(m, 1, os="Linux"), ["NotAMac"], "mac-1 runs Linux", id="linux"),
+    pytest.param(
+        lambda m: with_status(m, 1, fabric=NodeFabric()), ["FabricUnknown"], "mac-1", id="unseen"
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 1, thunderbolt=4), ["NoThunderbolt5"], "Thunderbolt 4", id="tb4"
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 1, is_rdma_enabled=None, rdma=()), ["NoRdma"], "26.2", id="old-macos"
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 1, is_rdma_enabled=False, rdma=()),
+        ["RdmaOff"],
+        "rdma_ctl enable",
+        id="rdma-off",
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 1, rdma=()), ["NoRdmaDevice"], "ibv_devinfo", id="no-device-at-all"
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 2, os_build="25C56"),
+        ["BuildsDiffer"],
+        "mac-0, mac-1: 25D125; mac-2: 25C56",
+        id="builds",
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 2, os_build=""), ["BuildsDiffer"], "unknown", id="build-unknown"
+    ),
+    pytest.param(
+        lambda m: with_port(m, 0, speed_gbps=40), ["SlowCable"], "carries 40 Gbit/s", id="slow-cable"
+    ),
+    pytest.param(
+        lambda m: with_device(m, 0, state="Down"),
+        ["PortDown"],
+        "rdma_en2 of mac-0, the cable to mac-1",
+        id="port-down",
+    ),
+    pytest.param(
+        lambda m: with_status(with_device(m, 0, state="Down"), 0, machine="Mac15,14"),
+        ["PortDown"],
+        "next to Ethernet",
+        id="the-port-of-a-studio",
+    ),
+    pytest.param(
+        lambda m: with_port(m, 0, is_bridged=True), ["InBridge"], "Thunderbolt Bridge", id="bridge"
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 0, interfaces=m[0][1].fabric.interfaces[:1]),
+        ["NoLinkAddress", "NoLinkAddress"],
+        "en2 of mac-0, the cable to mac-1, has no IPv4",
+        id="no-address-on-a-link",
+    ),
+    pytest.param(
+        lambda m: with_fabric(m, 0, rdma=m[0][1].fabric.rdma[1:]),
+        ["NoDevice"],
+        "no RDMA device for Thunderbolt 1 of mac-0",
+        id="port-without-device",
+    ),
+    pytest.param(
+        lambda m: with_fabric(
+            m,
+            0,
+            interfaces=(
+                m[0][1].fabric.interfaces[0],
+                FabricInterface(name="en2", address="10.1.1.1"),
+                *m[0][1].fabric.interfaces[2:],
+            ),
+        ),
+        ["SameAddress"],
+        "10.1.1.1",
+        id="both-ends-the-same",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["jaccl", "jaccl-ring"])
+@pytest.mark.parametrize(("make", "reasons", "words"), BREAKS)
+def test_what_is_missing_is_named(
+    make: Callable[[list[Mac]], list[Mac]], reasons: list[str], words: str, backend: Backend
+) -> None:
+    macs = make(meshed(3) if backend == "jaccl" else ringed(3))
+    spec = group(backend, macs)
+    found = list(missing(spec, macs))
+    assert [one.reason for one in found] == reasons
+    assert words in found[0].message
+    assert seats(spec, macs) == found[0]
+
+
+def test_a_cable_that_is_not_there_and_what_would_do() -> None:
+    macs = ringed(4)
+    (found,) = missing(group("jaccl", macs), macs)
+    assert found.reason == "NoCable"
+    assert "between mac-0 and mac-2, mac-1 and mac-3;" in found.message
+    assert "jaccl-ring with members in the order mac-0, mac-1, mac-2, mac-3" in found.message
+
+    crossed = [macs[0], macs[2], macs[1], macs[3]]
+    (found,) = missing(group("jaccl-ring", crossed), crossed)
+    assert "between mac-0 and mac-2, mac-1 and mac-3;" in found.message
+    assert "write members in the order mac-0, mac-1, mac-2, mac-3" in found.message
+
+    bare = [mac("a", ["z"], number=1), mac("b", ["z"], number=2)]
+    (found,) = missing(group("jaccl", bare), bare)
+    assert (
+        "between a and b; backend jaccl needs one between any two: plug in what is missing"
+        in found.message
+    )
+
+
+def test_one_end_that_saw_the_cable_is_enough() -> None:
+    macs = with_port(meshed(2), 0, peer="")
+    assert seated("jaccl", macs)[0].rdma == ((), ("rdma_en2",))
+
+
+def test_a_dead_cable_beside_a_good_one_is_left_out() -> None:
+    macs = with_device(ringed(2, wires=2), 1, state="Down")
+    assert [seat.rdma for seat in seated("jaccl", macs)] == [
+        ((), ("rdma_en3",)),
+        (("rdma_en3",), ()),
+    ]
+
+
+def test_a_ring_uses_as_many_cables_everywhere() -> None:
+    three = ringed(3, wires=2)
+    for seat, rank in zip(seated("jaccl-ring", three), range(3), strict=True):
+        assert [len(devices) for devices in seat.rdma] == [2 * (at != rank) for at in range(3)]
+    for seat in seated("jaccl-ring", with_device(three, 0, state="Down")):
+        assert sorted(map(len, seat.rdma)) == [0, 1, 1]
+    assert max(len(some) for some in seated("jaccl-ring", ringed(2, wires=6))[0].rdma) == 4
+
+
+GIVEN = (
+    pytest.param("rdma_en2", "rdma_en2", [], id="as-cabled"),
+    pytest.param("rdma_en9", "rdma_en2", ["NoDevice"], id="renamed-at-a-restart"),
+    pytest.param("rdma_en3", "rdma_en2", ["WrongCable", "WrongCable"], id="another-port"),
+    pytest.param("rdma_en2", "", ["DevicesDiffer"], id="one-end-only"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("here", "there", "reasons"), GIVEN)
+def test_devices_that_a_person_named(here: str, there: str, reasons: list[str]) -> None:
+    macs = meshed(3)
+    spec = ShardGroupSpec(
+        backend="jaccl",
+        members=(
+            GroupMember(node="mac-0", rdma={"mac-1": (here,)}),
+            GroupMember(node="mac-1", rdma={"mac-0": (there,)} if there else {}),
+            GroupMember(node="mac-2"),
+        ),
+    )
+    assert [one.reason for one in missing(spec, macs)] == reasons
+    if not reasons:
+        assert seats(spec, macs) == seated("jaccl", macs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "member", "reason"),
+    [
+        pytest.param({"address": ""}, {}, "NoAddress", id="none"),
+        pytest.param({"address": "10.9.9.9"}, {}, "NotItsAddress", id="moved"),
+        pytest.param({}, {"addresses": ("10.9.9.9",)}, "NotItsAddress", id="misspelt"),
+        pytest.param(
+            {"address": "127.0.0.1", "hardware_uuid": "x"}, {}, "LoopbackAddress", id="loopback"
+        ),
+        pytest.param({"address": "127.0.0.1"}, {}, "", id="loopback-of-one-machine"),
+        pytest.param({"address": "mac-0.local"}, {}, "", id="a-name"),
+        pytest.param({"address": "fe80::1"}, {}, "", id="ipv6-is-not-reported"),
+    ],
+)
+def test_addresses_that_no_rank_could_take(
+    changes: dict[str, object], member: dict[str, object], reason: str
+) -> None:
+    macs = with_status(meshed(2), 0, **changes)
+    spec = group("ring", macs, **member)
+    assert [one.reason for one in missing(spec, macs)] == [reason] * bool(reason)
+
+
+def test_sizes_that_jaccl_does_not_take() -> None:
+    selecting = ShardGroupSpec.model_validate_json(
+        '{"selector": {}, "size": 2, "backend": "jaccl"}'
+    )
+    assert [one.reason for one in missing(selecting, meshed(1))] == ["TooFew"]
+    assert [one.reason for one in missing(selecting, meshed(9))] == ["TooMany"]
+
+
+@settings(max_examples=100)
+@given(count=st.integers(2, 8), ring=st.booleans(), wires=st.integers(1, 3), order=st.randoms())
+def test_every_device_leads_to_the_rank_it_is_named_for(
+    count: int, ring: bool, wires: int, order: random.Random
+) -> None:
+    macs = ringed(count, wires=wires) if ring else meshed(count)
+    backend: Backend = "jaccl-ring" if ring else "jaccl"
+    if not ring:
+        order.shuffle(macs)
+    found = seated(backend, macs)
+    by_name = dict(macs)
+    ends: dict[str, dict[str, ThunderboltPort]] = {
+        name: {f"rdma_{port.interface}": port for port in status.fabric.ports}
+        for name, status in macs
+    }
+    neighbours = {frozenset(pair) for pair in around([name for name, _ in macs])}
+    for (i, one), (j, other) in combinations(enumerate(found), 2):
+        here, there = one.rdma[j], other.rdma[i]
+        assert len(here) == len(there)
+        assert bool(here) == (not ring or frozenset((one.node, other.node)) in neighbours)
+        for a, b in zip(here, there, strict=True):
+            assert ends[one.node][a].peer == ends[other.node][b].domain
+    assert all(seat.rdma[rank] == () for rank, seat in enumerate(found))
+    assert len(links(group(backend, macs), macs)) == (
+        len(neighbours) if ring else count * (count - 1) // 2
+    )
+    assert {seat.node for seat in found} == set(by_name)
+    made = rendezvous("uid", Formation(group="g", backend=backend, formed_at=NOW), found)
+    assert made.devices == tuple(seat.rdma for seat in found)
+
+
+@given(count=st.integers(3, 7), data=st.data())
+def test_a_circle_is_found_wherever_there_is_one(count: int, data: st.DataObject) -> None:
+    names = [str(number) for number in range(count)]
+    ring = data.draw(st.permutations(names))
+    extra = data.draw(st.sets(st.sampled_from(list(map(frozenset, combinations(names, 2))))))
+    cabled = {frozenset(pair) for pair in around(ring)}
+    found = circle(names, cabled | extra)
+    assert all(frozenset(pair) in cabled | extra for pair in around(found))
+    assert circle(names, cabled - {frozenset(ring[:2])}) == ()
