@@ -11,7 +11,7 @@ PORT ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-engine bench-engine-start clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-engine bench-engine-start clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,9 @@ bench-gateway: $(READY)  ## our gateway beside nginx, haproxy, LiteLLM and route
 
 bench-gateway-faults: $(READY)  ## engines killed, stopped, drained and gone mad under load, in five minutes
 	@$(BIN)/python -m bench.gateway.faults
+
+bench-gateway-faults-real: $(READY)  ## real engines of a real fleet killed, stopped, drained and replaced under load (SECONDS=60: longer, and more)
+	@$(BIN)/python -m bench.gateway.real_faults
 
 bench-gateway-hostile: $(READY)  ## hostile clients: the gateway's memory, and what others notice
 	@$(BIN)/python -m bench.gateway.hostile

@@ -21,6 +21,7 @@ from manifests.plan import Change, Unchanged
 from nodeagent import models
 from reconciler import forecast
 from reconciler.forecast import Kind, Step
+from reconciler.groups.view import Form
 from reconciler.known import snapshot
 from reconciler.known.snapshot import Snapshot
 from reconciler.observe import NodeView
@@ -28,6 +29,7 @@ from reconciler.placement.place import Displaces, Outcome, Placed, Waits
 from reconciler.placement.refusals import Unschedulable, one_line
 from reconciler.placement.table import Table
 from schemas.deployment import ModelSource
+from schemas.replica import RankAssignment
 from store.codec import UndecodableError
 
 _HELP = """Show what an apply would change, and where replicas would go then. Nothing is written.
@@ -134,14 +136,16 @@ def text_of(steps: Sequence[Step]) -> list[str]:
 def _row(step: Step, *, has_extras: bool) -> tuple[str, ...]:
     node, why, proof = "-", step.because, step.memory
     match step.outcome:
-        case Placed(ranks=ranks):
-            node = ",".join(rank.node for rank in ranks)
-        case Displaces(node=there, victims=victims):
-            node = there
+        case Placed(ranks=ranks, form=form):
+            node = _nodes(ranks)
+            if form is not None:
+                why = "; ".join(filter(None, (why, _together(form))))
+        case Displaces(ranks=ranks, victims=victims):
+            node = _nodes(ranks)
             names = ", ".join(victim.replica for victim in victims)
             why = f"displaces {names} of a lower priority"
-        case Waits(node=there, why=told):
-            node, why = there, told.note
+        case Waits(ranks=ranks, why=told):
+            node, why = _nodes(ranks), told.note
         case Unschedulable():
             why = "no node fits"
         case None:
@@ -153,6 +157,16 @@ def _row(step: Step, *, has_extras: bool) -> tuple[str, ...]:
     if proof is not None and proof.overridden:
         why = f"{why}; spec.resources.memory counts" if why else "spec.resources.memory counts"
     return (step.replica, _WORDS[step.kind], step.before or "-", node, need, *parts, why or "-")
+
+
+def _nodes(ranks: Sequence[RankAssignment]) -> str:
+    return ",".join(rank.node for rank in ranks)
+
+
+def _together(form: Form) -> str:
+    """Return how the ranks of a replica work together."""
+    fallback = f", its fallback {form.fallback}" if form.fallback else ""
+    return f"{form.parallelism} on shardgroup {form.group}{fallback}"
 
 
 _WORDS = {

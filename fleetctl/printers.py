@@ -10,6 +10,7 @@ from tabulate import tabulate
 from schemas import quantity
 from schemas.deployment import ModelDeployment, served_names
 from schemas.event import Event
+from schemas.fabrictest import FabricTest
 from schemas.meta import ApiObject, Truth, find_condition
 from schemas.node import Node
 from schemas.pools import NodePool
@@ -255,5 +256,14 @@ COLUMNS: dict[str, Columns] = {
         Column(title="COUNT", cell=lambda o, _: str(cast("Event", o).spec.count), is_wide=True),
         Column(title="SOURCE", cell=lambda o, _: cast("Event", o).spec.source, is_wide=True),
         Column(title="MESSAGE", cell=lambda o, _: cast("Event", o).spec.message),
+    ),
+    "FabricTest": (
+        _NAME,
+        Column(title="BACKEND", cell=lambda o, _: cast("FabricTest", o).spec.formation.backend),
+        Column(
+            title="NODES",
+            cell=lambda o, _: ",".join(seat.node for seat in cast("FabricTest", o).spec.seats),
+        ),
+        _AGE,
     ),
 }

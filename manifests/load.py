@@ -27,6 +27,7 @@ _WRITERS = {
     "Replica": "the reconciler writes it for a ModelDeployment",
     "Endpoint": "a node's agent writes it for a ready replica",
     "Event": "the fleet writes it",
+    "FabricTest": "`fleetctl fabric bench` writes it, for as long as it runs",
 }
 # Not even its hash: what is in Git is read by more people than may ask for models.
 _API_KEY = "an API key is a secret, and secrets do not belong into manifests"

@@ -316,5 +316,8 @@ class Agent:
         has_engines = self._config.status.is_part or any(
             engine.process.child.running() for engine in self._node.engines.values()
         )
-        await self._vitals.look(has_engines=has_engines)
+        undying = [n for n, one in self._node.engines.items() if one.is_undying(self._clock)]
+        now = self._clock.monotonic()
+        broken = self._node.breakages.look(self._vitals.fabric, undying, now)
+        await self._vitals.look(has_engines=has_engines, broken=broken)
         return self._vitals.fill(status)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from nodeagent import coarse
+from nodeagent.breakage import Broken
 from nodeagent.hardware.memory import Pressure
 from nodeagent.hardware.readings import Disk, Heat, Memory, Power, Reading, Reboot
 from schemas.meta import Condition, Truth, find_condition, is_true, with_condition
@@ -87,13 +88,25 @@ def is_lost(part: str, past: Past, now: datetime) -> bool:
     return since is not None and now - since >= _UNREAD
 
 
-def judge(reading: Reading, past: Past, now: datetime, *, has_engines: bool) -> Past:
+def judge(
+    reading: Reading,
+    past: Past,
+    now: datetime,
+    *,
+    has_engines: bool,
+    broken: Broken | None = None,
+) -> Past:
     """Return what is true after this reading.
 
-    `has_engines` says whether engines run here, or may run, whose memory is wired rightly.
+    `has_engines` says whether engines run here, or may run, whose memory is wired rightly; `broken` what engines
+    left behind.
     """
     after = _remember(reading, past, now, has_engines=has_engines)
     verdicts = _verdicts(reading, after, now, has_engines=has_engines)
+    if broken is not None:
+        verdicts[REBOOT] = Verdict(
+            holds=True, reason=broken.reason, message=broken.message, is_lasting=True
+        )
     conditions = past.conditions
     for type_ in TYPES:
         said = _said(type_, verdicts.get(type_), after, now)

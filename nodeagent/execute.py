@@ -21,6 +21,7 @@ from nodeagent.actions import (
     StopReference,
     Withdraw,
 )
+from nodeagent.breakage import Breakages
 from nodeagent.engines import EngineOrder
 from nodeagent.local import Engine, Prober
 from nodeagent.parts import EnginesPort, ReportModels
@@ -77,6 +78,7 @@ class Node:
         self.engines: dict[str, Engine] = {}
         self.published: dict[str, int] = {}
         """The ports that our endpoints in the store lead to, by replica name."""
+        self.breakages = Breakages()
         self.start_errors: dict[str, StartError] = {}
         """Why engines could not be started, by replica name."""
 
@@ -179,6 +181,11 @@ class Executor:
                     extra={"replica": name, "reason": over.reason, "why": over.message},
                 )
                 self._node.engines[name].give_up(over)
+                assert replica is not None
+                rank = groups.rank_on(replica, self._node.name)
+                cables = replica.spec.ranks[rank].rdma if rank is not None else ()
+                devices = [device for towards in cables for device in towards]
+                self._node.breakages.ended_badly(devices, self._clock.monotonic())
             case MakeReference():
                 assert replica is not None
                 self._beside.references.start(self._order(replica))
@@ -232,7 +239,8 @@ class Executor:
                 "engine ignored the request to stop; killing it",
                 extra={"replica": engine.process.replica},
             )
-            engine.killed_at = engine.killed_at or self._clock.monotonic()
+            if engine.killed_at is None:
+                engine.killed_at = self._clock.monotonic()
             engines.kill(engine.process)
         else:
             engines.ask_to_stop(engine.process)

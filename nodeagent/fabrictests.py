@@ -6,6 +6,7 @@ it is removed. What we say lies under the agent's lease, so that nothing of it o
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -151,6 +152,7 @@ class FabricTests:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tests.run())
             await self._tests.wait_synced()
+            self._sweep()
             while True:
                 self._changed.clear()
                 ours = {
@@ -184,6 +186,18 @@ class FabricTests:
         conditions = with_condition(status.conditions, self._condition)
         return status.model_copy(update={"conditions": conditions})
 
+    def _sweep(self) -> None:
+        """Remove what an earlier run of this agent left of tests that are gone."""
+        there = {self._place(test).name for test in self._tests.items.values()}
+        for folder in self._folder.glob("*"):
+            if folder.name not in there:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _place(self, test: FabricTest) -> Path:
+        # A digest: what is removed later must not be wherever a uid points to.
+        digest = hashlib.sha256(test.metadata.uid.encode()).hexdigest()
+        return self._folder / digest[:16]
+
     def _rank(self, test: FabricTest) -> int | None:
         nodes = [seat.node for seat in test.spec.seats]
         return nodes.index(self._node) if self._node in nodes else None
@@ -194,23 +208,33 @@ class FabricTests:
         rank = self._rank(test)
         assert rank is not None
         part = Part(self._transport, self._clock, presence, test, rank)
-        if self._busy:
-            await part.refuse(f"it takes part in a test of {self._busy} already")
-            return
+        folder = self._place(test)
+        try:
+            if self._busy:
+                await part.refuse(f"it takes part in a test of {self._busy} already")
+            elif folder.exists():
+                # The other ranks are connected to a rank that died with that agent.
+                await part.refuse("its agent was started again meanwhile")
+            else:
+                await self._measure(part, folder, test, on_news)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
+    async def _measure(
+        self, part: Part, folder: Path, test: FabricTest, on_news: Callable[[], None]
+    ) -> None:
         def judged(verdict: Verdict | None) -> None:
             self._busy = ""
             self._condition = self._judged(test.name, verdict)
             on_news()
 
         self._busy = test.name
-        folder = self._folder / test.metadata.uid
-        log.info("test of the fabric begins", extra={"group": test.name, "rank": rank})
+        log.info("test of the fabric begins", extra={"group": test.name})
         try:
             await part.take(folder, judged)
         finally:
-            self._busy = "" if self._busy == test.name else self._busy
-            shutil.rmtree(folder, ignore_errors=True)
+            if self._busy == test.name:
+                self._busy = ""
 
     def _judged(self, group: str, verdict: Verdict | None) -> Condition:
         """Return what a test says of this node; one that broke off may be another's fault."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from machinery.clock import Clock
 from nodeagent import conditions
+from nodeagent.breakage import Broken
 from nodeagent.conditions import Past
 from nodeagent.hardware.readings import Reading, Readings
 from schemas.fabric import NodeFabric
@@ -48,15 +49,20 @@ class Vitals:
             is_owner_active=said.is_owner_active,
         )
 
-    async def look(self, *, has_engines: bool) -> None:
-        """Take a reading, unless there is one of a moment ago."""
+    @property
+    def fabric(self) -> NodeFabric | None:
+        """The machine's cables as they were last read; None before."""
+        return self._fabric
+
+    async def look(self, *, has_engines: bool, broken: Broken | None = None) -> None:
+        """Take a reading, unless there is one of a moment ago; `broken` is what engines left behind."""
         if self._clock.monotonic() - self._taken_at < self._every_s:
             return
         reading = await self._take()
         self._taken_at = self._clock.monotonic()
         self._fabric = reading.fabric or self._fabric
         self._past = conditions.judge(
-            reading, self._past, self._clock.now(), has_engines=has_engines
+            reading, self._past, self._clock.now(), has_engines=has_engines, broken=broken
         )
         self._tell(tuple(part for part in conditions.unread(reading) if part in conditions.TYPES))
 

@@ -7,12 +7,12 @@ of priority, and supposes that what drains ends and what starts becomes ready.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from reconciler import eviction
 from reconciler.observe import Observed, ReplicaView, Tenant
-from reconciler.placement.place import Displaces, Outcome, Placed, Placer, Waits
+from reconciler.placement.place import Outcome, Placed, Placer
 from reconciler.placement.refusals import Unschedulable
-from reconciler.placement.sources import proof_of
 from reconciler.placement.table import Table
 from reconciler.placement.want import Want, want_of
 from reconciler.rollout import steps
@@ -20,6 +20,8 @@ from reconciler.rollout.revisions import contents, template, with_content
 from reconciler.rollout.steps import Phase
 from schemas.deployment import ModelDeployment
 from schemas.replica import MemoryProof, replica_name
+
+_PARTS: Final = tuple(MemoryProof.model_fields)
 
 
 class Kind(StrEnum):
@@ -43,17 +45,18 @@ class Step:
     replica: str
     kind: Kind
     before: str = ""
-    """The node where it is."""
+    """The node where it is; of several ranks, all of them in their order."""
     outcome: Outcome | None = None
     """Where it goes, or why nowhere; None for what ends."""
     memory: MemoryProof | None = None
-    """What it needs where it goes."""
+    """What it needs where it goes, all its ranks together."""
     because: str = ""
 
 
 def forecast(observations: Sequence[Observed], table: Table) -> tuple[Step, ...]:
     """Return what becomes of every replica that does not stay as it is; who is higher chooses first."""
-    placer = Placer(table)
+    groups = {group.name: group for seen in observations for group in seen.groups}
+    placer = Placer(table, list(groups.values()))
     order = sorted(observations, key=lambda seen: (-_priority(seen), seen.name))
     return tuple(step for seen in order for step in _Count(seen, placer, table).steps())
 
@@ -103,7 +106,7 @@ class _Count:
                 replica=next(names),
                 kind=Kind.NEW,
                 outcome=outcome,
-                memory=self._memory(want, outcome),
+                memory=_memory(outcome),
             )
 
     def _target(self, deployment: ModelDeployment) -> str:
@@ -135,10 +138,10 @@ class _Count:
         is_driven = one in found.driven_out
         if isinstance(outcome, Placed) or is_driven:
             self._free(one)
-        node = next((node for node in self._table.nodes if node.name == one.node), None)
-        why = "its node is tainted NoExecute" if is_driven else (node.leave if node else "")
-        memory = self._memory(want, outcome)
-        return replace(self._step(one, Kind.REPLACED, why), outcome=outcome, memory=memory)
+        leaves = (node.leave for node in self._table.nodes if node.name in one.nodes)
+        why = "its node is tainted NoExecute" if is_driven else next(filter(None, leaves), "")
+        step = self._step(one, Kind.REPLACED, why)
+        return replace(step, outcome=outcome, memory=_memory(outcome))
 
     def _replace(self, one: ReplicaView, want: Want, deployment: ModelDeployment) -> Step:
         because = "it runs an older version"
@@ -148,14 +151,14 @@ class _Count:
             if isinstance(outcome, Placed):
                 self._free(one)
                 step = self._step(one, Kind.REPLACED, because)
-                return replace(step, outcome=outcome, memory=outcome.memory)
+                return replace(step, outcome=outcome, memory=_memory(outcome))
         self._free(one)
         claimed = self._claim(want)
         if isinstance(claimed, Unschedulable) and deployment.spec.rollout.strategy != "Recreate":
             self._take_back(one)
             return replace(self._step(one, Kind.KEPT, because), outcome=claimed)
         step = self._step(one, Kind.IN_PLACE, because)
-        return replace(step, outcome=claimed, memory=self._memory(want, claimed))
+        return replace(step, outcome=claimed, memory=_memory(claimed))
 
     def _free(self, one: ReplicaView) -> None:
         """Count a replica's memory as free again; it is nobody's victim any more."""
@@ -170,8 +173,8 @@ class _Count:
             self._placer.draft.victims.discard(tenant.replica)
 
     def _tenants(self, one: ReplicaView) -> Iterator[tuple[int, Tenant]]:
-        for rank in one.replica.spec.ranks:
-            row = self._rows.get(rank.node)
+        for name in sorted(one.nodes):
+            row = self._rows.get(name)
             for tenant in self._table.nodes[row].tenants if row is not None else ():
                 if row is not None and tenant.replica == one.name:
                     yield row, tenant
@@ -181,18 +184,9 @@ class _Count:
             deployment=self._seen.name,
             replica=one.name,
             kind=kind,
-            before=one.node,
+            before=",".join(rank.node for rank in one.replica.spec.ranks),
             because=because,
         )
-
-    def _memory(self, want: Want, outcome: Outcome) -> MemoryProof | None:
-        match outcome:
-            case Placed(memory=memory):
-                return memory
-            case Waits(node=node) | Displaces(node=node):
-                return proof_of(want, self._table.nodes[self._rows[node]])
-            case Unschedulable():
-                return None
 
     def _free_names(self) -> Iterator[str]:
         taken = {r.name for r in self._seen.replicas}
@@ -202,3 +196,14 @@ class _Count:
             if name not in taken:
                 yield name
             ordinal += 1
+
+
+def _memory(outcome: Outcome) -> MemoryProof | None:
+    """Return what all ranks of a replica need together; None if they have no place."""
+    if isinstance(outcome, Unschedulable):
+        return None
+    first, *others = (rank.memory for rank in outcome.ranks)
+    if not others:
+        return first
+    sizes = {name: sum(getattr(one, name) for one in (first, *others)) for name in _PARTS}
+    return MemoryProof.model_validate(sizes)

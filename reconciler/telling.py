@@ -44,18 +44,11 @@ class Teller:
         uid = seen.deployment.metadata.uid if seen.deployment is not None else ""
         about = ObjectReference(kind="ModelDeployment", name=seen.name, uid=uid)
         match action:
-            case CreateReplica(name=name, ranks=ranks):
-                said = ", as spec.resources.memory says" if ranks[0].memory.overridden else ""
-                need = " + ".join(quantity.show(rank.memory.total_bytes) for rank in ranks)
-                message = f"{name} goes to {_nodes(ranks)} and needs {need}{said}"
-                await self._recorder.record(about, "ReplicaPlaced", message)
-            case MoveReplica(name=name, ranks=ranks):
-                message = f"{name} goes to {_nodes(ranks)}: its node is lost"
-                await self._recorder.record(about, "ReplicaMoved", message, type_="Warning")
-            case ReformReplica(name=name, ranks=ranks, form=form, because=because):
-                what = f", as fallback {form.fallback} of {form.group}" if form.fallback else ""
-                message = f"{name} starts again on {_nodes(ranks)}{what}: {because}"
-                await self._recorder.record(about, "ReplicaReformed", message, type_="Warning")
+            case CreateReplica():
+                await self._recorder.record(about, "ReplicaPlaced", _placed(action))
+            case MoveReplica() | ReformReplica():
+                reason, message = _moved(action)
+                await self._recorder.record(about, reason, message, type_="Warning")
             case DeleteReplica(name=name, because=because):
                 await self._recorder.record(about, because, f"{name} is to drain and end")
             case PreemptReplica(name=name, deployment=deployment, because=why):
@@ -74,11 +67,9 @@ class Teller:
             case SaveRevision(number=number, template=template):
                 message = f"revision {number} ({template}) is the newest"
                 await self._recorder.record(about, "NewRevision", message)
-            case ReleaseRanks():
-                pass  # it only says that memory is free again, which was to be expected
             case RemoveReplica(name=name):
                 await self._recorder.record(about, "ReplicaRemoved", f"{name} has ended")
-            case RemoveRevision() | RemoveDeployment():
+            case RemoveRevision() | RemoveDeployment() | ReleaseRanks():
                 pass  # of interest to nobody, or there is nothing left to hang an event on
             case _:
                 assert_never(action)
@@ -118,6 +109,22 @@ class Teller:
         if old is not None and old.desired_replicas != new.desired_replicas:
             message = f"{old.desired_replicas} -> {new.desired_replicas} replicas"
             await self._recorder.record(about, "Scaled", message)
+
+
+def _placed(action: CreateReplica) -> str:
+    said = ", as spec.resources.memory says" if action.ranks[0].memory.overridden else ""
+    need = " + ".join(quantity.show(rank.memory.total_bytes) for rank in action.ranks)
+    return f"{action.name} goes to {_nodes(action.ranks)} and needs {need}{said}"
+
+
+def _moved(action: MoveReplica | ReformReplica) -> tuple[str, str]:
+    """Return what happened to a replica, in one word and for people."""
+    match action:
+        case MoveReplica(name=name, ranks=ranks):
+            return "ReplicaMoved", f"{name} goes to {_nodes(ranks)}: its node is lost"
+        case ReformReplica(name=name, ranks=ranks, form=form, because=because):
+            what = f", as fallback {form.fallback} of {form.group}" if form.fallback else ""
+            return "ReplicaReformed", f"{name} starts again on {_nodes(ranks)}{what}: {because}"
 
 
 def _nodes(ranks: Sequence[RankAssignment]) -> str:

@@ -165,18 +165,22 @@ def _unended(fleet: Fleet, replica: Replica, looked: Looked) -> Iterator[Leaving
     formation = replica.spec.formation
     if formation is None:
         return
-    begun = {
-        rank.node
-        for rank, report in zip(replica.spec.ranks, fleet.ranks(replica), strict=True)
-        if report is not None
-    }
     for one in replica.spec.leaving:
         had_s = _END_S + _END_S_PER_GIB * one.memory_bytes / 2**30
         in_time = looked.now < formation.formed_at + timedelta(seconds=had_s)
-        there = fleet.report(replica, one.node, one.rank)
-        has_ended = there is None or there.epoch == formation.epoch or one.node in begun
-        if in_time and not has_ended:
+        if in_time and not _has_ended(fleet, replica, one):
             yield one
+
+
+def _has_ended(fleet: Fleet, replica: Replica, left: LeavingRank) -> bool:
+    """Return whether the agent of a rank of an earlier epoch has done with it, by what it reports."""
+    pairs = zip(replica.spec.ranks, fleet.ranks(replica), strict=True)
+    for rank, report in pairs:
+        if rank.node == left.node:
+            # Until then it says of the next one that it is about to start.
+            ready = find_condition(report.conditions, "Ready") if report is not None else None
+            return ready is not None and ready.reason != "Starting"
+    return fleet.report(replica, left.node, left.rank) is None
 
 
 def _trouble(

@@ -52,19 +52,9 @@ def write_of(
     written: Write
     now = stamp.now
     match action:
-        case CreateReplica():
+        case CreateReplica() | MoveReplica() | ReformReplica():
             assert deployment is not None
-            written = _assign(make_replica(action, deployment, stamp), deployment, version=0)
-        case MoveReplica(name=name, version=version):
-            assert deployment is not None
-            made = make_replica(action, deployment, stamp)
-            stale = reports_of(replicas[name])
-            written = _assign(made, deployment, version=version, stale=stale)
-        case ReformReplica(name=name, version=version):
-            assert deployment is not None
-            made = remake_replica(action, replicas[name], stamp)
-            stale = _no_more(replicas[name], made)
-            written = _assign(made, deployment, version=version, stale=stale)
+            written = _assigned(action, deployment, replicas, stamp)
         case ReleaseRanks(name=name, leaving=leaving, version=version):
             written = _release(replicas[name], leaving, version)
         case DeleteReplica(name=name, because=because, version=version):
@@ -106,6 +96,25 @@ def status_write(key: ObjectKey, status: Status, *, version: int) -> Write:
         guards=(Unchanged(key=keys.spec_key(*key), mod_revision=version),),
         operations=(Put(key=keys.status_key(*key), value=codec.encode(status)),),
     )
+
+
+def _assigned(
+    action: CreateReplica | MoveReplica | ReformReplica,
+    deployment: ModelDeployment,
+    replicas: Mapping[str, Replica],
+    stamp: Stamp,
+) -> Write:
+    match action:
+        case CreateReplica():
+            return _assign(make_replica(action, deployment, stamp), deployment, version=0)
+        case MoveReplica(name=name, version=version):
+            made = make_replica(action, deployment, stamp)
+            stale = reports_of(replicas[name])
+            return _assign(made, deployment, version=version, stale=stale)
+        case ReformReplica(name=name, version=version):
+            made = remake_replica(action, replicas[name], stamp)
+            stale = _no_more(replicas[name], made)
+            return _assign(made, deployment, version=version, stale=stale)
 
 
 def _assign(

@@ -17,6 +17,9 @@ class Seat(ApiModel):
     """Its addresses on the cables of the group, one per link; at least one where there are several ranks."""
     rdma: tuple[tuple[str, ...], ...] = ()
     """Its RDMA devices towards each rank, in rank order and empty towards itself; () for a ring."""
+    meeting: str = ""
+    """Where every rank reaches this one if it is the first; empty for the first of its addresses. A cable's address
+    is known at its two ends alone."""
 
 
 class Golden(ApiModel):

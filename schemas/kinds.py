@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from schemas.deployment import ModelDeployment
 from schemas.event import Event
+from schemas.fabrictest import FabricTest
 from schemas.meta import ApiObject
 from schemas.node import Node
 from schemas.pools import NodePool
@@ -37,6 +38,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(type=Endpoint, plural="endpoints", short="ep", written_by_users=False),
     Kind(type=Revision, plural="revisions", short="rev", written_by_users=False),
     Kind(type=Event, plural="events", short="ev", written_by_users=False),
+    Kind(type=FabricTest, plural="fabrictests", short="ft", written_by_users=False),
 )
 
 

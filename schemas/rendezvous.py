@@ -38,8 +38,9 @@ def rendezvous(uid: str, formation: Formation, seats: Sequence[Seat]) -> Rendezv
         raise ValueError("a rank has no address on the group's cables")
     if links > WIDTH - 2:
         raise ValueError(f"{links} links need {links + 2} ports, and an epoch has {WIDTH}")
-    first = formation.port + crc32(f"{uid}/{formation.epoch}".encode()) % WINDOWS * WIDTH
-    lead = seats[0].addresses[0]
+    # Not a hash of both: every 256th time that would give two epochs in a row the same window.
+    first = formation.port + (crc32(uid.encode()) + formation.epoch) % WINDOWS * WIDTH
+    lead = seats[0].meeting or seats[0].addresses[0]
     hosts: list[tuple[str, ...]] = []
     port = first + 2
     for seat in seats:

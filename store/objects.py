@@ -10,7 +10,11 @@ from store.port import KeyValue, Transport
 
 Obj = TypeVar("Obj", bound=ApiObject)
 
-_LEASED = {"Endpoint": keys.ENDPOINT_PREFIX, "Event": keys.EVENT_PREFIX}
+_LEASED = {
+    "Endpoint": keys.ENDPOINT_PREFIX,
+    "Event": keys.EVENT_PREFIX,
+    "FabricTest": keys.FABRIC_TEST_PREFIX,
+}
 
 
 async def get(transport: Transport, kind: type[Obj], name: str) -> Obj | None:

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -37,6 +38,8 @@ class Scene:
     """Another one is another template."""
     drained: str = ""
     """The node that is drained."""
+    hurt: Counter[str] = field(default_factory=Counter)
+    """How often each replica was the victim."""
 
     async def declare(self) -> None:
         """Apply the deployment as it is now."""
@@ -54,8 +57,12 @@ class Scene:
         ]
 
     def victim(self) -> tuple[str, int]:
-        """Return a node with an engine, and the engine's pid."""
-        name, engine = self.engines()[0]
+        """Return a node with an engine, and the engine's pid.
+
+        Each in turn: who dies again and again is started later each time.
+        """
+        name, engine = min(self.engines(), key=lambda one: self.hurt[one[1].replica_uid])
+        self.hurt[engine.replica_uid] += 1
         return name, engine.child.record.pid
 
     async def is_whole(self, without: int | None) -> bool:

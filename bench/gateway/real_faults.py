@@ -3,8 +3,8 @@
 etcd, a reconciler, agents, a gateway and two, then three engines with a tiny model. Streams and whole answers are asked for
 at once, each by as many connections as said, while one engine is killed, stopped, restarted or drained, or the deployment
 gets a new template; then the same while etcd is dead for a while. All is greedy, and every text compared with what an
-engine answered that nobody disturbed. The load lasts until all engines serve again, and at least `SECONDS` (environment).
-The last line is JSON.
+engine answered that nobody disturbed. The load lasts until all engines serve again. With `SECONDS` (environment) it lasts
+at least as long, and numbers of engines and connections are combined in more ways. The last line is JSON.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,8 @@ from bench.gateway.real_acts import FAULTS, MODEL, Fault, Scene
 from tests.support.commands import run_module
 from tests.support.fleet import running_fleet
 
-_BEFORE_S = 1.0
+_BEFORE_S_EACH = 1 / 20
+"""So many seconds for each connection before the fault, so that streams are under way by then."""
 _AFTER_S = 1.0
 _ETCD_AWAY_S = 8.0
 _PROMPTS = 24
@@ -53,7 +54,13 @@ class Setting:
         return f"{self.nodes} engines" + (", etcd away" if self.is_without_etcd else "")
 
 
-SETTINGS = (Setting(2, (16, 64)), Setting(2, (16,), is_without_etcd=True), Setting(3, (16, 64)))
+SHORT = (Setting(2, (16,)), Setting(2, (16,), is_without_etcd=True), Setting(3, (64,)))
+LONG = (
+    Setting(2, (16, 64)),
+    Setting(2, (16, 64), is_without_etcd=True),
+    Setting(3, (16, 64)),
+    Setting(3, (16, 64), is_without_etcd=True),
+)
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ async def under_load(bench: Bench, setting: Setting, connections: int, fault: Fa
             )
             for is_streamed in (False, True)
         ]
-        await asyncio.sleep(_BEFORE_S)
+        await asyncio.sleep(connections * _BEFORE_S_EACH)
         again_s = await suffered(bench.scene, fault, is_without_etcd=setting.is_without_etcd)
         await asyncio.sleep(max(_AFTER_S, began_s + bench.seconds - time.monotonic()))
         wholes, streams = await asyncio.gather(*(load.ended() for load in loads))
@@ -189,32 +196,24 @@ async def measured(
     return found
 
 
-async def main(settings: Sequence[Setting]) -> None:
+async def main() -> None:
     """Measure and print."""
-    began_s = time.monotonic()
+    began_s, seconds = time.monotonic(), float(os.environ.get("SECONDS", "0"))
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
         folder = Path(name)
         programs = compiled(folder)
         await run_module("tests.support.tiny_model", str(folder / "models" / MODEL), "--endless")
         print(f"{os.cpu_count()} cores shared by load, engines and all else", flush=True)
-        for setting in settings:
-            seconds = float(os.environ.get("SECONDS", "0"))
+        for setting in LONG if seconds else SHORT:
             found += await measured(programs, folder, setting, seconds)
     totals = outcomes.summary(found)
-    print(
-        tabulate(
-            [[name, *of.values()] for name, of in totals.items()],
-            headers=["", *totals[found[0].during.setting]],
-        )
-    )
-    print(
-        json.dumps(
-            {**outcomes.sums(found), **totals, "seconds": round(time.monotonic() - began_s, 1)}
-        )
-    )
+    rows = [[name, *values.values()] for name, values in totals.items()]
+    print(tabulate(rows, headers=["", *next(iter(totals.values()))]))
+    took = {"seconds": round(time.monotonic() - began_s, 1)}
+    print(json.dumps({**outcomes.sums(found), **totals, **took}))
 
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(SETTINGS))
+        runner.run(main())

@@ -65,7 +65,9 @@ async def _made(
         )
     spec = group.spec
     return FabricTest(
-        metadata=ObjectMeta(name=group.name, uid=secrets.token_hex(16)),
+        metadata=ObjectMeta(
+            name=group.name, uid=secrets.token_hex(16), creation_timestamp=clock.now()
+        ),
         spec=FabricTestSpec(
             formation=Formation(
                 group=group.name,

@@ -145,26 +145,8 @@ def _warnings(
         )
     if _FAST_SYNCH in spec.environment:
         yield f"{_FAST_SYNCH} is set: it is faster, and may deadlock and wedge the GPU (mlx#3142, #3830)"
-    yield from _lead_behind_cable(spec, reported)
     for name, node in spares:
         if node is None or node.status is None:
             yield f"spare {name}: no agent has ever reported"
         elif spec.backend != "ring":
             yield from (f"spare {name}: {one.message}" for one in fabric.unable(name, node.status))
-
-
-def _lead_behind_cable(
-    spec: ShardGroupSpec, reported: Sequence[tuple[str, NodeStatus]]
-) -> Iterator[str]:
-    """Warn where ranks that have no cable to rank 0 would have to reach it over one: all of them meet there."""
-    if len(reported) < 3:
-        return
-    name, status = reported[0]
-    own = next((member.addresses for member in spec.members if member.node == name), ())
-    ports = {port.interface for port in status.fabric.ports if port.interface}
-    cabled = {one.address for one in status.fabric.interfaces if one.name in ports}
-    if own and own[0] in cabled:
-        yield (
-            f"{own[0]}, the first address of {name}, is that of one cable, and all ranks meet there: write one "
-            "first that every member reaches, such as its Ethernet address"
-        )

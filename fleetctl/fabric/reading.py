@@ -64,7 +64,9 @@ async def one_group(transport: Transport, word: str | None) -> ShardGroup:
     if len(found) != 1:
         known = ", ".join(group.name for group in found)
         raise FleetctlError(
-            f"which group? There are {known}" if found else "there is no ShardGroup; declare one, or use --local"
+            f"which group? There are {known}"
+            if found
+            else "there is no ShardGroup; declare one, or use --local"
         )
     (group,) = found
     assert isinstance(group, ShardGroup)

@@ -31,6 +31,7 @@ EXIT_PORT = 3
 # For responses whose last byte is on its way when the drain is over.
 _CLOSE_TIMEOUT_S = 5
 _LOST_TIMEOUT_S = 1
+_STDERR = 2
 # Longer than a gateway keeps an idle connection: the side that sends next should be the one to close.
 _KEEP_ALIVE_S = 75
 
@@ -99,6 +100,11 @@ async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
 
 def say(message: str) -> None:
     """Leave the reason of an end as the last line of stderr, where the agent looks for it."""
+    line = f"engine: {' '.join(message.split())}\n".encode()
     with contextlib.suppress(OSError):  # the agent that read it may be gone
-        sys.stderr.write(f"engine: {' '.join(message.split())}\n")
         sys.stderr.flush()
+        # MLX's own threads complain of a lost rank there whenever they like.
+        ours = os.dup(_STDERR)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _STDERR)
+        os.write(ours, line)

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +34,9 @@ MOST_RANKS: Final = 16
 _MOST_BYTES: Final = 512 * 2**20
 # A model of a thousand files is looked at in a minute; and a busy Mac takes longer to import mlx-lm.
 _MOST_S: Final = 300
+# mx.contiguous does not copy a slice of the first axis that is this close to the size of its array, all of which is then
+# kept (extra_bytes in Contiguous::eval_cpu, mlx/backend/cpu/primitives.cpp).
+_SLACK_BYTES: Final = 16384
 # Tokens that are asked for at once: more than one, so that axes of tokens and of requests cannot be taken for another.
 _TOKENS: Final = 5
 # What mlx-lm raises where a model cannot be divided: mx.split, plain //=, asserts, and shapes that do not fit.
@@ -42,7 +46,7 @@ _COMPLAINTS: Final = (
 )
 
 
-class _Group:
+class Group:
     """A rank of a group as `shard` and `pipeline` look at it; it connects nobody."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -55,21 +59,15 @@ class _Group:
         return self._size
 
 
-class _Seen:
-    """The shapes that attention was computed with, call by call: queries, keys, values."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Shape, ...]] = []
-
-
 @contextmanager
-def _watched(group: _Group | None) -> Iterator[_Seen]:
+def _watched(group: Group | None) -> Iterator[list[tuple[Shape, ...]]]:
     """Note what attention gets, and let collectives return what has the shape of their results."""
-    seen, fast, sent = _Seen(), mx.fast, mx.distributed
+    fast, sent = mx.fast, mx.distributed
+    seen: list[tuple[Shape, ...]] = []
     before = fast.scaled_dot_product_attention, sent.all_sum, sent.all_gather
 
     def attend(q: Any, k: Any, v: Any, **rest: Any) -> Any:
-        seen.calls.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+        seen.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
         return before[0](q, k, v, **rest)
 
     fast.scaled_dot_product_attention = attend
@@ -82,18 +80,36 @@ def _watched(group: _Group | None) -> Iterator[_Seen]:
         fast.scaled_dot_product_attention, sent.all_sum, sent.all_gather = before
 
 
-def _asked(model: Model, group: _Group | None) -> tuple[Shape, _Seen, list[list[Shape]]]:
-    """Return the shape of the logits, of what attention got, and of what each layer's cache then keeps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The shapes of an answer that nobody computed."""
+
+    logits: Shape
+    attention: list[tuple[Shape, ...]]
+    """Of queries, keys and values, call by call."""
+    caches: list[list[Shape]]
+    """What each layer keeps."""
+
+
+def ask(model: Model, group: Group | None, *, tokens: int = _TOKENS) -> Answer:
+    """Have a model, or a group's share of one, answer so many tokens, as far as shapes go."""
     with _watched(group) as seen:
         caches = make_prompt_cache(model)
-        logits = model(mx.zeros((1, _TOKENS), dtype=mx.int32), cache=caches)
-    kept = [[tuple(one.shape) for one in _arrays(cache.state)] for cache in caches]
-    return tuple(logits.shape), seen, kept
+        logits = model(mx.zeros((1, tokens), dtype=mx.int32), cache=caches)
+    return Answer(
+        logits=tuple(logits.shape),
+        attention=seen,
+        caches=[[tuple(one.shape) for one in _arrays(cache.state)] for cache in caches],
+    )
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    pairs: Any = tree_flatten(tree)
+    return [(name, one) for name, one in pairs if isinstance(one, mx.array)]
 
 
 def _arrays(tree: Any) -> list[Any]:
-    pairs: Any = tree_flatten(tree)
-    return [one for _, one in pairs if isinstance(one, mx.array)]
+    return [one for _, one in _named(tree)]
 
 
 def weigh(parameters: Any) -> Weight:
@@ -101,6 +117,26 @@ def weigh(parameters: Any) -> Weight:
     arrays = _arrays(parameters)
     half = sum(one.nbytes for one in arrays if one.dtype in (mx.float16, mx.bfloat16))
     return sum(one.nbytes for one in arrays), half
+
+
+def weigh_share(share: Model, whole: Model) -> Weight:
+    """Return what the arrays of a share take, at most."""
+    arrays = dict(_named(whole.parameters()))
+    total = half = 0
+    for name, one in _named(share.parameters()):
+        taken = _taken(one, arrays.get(name))
+        total += taken
+        half += taken if one.dtype in (mx.float16, mx.bfloat16) else 0
+    return total, half
+
+
+def _taken(part: Any, array: Any) -> int:
+    """Return the bytes that are kept for a part of an array; None: it is no part, but new."""
+    if array is None or array.nbytes > part.nbytes + _SLACK_BYTES or array.ndim != part.ndim:
+        return int(part.nbytes)
+    cut = next((at for at in range(part.ndim) if part.shape[at] != array.shape[at]), part.ndim)
+    is_run = all(length == 1 for length in part.shape[:cut])
+    return int(array.nbytes if is_run and cut < part.ndim else part.nbytes)
 
 
 def heads_complaint(whole: tuple[Shape, ...], share: tuple[Shape, ...], size: int) -> str:
@@ -121,7 +157,20 @@ def heads_complaint(whole: tuple[Shape, ...], share: tuple[Shape, ...], size: in
     return ""
 
 
-class _Model:
+def answer_complaint(whole: Answer, share: Answer, size: int) -> str:
+    """Return why a share's answer cannot be the whole's; "" if nothing speaks against it."""
+    if share.logits != whole.logits:
+        return f"its logits would have the shape {share.logits} instead of {whole.logits}"
+    if len(share.attention) != len(whole.attention) or len(share.caches) != len(whole.caches):
+        return "a share attends otherwise than the whole"
+    for before, after in zip(whole.attention, share.attention, strict=True):
+        complaint = heads_complaint(before, after, size)
+        if complaint:
+            return complaint
+    return ""
+
+
+class Folder:
     """One folder's model, built anew for each try: splitting one changes it."""
 
     def __init__(self, folder: Path) -> None:
@@ -130,25 +179,17 @@ class _Model:
     def build(self) -> Model:
         return load_model(self._folder, lazy=True)[0]
 
-    def tensor(self, size: int, whole: tuple[Shape, _Seen, list[list[Shape]]]) -> Weight | str:
+    def tensor(self, size: int, whole: Answer) -> Weight | str:
         """Return what one share weighs, or why there is none of that size."""
         # The last rank falls short where a width has a remainder.
-        group = _Group(size - 1, size)
+        group = Group(size - 1, size)
         try:
             model = self.build()
             model.shard(group)
-            logits, seen, kept = _asked(model, group)
+            share = ask(model, group)
         except _COMPLAINTS as error:
             return " ".join(str(error).split())[:200] or type(error).__name__
-        if logits != whole[0]:
-            return f"its logits would have the shape {logits} instead of {whole[0]}"
-        if len(seen.calls) != len(whole[1].calls) or len(kept) != len(whole[2]):
-            return "a share attends otherwise than the whole"
-        for before, after in zip(whole[1].calls, seen.calls, strict=True):
-            complaint = heads_complaint(before, after, size)
-            if complaint:
-                return complaint
-        return weigh(model.parameters())
+        return answer_complaint(whole, share, size) or weigh_share(model, self.build())
 
     def pipelined(self) -> tuple[list[Weight], Weight]:
         """Return what each layer weighs, and what every rank has besides; no layers if they cannot be dealt out."""
@@ -162,7 +203,7 @@ class _Model:
         rest = total[0] - sum(one[0] for one in weights), total[1] - sum(one[1] for one in weights)
         try:
             # Uneven, so that a type which takes no split is found out.
-            dealt.pipeline(_Group(0, 2), split=[1, len(weights) - 1])
+            dealt.pipeline(Group(0, 2), split=[1, len(weights) - 1])
         except _COMPLAINTS:
             return nothing
         # A type whose ranks keep more than their layers and the rest cannot be proven to fit.
@@ -174,11 +215,11 @@ def find_out(folder: Path) -> dict[str, object]:
     """Return what the model in the folder can be split into."""
     mx.set_default_device(mx.cpu)
     mx.disable_compile()  # a compiled function would not be called again, and its shapes not seen
-    model = _Model(folder)
+    model = Folder(folder)
     tried: dict[int, Weight | str] = {}
     built = model.build()
     if hasattr(built, "shard"):
-        whole = _asked(built, None)
+        whole = ask(built, None)
         tried = {size: model.tensor(size, whole) for size in range(2, MOST_RANKS + 1)}
     layers, rest = model.pipelined()
     return {

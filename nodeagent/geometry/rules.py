@@ -111,9 +111,9 @@ def layer_order(module: str, config: Section, *, element_bytes: int) -> tuple[in
     """
     groups = layer_groups(module, config, element_bytes=element_bytes)
     one_each = [group.model_copy(update={"count": 1}) for group in groups]
-    listed = [layer for told in RULES[module](config, element_bytes) for layer in [told] * told.count]
-    order = tuple(
-        one_each.index(layer.model_copy(update={"count": 1})) for layer in listed
-    )
+    listed = [
+        layer for told in RULES[module](config, element_bytes) for layer in [told] * told.count
+    ]
+    order = tuple(one_each.index(layer.model_copy(update={"count": 1})) for layer in listed)
     # Layers that keep nothing, or two things, cannot be told from those of the config's number.
     return order if len(order) == config.num_hidden_layers else ()

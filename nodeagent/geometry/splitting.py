@@ -109,10 +109,11 @@ class Splitter:
             return None if failure is None else Failed(why=failure.why)
 
     def is_looking(self) -> bool:
-        """Return whether an answer is under way, so that it is worth asking again soon."""
+        """Return whether an answer is under way, or has just come: so that it is worth asking again soon."""
         with self._lock:
+            was_looking = self._look is not None
             self._collect()
-            return self._look is not None
+            return was_looking
 
     def _kept(self, key: str) -> Found | None:
         try:

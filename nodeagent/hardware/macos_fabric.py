@@ -46,7 +46,7 @@ class Configured:
     addresses: tuple[tuple[str, str], ...] = ()
     """Interface and IPv4 address, loopback left out."""
     bridged: frozenset[str] = frozenset()
-    """Interfaces that are members of a bridge."""
+    """Interfaces that are members of a bridge which is up: `mlx.distributed_config` takes it down and leaves them."""
 
 
 def parse_rdma_ctl(text: str) -> bool | None:
@@ -88,18 +88,19 @@ def parse_ifconfig(text: str) -> Configured:
     """Read `ifconfig`: who has which address, and who is a member of a bridge."""
     addresses: list[tuple[str, str]] = []
     bridged: set[str] = set()
-    name = ""
+    name, is_up = "", False
     for line in text.splitlines():
         head = re.match(r"([A-Za-z0-9.]+): flags=[0-9a-f]+<([A-Z0-9,]*)>", line, re.ASCII)
         if head:
-            name = "" if "LOOPBACK" in head[2].split(",") else head[1]
+            flags = head[2].split(",")
+            name, is_up = "" if "LOOPBACK" in flags else head[1], "UP" in flags
         if not name:
             continue
         inet = re.match(r"\s+inet (\d{1,3}(?:\.\d{1,3}){3})\b", line, re.ASCII)
         if inet:
             addresses.append((name, inet[1]))
         member = re.match(r"\s+member: (\S+) flags=", line, re.ASCII)
-        if member and name.startswith("bridge"):
+        if member and is_up and name.startswith("bridge"):
             bridged.add(member[1])
     return Configured(addresses=tuple(addresses), bridged=frozenset(bridged))
 

@@ -56,7 +56,9 @@ def _nearest(geometry: ModelGeometry, parallelism: Parallelism, size: int) -> st
         return f"{parallelism} works with {_listed(found)}, not {size}{rest}"
     if instead:
         with_size = "" if size in instead else f", not {size}"
-        return f"mlx-lm has no {parallelism} for it; {other} works with {_listed(instead)}{with_size}"
+        return (
+            f"mlx-lm has no {parallelism} for it; {other} works with {_listed(instead)}{with_size}"
+        )
     return "mlx-lm can split it neither by Tensor nor by Pipeline; run it on one Mac, or take another model"
 
 

@@ -162,14 +162,15 @@ def _wrong_end(end: End, other: End) -> Iterator[Missing]:
         yield Missing(
             reason="InBridge",
             message=f"{end.interface} of {end.node}, the cable to {other.node}, belongs to the Thunderbolt Bridge; "
-            "remove it from there: System Settings, Network, ..., Manage Virtual Interfaces",
+            "delete the bridge in System Settings, Network, ..., Manage Virtual Interfaces (`sudo ifconfig bridge0 "
+            "down` does until the next restart)",
         )
     if end.interface and not end.addresses:
         yield Missing(
             reason="NoLinkAddress",
             message=f"{end.interface} of {end.node}, the cable to {other.node}, has no IPv4 address, without which "
-            "JACCL cannot use it; give each cable a small network of its own: `sudo networksetup -setmanual` on "
-            f"the service of {end.interface}, with an address such as 10.0.1.1 and mask 255.255.255.252",
+            f"JACCL cannot use it; give each cable a small network of its own, such as `sudo ifconfig {end.interface} "
+            "inet 10.0.1.1 netmask 255.255.255.252` (until the next restart), or the same by hand in System Settings",
         )
 
 

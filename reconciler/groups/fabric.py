@@ -35,7 +35,12 @@ def seats(
         return first
     rdma = _devices(group, nodes) if group.backend != "ring" else [()] * len(nodes)
     return tuple(
-        Seat(node=name, addresses=_addresses(group, name, status), rdma=devices)
+        Seat(
+            node=name,
+            addresses=_addresses(group, name, status),
+            rdma=devices,
+            meeting=_meeting(group, name, status, len(nodes)),
+        )
         for (name, status), devices in zip(nodes, rdma, strict=True)
     )
 
@@ -47,6 +52,7 @@ def missing(group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]) -> I
         return
     for name, status in nodes:
         yield from _unreachable(group, name, status, nodes)
+    yield from _nowhere_to_meet(group, nodes)
     if group.backend == "ring":
         return
     if len(nodes) > MOST_JACCL_RANKS:
@@ -72,12 +78,26 @@ def links(
 
 
 def _addresses(group: ShardGroupSpec, name: str, status: NodeStatus) -> tuple[str, ...]:
-    """Return where a rank listens for the other ranks' TCP: JACCL's too, which meets on the ordinary network.
-
-    exo (PR 1059) saw JACCL fail where it met on the very cables that carry RDMA.
-    """
+    """Return where a rank listens for its neighbours: as its member says, else on the ordinary network."""
     own = next((member.addresses for member in group.members if member.node == name), ())
     return own or ((status.address,) if status.address else ())
+
+
+def _meeting(group: ShardGroupSpec, name: str, status: NodeStatus, size: int) -> str:
+    """Return where all ranks reach this one, if that is not the first of its addresses."""
+    return status.address if _is_on_a_cable(group, name, status, size) else ""
+
+
+def _is_on_a_cable(group: ShardGroupSpec, name: str, status: NodeStatus, size: int) -> bool:
+    """Return whether the first of its addresses is a cable's, where not all ranks can meet.
+
+    Those who are not at its other end do not reach it, as in the circles that `mlx.distributed_config` sets up; and
+    exo (PR 1059) saw JACCL fail where it met on a cable that carries RDMA.
+    """
+    first = _addresses(group, name, status)[:1]
+    ports = {port.interface for port in status.fabric.ports if port.interface}
+    cabled = {one.address for one in status.fabric.interfaces if one.name in ports}
+    return bool(cabled.intersection(first)) and (size > 2 or group.backend != "ring")
 
 
 def _unreachable(
@@ -109,6 +129,19 @@ def _unreachable(
                 message=f"{name} has no address {address}; it has {', '.join(there)}. Correct "
                 "spec.members[].addresses or the agent's --node-address",
             )
+
+
+def _nowhere_to_meet(group: ShardGroupSpec, nodes: Sequence[Named]) -> Iterator[Missing]:
+    name, status = nodes[0]
+    if not _is_on_a_cable(group, name, status, len(nodes)):
+        return
+    number = _number(status.address)
+    if not status.address or (number is not None and number.is_loopback):
+        yield Missing(
+            reason="NoMeetingPlace",
+            message=f"the address of {name} in spec.members is that of one cable, and all ranks have to meet there; "
+            "start its agent with a --node-address on a network that every member is in",
+        )
 
 
 def _number(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -246,6 +246,7 @@ def _seated(
             node=seat.node,
             addresses=seat.addresses,
             rdma=seat.rdma,
+            meeting=seat.meeting,
             memory=proof,
             layers=layers[rank] if layers else 0,
         )

@@ -102,11 +102,13 @@ class Gang:
         told: list[tuple[Shape, Unschedulable]] = []
         for group, shape in tries:
             # On Macs that are free for it first; on those where it is already, however they are, if need be.
-            for current in (frozenset[str](), frozenset(old)):
-                found = form(self._stage(want, group, shape, _free_now, current))
-                if isinstance(found, Formed):
-                    self._swap(want, found.ranks, held)
-                    return found
+            stage = self._stage(want, group, shape, _free_now)
+            found = form(stage)
+            if isinstance(found, Unformed):
+                found = form(replace(stage, current=frozenset(old)))
+            if isinstance(found, Formed):
+                self._swap(want, found.ranks, held)
+                return found
             told.append((shape, unschedulable(group, found)))
         for row, size in held.items():
             self._draft.assign(row, want.name, size)
@@ -126,17 +128,10 @@ class Gang:
         for rank in ranks:
             self._draft.assign(self._row(rank.node), want.name, rank.memory.total_bytes)
 
-    def _stage(
-        self,
-        want: Want,
-        group: GroupView,
-        shape: Shape,
-        room: Room,
-        current: AbstractSet[str] = frozenset(),
-    ) -> Stage:
+    def _stage(self, want: Want, group: GroupView, shape: Shape, room: Room) -> Stage:
         rows = self._draft.table.rows
         nodes = {name: self._draft.view(rows[name]) for name in group.members if name in rows}
-        return Stage(want=want, group=group, shape=shape, nodes=nodes, room=room, current=current)
+        return Stage(want=want, group=group, shape=shape, nodes=nodes, room=room)
 
     def _victims(self, want: Want, formed: Formed) -> list[tuple[int, Tenant]] | None:
         """Return whom to displace so that every rank has room; None if that cannot be had."""

@@ -52,8 +52,8 @@ def _nodes_of(found: ApiObject) -> tuple[str, ...]:
     """Return where a replica has memory: the nodes of its ranks, and of those that have yet to end."""
     if not isinstance(found, Replica):
         return ()
-    everywhere = (*found.spec.ranks, *found.spec.leaving)
-    return tuple(dict.fromkeys(rank.node for rank in everywhere))
+    there = [rank.node for rank in found.spec.ranks]
+    return tuple(dict.fromkeys((*there, *(left.node for left in found.spec.leaving))))
 
 
 def _kind_of_status(found: Status) -> tuple[str, ...]:

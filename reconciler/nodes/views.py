@@ -99,11 +99,7 @@ class NodeViews:
                 case "NodePool":
                     return self._all(fleet)
                 case "ShardGroup":
-                    before, self._reserved = self._reserved, reserved(fleet)
-                    if before.selecting or self._reserved.selecting:
-                        return self._all(fleet)
-                    pairs = before.listed.items() ^ self._reserved.listed.items()
-                    names |= {name for name, _ in pairs}
+                    names |= self._reserved_anew(fleet)
                 case "Replica":
                     names |= self._homes(fleet, found)
                 case "ModelDeployment":  # its priority is its replicas'
@@ -112,6 +108,13 @@ class NodeViews:
                 case _:
                     pass  # placement sees no other kind
         return names
+
+    def _reserved_anew(self, fleet: Fleet) -> set[str]:
+        """Return the nodes that may be reserved for others than they were; a selector may mean any."""
+        before, self._reserved = self._reserved, reserved(fleet)
+        if before.selecting or self._reserved.selecting:
+            return set(self._table.rows)
+        return {name for name, _ in before.listed.items() ^ self._reserved.listed.items()}
 
     def _moved(self, fleet: Fleet, names: set[str], moment: Moment) -> set[str]:
         """Return the nodes that may be different though nothing was written about them."""
@@ -268,7 +271,8 @@ def _tenants_of(
 
 def nodes_of(replica: Replica) -> set[str]:
     """Return the nodes on which the replica has memory."""
-    return {rank.node for rank in (*replica.spec.ranks, *replica.spec.leaving)}
+    left = {one.node for one in replica.spec.leaving}
+    return left | {rank.node for rank in replica.spec.ranks}
 
 
 def _with_tenants(node: NodeView, tenants: tuple[Tenant, ...], before: NodeView | None) -> NodeView:

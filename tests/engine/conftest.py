@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import openai
 import pytest
@@ -58,11 +58,24 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+class Process(Protocol):
+    """What is asked of one: subprocess.Popen, or a fork (ranks/forks.py)."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One process, its port, and where its stderr goes."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     port: int
     stderr: Path
 
@@ -128,6 +141,17 @@ class Engine:
 Start = Callable[..., Engine]
 
 
+def told(model: Path, port: int, cache: Path, flags: Mapping[str, object]) -> list[str]:
+    """Return an engine's command line; `flags` are its more special ones."""
+    given = {"context_length": 4096, "concurrency": 8, **flags}
+    return [
+        *("--model-dir", str(model), "--replica", "tiny-0", "--replica-uid", "uid-0"),
+        *("--node", "mac-1", "--served-name", "tiny", "--served-name", "fast"),
+        *("--port", str(port), "--blas-cache", str(cache)),
+        *(f"--{name.replace('_', '-')}={value}" for name, value in given.items()),
+    ]
+
+
 @contextlib.contextmanager
 def launching(folder: Path, cache: Path) -> Iterator[Start]:
     """Give a function that starts engines; end those which still run."""
@@ -143,12 +167,7 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
     ) -> Engine:
         """Start an engine; `shadow` is a folder of modules that go before the installed ones."""
         port = port or free_port()
-        given = {"context_length": 4096, "concurrency": 8} | flags
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-        command = [sys.executable, "-m", "nodeagent.engine", "--model-dir", str(model)]
-        command += ["--replica", "tiny-0", "--replica-uid", "uid-0", "--node", "mac-1"]
-        command += ["--served-name", "tiny", "--served-name", "fast", "--port", str(port)]
-        command += ["--blas-cache", str(cache), *options]
+        command = [sys.executable, "-m", "nodeagent.engine", *told(model, port, cache, flags)]
         stderr = folder / f"stderr-{len(started)}"
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": shadow} if shadow else {}

@@ -7,8 +7,9 @@ import dataclasses
 import json
 import os
 import shutil
+import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,12 @@ class Ear:
     def __init__(self) -> None:
         self.worker: Worker | None = None
         self.error: Exception | None = None
+
+    def on_met(self, lines: Mapping[int, socket.socket]) -> None:
+        raise AssertionError(lines)
+
+    def on_loading(self) -> None:
+        raise AssertionError
 
     def on_ready(self, _: Ready) -> None:
         assert self.worker is not None

@@ -31,10 +31,18 @@ _PROOF = MemoryProof(weights_bytes=2**30, kv_cache_bytes=0, activation_bytes=0, 
 class AgentProcess:
     """`python -m nodeagent` with a state folder; `start()` starts it again."""
 
-    def __init__(self, etcd: EmbeddedEtcd, state_dir: Path, models_dir: Path, name: str) -> None:
+    def __init__(
+        self,
+        etcd: EmbeddedEtcd,
+        state_dir: Path,
+        models_dir: Path,
+        name: str,
+        *,
+        port: int | None = None,
+    ) -> None:
         self.state_dir = state_dir
         self.log = state_dir.with_suffix(".log")
-        port = 20_000 + os.getpid() % 200 * 100
+        port = port or 20_000 + os.getpid() % 200 * 100
         self._words = [
             *("--etcd", f"unix:{etcd.address.socket}"),
             *("--state-dir", str(state_dir), "--models-dir", str(models_dir), "--name", name),

@@ -165,6 +165,14 @@ def test_newest_thunderbolt(sysctl: str, profiler: str, newest: int) -> None:
     assert macos_fabric.parse_thunderbolt(sysctl, tree if profiler else "") == newest
 
 
+def test_a_bridge_that_is_down_holds_nobody() -> None:
+    """As `mlx.distributed_config` leaves it; and a member may have an address of its own."""
+    text = (CAPTURES / "book" / "ifconfig.txt").read_text()
+    down = text.replace("bridge0: flags=8863<UP,", "bridge0: flags=8822<")
+    assert macos_fabric.parse_ifconfig(text).bridged == {"en1", "en2", "en6"}
+    assert macos_fabric.parse_ifconfig(down).bridged == frozenset()
+
+
 def cut(text: str) -> st.SearchStrategy[str]:
     """Return the text without its end, or with something in its middle."""
     places = st.integers(0, len(text))

@@ -8,22 +8,33 @@ from reconciler.actions import (
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
+    ReformReplica,
+    ReleaseRanks,
     RemoveDeployment,
     RemoveReplica,
     RemoveRevision,
     SaveRevision,
 )
 
-_SIGNS = {OrphanReplica: "o", AdoptReplica: "a", RemoveReplica: "x", RemoveDeployment: "X"}
+_SIGNS = {
+    OrphanReplica: "o",
+    AdoptReplica: "a",
+    ReleaseRanks: "f",
+    RemoveReplica: "x",
+    RemoveDeployment: "X",
+}
 
 
 def short(action: Action) -> str:
     """Return an action in a few characters."""
     match action:
-        case CreateReplica(name=name, node=where):
-            return f"+{name}@{where}"
-        case MoveReplica(name=name, node=where):
-            return f">{name}@{where}"
+        case CreateReplica(name=name, ranks=ranks):
+            return f"+{name}@{','.join(rank.node for rank in ranks)}"
+        case MoveReplica(name=name, ranks=ranks):
+            return f">{name}@{','.join(rank.node for rank in ranks)}"
+        case ReformReplica(name=name, ranks=ranks, form=form):
+            back = f"/{form.fallback}" if form.fallback else ""
+            return f"~{name}@{','.join(rank.node for rank in ranks)}{back}"
         case DeleteReplica(name=name, because=because):
             return f"-{name} {because}"
         case PreemptReplica(name=name, by=by):

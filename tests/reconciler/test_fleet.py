@@ -24,7 +24,7 @@ from store.port import Delete, Operation, Put
 from tests.reconciler.agents import node_status, put_endpoint, put_lease, put_node, put_rank
 from tests.support.fleets import GIB, NOW, deployment, replica
 
-_LOST: frozenset[str] = frozenset()
+LOOKED = views.Looked(now=NOW)
 MOMENT = Moment(now=NOW)
 
 
@@ -172,7 +172,7 @@ async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
     owner, mine = deployment(), replica(0).replica
     await world.have(owner, mine)
     await world.write(put_rank(mine, holds=False), put_lease("a"))
-    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=7, nodes=()).replicas
+    (seen,) = views.observe(world.fleet, "qwen", views.Looked(now=NOW, next_look_s=7), nodes=()).replicas
     assert (seen.is_ours, seen.is_ready, seen.is_stopped, seen.is_node_lost) == (
         True,
         False,
@@ -181,15 +181,14 @@ async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
     )
     assert seen.trouble == "so it is"
     await world.write(put_endpoint(mine), put_rank(mine))
-    (seen,) = views.observe(
-        world.fleet, "qwen", lost=frozenset({"a"}), next_look_s=None, nodes=()
-    ).replicas
+    lost = views.Looked(now=NOW, lost=frozenset({"a"}))
+    (seen,) = views.observe(world.fleet, "qwen", lost, nodes=()).replicas
     assert (seen.is_ready, seen.is_node_lost, seen.trouble) == (True, True, "")
     item = await world.transport.get(keys.spec_key("Replica", "qwen-0"))
     assert item is not None
     assert seen.version == item.mod_revision
     await world.write(put_rank(mine, "Stopped"))
-    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None, nodes=()).replicas
+    (seen,) = views.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
     assert seen.is_stopped
 
 
@@ -198,7 +197,7 @@ async def test_words_about_an_earlier_replica_are_void(world: World) -> None:
     new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "new"})})
     await world.have(deployment(), new)
     await world.write(put_endpoint(old), put_rank(old, "Stopped"))
-    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None, nodes=()).replicas
+    (seen,) = views.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
     assert (seen.is_ready, seen.is_stopped) == (False, False)
 
 
@@ -275,7 +274,7 @@ async def test_keeping_apart_holds_for_both_sides(world: World) -> None:
         deployment(name="e", placement=Placement(anti_affinity=AntiAffinity())),
     )
     found = {
-        name: views.observe(world.fleet, name, lost=_LOST, next_look_s=None, nodes=()).apart_from
+        name: views.observe(world.fleet, name, LOOKED, nodes=()).apart_from
         for name in "abcde"
     }
     assert found == {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": frozenset()}
@@ -293,10 +292,10 @@ async def test_rivals_are_those_above_that_miss_something(world: World) -> None:
         replica(0, of=deployment(name="above")).replica,
         replica(1, of=deployment(name="above"), is_deleting=True).replica,
     )
-    seen = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None, nodes=())
+    seen = views.observe(world.fleet, "qwen", LOOKED, nodes=())
     found = [(rival.want.name, rival.missing) for rival in seen.rivals]
     assert found == [("highest", 1), ("above", 2)]
-    seen = views.observe(world.fleet, "highest", lost=_LOST, next_look_s=None, nodes=())
+    seen = views.observe(world.fleet, "highest", LOOKED, nodes=())
     assert seen.rivals == ()
 
 
@@ -306,7 +305,7 @@ async def test_a_deployment_of_the_same_name_is_not_the_owner(world: World) -> N
         update={"metadata": second.metadata.model_copy(update={"uid": "second"})}
     )
     await world.have(second, replica(0).replica)
-    (seen,) = views.observe(world.fleet, "qwen", lost=_LOST, next_look_s=None, nodes=()).replicas
+    (seen,) = views.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
     assert not seen.is_ours
 
 

@@ -301,6 +301,29 @@ def test_addresses_that_no_rank_could_take(
     assert [one.reason for one in missing(spec, macs)] == [reason] * bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("backend", "count", "own", "meeting"),
+    [
+        pytest.param("ring", 3, "10.0.1.1", "192.168.1.0", id="a-cable-is-no-place-for-three"),
+        pytest.param("ring", 2, "10.0.1.1", "", id="two-are-both-at-the-cable"),
+        pytest.param("jaccl", 2, "10.0.1.1", "192.168.1.0", id="rdma-does-not-share-its-cable"),
+        pytest.param("ring", 3, "192.168.1.0", "", id="ethernet-is"),
+    ],
+)
+def test_where_all_ranks_meet(backend: Backend, count: int, own: str, meeting: str) -> None:
+    macs = meshed(count)
+    spec = group(backend, macs, addresses=(own,))
+    found = seats(spec, macs)
+    assert not isinstance(found, Missing)
+    assert [seat.meeting for seat in found] == [meeting] + [""] * (count - 1)
+    made = rendezvous("uid", Formation(group="g", backend=backend, formed_at=NOW), found)
+    assert made.control[0] == made.coordinator[0] == (meeting or own)
+    assert made.hosts[0][0].startswith(own)
+    if meeting:
+        lonely = with_status(macs, 0, address="127.0.0.1")
+        assert [one.reason for one in missing(spec, lonely)] == ["NoMeetingPlace"]
+
+
 def test_sizes_that_jaccl_does_not_take() -> None:
     selecting = ShardGroupSpec.model_validate_json(
         '{"selector": {}, "size": 2, "backend": "jaccl"}'

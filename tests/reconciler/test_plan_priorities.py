@@ -19,6 +19,7 @@ from reconciler.plan import plan
 from schemas.deployment import ModelDeployment
 from schemas.node import Taint
 from schemas.placement import Placement, Toleration
+from schemas.replica import RankAssignment
 from tests.support.fleets import GIB, NOW, deployment, node, observed, replica, revision
 
 
@@ -76,7 +77,7 @@ class World:
         actions = plan(self.look(name)).actions
         for action in actions:
             match action:
-                case CreateReplica(name=new, node=on, memory=memory):
+                case CreateReplica(name=new, ranks=(RankAssignment(node=on, memory=memory),)):
                     owner = self.deployments[name]
                     ordinal = int(new.rpartition("-")[2])
                     self.replicas[new] = replica(ordinal, on=on, of=owner, memory=memory)

@@ -14,6 +14,8 @@ from reconciler.actions import (
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
+    ReformReplica,
+    ReleaseRanks,
     RemoveDeployment,
     RemoveReplica,
     RemoveRevision,
@@ -132,9 +134,9 @@ def apply(seen: Observed, action: Action) -> Observed:
             assert seen.deployment is not None
             kept[name] = replica(
                 int(name.rpartition("-")[2]),
-                on=action.node,
+                on=action.ranks[0].node,
                 of=with_content(seen.deployment, action.content),
-                memory=action.memory,
+                memory=action.ranks[0].memory,
                 is_ready=False,
             )
         case DeleteReplica(name=name) | PreemptReplica(name=name):
@@ -153,8 +155,8 @@ def apply(seen: Observed, action: Action) -> Observed:
         case RemoveRevision(name=name):
             left = tuple(one for one in seen.revisions if one.name != name)
             seen = replace(seen, revisions=left)
-        case OrphanReplica() | AdoptReplica():
-            raise AssertionError(action)  # test_deletion.py has these
+        case OrphanReplica() | AdoptReplica() | ReformReplica() | ReleaseRanks():
+            raise AssertionError(action)  # test_deletion.py and test_group_properties.py have these
     return sound(replace(seen, replicas=tuple(kept.values())))
 
 

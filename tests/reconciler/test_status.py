@@ -11,6 +11,7 @@ from reconciler.observe import Observed
 from reconciler.placement.place import place
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.want import want_of
+from reconciler.replica_status import replica_status
 from reconciler.rollout import progress
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, ObjectMeta, Status, Truth, find_condition
@@ -175,7 +176,8 @@ def rank(reason: str, *, holds: bool) -> RankStatus:
 def test_replica(
     found: RankStatus | None, *, is_serving: bool, wanted: tuple[str, str, str]
 ) -> None:
-    made = status.of_replica(replica(0).replica, found, is_serving=is_serving, old=None, now=NOW)
+    view = replica(0, is_ready=is_serving)
+    made = replica_status(view, [found], old=None, now=NOW)
     assert said(made, "Ready") == wanted
 
 
@@ -192,14 +194,29 @@ def test_pool() -> None:
     ("known", "ready", "wanted"),
     [
         (["a", "b"], {"a", "b"}, ("True", "MembersReady", "")),
-        (["a", "b"], {"a"}, ("False", "MemberNotReady", "not ready: b")),
-        (["a"], {"a"}, ("False", "UnknownNode", "no such node: b")),
+        (["a", "b"], {"a"}, ("False", "MemberNotReady", "1 of 2 members ready; not ready: b")),
+        (["a"], {"a"}, ("False", "UnknownNode", "1 of 2 members ready; no such node: b")),
     ],
 )
 def test_group(known: list[str], ready: set[str], wanted: tuple[str, str, str]) -> None:
     members = (GroupMember(node="a"), GroupMember(node="b"))
     group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=ShardGroupSpec(members=members))
-    assert said(status.of_group(group, known, ready, old=None, now=NOW), "Ready") == wanted
+    around = status.GroupSurroundings(members=["a", "b"], known={*known}, ready=ready)
+    made = status.of_group(group, around, old=None, now=NOW)
+    assert said(made, "Ready") == wanted
+    assert (made.members, made.ready_members) == (2, len(ready))
+
+
+def test_a_group_is_ready_without_its_spare() -> None:
+    members = tuple(GroupMember(node=name) for name in "abc")
+    spec = ShardGroupSpec(members=members, size=2)
+    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=spec)
+    around = status.GroupSurroundings(
+        members=["a", "b", "c"], known={"a", "b", "c"}, ready={"a", "c"}, replicas=["qwen-0"]
+    )
+    made = status.of_group(group, around, old=None, now=NOW)
+    assert said(made, "Ready") == ("True", "MembersReady", "not ready: b")
+    assert made.replicas == ("qwen-0",)
 
 
 def test_route() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from schemas import kinds
 from schemas.apikey import ApiKey
+from schemas.fabrictest import FabricRank
 from schemas.gateway import GatewayLease
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.node import NodeLease
@@ -193,6 +194,7 @@ def test_what_the_first_fleets_wrote_is_read(name: str, raw: bytes) -> None:
 def stored() -> dict[str, type[ApiModel]]:
     """Return every model that is a document of its own in the store."""
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
+    found.append(FabricRank)
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -217,6 +219,8 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
+    "FabricTest": (1, "dc3e72040018"),
+    "FabricRank": (1, "cbbbc5d90793"),
     "ApiKey": (1, "931feb71a3a5"),
     "Revision": (1, "347b5affb839"),
     "NodeLifeStatus": (1, "dd264ed2032a"),
@@ -231,9 +235,9 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ShardGroupStatus": (1, "6331570a008a"),
     "ModelRoute": (1, "8ec9af70923f"),
     "ModelRouteStatus": (1, "dd264ed2032a"),
-    "Node": (1, "fef70fe21d39"),
-    "NodeStatus": (1, "03f31d8af620"),
-    "Replica": (1, "f3e9b62298f4"),
+    "Node": (1, "ba8cecf527f5"),
+    "NodeStatus": (1, "83d2b89204fb"),
+    "Replica": (1, "02524578154d"),
     "ReplicaStatus": (1, "dd264ed2032a"),
     "Endpoint": (1, "f5efd6eabfa2"),
     "Event": (1, "7dea3ada242a"),

@@ -126,7 +126,8 @@ def replica(
         # An endpoint lives under the lease of its node.
         is_ready=is_ready and not is_deleting and not is_node_lost,
         said_ready=said_ready,
-        is_stopped=is_stopped,
+        # Whoever is lost stops nothing, and says nothing any more.
+        is_stopped=is_stopped or is_node_lost,
         is_node_lost=is_node_lost,
     )
 

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from gateway.errors import Refusal
 from gateway.surfaces import answers
-from gateway.surfaces.answers import Answer, Calls, Choice, Performance, Usage
+from gateway.surfaces.answers import Calls, Choice, Fault
+from gateway.surfaces.heard import COMPLETE, Heard, Piece
 from gateway.surfaces.ollama.refusing import Refusing, refused
 from gateway.upstream.exchange import Headers
 from machinery.clock import Clock
@@ -29,61 +30,34 @@ class Generating(Refusing):
         self._began_s = clock.monotonic()
         self._is_chat = is_chat
         self._calls = Calls()
-        self._finish: str | None = None
-        self._usage = Usage()
-        self._performance: Performance | None = None
-        self._is_over = False
+        self._heard = Heard()
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         if status != 200:
             return super().whole(status, headers, body)
-        answer = answers.read(body)
-        if answer.error is not None or not answer.choices:
-            return 502, headers, refused((answer.error or answers.Fault()).message)
-        choice = answer.choices[0]
-        self._note(answer)
+        choice = self._heard.whole(body)
+        if isinstance(choice, Fault):
+            return 502, headers, refused(choice.message)
         self._calls.take_all(choice.said().tool_calls or ())
         return 200, headers, self._last(choice)
 
     @override
     def events(self, data: bytes) -> bytes:
-        out = b""
-        for payload in answers.payloads(data):
-            if self._is_over:
-                break
-            out += self._event(payload)
-        return out
+        return b"".join(map(self._event, self._heard.pieces(answers.payloads(data))))
 
     @override
     def broken(self, refusal: Refusal) -> bytes:
-        return b"" if self._is_over else super().broken(refusal)
+        return b"" if self._heard.is_over else super().broken(refusal)
 
     @override
     def end(self) -> bytes:
-        if self._is_over:
-            return b""
-        self._is_over = True
-        return refused("The engine's stream ended before the answer did.") + b"\n"
+        return b"" if self._heard.is_over else self._event(self._heard.cut())
 
-    def _event(self, payload: bytes) -> bytes:
-        if payload == answers.DONE:
-            if self._finish is None:
-                return self.end()
-            self._is_over = True
-            return self._last(Choice()) + b"\n"
-        answer = answers.read(payload)
-        self._note(answer)
-        if answer.error is not None:
-            self._is_over = True
-            return refused(answer.error.message) + b"\n"
-        return self._piece(answer.choices[0]) if answer.choices else b""
-
-    def _note(self, answer: Answer) -> None:
-        self._usage = answer.usage or self._usage
-        self._performance = answer.performance or self._performance
-        if answer.choices:
-            self._finish = answer.choices[0].finish_reason or self._finish
+    def _event(self, piece: Piece) -> bytes:
+        if isinstance(piece, Fault):
+            return refused(piece.message) + b"\n"
+        return self._last(Choice()) + b"\n" if piece == COMPLETE else self._piece(piece)
 
     def _piece(self, choice: Choice) -> bytes:
         said = choice.said()
@@ -124,7 +98,7 @@ class Generating(Refusing):
         created = self._clock.now().isoformat().encode()
         told = {
             "done": True,
-            "done_reason": "length" if self._finish == "length" else "stop",
+            "done_reason": "length" if self._heard.last.finish_reason == "length" else "stop",
             **self._durations(),
         }
         return (
@@ -133,7 +107,7 @@ class Generating(Refusing):
 
     def _durations(self) -> dict[str, int]:
         """Return counts, and times in nanoseconds: load is the wait for a place at the engine."""
-        usage, took = self._usage, self._performance or Performance()
+        usage, took = self._heard.usage, self._heard.performance
         made = usage.completion_tokens
         rate = took.decode_tokens_per_s
         return {

@@ -1,14 +1,17 @@
 """Real ranks of one model on this machine, connected by MLX's ring."""
 
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engine.conftest import Engine, Start, eventually, free_port
+from tests.engine.conftest import Engine, Start, eventually
 
-READY_S = 90.0
+READY_S = 120.0
 SECRET = "of this epoch"
 
 
@@ -23,8 +26,6 @@ class Meeting:
     @classmethod
     def of(cls, size: int, folder: Path) -> "Meeting":
         with ExitStack() as stack:
-            import socket
-
             held = [
                 stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size + 1)
             ]
@@ -33,18 +34,10 @@ class Meeting:
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
         return cls(size=size, coordinator=f"127.0.0.1:{ports[0]}", hostfile=hostfile)
 
-    def rank(
-        self,
-        start: Start,
-        model: Path,
-        number: int,
-        *,
-        secret: str = SECRET,
-        **flags: object,
-    ) -> Engine:
+    def rank(self, start: Start, model: Path, number: int, **flags: object) -> Engine:
         """Start one rank."""
         variables = {
-            "MLX_FLEET_GROUP_SECRET": secret,
+            "MLX_FLEET_GROUP_SECRET": SECRET,
             "MLX_RANK": str(number),
             "MLX_HOSTFILE": str(self.hostfile),
         }
@@ -61,6 +54,24 @@ def form(start: Start, model: Path, folder: Path, size: int, **flags: object) ->
     return ranks
 
 
-def states(ranks: Sequence[Engine]) -> list[str]:
-    """Return what each rank's /health says."""
-    return [rank.health().json["state"] for rank in ranks]
+def end(ranks: Sequence[Engine]) -> list[int]:
+    """Ask rank 0 to end; return all exit codes."""
+    ranks[0].process.send_signal(signal.SIGTERM)
+    return [rank.wait() for rank in ranks]
+
+
+@contextmanager
+def streaming(rank: Engine) -> Iterator[None]:
+    """Have a group make tokens for as long as this lasts."""
+    stream = rank.begin(stream=True, max_tokens=4000)
+    with closing(stream):
+        assert stream.getresponse().read(500)
+        yield
+
+
+def lose(ranks: Sequence[Engine], victim: int) -> list[tuple[int, str]]:
+    """Kill one rank while the group works; return how the others ended: exit code and last line."""
+    with streaming(ranks[0]):
+        os.kill(ranks[victim].process.pid, signal.SIGKILL)
+        others = [rank for number, rank in enumerate(ranks) if number != victim]
+        return [(rank.wait(), rank.last_words()) for rank in others]

@@ -2,25 +2,30 @@
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from machinery.clock import SystemClock
 from nodeagent.engine.batch.plan import Chunk, Plan
+from nodeagent.engine.config import GroupConfig
 from nodeagent.engine.errors import StoppedError
 from nodeagent.engine.jobs import Job, Made, Sampling
-from nodeagent.engine.ranks import coordinator, follower, frames, words
+from nodeagent.engine.ranks import agreeing, coordinator, frames, gathering, meeting, words
 from nodeagent.engine.ranks.errors import GroupError
+from nodeagent.engine.ranks.meeting import Link, Patience
 from nodeagent.engine.ranks.tally import Tally
-from nodeagent.engine.ranks.words import Begin, Bye, Hello, Step
+from nodeagent.engine.ranks.words import Away, Begin, Bye, Go, Hello, Join, Over, Step
+from tests.engine.conftest import free_port
 
 pytestmark = pytest.mark.timeout(60)
-HELLO = Hello(rank=0, world_size=3, secret="s", model="m", prefix_bytes=100, token_bytes=8)
+JOIN = Join(rank=0, world_size=3, epoch=2, secret="s")
+HELLO = Hello(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_even=True, room=1.0)
 CLOCK = SystemClock()
+PATIENT = Patience(clock=CLOCK, pause=lambda _: None, is_stopping=lambda: False)
+HASTY = replace(PATIENT, is_stopping=lambda: True)
 
 
 @pytest.fixture
@@ -28,6 +33,18 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     one, other = socket.socketpair()
     with one, other:
         yield one, other
+
+
+def group(rank: int, port: int, *, size: int = 3, timeout_s: float = 20) -> GroupConfig:
+    return GroupConfig(
+        rank=rank,
+        world_size=size,
+        host="127.0.0.1",
+        port=port,
+        secret="s",
+        epoch=2,
+        timeout_s=timeout_s,
+    )
 
 
 def test_a_step_arrives_as_it_was() -> None:
@@ -41,7 +58,13 @@ def test_a_step_arrives_as_it_was() -> None:
         prefix_bytes=0,
         clears=True,
     )
-    for word in (Step(number=3, plan=plan, made=9), HELLO, Begin(prefix_bytes=5), Bye()):
+    said: list[words.Word] = [
+        Step(number=3, plan=plan, made=9),
+        Begin(prefix_bytes=5, token_bytes=None),
+        Bye(),
+    ]
+    more: list[words.Word] = [*said, JOIN, HELLO, Go(), Away(reason="no"), Over(reason="gone")]
+    for word in more:
         assert words.decode(words.encode(word)) == word
 
 
@@ -65,91 +88,164 @@ def test_frames_come_whole_or_not_at_all(pair: tuple[socket.socket, socket.socke
         frames.receive(other, 1)
 
 
-def gathered(stack: ExitStack, *hellos: Hello, noise: bytes = b"") -> Any:
-    """Let these come to rank 0; return its side and theirs."""
-    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    address = listener.getsockname()[:2]
-    if noise:
-        stranger = stack.enter_context(socket.create_connection(address))
-        stranger.sendall(noise)
-    sides: list[Any] = []
+def met(stack: ExitStack, size: int = 3) -> list[Link]:
+    """Let all ranks of a group meet; return their links."""
+    port, links = free_port(), {}
 
-    def come(hello: Hello) -> None:
-        try:
-            sides.append(follower.join(address, hello, CLOCK, lambda _: None, 20))
-        except GroupError as error:
-            sides.append(error)
+    def come(rank: int) -> None:
+        links[rank] = meeting.meet(group(rank, port, size=size), PATIENT)
 
-    threads = [threading.Thread(target=come, args=(hello,)) for hello in hellos]
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
-    try:
-        made = coordinator.gather(listener, HELLO, CLOCK, lambda: False, 20)
-    finally:
-        listener.close()
     for thread in threads:
         thread.join()
-    for side in sides:
-        stack.enter_context(side[0])
-    return made, sides
+    for link in links.values():
+        held = link.coordinator.channels if link.coordinator is not None else [link.channel]
+        for channel in (*held, *link.lines.values()):
+            stack.enter_context(channel)
+    return [links[rank] for rank in range(size)]
 
 
-def test_all_ranks_agree_on_the_smallest_prefix_cache() -> None:
+def test_ranks_meet_agree_and_are_told_every_step() -> None:
     with ExitStack() as stack:
-        others = [replace(HELLO, rank=1, prefix_bytes=40), replace(HELLO, rank=2, prefix_bytes=70)]
-        made, sides = gathered(stack, *others, noise=b"GET / HTTP/1.1\r\n\r\n")
-        assert made.prefix_bytes == 40
-        assert [begin for _, begin in sides] == [Begin(prefix_bytes=40)] * 2
-        made.tell(Plan(decodes=True))
-        made.made([Made(job_id=1, token=2)])
-        made.tell(Plan(decodes=True))
-        made.close()
-        for channel, _ in sides:
-            got = [words.decode(frames.receive(channel, 5) or b"") for _ in range(3)]
-            tally = Tally()
-            tally.add([Made(job_id=1, token=2)])
-            plan = Plan(decodes=True)
+        lead, *others = met(stack)
+        assert lead.coordinator is not None
+        assert sorted(lead.lines) == [1, 2]
+        lead.go(PATIENT)
+        for rank, other in enumerate(others, 1):
+            other.go(PATIENT)
+            assert other.channel is not None
+            frames.send(other.channel, words.encode(replace(HELLO, rank=rank)))
+        assert [hello.rank for hello in lead.coordinator.hellos(lambda: False)] == [1, 2]
+        lead.coordinator.begin(Begin(prefix_bytes=40, token_bytes=None))
+        lead.coordinator.tell(Plan(decodes=True))
+        lead.coordinator.made([Made(job_id=1, token=2)])
+        lead.coordinator.tell(Plan(decodes=True))
+        lead.coordinator.close()
+        tally, plan = Tally(), Plan(decodes=True)
+        tally.add([Made(job_id=1, token=2)])
+        for other in others:
+            assert other.channel is not None
+            got = [words.decode(frames.receive(other.channel, 5) or b"") for _ in range(4)]
             assert got == [
+                Begin(prefix_bytes=40, token_bytes=None),
                 Step(number=1, plan=plan, made=0),
                 Step(number=2, plan=plan, made=tally.sum),
                 Bye(),
             ]
 
 
-def test_unequal_stages_share_no_prefixes() -> None:
+@pytest.mark.parametrize(
+    ("join", "why"),
+    [
+        (replace(JOIN, rank=1, epoch=1), "it is of epoch 1, and the group is in epoch 2"),
+        (replace(JOIN, rank=1, secret="\u00e9"), "its secret is not the group's"),
+        (replace(JOIN, rank=3), "it is rank 3 of 3, and the group has ranks 1 to 2"),
+        (replace(JOIN, rank=0), "it is rank 0 of 3"),
+        (replace(JOIN, rank=1, world_size=2), "it is rank 1 of 2"),
+        (replace(JOIN, rank=2), "rank 2 is here already"),
+        (None, ""),
+    ],
+    ids=["epoch", "secret", "rank", "zero", "size", "twice", "stranger"],
+)
+def test_who_does_not_belong_is_turned_away(join: Join | None, why: str) -> None:
     with ExitStack() as stack:
-        others = [replace(HELLO, rank=1, token_bytes=9), replace(HELLO, rank=2)]
-        made, _ = gathered(stack, *others)
-        assert made.prefix_bytes == 0
-        made.close()
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = listener.getsockname()[:2]
+
+        def said(*joins: Join) -> list[socket.socket]:
+            made = [stack.enter_context(socket.create_connection(address)) for _ in joins]
+            for channel, one in zip(made, joins, strict=True):
+                frames.send(channel, words.encode(one))
+            return made
+
+        said(replace(JOIN, rank=2), replace(JOIN, rank=2, is_lifeline=True))
+        if join is None:
+            odd = stack.enter_context(socket.create_connection(address))
+            odd.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        else:
+            (odd,) = said(join)
+        said(replace(JOIN, rank=1), replace(JOIN, rank=1, is_lifeline=True))
+        found = gathering.gather(listener, JOIN, CLOCK, lambda: False, 20)
+        assert (sorted(found.channels), sorted(found.lines)) == ([1, 2], [1, 2])
+        found.close()
+        if join is None:
+            with pytest.raises(GroupError):
+                frames.receive(odd, 5)
+            return
+        away = words.decode(frames.receive(odd, 5) or b"")
+        assert isinstance(away, Away)
+        assert away.reason.startswith(why)
+
+
+def test_who_is_turned_away_says_why() -> None:
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        newer = replace(JOIN, epoch=3)
+
+        def gather() -> None:
+            with pytest.raises(StoppedError):
+                gathering.gather(listener, newer, CLOCK, over.is_set, 20)
+
+        thread = threading.Thread(target=gather)
+        thread.start()
+        link = meeting.meet(group(1, listener.getsockname()[1]), PATIENT)
+        assert link.channel is not None
+        with link.channel, link.lines[0], pytest.raises(GroupError, match="away: it is of epoch 2"):
+            link.go(PATIENT)
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("others", "begin"),
+    [
+        ([{"prefix_bytes": 40}, {"prefix_bytes": 70}], Begin(prefix_bytes=40, token_bytes=None)),
+        ([{"token_bytes": 16}, {}], Begin(prefix_bytes=100, token_bytes=16)),
+        ([{"token_bytes": 16, "is_even": False}], Begin(prefix_bytes=0, token_bytes=None)),
+    ],
+    ids=["the smallest", "unequal stages", "unequal stages that rotate"],
+)
+def test_what_all_ranks_agree_on(others: Sequence[dict[str, object]], begin: Begin) -> None:
+    hellos = [HELLO, *(replace(HELLO, rank=1, **other) for other in others)]  # type: ignore[arg-type]
+    assert agreeing.agree(hellos) == begin
+
+
+def test_requests_get_what_has_room_on_every_rank() -> None:
+    assert agreeing.room([HELLO, replace(HELLO, room=0.25)]) == 0.25
 
 
 def test_another_model_ends_the_group() -> None:
-    with ExitStack() as stack, pytest.raises(GroupError, match="rank 1 has another model"):
-        gathered(stack, replace(HELLO, rank=1, model="other"))
+    with pytest.raises(GroupError, match="rank 1 has another model"):
+        agreeing.agree([HELLO, replace(HELLO, rank=1, model="other")])
 
 
 def test_rank_0_says_who_is_missing_and_can_be_stopped() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        with pytest.raises(GroupError, match=r"ranks \[1, 2\] did not come"):
-            coordinator.gather(listener, HELLO, CLOCK, lambda: False, 0.05)
-        with pytest.raises(StoppedError):
-            coordinator.gather(listener, HELLO, CLOCK, lambda: True, 5)
+    with pytest.raises(GroupError, match=r"ranks \[1, 2\] did not come"):
+        meeting.meet(group(0, free_port(), timeout_s=0.05), PATIENT)
+    with pytest.raises(StoppedError):
+        meeting.meet(group(0, free_port()), HASTY)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(GroupError, match="cannot listen to the other ranks"),
+    ):
+        meeting.meet(group(0, taken.getsockname()[1]), PATIENT)
 
 
 def test_a_rank_says_where_it_looked() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        address = free.getsockname()[:2]
-    hello = replace(HELLO, rank=1)
-    with pytest.raises(GroupError, match=f"not at 127.0.0.1:{address[1]}"):
-        follower.join(address, hello, CLOCK, lambda _: None, 0.05)
+    port = free_port()
+    with pytest.raises(GroupError, match=f"not at 127.0.0.1:{port}"):
+        meeting.meet(group(1, port, timeout_s=0.05), PATIENT)
+    with pytest.raises(StoppedError):
+        meeting.meet(group(1, port), HASTY)
 
 
 def test_a_lost_rank_is_noticed_when_it_is_told_something(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     one, other = pair
-    made = coordinator.Coordinator(channels=[one], prefix_bytes=0)
+    made = coordinator.Coordinator(channels=[one])
     other.close()
-    with pytest.raises(GroupError, match="gone"):
+    with pytest.raises(GroupError, match="rank 1 was lost"):
         made.tell(Plan(decodes=True))

@@ -1,67 +1,198 @@
-"""Two engine processes as one: the second does what the first does, and both go when one does."""
+"""Several processes as one engine: each has its share, all do the same, and all go when one does."""
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import closing
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.engine.conftest import Engine, Start, eventually, free_port
+from machinery.clock import SystemClock
+from nodeagent.engine.errors import StoppedError
+from nodeagent.engine.ranks import gathering
+from nodeagent.engine.ranks.words import Join
+from tests.engine.conftest import Engine, Start, eventually
+from tests.engine.ranks.conftest import Make
+from tests.engine.ranks.groups import SECRET, Meeting, end, form, lose, streaming
 
-pytestmark = [pytest.mark.mlx, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(300)]
+# Three ranks can share this one's heads, and two could not.
+NINE_HEADS = ("--arch=llama", "--hidden=144", "--heads=9", "--kv-heads=3")
+FOUR_LAYERS = ("--arch=qwen2", "--layers=4")
+PROMPTS = ("tell me", "of the people, by the people, for the people " * 30)
 
 
-@pytest.fixture
-def group(
-    tiny: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[Engine, Engine]]:
-    monkeypatch.setenv("MLX_FLEET_GROUP_SECRET", "of this start")
-
-    def function() -> tuple[Engine, Engine]:
-        coordinator = f"127.0.0.1:{free_port()}"
-        first, second = (
-            start(tiny, rank=rank, world_size=2, coordinator=coordinator) for rank in (0, 1)
+def answers(engine: Engine) -> list[Any]:
+    """Return greedy answers: text, and likelihoods as numbers that may differ a little."""
+    found = [engine.chat(text, max_tokens=20, logprobs=True).json["choices"][0] for text in PROMPTS]
+    return [
+        (
+            one["message"]["content"],
+            pytest.approx([each["logprob"] for each in one["logprobs"]["content"]], abs=1e-3),
         )
-        eventually(first.is_ready, within_s=90)
-        return first, second
-
-    return function
+        for one in found
+    ]
 
 
-def steps(engine: Engine) -> int:
-    found: int = engine.health().json["steps"]
-    return found
+def alone(fork: Start, model: Path) -> list[Any]:
+    """Return what one process answers."""
+    engine = fork(model)
+    eventually(engine.is_ready, within_s=60)
+    try:
+        return answers(engine)
+    finally:
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.wait() == 0
 
 
-def test_the_second_rank_does_what_the_first_does(group: Any, engine: Engine) -> None:
-    first, second = group()
-    alone = engine.chat("tell me", max_tokens=30).json["choices"]
-    assert first.chat("tell me", max_tokens=30).json["choices"] == alone
-    streams = [first.begin(stream=True, max_tokens=20, seed=n, temperature=1) for n in range(4)]
-    for stream in streams:
-        with closing(stream):
+def steps(ranks: Sequence[Engine]) -> set[int]:
+    return {rank.health().json["steps"] for rank in ranks}
+
+
+@pytest.fixture(scope="module")
+def pair(fork: Start, make: Make, tmp_path_factory: pytest.TempPathFactory) -> list[Engine]:
+    return form(fork, make(), tmp_path_factory.mktemp("pair"), 2, epoch=7)
+
+
+def test_two_ranks_answer_as_one_process(fork: Start, make: Make, pair: list[Engine]) -> None:
+    assert answers(pair[0]) == alone(fork, make())
+    loaded = [rank.health().json["loadedBytes"] for rank in pair]
+    # Embedding and head are whole on both; the layers are halved.
+    assert loaded[0] == loaded[1] < 0.8 * (make() / "model.safetensors").stat().st_size
+
+
+def test_eight_streams_at_once(pair: list[Engine]) -> None:
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(
+                closing(pair[0].begin(stream=True, max_tokens=20, seed=n, temperature=n % 2))
+            )
+            for n in range(8)
+        ]
+        for stream in streams:
             assert b"[DONE]" in stream.getresponse().read()
-    eventually(lambda: steps(second) == steps(first) > 20)
-    refused = second.chat("hello")
+    eventually(lambda: len(steps(pair)) == 1 and steps(pair) > {20})
+
+
+def test_who_hangs_up_leaves_all_ranks(pair: list[Engine]) -> None:
+    with streaming(pair[0]):
+        pass
+    eventually(lambda: pair[0].busy() == (0, 0))
+    eventually(lambda: len(steps(pair)) == 1)
+    assert pair[0].chat().status == 200
+
+
+def test_each_rank_says_who_it_is(pair: list[Engine]) -> None:
+    for number, rank in enumerate(pair):
+        body = rank.health().json
+        assert (body["state"], body["rank"], body["epoch"]) == ("Ready", number, 7)
+        assert body["slowest_s"] > 0
+    eventually(lambda: not any(rank.health().json["busy"] for rank in pair))
+    refused = pair[1].chat("hello")
     assert (refused.status, refused.error["code"]) == (503, "not_rank_0")
-    # An idle rank waits in a socket: it must not spin.
-    before = psutil.Process(second.process.pid).cpu_times().user
+
+
+def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
+    found = [psutil.Process(rank.process.pid) for rank in pair]
+    before = [one.cpu_times().user for one in found]
     psutil.cpu_percent(1.0)
-    assert psutil.Process(second.process.pid).cpu_times().user - before < 0.5
-    first.process.send_signal(signal.SIGTERM)
-    assert (first.wait(), second.wait()) == (0, 0)
+    assert all(one.cpu_times().user - was < 0.5 for one, was in zip(found, before, strict=True))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_both_go_when_one_is_killed(group: Any, victim: int) -> None:
-    both = group()
-    stream = both[0].begin(stream=True, max_tokens=3000)
-    with closing(stream):
-        stream.getresponse().read(200)
-        os.kill(both[victim].process.pid, signal.SIGKILL)
-        assert both[1 - victim].wait() == 1
-    assert "other rank" in both[1 - victim].last_words()
+def test_a_group_that_is_asked_to_end_does(pair: list[Engine]) -> None:
+    assert end(pair) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"), [((), 4), (NINE_HEADS, 3)], ids=["four ranks", "nine heads"]
+)
+def test_tensor(fork: Start, make: Make, tmp_path: Path, flags: tuple[str, ...], size: int) -> None:
+    ranks = form(fork, make(*flags), tmp_path, size)
+    assert answers(ranks[0]) == alone(fork, make(*flags))
+    assert end(ranks) == [0] * size
+
+
+def test_pipeline_with_an_uneven_split(fork: Start, make: Make, tmp_path: Path) -> None:
+    model = make(*FOUR_LAYERS)
+    ranks = form(fork, model, tmp_path, 2, parallelism="Pipeline", layers="3,1")
+    first, second = (rank.health().json["loadedBytes"] for rank in ranks)
+    assert first > second
+    assert answers(ranks[0]) == alone(fork, model)
+    # What stages cached is the same, though they need different room for it.
+    again = ranks[0].chat(PROMPTS[1], max_tokens=5).json
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 200
+    assert [rank.health().json["cachedBlocks"] for rank in ranks] == [
+        ranks[0].health().json["cachedBlocks"]
+    ] * 2
+    assert end(ranks) == [0, 0]
+
+
+def test_what_cannot_be_split_is_refused(fork: Start, make: Make, tmp_path: Path) -> None:
+    meeting = Meeting.of(2, tmp_path)
+    ranks = [meeting.rank(fork, make(*NINE_HEADS), number) for number in range(2)]
+    # Whoever finds out first takes the other with it.
+    assert {rank.wait(120) for rank in ranks} <= {2, 4}
+    assert any("heads of layer 0 is" in rank.last_words() for rank in ranks)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_all_go_when_one_is_killed(fork: Start, make: Make, tmp_path: Path, victim: int) -> None:
+    ranks = form(fork, make(*NINE_HEADS), tmp_path, 3)
+    lost = f"engine: rank {victim} was lost: its connection closed without a word"
+    assert lose(ranks, victim) == [(4, lost)] * 2
+
+
+def test_a_frozen_rank_is_seen_by_the_progress_of_all(
+    fork: Start, make: Make, tmp_path: Path
+) -> None:
+    ranks = form(fork, make(), tmp_path, 2)
+    with streaming(ranks[0]):
+        os.kill(ranks[1].process.pid, signal.SIGSTOP)
+
+        def stands_still() -> bool:
+            before = ranks[0].health().json
+            psutil.cpu_percent(0.5)
+            after = ranks[0].health().json
+            assert before["busy"]
+            assert after["busy"]
+            return bool(before["progress"] == after["progress"])
+
+        eventually(stands_still)
+        os.kill(ranks[1].process.pid, signal.SIGKILL)
+        assert ranks[0].wait() == 4
+
+
+def test_a_group_that_is_not_complete_waits_and_can_be_ended(
+    fork: Start, make: Make, tmp_path: Path
+) -> None:
+    rank = Meeting.of(2, tmp_path).rank(fork, make(), 0)
+    eventually(rank.answers, within_s=60)
+    body = rank.health().json
+    assert (body["state"], body["busy"]) == ("Joining", False)
+    refused = rank.chat()
+    assert (refused.status, refused.error["code"]) == (503, "loading")
+    rank.process.send_signal(signal.SIGTERM)
+    assert rank.wait() == 0
+
+
+def test_a_rank_of_an_older_epoch_is_turned_away(fork: Start, make: Make, tmp_path: Path) -> None:
+    meeting = Meeting.of(2, tmp_path)
+    host, _, port = meeting.coordinator.partition(":")
+    own, over = Join(rank=0, world_size=2, epoch=3, secret=SECRET), threading.Event()
+
+    def gather() -> None:
+        with socket.create_server((host, int(port))) as listener, pytest.raises(StoppedError):
+            gathering.gather(listener, own, SystemClock(), over.is_set, 120)
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    rank = meeting.rank(fork, make(), 1, epoch=2)
+    assert rank.wait(120) == 4
+    over.set()
+    thread.join()
+    assert "it is of epoch 2, and the group is in epoch 3" in rank.last_words()

@@ -5,7 +5,6 @@ take longer than everything that is tested.
 """
 
 import random
-from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -143,7 +142,7 @@ def placement_of(dice: random.Random) -> Placement:
     )
 
 
-def want_from(seed: int, ranks: int) -> Want:
+def want_from(seed: int) -> Want:
     """Return a want for the model that the fleets have."""
     dice = random.Random(seed)
     made = deployment(
@@ -156,9 +155,9 @@ def want_from(seed: int, ranks: int) -> Want:
     if dice.random() < 0.3:
         more = {"model": dice.choice(SOURCES), "kv_cache": dice.choice(KEPT)}
     made = made.model_copy(update={"spec": made.spec.model_copy(update=more)})
-    return replace(want_of(made, apart_from=apart), ranks=ranks)
+    return want_of(made, apart_from=apart)
 
 
-def wants(ranks: int = 1) -> st.SearchStrategy[Want]:
-    """Return a strategy for wants over so many ranks."""
-    return st.builds(want_from, seeds, st.just(ranks))
+def wants() -> st.SearchStrategy[Want]:
+    """Return a strategy for wants of one Mac."""
+    return st.builds(want_from, seeds)

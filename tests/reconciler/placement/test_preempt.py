@@ -155,12 +155,6 @@ def test_what_is_kept_for_one_is_not_given_to_another() -> None:
     assert "(2.8 GiB are kept for a higher priority)" in verdict.refusals[0][1].message
 
 
-def test_a_gang_displaces_nobody_yet() -> None:
-    pair = want_of(deployment(priority=10), ranks=2)
-    nodes = [crowded("a", tenant("x-0", 4)), crowded("b", tenant("y-0", 4))]
-    assert isinstance(claim(*nodes, of=pair), Unschedulable)
-
-
 @given(fleets, wants())
 def test_what_is_displaced_makes_room_enough(fleet: tuple[NodeView, ...], want: Want) -> None:
     outcome = Placer(Table(fleet)).claim(want)

@@ -9,7 +9,7 @@ from reconciler.placement import hardware
 from reconciler.placement.explain import explain
 from reconciler.placement.place import Placed, Placer, place
 from reconciler.placement.proof import prove
-from reconciler.placement.refusals import Unschedulable, one_line
+from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import Table
 from reconciler.placement.want import Want, want_of
 from schemas.node import ModelReport, Taint
@@ -188,27 +188,6 @@ def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
     assert placed.memory == prove(GEOMETRY, context_length=1024, concurrency=1)
     assert isinstance(placer.place(want()), Placed)
     assert isinstance(placer.place(want()), Unschedulable)
-
-
-def test_a_gang_gets_as_many_nodes_as_it_has_ranks() -> None:
-    pair = replace(want(), ranks=2)
-    placed = place(pair, [node("a"), node("b"), node("c")])
-    assert isinstance(placed, Placed)
-    assert [rank.node for rank in placed.ranks] == ["a", "b"]
-    half = prove(GEOMETRY, context_length=1024, concurrency=1, ranks=2)
-    assert {rank.memory.total_bytes for rank in placed.ranks} == {half.total_bytes}
-
-
-def test_a_gang_that_does_not_fit_takes_nothing() -> None:
-    pair = replace(want(), ranks=2)
-    placer = Placer(Table([node("a"), node("b", memory_gib=1)]))
-    verdict = placer.place(pair)
-    assert isinstance(verdict, Unschedulable)
-    assert one_line(verdict) == (
-        "1/2 nodes fit, 2 are needed at once: 1 short of memory (need 1.8 GiB, best has 1.0)"
-    )
-    assert placer.draft.free.tolist() == [8 * GIB, GIB]
-    assert isinstance(placer.place(want()), Placed)
 
 
 def test_an_explanation_has_it_all() -> None:

@@ -132,22 +132,3 @@ def test_no_node_is_given_more_than_it_has(fleet: Fleet, want: Want, number: int
             given_[outcome.node] = given_.get(outcome.node, 0) + size
     for node in fleet:
         assert given_.get(node.name, 0) <= max(0, node.room_bytes)
-
-
-@settings(max_examples=few(100))
-@given(fleets, wants(ranks=3))
-def test_a_gang_is_placed_as_a_whole_or_not_at_all(fleet: Fleet, want: Want) -> None:
-    placer = Placer(Table(fleet))
-    free = placer.draft.free.copy()
-    outcome = placer.place(want)
-    if isinstance(outcome, Unschedulable):
-        assert (placer.draft.free == free).all()
-        assert outcome.fitting < 3
-        assert not placer.draft.counts(want.name) or all(
-            node.replicas.get(want.name, 0) == placer.draft.counts(want.name).get(row, 0)
-            for row, node in enumerate(placer.draft.table.nodes)
-        )
-        return
-    assert len({rank.node for rank in outcome.ranks}) == 3
-    rooms = {node.name: node.room_bytes for node in fleet}
-    assert all(rank.memory.total_bytes <= rooms[rank.node] for rank in outcome.ranks)

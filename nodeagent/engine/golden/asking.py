@@ -1,4 +1,4 @@
-"""`python -m nodeagent.engine.golden`: what one process answers to the golden question, alone with all of the model.
+"""What one process answers to the golden question, alone with all of the model.
 
 Takes an engine's flags about the model (--model-dir, --kv-bits, ...), serves on a port of its own for as long as the question
 takes, and prints the answer as JSON (schemas.formation.Golden) on stdout. Exit codes are the engine's.
@@ -7,7 +7,6 @@ takes, and prints the answer as JSON (schemas.formation.Golden) on stdout. Exit 
 import asyncio
 import http.client
 import json
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -62,7 +61,7 @@ async def _ask(service: Service, listener: socket.socket) -> tuple[int, Golden |
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(serve(service, listener))
         while service.state is State.LOADING:
-            await asyncio.sleep(_LOOK_S)
+            await service.clock.sleep(_LOOK_S)
         answer: Golden | str = service.message
         if service.state is State.READY:
             answer = await asyncio.to_thread(_answer, service.config.port)
@@ -83,9 +82,3 @@ def _answer(port: int) -> Golden | str:
             return probe.golden(json.loads(raw), is_reference=True)
         except (OSError, http.client.HTTPException, ValueError) as error:
             return f"the golden question was not answered: {error}"
-
-
-if __name__ == "__main__":
-    # A model is a folder; transformers would ask the hub about some of them otherwise.
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    sys.exit(run(sys.argv[1:]))

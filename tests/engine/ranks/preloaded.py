@@ -1,0 +1,6 @@
+"""Imported by the process that forks ranks (forks.py): all that an engine needs, and mlx."""
+
+import importlib
+
+for name in ("nodeagent.engine.process", "nodeagent.engine.rank"):
+    importlib.import_module(name)

@@ -1,0 +1,526 @@
+"""The agent's plan for a rank of a group: a table of situations, and what holds in all of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent import judging
+from nodeagent.actions import (
+    GiveUp,
+    MakeReference,
+    ProbeEngine,
+    Publish,
+    Report,
+    StartEngine,
+    StopEngine,
+    Withdraw,
+)
+from nodeagent.groupplan import grace_s
+from nodeagent.observe import EngineView, LocalState, Over, Probe, RankView, Reference
+from nodeagent.plan import plan
+from nodeagent.status import conditions_of
+from schemas.formation import Golden
+from schemas.meta import Condition, Truth, is_true
+from schemas.replica import RankStatus, Replica
+from tests.nodeagent.grouping import GOLDEN, group
+from tests.nodeagent.test_plan import short
+
+OTHER = Golden(pieces=("a", "c"), logprobs=(-0.5, -1.0))
+ENDED = Over(reason="RankEnded", message="its rank ended with 4: rank 1 is gone")
+
+
+def rank(**fields: Any) -> RankView:
+    return replace(RankView(epoch=2, memory_bytes=2**30), **fields)
+
+
+def engine(state: str = "Ready", *, of: RankView | None = None, **fields: Any) -> EngineView:
+    base = EngineView(replica_uid="u1", is_running=True, state=state, rank=of or rank())
+    return replace(base, **fields)
+
+
+def wanted(**fields: Any) -> Replica:
+    return group(**{"epoch": 2, **fields})
+
+
+def seen(
+    found: EngineView | None = None, *, number: int = 0, replica: Replica | None = None, **more: Any
+) -> LocalState:
+    return LocalState(replica=replica or wanted(), engine=found, rank=number, **more)
+
+
+def told(conditions: tuple[Condition, ...], *, epoch: int = 2, **fields: Any) -> RankStatus:
+    return RankStatus(replica_uid="u1", node="a", epoch=epoch, conditions=conditions, **fields)
+
+
+def over_told() -> RankStatus:
+    words = {"reason": ENDED.reason, "message": ENDED.message}
+    return told(
+        (
+            Condition(type="Ready", status=Truth.FALSE, **words),
+            Condition(type="EpochOver", status=Truth.TRUE, **words),
+        )
+    )
+
+
+PASSED = engine(of=rank(answer=GOLDEN), probe=Probe.PASSED)
+DEAD = engine(is_running=False, exit_code=4, last_words="rank 1 is gone")
+ALONE = wanted(fits_single=True)
+
+SITUATIONS = [
+    pytest.param(seen(), ["StartEngine", "Ready=False Starting"], 0.1, id="start"),
+    pytest.param(
+        seen(used_epoch=1), ["StartEngine", "Ready=False Starting"], 0.1, id="the-next-epoch"
+    ),
+    pytest.param(seen(used_epoch=2), ["EpochOver=True RankEnded"], None, id="an-epoch-is-once"),
+    pytest.param(
+        seen(start_error="no disk"), ["EpochOver=True CannotStart"], None, id="cannot-start"
+    ),
+    pytest.param(seen(reported=over_told()), [], None, id="over-stays-over"),
+    pytest.param(
+        seen(replica=ALONE), ["MakeReference", "Ready=False Starting"], 0.1, id="reference-first"
+    ),
+    pytest.param(
+        seen(replica=ALONE, reference=Reference.RUNNING),
+        ["Ready=False MakingReference"],
+        0.1,
+        id="reference-runs",
+    ),
+    pytest.param(
+        seen(replica=ALONE, reference=Reference.FOUND),
+        ["StartEngine", "Ready=False Starting"],
+        0.1,
+        id="reference-found",
+    ),
+    pytest.param(
+        seen(replica=ALONE, reference=Reference.FAILED),
+        ["StartEngine", "Ready=False Starting"],
+        0.1,
+        id="reference-failed",
+    ),
+    pytest.param(
+        seen(replica=wanted(fits_single=True, golden=GOLDEN)),
+        ["StartEngine", "Ready=False Starting"],
+        0.1,
+        id="no-reference-where-an-answer-is-known",
+    ),
+    pytest.param(
+        seen(replica=ALONE, number=1),
+        ["StartEngine", "Ready=False Starting"],
+        0.1,
+        id="others-make-none",
+    ),
+    pytest.param(
+        seen(replica=ALONE, number=1, reference=Reference.RUNNING),
+        ["StopReference", "Ready=False MakingReference"],
+        0.1,
+        id="rank-0-is-elsewhere-now",
+    ),
+    pytest.param(seen(engine("")), ["Ready=False Starting"], 0.1, id="says-nothing-yet"),
+    pytest.param(seen(engine("Joining")), ["Ready=False Joining"], 0.1, id="joining"),
+    pytest.param(
+        seen(engine("Joining", of=rank(unheard_s=39, state_s=150))),
+        ["Ready=False Joining"],
+        0.1,
+        id="connecting-holds-the-process-up",
+    ),
+    pytest.param(
+        seen(engine("Joining", of=rank(unheard_s=41))),
+        ["GiveUp", "StopEngine", "EpochOver=True RankSilent"],
+        0.1,
+        id="not-for-ever",
+    ),
+    pytest.param(
+        seen(engine("Joining", of=rank(state_s=151))),
+        ["GiveUp", "StopEngine", "EpochOver=True RankStuck"],
+        0.1,
+        id="nobody-joins",
+    ),
+    pytest.param(
+        seen(engine("Joining", of=rank(state_s=700)), number=1, replica=ALONE),
+        ["Ready=False Joining"],
+        0.1,
+        id="rank-0-makes-the-reference",
+    ),
+    pytest.param(
+        seen(engine("Loading", of=rank(loaded=0.57, stood_s=100))),
+        ["Ready=False Loading"],
+        0.1,
+        id="loading",
+    ),
+    pytest.param(
+        seen(engine("Loading", of=rank(stood_s=121))),
+        ["GiveUp", "StopEngine", "EpochOver=True RankStuck"],
+        0.1,
+        id="loading-stands-still",
+    ),
+    pytest.param(seen(engine()), ["ProbeEngine", "Ready=False WarmingUp"], 0.1, id="ask"),
+    pytest.param(
+        seen(engine(probe=Probe.RUNNING)), ["Ready=False WarmingUp"], 0.1, id="being-asked"
+    ),
+    pytest.param(
+        seen(engine(of=rank(probe_failures=1), probe=Probe.FAILED, probe_again_in_s=1)),
+        ["Ready=False WarmingUp"],
+        0.1,
+        id="no-answer-yet",
+    ),
+    pytest.param(
+        seen(engine(of=rank(probe_failures=2), probe=Probe.FAILED, probe_error="no")),
+        ["ProbeEngine", "Ready=False ProbeFailed"],
+        0.1,
+        id="ask-again",
+    ),
+    pytest.param(
+        seen(engine(of=rank(probe_failures=3), probe=Probe.FAILED, probe_error="no")),
+        ["GiveUp", "StopEngine", "EpochOver=True GoldenFailed"],
+        0.1,
+        id="no-answer",
+    ),
+    pytest.param(seen(PASSED), ["Publish", "Ready=False WarmingUp"], 0.5, id="sane-is-enough"),
+    pytest.param(seen(PASSED, is_published=True), ["Ready=True Serving"], 0.5, id="serving"),
+    pytest.param(
+        seen(PASSED, is_published=True, is_stale=True),
+        ["Publish", "Ready=False WarmingUp"],
+        0.5,
+        id="the-endpoint-of-the-epoch-before",
+    ),
+    pytest.param(
+        seen(PASSED, replica=wanted(golden=OTHER)),
+        ["GiveUp", "StopEngine", "EpochOver=True GoldenFailed"],
+        0.1,
+        id="not-the-golden-answer",
+    ),
+    pytest.param(
+        seen(PASSED, reference=Reference.FOUND, found_reference=OTHER),
+        ["GiveUp", "StopEngine", "EpochOver=True GoldenFailed"],
+        0.1,
+        id="not-the-reference",
+    ),
+    pytest.param(
+        seen(engine(probe=Probe.PASSED)),
+        ["Publish", "Ready=False WarmingUp"],
+        0.5,
+        id="a-model-that-only-reads-has-no-answer",
+    ),
+    pytest.param(seen(engine(), number=1), ["Ready=True Following"], 0.5, id="others-follow"),
+    pytest.param(
+        seen(engine(), number=1, is_published=True),
+        ["Withdraw", "Ready=True Following"],
+        0.5,
+        id="it-was-rank-0",
+    ),
+    pytest.param(
+        seen(engine(of=rank(unheard_s=2.2), probe=Probe.PASSED), is_published=True),
+        ["Ready=True Serving"],
+        0.1,
+        id="two-seconds-of-silence",
+    ),
+    pytest.param(
+        seen(engine(of=rank(unheard_s=3.1)), is_published=True),
+        ["GiveUp", "Withdraw", "StopEngine", "EpochOver=True RankSilent"],
+        0.1,
+        id="silent",
+    ),
+    pytest.param(
+        seen(engine(of=rank(unheard_s=3.1, is_frozen=True)), is_published=True),
+        ["GiveUp", "Withdraw", "Kill", "EpochOver=True RankSilent"],
+        0.1,
+        id="frozen",
+    ),
+    pytest.param(
+        seen(engine(of=rank(stood_s=4.1, slowest_s=0.2)), number=1),
+        ["GiveUp", "StopEngine", "EpochOver=True RankStuck"],
+        0.1,
+        id="stuck",
+    ),
+    pytest.param(
+        seen(engine(of=rank(stood_s=9.9, slowest_s=1.0)), number=1),
+        ["Ready=True Following"],
+        0.5,
+        id="slow-is-not-stuck",
+    ),
+    pytest.param(
+        seen(engine("Draining", message="m"), is_published=True),
+        ["Withdraw", "Ready=False EngineDraining"],
+        0.1,
+        id="somebody-else-stops-it",
+    ),
+    pytest.param(
+        seen(engine("Failed", message="rank 1 is gone"), is_published=True),
+        ["GiveUp", "Withdraw", "StopEngine", "EpochOver=True RankEnded"],
+        0.1,
+        id="failed",
+    ),
+    pytest.param(
+        seen(DEAD, is_published=True),
+        ["GiveUp", "Withdraw", "EpochOver=True RankEnded"],
+        1.0,
+        id="ended",
+    ),
+    pytest.param(
+        seen(replace(DEAD, rank=rank(over=ENDED)), reported=over_told()),
+        ["Forget"],
+        0.0,
+        id="ended-and-said",
+    ),
+    pytest.param(
+        seen(engine(of=rank(over=ENDED), stopping_s=0.2), reported=over_told()),
+        [],
+        0.1,
+        id="it-was-asked-to-end",
+    ),
+    pytest.param(
+        seen(engine(of=rank(over=ENDED), stopping_s=0.6), reported=over_told()),
+        ["StopEngine"],
+        0.1,
+        id="there-is-nothing-to-finish",
+    ),
+    pytest.param(
+        seen(engine(of=rank(over=ENDED), stopping_s=11.1), reported=over_told()),
+        ["Kill"],
+        0.1,
+        id="it-had-its-time",
+    ),
+    pytest.param(
+        seen(engine(of=rank(over=ENDED, killed_s=5), stopping_s=20), reported=over_told()),
+        [],
+        1.0,
+        id="killed-once",
+    ),
+    pytest.param(
+        seen(engine(of=rank(epoch=1)), is_published=True),
+        ["Withdraw", "StopEngine"],
+        0.1,
+        id="an-earlier-epoch-ends-first-and-unspoken",
+    ),
+    pytest.param(
+        seen(replace(DEAD, rank=rank(epoch=1))), ["Forget"], 0.0, id="the-earlier-epoch-has-ended"
+    ),
+    pytest.param(
+        seen(engine(stopping_s=40.9), replica=wanted(is_deleting=True)),
+        ["Stopped=False EngineEnding"],
+        0.1,
+        id="requests-may-finish-when-it-is-deleted",
+    ),
+    pytest.param(
+        seen(engine(stopping_s=41.1), replica=wanted(is_deleting=True)),
+        ["Kill", "Stopped=False EngineEnding"],
+        0.1,
+        id="and-no-longer",
+    ),
+    pytest.param(
+        LocalState(replica=None, engine=engine(), is_published=True),
+        ["Withdraw", "StopEngine"],
+        0.1,
+        id="the-group-goes-on-without-this-node",
+    ),
+    pytest.param(
+        LocalState(replica=None, engine=engine(of=rank(over=ENDED), stopping_s=11.1)),
+        ["Kill"],
+        0.1,
+        id="what-is-over-has-nothing-to-finish",
+    ),
+    pytest.param(
+        LocalState(replica=None, engine=None, reference=Reference.RUNNING),
+        ["StopReference"],
+        0.1,
+        id="a-reference-for-nobody",
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "actions", "again"), SITUATIONS)
+def test_plan(state: LocalState, actions: list[str], again: float | None) -> None:
+    decided = plan(state)
+    assert ([short(a) for a in decided.actions], decided.look_again_s) == (actions, again)
+
+
+def test_what_is_said_of_an_epoch_that_is_over() -> None:
+    conditions = conditions_of(seen(DEAD))
+    message = "its rank ended with 4: rank 1 is gone"
+    assert [(c.type, c.status, c.reason, c.message) for c in conditions] == [
+        ("Ready", Truth.FALSE, "RankEnded", message),
+        ("EpochOver", Truth.TRUE, "RankEnded", message),
+    ]
+
+
+def test_loading_is_told_in_tenths() -> None:
+    (said,) = conditions_of(seen(engine("Loading", of=rank(loaded=0.579))))
+    assert said.message == "its rank has loaded 50 % of its share"
+
+
+@pytest.mark.parametrize(
+    ("state", "golden"),
+    [
+        (seen(engine()), None),
+        (seen(PASSED), GOLDEN),
+        (seen(PASSED, number=1), None),
+        (seen(PASSED, replica=wanted(golden=GOLDEN)), GOLDEN),
+        (seen(found_reference=GOLDEN, used_epoch=2), GOLDEN),
+        (seen(engine(), reported=told((), golden=GOLDEN)), GOLDEN),
+        (seen(engine(), reported=told((), golden=GOLDEN, epoch=1)), None),
+    ],
+)
+def test_the_golden_answer_is_carried_to_later_epochs(
+    state: LocalState, golden: Golden | None
+) -> None:
+    (report,) = [a for a in plan(state).actions if isinstance(a, Report)]
+    assert report.golden == golden
+
+
+def test_a_large_rank_has_more_time_to_end() -> None:
+    assert grace_s(2**30, is_doomed=True) == 11
+    assert grace_s(400 * 2**30, is_doomed=True) == 410
+    assert grace_s(400 * 2**30, is_doomed=False) == 440
+
+
+seconds = st.sampled_from([0.0, 0.3, 2.9, 3.1, 4.1, 39.0, 41.0, 121.0, 151.0, 900.0])
+overs = st.none() | st.just(ENDED)
+ranks = st.builds(
+    RankView,
+    epoch=st.integers(1, 3),
+    memory_bytes=st.sampled_from([0, 2**30, 2**40]),
+    state_s=seconds,
+    unheard_s=seconds,
+    stood_s=seconds,
+    slowest_s=seconds,
+    loaded=st.floats(0, 2),
+    is_frozen=st.booleans(),
+    killed_s=st.none() | seconds,
+    answer=st.sampled_from([None, GOLDEN, OTHER]),
+    probe_failures=st.integers(0, 5),
+    over=overs,
+)
+engines = st.builds(
+    EngineView,
+    replica_uid=st.sampled_from(["u1", "u2"]),
+    is_running=st.booleans(),
+    state=st.sampled_from(["", "Joining", "Loading", "Ready", "Draining", "Failed", "Unheard"]),
+    probe=st.sampled_from(Probe),
+    probe_error=st.sampled_from(["", "no token"]),
+    probe_again_in_s=seconds,
+    stopping_s=st.none() | seconds,
+    exit_code=st.none() | st.integers(-15, 4),
+    rank=st.none() | ranks,
+)
+replicas = st.builds(
+    lambda **fields: group(**fields),
+    uid=st.sampled_from(["u1", "u2"]),
+    is_deleting=st.booleans(),
+    epoch=st.integers(1, 3),
+    fits_single=st.booleans(),
+    golden=st.sampled_from([None, GOLDEN]),
+)
+states = st.builds(
+    LocalState,
+    replica=st.none() | replicas,
+    is_unknown=st.booleans(),
+    engine=st.none() | engines,
+    is_published=st.booleans(),
+    is_stale=st.booleans(),
+    start_error=st.sampled_from(["", "no disk"]),
+    reported=st.sampled_from([None, over_told(), told(()), told((), epoch=1, golden=GOLDEN)]),
+    rank=st.integers(0, 1),
+    used_epoch=st.integers(0, 3),
+    reference=st.sampled_from(Reference),
+    found_reference=st.sampled_from([None, GOLDEN]),
+)
+
+
+def is_over(state: LocalState) -> bool:
+    return state.replica is not None and judging.over(state) is not None
+
+
+@given(states)
+def test_planning_is_deterministic_and_never_fails(state: LocalState) -> None:
+    assert plan(state) == plan(state)
+
+
+@given(states)
+def test_an_epoch_is_started_once_and_alone(state: LocalState) -> None:
+    if StartEngine() not in plan(state).actions:
+        return
+    assert state.replica is not None
+    assert state.replica.spec.formation is not None
+    assert state.engine is None
+    assert state.used_epoch < state.replica.spec.formation.epoch
+    assert state.reference is not Reference.RUNNING
+    assert not is_over(state)
+
+
+@given(states)
+def test_only_rank_0_is_published_after_a_right_answer(state: LocalState) -> None:
+    if Publish() not in plan(state).actions:
+        return
+    found = state.engine
+    assert found is not None
+    assert found.rank is not None
+    assert state.rank == 0
+    assert (found.state, found.probe, found.is_running) == ("Ready", Probe.PASSED, True)
+    assert found.rank.answer is None or judging.expected(state) in (None, found.rank.answer)
+    assert not is_over(state)
+
+
+@given(states)
+def test_what_is_over_is_not_served_asked_or_started(state: LocalState) -> None:
+    if state.is_unknown or not is_over(state):
+        return
+    decided = plan(state).actions
+    assert not {Publish(), ProbeEngine(), StartEngine(), MakeReference()} & set(decided)
+    assert not state.is_published or Withdraw() in decided
+
+
+@given(states)
+def test_a_verdict_is_remembered_before_anything_is_stopped(state: LocalState) -> None:
+    actions = plan(state).actions
+    verdicts = [i for i, action in enumerate(actions) if isinstance(action, GiveUp)]
+    stops = [i for i, action in enumerate(actions) if isinstance(action, StopEngine)]
+    if verdicts and stops:
+        assert verdicts[0] < stops[0]
+    if stops and state.is_published:
+        assert actions.index(Withdraw()) < stops[0]
+
+
+@given(states)
+def test_what_was_said_is_not_said_again(state: LocalState) -> None:
+    made = [a for a in plan(state).actions if isinstance(a, Report)]
+    assert len(made) <= 1
+    if state.replica is None or not made:
+        return
+    formation = state.replica.spec.formation
+    assert formation is not None
+    said = RankStatus(
+        replica_uid=state.replica.metadata.uid,
+        node="a",
+        epoch=formation.epoch,
+        golden=made[0].golden,
+        peak_bytes=made[0].peak_bytes,
+        conditions=made[0].conditions,
+    )
+    later = replace(state, reported=said)
+    again = plan(later).actions
+    assert not [a for a in again if isinstance(a, Report)]
+    # And once over, an epoch stays over, whatever is seen of it later.
+    if is_true(made[0].conditions, judging.EPOCH_OVER):
+        assert is_over(replace(later, engine=None, start_error="", used_epoch=0))
+
+
+@given(states)
+def test_nothing_is_said_of_a_new_epoch_while_the_old_one_is_there(state: LocalState) -> None:
+    replica, found = state.replica, state.engine
+    if replica is None or found is None or found.replica_uid != replica.metadata.uid:
+        return
+    is_deleting = replica.metadata.deletion_timestamp is not None
+    if is_deleting or judging.is_current(found, replica):
+        return
+    assert not [a for a in plan(state).actions if isinstance(a, Report)]
+
+
+@given(states)
+def test_whatever_is_unfinished_is_looked_at_again(state: LocalState) -> None:
+    decided = plan(state)
+    is_making = state.reference is Reference.RUNNING and not is_over(state)
+    if state.engine is not None or is_making:
+        assert decided.look_again_s is not None

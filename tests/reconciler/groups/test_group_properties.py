@@ -1,0 +1,76 @@
+"""What holds of groups whatever happens: all ranks or none, no memory given twice, nothing written for nothing."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconciler.plan import plan
+from tests.reconciler.groups.worlds import World
+from tests.support.examples import few
+
+seeds = st.integers(0, 2**32)
+
+
+@settings(max_examples=few(100), deadline=None)
+@given(seeds, st.integers(1, 12))
+def test_no_group_is_ever_half_assigned_nor_memory_given_twice(seed: int, steps: int) -> None:
+    world = World(random.Random(seed))
+    for _ in range(steps):
+        world.step()
+        world.check()
+        world.agents_act(ends=0.3)
+        world.disturb()
+        world.pass_time(world.dice.choice([1, 10, 61]))
+    world.step()
+    world.check()
+
+
+@settings(max_examples=few(60), deadline=None)
+@given(seeds, st.integers(0, 6))
+def test_planning_again_writes_nothing(seed: int, steps: int) -> None:
+    world = World(random.Random(seed))
+    for _ in range(steps):
+        world.step()
+        world.agents_act(ends=0.3)
+        world.disturb()
+        world.pass_time(10)
+    for _ in range(60):
+        decided = world.step()
+        world.check()
+        world.agents_act()
+        world.pass_time(61)
+        # Books are not kept here: nothing saves revisions.
+        if not [one for one in decided.actions if "Revision" not in type(one).__name__]:
+            break
+    else:
+        raise AssertionError("the plan does not settle")
+    seen = world.observe()
+    assert plan(seen) == plan(seen)
+    shuffled = replace(
+        seen, nodes=tuple(reversed(seen.nodes)), replicas=tuple(reversed(seen.replicas))
+    )
+    assert set(plan(shuffled).actions) == set(plan(seen).actions)
+    again = [one for one in plan(seen).actions if "Revision" not in type(one).__name__]
+    assert again == []
+
+
+@settings(max_examples=few(40), deadline=None)
+@given(seeds)
+def test_a_crash_loop_ends(seed: int) -> None:
+    """Whatever a group may fall back on, an epoch that never serves is not begun for ever."""
+    world = World(random.Random(seed))
+    for _ in range(40):
+        world.step()
+        world.agents_act(ends=1.0)
+        world.pass_time(61)
+    epochs = len(world.epochs)
+    for _ in range(10):
+        world.step()
+        world.agents_act(ends=1.0)
+        world.pass_time(61)
+    assert len(world.epochs) == epochs
+    for replica in world.replicas.values():
+        formation = replica.spec.formation
+        assert formation is None or formation.epoch <= 3 * 2
