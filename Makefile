@@ -11,7 +11,7 @@ PORT ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-engine bench-engine-start clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-engine bench-engine-start bench-shard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,6 +107,9 @@ bench-engine: $(READY)  ## our engine beside mlx_lm.server and beside raw MLX, i
 
 bench-engine-start: $(READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start
+
+bench-shard: $(READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with mlx_lm.server, in five minutes
+	@$(BIN)/python -m bench.shard
 
 clean:  ## remove the virtual environment and the caches
 	@rm -rf $(VENV) $(LITELLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build

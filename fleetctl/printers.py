@@ -7,6 +7,7 @@ from typing import TypeAlias, cast
 
 from tabulate import tabulate
 
+from fleetctl import groupcells
 from schemas import quantity
 from schemas.deployment import ModelDeployment, served_names
 from schemas.event import Event
@@ -186,11 +187,22 @@ COLUMNS: dict[str, Columns] = {
     "ShardGroup": (
         _NAME,
         Column(title="READY", cell=_condition("Ready")),
-        Column(
-            title="MEMBERS",
-            cell=lambda o, _: ",".join(m.node for m in cast("ShardGroup", o).spec.members),
-        ),
+        Column(title="SIZE", cell=lambda o, _: str(cast("ShardGroup", o).spec.wanted_size)),
+        Column(title="MEMBERS", cell=groupcells.members),
+        Column(title="BACKEND", cell=lambda o, _: cast("ShardGroup", o).spec.backend),
+        Column(title="REPLICAS", cell=groupcells.replicas),
         _AGE,
+        Column(
+            title="PARALLELISM",
+            cell=lambda o, _: cast("ShardGroup", o).spec.parallelism,
+            is_wide=True,
+        ),
+        Column(
+            title="RESERVATION",
+            cell=lambda o, _: cast("ShardGroup", o).spec.reservation,
+            is_wide=True,
+        ),
+        Column(title="WHY", cell=_reason("Ready"), is_wide=True),
     ),
     "ModelRoute": (
         _NAME,
@@ -225,9 +237,13 @@ COLUMNS: dict[str, Columns] = {
     "Replica": (
         _NAME,
         Column(title="READY", cell=_condition("Ready")),
-        Column(title="NODE", cell=lambda o, _: cast("Replica", o).spec.ranks[0].node),
+        Column(
+            title="NODE",
+            cell=lambda o, _: ",".join(rank.node for rank in cast("Replica", o).spec.ranks),
+        ),
         Column(title="MEMORY", cell=_replica_memory),
         _AGE,
+        Column(title="TOGETHER", cell=groupcells.together, is_wide=True),
         Column(title="WHY", cell=_reason("Ready"), is_wide=True),
     ),
     "Endpoint": (

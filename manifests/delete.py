@@ -144,6 +144,13 @@ async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
             for obj in deployments
             if name in obj.spec.placement.pools and obj.metadata.deletion_timestamp is None
         ]
+    if kind == "ShardGroup":
+        deployments = await objects.list_all(transport, ModelDeployment)
+        return [
+            ObjectKey(obj.kind, obj.name)
+            for obj in deployments
+            if obj.spec.sharding == name and obj.metadata.deletion_timestamp is None
+        ]
     if kind == "ModelDeployment":
         routes = await objects.list_all(transport, ModelRoute)
         return [

@@ -15,7 +15,7 @@ from store.port import KeyValue, Transport
 
 # Kinds whose objects decide whether an object of a kind may be written.
 _RELATED: Mapping[str, tuple[str, ...]] = {
-    "ModelDeployment": ("NodePool", "ModelRoute"),
+    "ModelDeployment": ("NodePool", "ShardGroup", "ModelRoute"),
     "ModelRoute": ("ModelDeployment",),
 }
 
@@ -61,5 +61,6 @@ def _known(items: Mapping[str, tuple[KeyValue, ...]]) -> Known:
     return Known(
         node_pools=names("NodePool"),
         model_deployments=names("ModelDeployment"),
+        shard_groups=names("ShardGroup"),
         model_routes=tuple(codec.decode_object(ModelRoute, item) for item in routes),
     )

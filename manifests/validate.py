@@ -16,7 +16,7 @@ from manifests.tree import Path
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
 from schemas.route import Backend, ModelRoute
-from schemas.shardgroup import ShardGroup
+from schemas.shardgroup import MOST_JACCL_RANKS, ShardGroup
 
 # The limit of schemas.meta.ObjectName, and what follows a deployment's name in that of a revision.
 _MAX_NAME = 128
@@ -30,6 +30,7 @@ class Known:
     node_pools: frozenset[str] = frozenset()
     model_deployments: frozenset[str] = frozenset()
     model_routes: tuple[ModelRoute, ...] = ()
+    shard_groups: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class _World:
     """What there will be once everything is applied."""
 
     node_pools: frozenset[str]
+    shard_groups: frozenset[str]
     model_deployments: frozenset[str]
     declared_routes: Mapping[str, tuple[Loaded, ModelRoute]]
     """For every model, the first manifest of a route that takes it."""
@@ -65,11 +67,13 @@ def validate(loaded: Sequence[Loaded], known: Known) -> list[ManifestError]:
 
 def _world(loaded: Sequence[Loaded], known: Known) -> _World:
     pools = {item.obj.name for item in loaded if isinstance(item.obj, NodePool)}
+    groups = {item.obj.name for item in loaded if isinstance(item.obj, ShardGroup)}
     deployments = {item.obj.name for item in loaded if isinstance(item.obj, ModelDeployment)}
     routes = [(item, item.obj) for item in loaded if isinstance(item.obj, ModelRoute)]
     named = {route.name for _, route in routes}
     return _World(
         node_pools=known.node_pools | pools,
+        shard_groups=known.shard_groups | groups,
         model_deployments=known.model_deployments | deployments,
         declared_routes={route.spec.model: (i, route) for i, route in reversed(routes)},
         other_routes=tuple(route for route in known.model_routes if route.name not in named),
@@ -81,6 +85,9 @@ def _deployment(item: Loaded, obj: ModelDeployment, world: _World) -> Iterator[M
         if pool not in world.node_pools:
             path = ("spec", "placement", "pools", index)
             yield _absent(item, path, ("NodePool", pool), world.node_pools)
+    wish = obj.spec.sharding
+    if wish not in ("Never", "Auto") and wish not in world.shard_groups:
+        yield _absent(item, ("spec", "sharding"), ("ShardGroup", wish), world.shard_groups)
     # Replicas and revisions are named after it; a revision's hash is the longer tail.
     if len(obj.name) > _MAX_NAME - _TAIL:
         yield item.document.problem(
@@ -109,7 +116,57 @@ def _pool(item: Loaded, obj: NodePool) -> Iterator[ManifestError]:
 
 
 def _group(item: Loaded, obj: ShardGroup) -> Iterator[ManifestError]:
-    yield from _repeats(item, ("spec", "members"), "node", [m.node for m in obj.spec.members])
+    members = [member.node for member in obj.spec.members]
+    yield from _repeats(item, ("spec", "members"), "node", members)
+    yield from _devices(item, obj, frozenset(members))
+    yield from _fallbacks(item, obj)
+
+
+def _fallbacks(item: Loaded, obj: ShardGroup) -> Iterator[ManifestError]:
+    """Yield fallbacks that cannot be, or that come to what has failed already."""
+    members, own = obj.spec.members, obj.spec.parallelism
+    before: list[tuple[str, int, str | None]] = [(own, obj.spec.wanted_size, None)]
+    for index, one in enumerate(obj.spec.fallbacks):
+        path: Path = ("spec", "fallbacks", index)
+        if one.size is not None and members and one.size > len(members):
+            yield item.document.problem(
+                (*path, "size"),
+                f"is {one.size}, and the group has {len(members)} members",
+                "Fall back on fewer Macs, not on more",
+            )
+        elif one.size is not None and obj.spec.backend != "ring" and one.size > MOST_JACCL_RANKS:
+            yield item.document.problem(
+                (*path, "size"),
+                f"is {one.size}, and JACCL connects {MOST_JACCL_RANKS} at most",
+                f"Use {MOST_JACCL_RANKS} or fewer",
+            )
+        made = (
+            one.parallelism or obj.spec.parallelism,
+            one.size or obj.spec.wanted_size,
+            one.model,
+        )
+        if made in before:
+            what = "the group itself" if before.index(made) == 0 else "an earlier fallback"
+            yield item.document.problem(
+                path,
+                f"comes to the same as {what}, which has failed by then",
+                "Change its parallelism, size or model, or remove it",
+            )
+        before.append(made)
+
+
+def _devices(item: Loaded, obj: ShardGroup, members: frozenset[str]) -> Iterator[ManifestError]:
+    """Yield RDMA devices towards who is no member, or towards the member itself."""
+    for index, member in enumerate(obj.spec.members):
+        for towards in member.rdma:
+            if towards in members and towards != member.node:
+                continue
+            what = "is the member itself" if towards == member.node else "is no member of the group"
+            yield item.document.problem(
+                ("spec", "members", index, "rdma", towards),
+                f"{towards} {what}",
+                "Name the devices towards each of the other members",
+            )
 
 
 def _route(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestError]:

@@ -17,6 +17,7 @@ from nodeagent.geometry.splitting import Splitter
 from nodeagent.hardware.machine import Machine
 from nodeagent.health import HealthClient
 from nodeagent.local import Engine, Prober
+from nodeagent.named import fallback_models
 from nodeagent.observe import LocalState, Reference
 from nodeagent.parts import Parts
 from nodeagent.plan import plan
@@ -27,6 +28,7 @@ from nodeagent.vitals import Vitals
 from schemas.deployment import ModelDeployment
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
+from schemas.shardgroup import ShardGroup
 from store import codec, keys
 from store.cache.informer import Informer
 from store.codec import NewerDocumentError
@@ -67,15 +69,23 @@ def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts
         clock,
     )
 
+    shard_groups = Informer(
+        transport,
+        keys.spec_prefix("ShardGroup"),
+        lambda item: codec.decode_object(ShardGroup, item),
+        clock,
+    )
+
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         specs = [found.spec for found in deployments.items.values()]
+        smaller = fallback_models(deployments.items.values(), shard_groups.items.values())
         return await asyncio.to_thread(
             models.report_all,
             paths,
             config.models_dir,
             casts_to_float32=config.casts_to_float32,
             splitter=splitter,
-            split={spec.model.path for spec in specs if spec.sharding != "Never"},
+            split={spec.model.path for spec in specs if spec.sharding != "Never"} | smaller,
         )
 
     async def report_adapters(paths: set[str]) -> tuple[AdapterReport, ...]:
@@ -104,6 +114,7 @@ def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts
             clock,
         ),
         deployments=deployments,
+        groups=shard_groups,
         is_looking=splitter.is_looking,
         readings=Machine(config.models_dir),
         fabric=FabricTests(transport, clock, node=config.name, folder=config.state_dir / "fabric"),
@@ -166,10 +177,13 @@ class Agent:
                 )
                 group.create_task(self._replicas.run())
                 group.create_task(self._deployments.run())
+                if self._parts.groups is not None:
+                    self._parts.groups.on_change(lambda _: self._models_wanted.set())
+                    group.create_task(self._parts.groups.run())
                 group.create_task(
                     self._presence.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
-                group.create_task(self._describe())
+                group.create_task(self._describe(making))
                 if self._parts.fabric is not None:
                     group.create_task(
                         self._parts.fabric.run(self._presence, self._models_wanted.set)
@@ -264,14 +278,14 @@ class Agent:
             return 0
         return self._parts.engines.last_epoch(replica.name, replica.metadata.uid)
 
-    async def _describe(self) -> None:
+    async def _describe(self, making: ReferenceMaker) -> None:
         """Look at deployed models and write the node's status, whenever either is news."""
         await self._deployments.wait_synced()
         told = ""
         while True:
             self._models_wanted.clear()
             try:
-                await self._describe_once()
+                await self._describe_once(making)
                 told, wait_s = "", self._config.inspect_every_s
                 if self._parts.is_looking():
                     wait_s = min(wait_s, _LOOKING_S)
@@ -288,11 +302,14 @@ class Agent:
             except TimeoutError:
                 continue
 
-    async def _describe_once(self) -> None:
+    async def _describe_once(self, making: ReferenceMaker) -> None:
         sources = [found.spec.model for found in self._deployments.items.values()]
         models_named = {one.path for one in sources} | {
             one.draft.path for one in sources if one.draft
         }
+        if self._parts.groups is not None:
+            named = self._deployments.items.values()
+            models_named |= fallback_models(named, self._parts.groups.items.values())
         adapters_named = {one.adapter for one in sources if one.adapter is not None}
         found = await self._parts.report_models(models_named)
         self._node.learn(found)
@@ -306,15 +323,17 @@ class Agent:
             status = await self._parts.fabric.fill(status, self._presence)
         await self._presence.describe(status)
 
-    async def _felt(self, status: NodeStatus) -> NodeStatus:
+    async def _felt(self, status: NodeStatus, making: ReferenceMaker) -> NodeStatus:
         """Return the status with how the machine is."""
         if self._vitals is None:
             return status
         if not self._vitals.is_resumed:
             self._vitals.resume(await self._presence.described())
         # Parts of one machine do not know of each other's engines.
-        has_engines = self._config.status.is_part or any(
-            engine.process.child.running() for engine in self._node.engines.values()
+        has_engines = (
+            self._config.status.is_part
+            or making.is_busy
+            or any(engine.process.child.running() for engine in self._node.engines.values())
         )
         undying = [n for n, one in self._node.engines.items() if one.is_undying(self._clock)]
         now = self._clock.monotonic()

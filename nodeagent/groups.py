@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Final
 
 from machinery.files import write_atomically
+from schemas.formation import Formation
 from schemas.rendezvous import Rendezvous, rendezvous
 from schemas.replica import Replica
 from schemas.shardgroup import Backend, Parallelism
 
 # What an agent may have inherited from whoever started it, and MLX would believe before it believes us.
 INHERITED: Final = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_")
+
+REFERENCE_S: Final = 600.0
+"""How long one process may take to load the whole model and answer the golden question."""
+# Models are on disk, and nothing but imports comes before ranks wait for each other.
+_JOIN_S: Final = 120.0
 
 HOSTFILE: Final = "hosts.json"
 DEVICES: Final = "devices.json"
@@ -36,6 +42,14 @@ class GroupOrder:
     environment: Mapping[str, str]
     """What the group's owner says."""
     secret: str
+    join_s: float
+    """How long it waits for the other ranks, in seconds."""
+
+
+def join_s(formation: Formation) -> float:
+    """Return how long ranks wait for each other, in seconds; for a reference to be made on rank 0's Mac, too."""
+    is_referred = formation.fits_single and formation.golden is None
+    return _JOIN_S + (REFERENCE_S if is_referred else 0.0)
 
 
 def rank_on(replica: Replica, node: str) -> int | None:
@@ -71,6 +85,7 @@ def group_order(replica: Replica, rank: int) -> GroupOrder | None:
         meeting=rendezvous(replica.metadata.uid, formation, ranks),
         environment=formation.environment,
         secret=formation.secret,
+        join_s=join_s(formation),
     )
 
 
@@ -85,6 +100,7 @@ def flags(group: GroupOrder) -> list[str]:
         *("--backend", group.backend),
         *("--parallelism", group.parallelism),
         *layers,
+        *("--join-timeout", f"{group.join_s:g}"),
     ]
 
 

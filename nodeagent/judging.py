@@ -3,7 +3,7 @@
 MLX notices a lost peer only sometimes, and may spin for ever (docs/operations/shardgroups.md): so the agent decides.
 """
 
-from nodeagent import golden
+from nodeagent import golden, groups
 from nodeagent.observe import EngineView, LocalState, Over, Probe, RankView
 from schemas.formation import Formation, Golden
 from schemas.meta import find_condition, is_true
@@ -16,10 +16,8 @@ _SILENT_S = 3.0
 # Before that, imports and MLX's own connecting hold the whole process up; a rank whose peer is away gives up after 31 s.
 _SILENT_JOINING_S = 40.0
 _SILENT_STARTING_S = 60.0
-# An engine gives up by itself after 120 s; this is for one that does not.
-_JOINING_S = 150.0
-# While rank 0's Mac has one process make the reference, the others wait for rank 0.
-REFERENCE_S = 600.0
+# An engine gives up waiting for others by itself; this is for one that does not.
+_JOINING_MORE_S = 30.0
 # The first file of weights may come over a network.
 _LOADING_STUCK_S = 120.0
 _STUCK_S = 4.0
@@ -87,7 +85,7 @@ def _of_engine(
     if rank.unheard_s > limit_s:
         message = f"its rank has not answered for more than {limit_s:g} s"
         return Over(reason="RankSilent", message=message)
-    return _stuck(seen, engine, rank, formation) or _wrong(seen, engine, rank)
+    return _stuck(engine, rank, formation) or _wrong(seen, engine, rank)
 
 
 def _silence_limit(state: str) -> float:
@@ -96,13 +94,9 @@ def _silence_limit(state: str) -> float:
     return _SILENT_JOINING_S if state in ("Joining", "Loading") else _SILENT_S
 
 
-def _stuck(
-    seen: LocalState, engine: EngineView, rank: RankView, formation: Formation
-) -> Over | None:
+def _stuck(engine: EngineView, rank: RankView, formation: Formation) -> Over | None:
     if engine.state == "Joining":
-        waits_s = _JOINING_S
-        if seen.rank > 0 and formation.fits_single and formation.golden is None:
-            waits_s += REFERENCE_S
+        waits_s = groups.join_s(formation) + _JOINING_MORE_S
         if rank.state_s <= waits_s:
             return None
         message = f"its rank has waited for the other ranks for more than {waits_s:g} s"

@@ -1,6 +1,7 @@
 """Looking at deployed models on this node's disk. Reads; decides nothing."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from nodeagent import adapterdir, architectures, modeldir
@@ -58,7 +59,7 @@ def report_all(
     *,
     casts_to_float32: bool,
     splitter: Splitter | None = None,
-    split: Set[str] = frozenset(),
+    split: AbstractSet[str] = frozenset(),
 ) -> tuple[ModelReport, ...]:
     """Return the reports of all paths, in order of the paths; of those in `split` also how they can be split."""
     return tuple(

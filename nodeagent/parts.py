@@ -15,6 +15,7 @@ from schemas.deployment import ModelDeployment
 from schemas.formation import Golden
 from schemas.node import AdapterReport, ModelReport
 from schemas.replica import Replica
+from schemas.shardgroup import ShardGroup
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -110,6 +111,8 @@ class Parts:
     replicas: Feed[Replica]
     """Replicas by key: all of them, or those of this node."""
     deployments: Feed[ModelDeployment]
+    groups: Feed[ShardGroup] | None = None
+    """ShardGroups, for the models that they fall back on; None where nobody looks into models' folders."""
     is_looking: Callable[[], bool] = lambda: False
     """Whether more is being found out about a model, so that it is worth asking for reports again soon."""
     readings: Readings | None = None

@@ -11,7 +11,7 @@ from machinery.files import write_atomically
 from machinery.processes import last_lines
 from nodeagent.engine.openai import fingerprint
 from nodeagent.engines import GOLDEN_MODULE, EngineOrder, end_references, told
-from nodeagent.judging import REFERENCE_S
+from nodeagent.groups import REFERENCE_S
 from nodeagent.observe import Reference
 from nodeagent.parts import ReferencesPort
 from schemas.formation import Golden
@@ -148,6 +148,11 @@ class ReferenceMaker:
         making = self._made.pop(replica, None)
         if making is not None and making.task is not None:
             making.task.cancel()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is being made now."""
+        return any(making.state is Reference.RUNNING for making in self._made.values())
 
     def look(self, replica: str, uid: str | None) -> tuple[Reference, Golden | None]:
         """Return how it went; what is of an earlier replica of the name is ended. `uid` None: whichever it is."""

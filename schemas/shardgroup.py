@@ -25,8 +25,7 @@ _OURS = frozenset(
 
 
 def _numeric(address: str) -> str:
-    """Refuse what MLX cannot connect to: it takes all before the first colon as the address, and Macs of a group need
-    not know each other's names."""
+    """Refuse what MLX cannot connect to: to its ring all before the first colon is the address."""
     try:
         ipaddress.IPv4Address(address)
     except ValueError as error:

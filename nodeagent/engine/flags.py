@@ -89,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=get_args(Backend), help="default: ring")
     parser.add_argument("--parallelism", choices=get_args(Parallelism), help="default: Tensor")
     parser.add_argument("--layers", help="n0,n1,...: each rank's, in rank order; default: evenly")
+    parser.add_argument(
+        "--join-timeout", type=_seconds, default=120.0, help="seconds to wait for other ranks"
+    )
     return parser
 
 
@@ -150,6 +153,7 @@ def _group(flags: argparse.Namespace, secret: str) -> GroupConfig | None:
         backend=flags.backend or "ring",
         parallelism=flags.parallelism or "Tensor",
         layers=tuple(int(part) for part in flags.layers.split(",")) if flags.layers else (),
+        timeout_s=flags.join_timeout,
     )
 
 

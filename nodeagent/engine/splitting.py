@@ -62,22 +62,29 @@ class Group:
 @contextmanager
 def _watched(group: Group | None) -> Iterator[list[tuple[Shape, ...]]]:
     """Note what attention gets, and let collectives return what has the shape of their results."""
-    fast, sent = mx.fast, mx.distributed
     seen: list[tuple[Shape, ...]] = []
-    before = fast.scaled_dot_product_attention, sent.all_sum, sent.all_gather
+    fast = mx.fast.scaled_dot_product_attention
 
     def attend(q: Any, k: Any, v: Any, **rest: Any) -> Any:
         seen.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
-        return before[0](q, k, v, **rest)
+        return fast(q, k, v, **rest)
 
-    fast.scaled_dot_product_attention = attend
+    stands_in: dict[str, Any] = {}
     if group is not None:
-        sent.all_sum = lambda x, **_: x
-        sent.all_gather = lambda x, **_: mx.concatenate([x] * group.size(), axis=0)
+        stands_in = {
+            **dict.fromkeys(("all_sum", "send", "recv_like"), lambda x, *_, **__: x),
+            "all_gather": lambda x, **_: mx.concatenate([x] * group.size(), axis=0),
+        }
+    before = {name: getattr(mx.distributed, name) for name in stands_in}
+    mx.fast.scaled_dot_product_attention = attend
     try:
+        for name, stand_in in stands_in.items():
+            setattr(mx.distributed, name, stand_in)
         yield seen
     finally:
-        fast.scaled_dot_product_attention, sent.all_sum, sent.all_gather = before
+        mx.fast.scaled_dot_product_attention = fast
+        for name, real in before.items():
+            setattr(mx.distributed, name, real)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +210,9 @@ class Folder:
         rest = total[0] - sum(one[0] for one in weights), total[1] - sum(one[1] for one in weights)
         try:
             # Uneven, so that a type which takes no split is found out.
-            dealt.pipeline(Group(0, 2), split=[1, len(weights) - 1])
+            group = Group(0, 2)
+            dealt.pipeline(group, split=[1, len(weights) - 1])
+            ask(model, group)
         except _COMPLAINTS:
             return nothing
         # A type whose ranks keep more than their layers and the rest cannot be proven to fit.

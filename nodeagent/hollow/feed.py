@@ -149,4 +149,5 @@ class _Mine(Mapping[str, T]):
 
 def _nodes_of(replica: Replica) -> tuple[str, ...]:
     """Return the nodes that a replica concerns: those of its ranks, and those that had one."""
-    return tuple(rank.node for rank in (*replica.spec.ranks, *replica.spec.leaving))
+    now = (rank.node for rank in replica.spec.ranks)
+    return (*now, *(rank.node for rank in replica.spec.leaving))

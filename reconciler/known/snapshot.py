@@ -10,6 +10,8 @@ from datetime import datetime
 from machinery.clock import Clock
 from machinery.version import version
 from reconciler import views
+from reconciler.groups.explaining import explain as explain_group
+from reconciler.groups.explaining import group_of
 from reconciler.known.caches import Caches, make_caches
 from reconciler.known.fleet import Fleet
 from reconciler.nodes.circumstances import Moment
@@ -100,7 +102,13 @@ class Snapshot:
                     break
         want = want_of(observed.deployment, apart_from=observed.apart_from)
         nodes = [placer.draft.view(row) for row in range(len(table))]
-        return Outlook(observed=observed, nodes=explain(want, nodes), outcome=placer.claim(want))
+        outcome = placer.claim(want)
+        name = group_of(outcome)
+        group = next((one for one in observed.groups if one.name == name), None)
+        if group is None:
+            return Outlook(observed=observed, nodes=explain(want, nodes), outcome=outcome)
+        found = explain_group(want, nodes, group, outcome)
+        return Outlook(observed=observed, nodes=found, outcome=outcome)
 
     def unreadable(self) -> list[str]:
         """Return the keys whose documents this process does not understand."""

@@ -178,6 +178,7 @@ _PHRASES: Final[dict[str, Callable[[Tally], str]]] = {
     "ReplicaLimit": lambda tally: f"full up (maxReplicasPerNode is {tally.have})",
     "InsufficientMemory": lambda tally: _short("memory", tally),
     "UnknownNode": lambda _: "not joined",
+    "NotInGroup": lambda _: "no members of the ShardGroup",
 }
 
 

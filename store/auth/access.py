@@ -152,6 +152,8 @@ def _agent(node: str) -> list[Permission]:
     return [
         below(keys.spec_prefix("Replica"), Right.READ),
         below(keys.spec_prefix("ModelDeployment"), Right.READ),
+        # The models that groups fall back on are looked at as well.
+        below(keys.spec_prefix("ShardGroup"), Right.READ),
         # Nothing that is missing is gone while a backup is restored.
         one(keys.RESTORING, Right.READ),
         one(keys.node_lease_key(node), Right.READWRITE),

@@ -6,6 +6,8 @@ import pytest
 
 from nodeagent.engine.flags import parse
 
+GROUP = "--rank 1 --world-size 2 --coordinator 10.0.0.1:20001"
+PIPELINE = "--parallelism Pipeline"
 LEAST = [
     *("--model-dir", "/m/tiny", "--replica", "tiny-0", "--replica-uid", "u", "--node", "a"),
     *("--served-name", "tiny", "--port", "4100", "--context-length", "64", "--concurrency", "2"),
@@ -23,6 +25,18 @@ def test_what_is_left_out_has_a_default() -> None:
 def test_names_come_once_in_their_order() -> None:
     names = ["--served-name", "fast", "--served-name", "tiny"]
     assert parse([*LEAST, *names]).served_names == ("tiny", "fast")
+
+
+def test_a_place_in_a_group_can_be_told() -> None:
+    plain = parse([*LEAST, *GROUP.split()], secret="s").group
+    assert plain is not None
+    assert (plain.host, plain.port, plain.secret, plain.epoch) == ("10.0.0.1", 20001, "s", 1)
+    assert (plain.backend, plain.parallelism, plain.layers) == ("ring", "Tensor", ())
+    more = ["--epoch", "3", "--backend", "jaccl-ring", *PIPELINE.split(), "--layers", "3,1"]
+    found = parse([*LEAST, *GROUP.split(), *more], secret="s").group
+    assert found is not None
+    assert (found.epoch, found.backend) == (3, "jaccl-ring")
+    assert (found.parallelism, found.layers) == ("Pipeline", (3, 1))
 
 
 def test_everything_can_be_told() -> None:
@@ -58,6 +72,15 @@ def test_everything_can_be_told() -> None:
         ("--port 99999", "argument --port: 99999 is more than 65535"),
         ("--drain-timeout nan", "argument --drain-timeout: nan is no number of seconds from 0 up"),
         ("--world-size 2", "a group needs --rank, --world-size, --coordinator"),
+        ("--epoch 2", "a group needs --rank, --world-size, --coordinator"),
+        (f"{GROUP} --coordinator 10.0.0.1", "--coordinator must be HOST:PORT"),
+        (f"{GROUP} --rank 2", "--rank 2 is none of 2 ranks"),
+        (f"{GROUP} --draft-model d", "--draft-model does not go with --world-size"),
+        (f"{GROUP} --adapter d", "--adapter does not go with --world-size"),
+        (f"{GROUP} --layers 1,2", "--layers goes with --parallelism Pipeline only"),
+        (f"{GROUP} {PIPELINE} --layers 3", "--layers must be 2 numbers from 1 up"),
+        (f"{GROUP} {PIPELINE} --layers 3,0", "--layers must be 2 numbers from 1 up"),
+        (f"{GROUP} --backend mpi", "argument --backend: invalid choice: 'mpi'"),
         ("--speed 11", "unrecognized arguments: --speed 11"),
     ],
 )
@@ -65,7 +88,7 @@ def test_refusals_end_the_process_with_words(
     words: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse([*LEAST, *words.split()])
+        parse([*LEAST, *words.split()], secret="s")
     assert ended.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]  # the line that the agent shows
     assert last.startswith(f"engine: error: {complaint}")

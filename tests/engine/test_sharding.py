@@ -1,22 +1,47 @@
-"""The seam for several ranks: a group of one changes nothing, and who cannot be split says so."""
+"""The seam for several ranks: a group of one changes nothing, and who cannot be split says so, and what can."""
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nodeagent import modeldir
 from nodeagent.engine.state import Gauges
 from tests.engine.batch.batches import PROMPTS, drain, job, load, module, new_batch
+from tests.engine.mlx_models import BASE, build
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
+NINE = {**BASE, "hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
+
+
+class Group:
+    """As much of an mx.distributed.Group as a split asks for."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+def split(model: Any, group: Any, parallelism: str, *layers: int) -> Any:
+    sharding = module("nodeagent.engine.model.sharding")
+    how = sharding.Split(group=group, parallelism=parallelism, layers=layers)
+    sharding.split(model, how)
+    return model
 
 
 def test_a_group_of_one_has_all_of_the_model(tiny: Path) -> None:
-    loading = module("nodeagent.engine.model.loading")
-    group, gauges = module("mlx.core").distributed.init(), Gauges()
-    facts = modeldir.inspect(tiny)
-    whole = loading.load(tiny, facts, gauges, is_stopping=lambda: False, group=group)
+    loading, sharding = (
+        module(f"nodeagent.engine.model.{name}") for name in ("loading", "sharding")
+    )
+    gauges, facts = Gauges(), modeldir.inspect(tiny)
+    how = sharding.Split(group=module("mlx.core").distributed.init())
+    whole = loading.load(tiny, facts, gauges, is_stopping=lambda: False, split=how)
     assert gauges.loaded_bytes == facts.weight_bytes
     made = []
     for loaded in (whole, load(tiny)):
@@ -26,8 +51,71 @@ def test_a_group_of_one_has_all_of_the_model(tiny: Path) -> None:
     assert made[0] == made[1]
 
 
+def test_each_rank_has_its_layers() -> None:
+    config = {**BASE, "model_type": "qwen2", "num_hidden_layers": 5}
+    models = [split(build(config), Group(rank, 3), "Pipeline", 1, 3, 1) for rank in range(3)]
+    assert [len(model.layers) for model in models] == [1, 3, 1]
+    # Rank 0 has the last ones, and where nothing is said the first ranks have one more.
+    assert [model.model.start_idx for model in models] == [4, 1, 0]
+    assert len(split(build(config), Group(0, 3), "Pipeline").layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "group", "how", "complaint"),
+    [
+        (BASE, Group(0, 2), ("Pipeline", 2, 2), "llama cannot be split over 2 Macs by Pipeline"),
+        (BASE, Group(0, 2), ("Pipeline",), "parallelism Tensor works"),
+        (
+            {**BASE, "model_type": "qwen2"},
+            Group(0, 2),
+            ("Pipeline", 2, 3),
+            "the split 2,3 does not give each of 2 ranks its part of 4 layers",
+        ),
+    ],
+)
+def test_who_cannot_be_split_so_is_refused(
+    config: dict[str, Any], group: Group, how: tuple[Any, ...], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        split(build(config), group, *how)
+
+
 def test_a_type_that_cannot_be_split_is_refused() -> None:
-    group = module("mlx.core").distributed.init()
-    split = module("nodeagent.engine.model.sharding").split
-    with pytest.raises(ValueError, match="type gemma cannot be split over 1 Macs"):
-        split(SimpleNamespace(model_type="gemma", model=SimpleNamespace()), group)
+    odd = SimpleNamespace(model_type="gemma", model=SimpleNamespace())
+    with pytest.raises(
+        ValueError, match=r"type gemma cannot be split over 2 Macs.*give it one Mac"
+    ):
+        split(odd, Group(0, 2), "Tensor")
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "size", "complaint"),
+    [
+        (9, 4, 2, "is 9, which 2 ranks cannot share"),
+        (9, 3, 3, ""),
+        (2, 1, 4, ""),  # repeated, as qwen3_5 does it
+        (2, 0, 4, "is 2, which 4 ranks cannot share"),
+        (3, 1, 4, "is 3, which 4 ranks cannot share"),
+        (4, 4, 2, ""),  # not split at all
+    ],
+)
+def test_heads_are_shared_or_refused(heads: int, shared: int, size: int, complaint: str) -> None:
+    """mlx-lm divides numbers of heads without looking, and then computes garbage or nothing."""
+    nn = module("mlx.nn")
+
+    class Attention(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.n_kv_heads = heads
+
+    layer = Attention()
+
+    def shard(_: Group) -> None:
+        layer.n_kv_heads = shared
+
+    model = SimpleNamespace(layers=[layer], shard=shard)
+    if not complaint:
+        split(model, Group(0, size), "Tensor")
+        return
+    with pytest.raises(ValueError, match=complaint):
+        split(model, Group(0, size), "Tensor")

@@ -56,11 +56,11 @@ def told(conditions: tuple[Condition, ...], *, epoch: int = 2, **fields: Any) ->
 
 
 def over_told() -> RankStatus:
-    words = {"reason": ENDED.reason, "message": ENDED.message}
+    reason, message = ENDED.reason, ENDED.message
     return told(
         (
-            Condition(type="Ready", status=Truth.FALSE, **words),
-            Condition(type="EpochOver", status=Truth.TRUE, **words),
+            Condition(type="Ready", status=Truth.FALSE, reason=reason, message=message),
+            Condition(type="EpochOver", status=Truth.TRUE, reason=reason, message=message),
         )
     )
 
@@ -405,13 +405,16 @@ engines = st.builds(
     exit_code=st.none() | st.integers(-15, 4),
     rank=st.none() | ranks,
 )
-replicas = st.builds(
-    lambda **fields: group(**fields),
-    uid=st.sampled_from(["u1", "u2"]),
-    is_deleting=st.booleans(),
-    epoch=st.integers(1, 3),
-    fits_single=st.booleans(),
-    golden=st.sampled_from([None, GOLDEN]),
+# Made once: checking a replica takes longer than planning for it.
+replicas = st.sampled_from(
+    [
+        group(uid=uid, is_deleting=is_deleting, epoch=epoch, fits_single=fits, golden=golden)
+        for uid in ("u1", "u2")
+        for is_deleting in (False, True)
+        for epoch in (1, 2, 3)
+        for fits in (False, True)
+        for golden in (None, GOLDEN)
+    ]
 )
 states = st.builds(
     LocalState,

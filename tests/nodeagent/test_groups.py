@@ -13,9 +13,10 @@ from nodeagent.engine import flags
 from nodeagent.engines import Engines
 from nodeagent.epochs import Epochs
 from nodeagent.execute import order_of
+from schemas.formation import Golden
 from schemas.rendezvous import rendezvous
 from schemas.replica import Replica
-from tests.nodeagent.grouping import group
+from tests.nodeagent.grouping import GOLDEN, group
 from tests.support.waiting import until
 
 HOST = "127.0.0.1"
@@ -48,6 +49,18 @@ def test_a_rank_is_told_its_place(parallelism: str) -> None:
     meeting = rendezvous("u1", formation, replica.spec.ranks)
     assert (found.host, found.port) == meeting.control
     assert "s3cret" not in words
+    assert found.timeout_s == 120
+
+
+@pytest.mark.parametrize(("golden", "seconds"), [(None, 720), (GOLDEN, 120)])
+def test_ranks_wait_for_the_reference_that_is_made_first(
+    golden: Golden | None, seconds: float
+) -> None:
+    order = order_of(group("a", "b", fits_single=True, golden=golden), Path("/models"), 1)
+    words = engines.command(order, node="b", host=HOST, port=4100)
+    found = flags.parse(words[3:], secret="s3cret").group
+    assert found is not None
+    assert found.timeout_s == seconds
 
 
 def test_a_ring_has_a_hostfile(tmp_path: Path) -> None:

@@ -247,10 +247,9 @@ async def test_a_child_is_asked_once_and_what_it_says_outlives_the_agent(tmp_pat
     assert isinstance(later.ask(folder, facts), Found)
     assert not later.is_looking()
     [file] = kept.glob("*.json")
-    file.write_text("{")  # torn: asked anew
-    again = Splitter(kept, SystemClock())
-    assert again.ask(folder, facts) is None
-    assert again.is_looking()
+    # What a disk lost is asked for anew.
+    file.write_text("{")
+    assert await told(folder, Splitter(kept, SystemClock())) == geometry
 
 
 async def test_a_model_that_mlx_lm_cannot_build_is_said_in_words(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from reconciler import status
 from reconciler.known.caches import make_caches
 from reconciler.known.fleet import Fleet
 from reconciler.nodes import peaks
+from reconciler.replica_status import replica_status
 from reconciler.telling import Teller
 from schemas.event import Event
 from schemas.meta import Status, Truth, find_condition
@@ -25,8 +25,8 @@ def rank(peak_bytes: int) -> RankStatus:
 
 
 def of(peak_bytes: int, *, memory: MemoryProof = PROOF, old: Status | None = None) -> Status:
-    found = replica(0, memory=memory).replica
-    return status.of_replica(found, rank(peak_bytes), is_serving=True, old=old, now=NOW)
+    view = replica(0, memory=memory)
+    return replica_status(view, [rank(peak_bytes)], old=old, now=NOW)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from tests.simulation.run import run
 
-BLOCK = 25
+BLOCK = 5
 
 
 @pytest.mark.timeout(120)

@@ -3,12 +3,9 @@
 import asyncio
 from dataclasses import dataclass
 
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nodeagent.engine.api import web
-from nodeagent.engine.api.telling import Deadline
-from nodeagent.engine.errors import RefusedError
+from nodeagent.engine.api.whole import WholeAnswer
 from nodeagent.engine.jobs import Embedded
 from nodeagent.engine.openai import embeddings
 from nodeagent.engine.openai.embeddings import EmbeddingRequest
@@ -27,25 +24,9 @@ class EmbeddingAnswer:
     """How long its client waits from then on."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Embed and send, for as long as the client is there."""
-        await web.while_connected(receive, self._answer(scope, receive, send))
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            response = Response(await self._in_time(), media_type="application/json")
-        except RefusedError as error:
-            response = web.refuse(error.refusal)
-        await response(scope, receive, send)
-
-    async def _in_time(self) -> bytes:
-        if self.timeout_s is None:
-            return await self._body()
-        deadline = Deadline(self.arrived_s + self.timeout_s, self.timeout_s)
-        try:
-            async with asyncio.timeout(deadline.at_s - self.service.clock.monotonic()):
-                return await self._body()
-        except TimeoutError:
-            raise deadline.passed() from None
+        """Embed and send."""
+        answer = WholeAnswer(self.service, self._body, self.arrived_s, self.timeout_s)
+        await answer(scope, receive, send)
 
     async def _body(self) -> bytes:
         how = self.service.admit().ready.pooling

@@ -1,14 +1,10 @@
 """One request to count tokens as an ASGI response: it needs no slot, only a tokenizer's thread."""
 
-import asyncio
 from dataclasses import dataclass
 
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nodeagent.engine.api import web
-from nodeagent.engine.api.telling import Deadline
-from nodeagent.engine.errors import RefusedError
+from nodeagent.engine.api.whole import WholeAnswer
 from nodeagent.engine.openai import tokenizing
 from nodeagent.engine.openai.tokenizing import TokenizeRequest
 from nodeagent.engine.service import Service
@@ -27,24 +23,8 @@ class TokenizeAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count and send."""
-        await web.while_connected(receive, self._answer(scope, receive, send))
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            response = Response(await self._in_time(), media_type="application/json")
-        except RefusedError as error:
-            response = web.refuse(error.refusal)
-        await response(scope, receive, send)
-
-    async def _in_time(self) -> bytes:
-        if self.timeout_s is None:
-            return await self._body()
-        deadline = Deadline(self.arrived_s + self.timeout_s, self.timeout_s)
-        try:
-            async with asyncio.timeout(deadline.at_s - self.service.clock.monotonic()):
-                return await self._body()
-        except TimeoutError:
-            raise deadline.passed() from None
+        answer = WholeAnswer(self.service, self._body, self.arrived_s, self.timeout_s)
+        await answer(scope, receive, send)
 
     async def _body(self) -> bytes:
         tokens = await self.service.tokens(self.asked.request)

@@ -27,24 +27,21 @@ FOUR_LAYERS = ("--arch=qwen2", "--layers=4")
 PROMPTS = ("tell me", "of the people, by the people, for the people " * 30)
 
 
-def answers(engine: Engine) -> list[Any]:
-    """Return greedy answers: text, and likelihoods as numbers that may differ a little."""
+def answers(engine: Engine) -> list[tuple[str, list[float]]]:
+    """Return greedy answers: text, and likelihoods."""
     found = [engine.chat(text, max_tokens=20, logprobs=True).json["choices"][0] for text in PROMPTS]
     return [
-        (
-            one["message"]["content"],
-            pytest.approx([each["logprob"] for each in one["logprobs"]["content"]], abs=1e-3),
-        )
+        (one["message"]["content"], [each["logprob"] for each in one["logprobs"]["content"]])
         for one in found
     ]
 
 
 def alone(fork: Start, model: Path) -> list[Any]:
-    """Return what one process answers."""
+    """Return what one process answers; sums in another order may differ by a little."""
     engine = fork(model)
     eventually(engine.is_ready, within_s=60)
     try:
-        return answers(engine)
+        return [(text, pytest.approx(numbers, abs=1e-3)) for text, numbers in answers(engine)]
     finally:
         engine.process.send_signal(signal.SIGTERM)
         assert engine.wait() == 0
@@ -76,7 +73,8 @@ def test_eight_streams_at_once(pair: list[Engine]) -> None:
         ]
         for stream in streams:
             assert b"[DONE]" in stream.getresponse().read()
-    eventually(lambda: len(steps(pair)) == 1 and steps(pair) > {20})
+    eventually(lambda: len(steps(pair)) == 1)
+    assert min(steps(pair)) > 20
 
 
 def test_who_hangs_up_leaves_all_ranks(pair: list[Engine]) -> None:

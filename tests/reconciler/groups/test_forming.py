@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.actions import CreateReplica, PreemptReplica, ReformReplica
+from reconciler.actions import CreateReplica, ReformReplica
 from reconciler.groups.epochs import Epoch
 from reconciler.observe import Hold, NodeView, Observed, Tenant
 from reconciler.placement.place import Displaces, Placed, Placer, Waits
@@ -424,7 +424,6 @@ def test_actions_name_every_rank() -> None:
         "ring",
         "Tensor",
     )
-    assert not isinstance(action, PreemptReplica)
 
 
 def test_counting_counts_each_rank() -> None:

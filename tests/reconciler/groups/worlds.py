@@ -57,7 +57,7 @@ class World:
         """Every epoch of every replica that there ever was."""
 
     def _mac(self, name: str) -> NodeView:
-        memory_gib = self.dice.choice([6, 10, 10, 10, 20])
+        memory_gib = self.dice.choice([6, 10, 10, 10, 10, 20, 20])
         return mac(name, memory_gib, is_cordoned=self.dice.random() < 0.1)
 
     def _groups(self) -> list[GroupView]:
@@ -81,9 +81,7 @@ class World:
         reports = self._reports_of(replica)
         away = frozenset(rank.node for rank in replica.spec.ranks) & self.away
         old = self.statuses.get(replica.name)
-        found = epoch_of(
-            replica, reports, away=self.away, lost=self.away, old=old, now=self.now
-        )
+        found = epoch_of(replica, reports, away=self.away, lost=self.away, old=old, now=self.now)
         formation = replica.spec.formation
         if formation is not None:
             named = next(one for one in self.groups if one.name == formation.group)
@@ -188,8 +186,10 @@ class World:
                 else:
                     said = _condition("Ready", "Serving", holds=is_whole and not over)
                 before = self.reports.get(key)
-                is_used_up = before is not None and before.epoch == epoch and any(
-                    one.type == "EpochOver" for one in before.conditions
+                is_used_up = (
+                    before is not None
+                    and before.epoch == epoch
+                    and any(one.type == "EpochOver" for one in before.conditions)
                 )
                 if is_used_up and before is not None and before.replica_uid == uid:
                     continue  # an epoch is used once
@@ -247,5 +247,3 @@ class World:
             assert view.used_bytes <= view.allocatable_bytes, view.name
         held = {one.spec.formation.secret for one in self.replicas.values() if one.spec.formation}
         assert len(held) == sum(one.spec.formation is not None for one in self.replicas.values())
-
-

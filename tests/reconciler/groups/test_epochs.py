@@ -1,0 +1,227 @@
+"""When an epoch is over, what is tried next and when: a table of situations, and what is written of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from reconciler.groups.epochs import (
+    Epoch,
+    epoch_of,
+    failures,
+    given_up,
+    next_look_s,
+    next_shapes,
+)
+from reconciler.replica_status import replica_status
+from schemas.formation import Formation, Golden
+from schemas.meta import Condition, Truth, find_condition
+from schemas.replica import RankStatus, ReplicaStatus
+from tests.reconciler.groups.situations import on
+from tests.support.fleets import NOW
+
+PAIR = on("ab").replica
+OVER = Epoch(over="RankEnded", message="rank 1 on b: it ended with -9")
+LOST = replace(OVER, is_lost=True)
+STEADY = replace(OVER, is_steady=True)
+GOLDEN = Golden(pieces=("a",), logprobs=(-0.5,))
+
+
+def formation(**changes: object) -> Formation:
+    return Formation(group="pair", formed_at=NOW).model_copy(update=changes)
+
+
+def report(type_: str, *, holds: bool = True, golden: Golden | None = None) -> RankStatus:
+    truth = Truth.TRUE if holds else Truth.FALSE
+    said = Condition(type=type_, status=truth, reason="Fake", message="so it is")
+    return RankStatus(replica_uid="u", node="a", epoch=1, golden=golden, conditions=(said,))
+
+
+def look(
+    *reports: RankStatus | None,
+    away: Sequence[str] = (),
+    lost: Sequence[str] = (),
+    old: ReplicaStatus | None = None,
+    later_s: float = 0,
+) -> Epoch:
+    found = epoch_of(
+        PAIR,
+        reports,
+        away={*away, *lost},
+        lost={*lost},
+        old=old,
+        now=NOW + timedelta(seconds=later_s),
+    )
+    assert found is not None
+    return found
+
+
+SERVES, FOLLOWS = report("Ready"), report("Ready")
+ENDED = report("EpochOver")
+
+LOOKS = [
+    pytest.param((None, None), {}, ("", False), id="nobody-has-said-anything"),
+    pytest.param((SERVES, FOLLOWS), {}, ("", False), id="all-is-well"),
+    pytest.param((SERVES, ENDED), {}, ("Fake", False), id="any-rank-says-so"),
+    pytest.param((ENDED, ENDED), {"away": "b"}, ("Fake", True), id="because-a-mac-is-away"),
+    pytest.param((None, None), {"away": "b"}, ("NodeLost", True), id="it-will-not-begin"),
+    pytest.param((SERVES, FOLLOWS), {"away": "b"}, ("", False), id="an-engine-outlives-its-agent"),
+    pytest.param((SERVES, FOLLOWS), {"lost": "b"}, ("NodeLost", True), id="for-a-while"),
+    pytest.param((SERVES, FOLLOWS), {"lost": "a"}, ("NodeLost", True), id="rank-0-as-well"),
+]
+
+
+@pytest.mark.parametrize(("reports", "where", "wanted"), LOOKS)
+def test_whether_it_is_over(
+    reports: tuple[RankStatus | None, ...],
+    where: dict[str, Sequence[str]],
+    wanted: tuple[str, bool],
+) -> None:
+    found = look(*reports, **where)  # type: ignore[arg-type]  # by their names
+    assert (found.over, found.is_lost) == wanted
+
+
+def test_who_says_so_is_named() -> None:
+    assert look(SERVES, ENDED).message == "rank 1 on b: so it is"
+    assert look(None, None, lost="b").message == "b is away"
+
+
+def test_one_rank_has_no_epochs() -> None:
+    alone = PAIR.model_copy(update={"spec": PAIR.spec.model_copy(update={"formation": None})})
+    assert epoch_of(alone, [SERVES], away=set(), lost=set(), old=None, now=NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "epoch", "wanted"),
+    [
+        (formation(), OVER, 1),
+        (formation(failures=2), OVER, 3),
+        (formation(failures=5), STEADY, 1),
+        (formation(failures=2), LOST, 0),
+        (formation(failures=4), LOST, 3),
+        (formation(failures=4), replace(LOST, is_steady=True), 0),
+    ],
+)
+def test_failures_in_a_row(before: Formation, epoch: Epoch, wanted: int) -> None:
+    assert failures(before, epoch) == wanted
+
+
+def test_waits_grow_to_a_minute() -> None:
+    waits = [OVER.wait_s(formation(failures=number)) for number in range(8)]
+    assert waits == [0, 5, 10, 20, 40, 60, 60, 60]
+    assert LOST.wait_s(formation(failures=7)) == 0
+    assert replace(OVER, over_s=15).wait_s(formation(failures=3)) == 5
+
+
+@pytest.mark.parametrize(
+    ("before", "epoch", "wanted"),
+    [
+        (formation(), OVER, (0, 1, 2)),
+        (formation(failures=2), OVER, (1, 2)),
+        (formation(failures=3, fallback=1), OVER, (1, 2)),
+        (formation(failures=5, fallback=1), OVER, (2,)),
+        (formation(failures=8, fallback=2), OVER, ()),
+        (formation(failures=8, fallback=2), STEADY, (2,)),
+        (formation(fallback=1), LOST, (1, 2, 0)),
+        (formation(fallback=1), replace(LOST, is_steady=True), (0, 1, 2)),
+        (formation(fallback=7), LOST, (2, 0, 1)),
+    ],
+)
+def test_what_is_tried_next(before: Formation, epoch: Epoch, wanted: tuple[int, ...]) -> None:
+    assert next_shapes(before, epoch, 3) == wanted
+
+
+def written(epoch: Epoch, old: ReplicaStatus | None, later_s: float) -> ReplicaStatus:
+    view = on("ab", epoch=epoch)
+    reports = [SERVES, FOLLOWS]
+    now = NOW + timedelta(seconds=later_s)
+    return replica_status(view, reports, old=old, now=now)
+
+
+def test_an_epoch_is_steady_after_a_minute_and_stays_so() -> None:
+    old = written(look(SERVES, FOLLOWS), None, 0)
+    young = look(SERVES, FOLLOWS, old=old, later_s=20)
+    assert (young.is_steady, young.served_s) == (False, 20)
+    assert next_look_s(PAIR, young) == 40
+    grown = look(SERVES, FOLLOWS, old=old, later_s=60)
+    assert grown.is_steady
+    assert next_look_s(PAIR, grown) is None
+    old = written(grown, old, 60)
+    assert look(SERVES, ENDED, old=old, later_s=100).is_steady
+
+
+def test_what_was_written_of_another_epoch_says_nothing() -> None:
+    old = written(look(SERVES, FOLLOWS), None, 0)
+    stale = old.model_copy(
+        update={
+            "conditions": tuple(
+                one.model_copy(update={"observed_generation": 9}) for one in old.conditions
+            )
+        }
+    )
+    assert not look(SERVES, FOLLOWS, old=stale, later_s=100).is_steady
+
+
+def test_the_wait_runs_from_when_it_was_first_seen() -> None:
+    over = look(SERVES, ENDED)
+    old = written(over, None, 0)
+    found = find_condition(old.conditions, "EpochOver")
+    assert found is not None
+    assert (found.status, found.message) == (Truth.TRUE, "epoch 1: rank 1 on b: so it is")
+    again = look(SERVES, ENDED, old=old, later_s=3)
+    assert again.over_s == 3
+    failing = PAIR.model_copy(
+        update={"spec": PAIR.spec.model_copy(update={"formation": formation(failures=1)})}
+    )
+    assert next_look_s(failing, again) == 2
+    assert next_look_s(PAIR, again) is None
+
+
+def test_a_crash_loop_is_written_down_and_holds() -> None:
+    failing = PAIR.model_copy(
+        update={"spec": PAIR.spec.model_copy(update={"formation": formation(failures=2)})}
+    )
+    tried = given_up(failing, OVER, 1)
+    assert tried is not None
+    assert tried.is_given_up
+    assert next_look_s(failing, tried) is None
+    left = given_up(failing, OVER, 2)
+    assert left is not None
+    assert not left.is_given_up
+    old = written(tried, None, 0)
+    found = find_condition(old.conditions, "CrashLooping")
+    assert found is not None
+    assert (found.status, found.reason) == (Truth.TRUE, "TriedEverything")
+    # An agent that has forgotten does not make it go round again.
+    assert look(SERVES, ENDED, old=old).is_given_up
+    assert not look(SERVES, FOLLOWS, old=old).is_given_up
+
+
+def test_the_answer_of_rank_0_is_kept() -> None:
+    assert look(report("Ready", golden=GOLDEN), FOLLOWS).golden == GOLDEN
+    assert look(SERVES, FOLLOWS).golden is None
+
+
+@pytest.mark.parametrize(
+    ("reports", "wanted"),
+    [
+        ((None, None), ("WaitingForAgent", "the agent on a, b has not reported yet")),
+        (
+            (FOLLOWS, None),
+            ("AgentAway", "its agent on a is away; the engine may go on all the same"),
+        ),
+        (
+            (SERVES, report("Ready", holds=False)),
+            ("Fake", "rank 1 on b: so it is"),
+        ),
+    ],
+)
+def test_any_rank_may_be_what_is_not_ready(
+    reports: tuple[RankStatus | None, ...], wanted: tuple[str, str]
+) -> None:
+    view = replace(on("ab"), is_ready=False, epoch=look(*reports))
+    made = replica_status(view, reports, old=None, now=NOW)
+    found = find_condition(made.conditions, "Ready")
+    assert found is not None
+    assert (found.reason, found.message) == wanted
