@@ -40,8 +40,8 @@ from bench.shard_parts import (
 from nodeagent.engine.model import blas
 
 _BUDGET_S = 270.0
-_ROUNDS = 5
-_TOKENS = 32
+_ROUNDS = 3
+_TOKENS = 24
 _WORDS = "time year people way day man thing woman life child world school state family"
 _THREADS = 6
 """Of BLAS on each side: 1 x 6, 2 x 3 and 3 x 2."""
@@ -71,7 +71,7 @@ def compare(settings: Settings, size: int, rng: random.Random, until: float) -> 
     with serving(settings, size) as sides:
         for number in range(_ROUNDS + 1):
             for count in (1, 4):
-                prompts = [" ".join(rng.choices(_WORDS.split(), k=60)) for _ in range(count)]
+                prompts = [" ".join(rng.choices(_WORDS.split(), k=30)) for _ in range(count)]
                 for side in sides if number % 2 else sides[::-1]:
                     with awake(side):
                         came = turn(side, prompts, _TOKENS)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reconciler.known.snapshot import Snapshot
+from reconciler.placement.place import Placed
 from schemas import amount
 from schemas.deployment import ModelDeployment
 from schemas.replica import Replica
@@ -52,7 +53,7 @@ def outlook(seen: Snapshot, names: Iterable[str]) -> dict[str, str]:
         if deployment.name not in names:
             continue
         outlook = seen.outlook(deployment.name, table)
-        if not any(one.fits for one in outlook.nodes):
+        if not isinstance(outlook.outcome, Placed):
             found[deployment.name] = outlook.line
     return found
 

@@ -318,7 +318,7 @@ class Agent:
             "adapters": await self._parts.report_adapters(adapters_named),
         }
         status = self._config.status.model_copy(update=seen)
-        status = await self._felt(status)
+        status = await self._felt(status, making)
         if self._parts.fabric is not None:
             status = await self._parts.fabric.fill(status, self._presence)
         await self._presence.describe(status)

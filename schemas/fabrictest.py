@@ -18,7 +18,7 @@ SIZES = tuple(KIB * 4**n for n in range(1, 9))
 QUICK_SIZES = (4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB)
 """Those of mlx-jaccl-cluster's RDMA test."""
 
-Size = Annotated[int, Field(ge=4, le=MOST_BYTES, multiple_of=4)]
+Size = Annotated[int, Field(ge=4, le=MOST_BYTES)]
 Sizes = Annotated[tuple[Size, ...], Field(min_length=1, max_length=32)]
 
 
@@ -30,7 +30,7 @@ class FabricTestSpec(ApiModel):
     seats: Annotated[tuple[Seat, ...], Field(min_length=2, max_length=MOST_RANKS)]
     """The Mac of each rank."""
     sizes: Sizes = SIZES
-    """Bytes of the arrays, one after the other."""
+    """Bytes of the arrays, one after the other; what is no whole number of 4 bytes is rounded down."""
     rounds: Annotated[int, Field(ge=1, le=10_000)] = 20
     """How often each is summed and timed."""
 

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -203,6 +204,10 @@ async def measured(
 
 async def main() -> None:
     """Measure and print."""
+    own = asyncio.current_task()
+    assert own is not None
+    # Else whoever ends the bench leaves its fleet behind.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)
     began_s, seconds = time.monotonic(), float(os.environ.get("SECONDS", "0"))
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:

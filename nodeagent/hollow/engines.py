@@ -215,34 +215,6 @@ class HollowHealth:
         """Let go of nothing: there are no connections."""
 
 
-@dataclass(slots=True, kw_only=True)
-class HollowReferences:
-    """Answers the golden question alone (`ReferencesPort`)."""
-
-    engines: HollowEngines
-    error: str = ""
-    """Why it cannot; empty: it can."""
-    made: int = 0
-    """How often it was asked."""
-
-    async def make(self, order: EngineOrder) -> Golden:
-        """Return the answer, after as long as the model takes.
-
-        Raises:
-            OSError: `error` says so.
-
-        """
-        self.made += 1
-        pace = self.engines.pace(path_of(order))
-        await self.engines.clock.sleep(pace.load_s + pace.probe_s)
-        if self.error:
-            raise OSError(self.error)
-        return ANSWER.model_copy(update={"is_reference": True})
-
-    def sweep(self) -> None:
-        """End nothing: what is made ends with who asked."""
-
-
 def path_of(order: EngineOrder) -> str:
     """Return the model's path as its deployment names it."""
     folder = order.model_dir

@@ -9,8 +9,9 @@ from nodeagent.agent import Agent, AgentConfig
 from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.memory import Pressure
 from nodeagent.hardware.readings import Disk, Heat, Memory, Reading, Reboot
-from nodeagent.hollow.engines import NO_FOLDER, HollowEngines, HollowHealth, HollowReferences, Pace
+from nodeagent.hollow.engines import NO_FOLDER, HollowEngines, HollowHealth, Pace
 from nodeagent.hollow.feed import SharedFeed
+from nodeagent.hollow.references import HollowReferences
 from nodeagent.parts import Parts
 from nodeagent.presence import LEASE_TTL_S
 from schemas import chips

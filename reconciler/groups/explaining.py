@@ -40,8 +40,9 @@ def explain(
         if why is not None:
             found.append(NodeExplanation(node=node.name, refusal=why, room_bytes=node.room_bytes))
             continue
-        parts = scores.parts_of(want, node, {})
         rank = ranks.get(node.name)
+        # A rank of a fallback's model may be where the deployment's own is not.
+        parts = () if judge(want, node) is not None else scores.parts_of(want, node, {})
         found.append(
             NodeExplanation(
                 node=node.name,

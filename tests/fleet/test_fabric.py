@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from nodeagent.fabric.orders import MODULE
 from store import keys
 from store.etcd.connect import connect
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, fleetctl
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -112,6 +113,26 @@ async def test_a_group_is_measured(fleet: Fleet) -> None:
         ] == "shardgroup/pair: sums are right over ring"
 
 
+async def test_a_group_is_exported_and_imported(fleet: Fleet, tmp_path: Path) -> None:
+    """Where the group leaves addresses to agents, the file has theirs."""
+    file = tmp_path / "pair.json"
+    done = await fleet.ctl("export", "hostfile", "pair", "-o", str(file))
+    assert done.code == 0, done.err
+    assert done.err == "left out: spec.parallelism\n"
+    assert [(host["ssh"], host["ips"]) for host in json.loads(file.read_text())["hosts"]] == [
+        ("mac-1", ["127.0.0.1"]),
+        ("mac-2", ["127.0.0.1"]),
+    ]
+    again = await fleetctl("import", "hostfile", str(file), "--name", "again")
+    assert again.code == 0, again.err
+    applied = await fleet.ctl("apply", "-f", "-", stdin=again.out.encode())
+    assert applied.out == "shardgroup/again created\n", applied.err
+    assert (await fleet.ctl("delete", "sg/again")).code == 0
+    refused = await fleet.ctl("export", "hostfile", "pair", "--as", "devices")
+    assert refused.code == 1
+    assert "no RDMA devices for a matrix" in refused.err
+
+
 async def test_the_only_group_needs_no_name(fleet: Fleet) -> None:
     done = await fleet.ctl("fabric", "bench", "--sizes", "4K", "--rounds", "1", "--verbose")
     assert done.code == 0, done.err + fleet.words()
@@ -127,9 +148,9 @@ async def test_the_only_group_needs_no_name(fleet: Fleet) -> None:
 async def test_a_rank_that_is_lost_ends_the_test(fleet: Fleet, lost: int) -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(fleet.ctl("fabric", "bench", "pair", *ENDLESS, limit_s=90))
-        there = await until(
-            lambda: found if len(found := ranks(fleet)) == 2 else None, what="ranks"
-        )
+        await until(lambda: running.done() or len(ranks(fleet)) == 2, what="ranks")
+        there = ranks(fleet)
+        assert len(there) == 2, running
         there[lost].send_signal(signal.SIGKILL)
         done = await running
     assert done.code == 1
@@ -176,3 +197,5 @@ async def test_what_killed_commands_and_agents_leave_goes(fleet: Fleet) -> None:
         await fleet.ended("mac-2")
         fleet.restart("mac-2")
     await nothing_left(fleet)
+    # The lease of the one that was killed is over by then: these are those of now.
+    await fleet.joined(2)

@@ -78,6 +78,7 @@ def test_geometry(folder: Path) -> None:
         "prefill_step": 2048,
         "is_attention_fused": False,
         "unknown": "",
+        "splitting": None,
     }
 
 

@@ -115,7 +115,7 @@ def test_what_is_said_is_what_ranks_then_hold(
 ) -> None:
     """Shares that are read into memory, by the calls of a real rank."""
     mx, utils = module("mlx.core"), module("mlx_lm.utils")
-    group = module("nodeagent.engine.splitting").Group(rank, 2)
+    group = module("nodeagent.engine.asking").Group(rank, 2)
     config = {**BASE, "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 256}
     folder = write(tmp_path / "model", config, bits=bits)
     found = find_out(folder)
@@ -143,7 +143,7 @@ QWEN35 = {"text_config": {**BASE, **FAMILIES["qwen3_next"], "model_type": "qwen3
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v2", "deepseek_v3", "qwen3_5"])
 def test_a_share_keeps_what_the_proof_says(family: str) -> None:
-    child = module("nodeagent.engine.splitting")
+    child = module("nodeagent.engine.asking")
     config = {**BASE, "model_type": family, **FAMILIES.get(family, {})}
     config |= QWEN35 if family == "qwen3_5" else {}
     group = child.Group(0, 2)
@@ -159,6 +159,33 @@ def test_a_share_keeps_what_the_proof_says(family: str) -> None:
             update={"groups": tuple(one.model_copy(update={"window": 256}) for one in shape.groups)}
         )
     assert cache.cache_bytes(shape, use) == real
+
+
+HEADS: list[tuple[tuple[int, int], tuple[int, int], int, str]] = [
+    ((8, 4), (4, 2), 2, ""),
+    ((8, 1), (4, 1), 2, ""),  # a latent, whole on every rank
+    ((8, 2), (2, 1), 4, ""),  # KV heads that several ranks have
+    (
+        (8, 2),
+        (8, 2),
+        2,
+        "2 does not divide 8 attention heads",
+    ),  # attention that is not split at all
+    ((9, 3), (4, 1), 2, "2 does not divide 9 attention heads"),
+    ((8, 3), (2, 1), 4, "4 does not divide 3 KV heads"),
+]
+
+
+@pytest.mark.parametrize(("whole", "share", "size", "words"), HEADS)
+def test_heads_are_told_apart(
+    whole: tuple[int, int], share: tuple[int, int], size: int, words: str
+) -> None:
+    def shapes(heads: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+        queries, keys = heads
+        return (1, queries, 5, 16), (1, keys, 5, 16), (1, keys, 5, 16)
+
+    complaint = module("nodeagent.engine.asking").heads_complaint
+    assert complaint(shapes(whole), shapes(share), size) == words
 
 
 def facts_of(config: dict[str, Any], folder: Path) -> modeldir.ModelFacts:

@@ -2,9 +2,9 @@
 
 What the real agent does, and what these do alike: the node's status is written when it is news; the
 node's lease is put under a lease of the store; an assigned replica is published under that same
-lease and reported as Ready, both guarded by the version of the Replica that was read; of a replica
-that is being deleted the endpoint goes first, then Stopped is reported; of one that is gone or
-belongs to another node the endpoint of ours goes, and nothing is said.
+lease (by the node of its rank 0) and reported as Ready, both guarded by the version of the Replica that
+was read; of a replica that is being deleted the endpoint goes first, then Stopped is reported; of one that
+is gone or belongs to other nodes the endpoint of ours goes, and of a group's what was said of our rank.
 """
 
 from machinery.clock import Clock
@@ -62,29 +62,39 @@ def put_endpoint(replica: Replica, lease: int = 0) -> Put:
     return Put(key=key, value=codec.encode(endpoint), lease=lease)
 
 
-def put_rank(replica: Replica, type_: str = "Ready", *, holds: bool = True) -> Put:
+def put_rank(replica: Replica, type_: str = "Ready", *, holds: bool = True, rank: int = 0) -> Put:
     truth = Truth.TRUE if holds else Truth.FALSE
+    formation = replica.spec.formation
     status = RankStatus(
         replica_uid=replica.metadata.uid,
-        node=replica.spec.ranks[0].node,
+        node=replica.spec.ranks[rank].node,
+        epoch=formation.epoch if formation is not None else 0,
         conditions=(Condition(type=type_, status=truth, reason="Fake", message="so it is"),),
     )
-    return Put(key=keys.rank_key(status.node, replica.name, 0), value=codec.encode(status))
+    return Put(key=keys.rank_key(status.node, replica.name, rank), value=codec.encode(status))
 
 
 class FakeAgent:
     """One node. `run()` until cancelled, which is its crash: its lease is left to expire."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, name: str, *, memory_gib: float = 8
+        self,
+        transport: Transport,
+        clock: Clock,
+        name: str,
+        *,
+        memory_gib: float = 8,
+        status: NodeStatus | None = None,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self.name = name
-        self._status = node_status(name, memory_gib=memory_gib)
+        self._status = status or node_status(name, memory_gib=memory_gib)
         self.lease = 0
         self._reported: dict[str, str] = {}
         self._published: dict[str, str] = {}
+        self._ranks: dict[str, str] = {}
+        """The keys under which ranks of groups were reported."""
 
     async def run(self) -> None:
         """Look at the store again and again, as often as the real agent hears of a change."""
@@ -112,29 +122,42 @@ class FakeAgent:
     async def _look(self) -> None:
         listing = await self._transport.list(keys.spec_prefix("Replica"))
         found = [codec.decode_object(Replica, item) for item in listing.items]
-        ours = {r.name: r for r in found if r.spec.ranks[0].node == self.name}
-        for name in [name for name in self._published if name not in ours]:
+        ours = {
+            replica.name: (replica, number)
+            for replica in found
+            for number, rank in enumerate(replica.spec.ranks)
+            if rank.node == self.name
+        }
+        leads = {name for name, (_, number) in ours.items() if number == 0}
+        for name in [name for name in self._published if name not in leads]:
             await self._withdraw(name)
-        for replica in ours.values():
-            await self._tend(replica)
+        for name in [name for name in self._ranks if name not in ours]:
+            await self._transport.commit([], [Delete(key=self._ranks.pop(name))])
+        for replica, number in ours.values():
+            await self._tend(replica, number)
 
-    async def _tend(self, replica: Replica) -> None:
+    async def _tend(self, replica: Replica, number: int) -> None:
         uid, name = replica.metadata.uid, replica.name
         guard = codec.unchanged(replica)
         if replica.metadata.deletion_timestamp is not None:
             await self._withdraw(name)
-            await self._report(replica, "Stopped")
+            await self._report(replica, number, "Stopped")
             return
-        if self._published.get(name) != uid:
+        if self._published.get(name) != uid and number == 0:
             await self._transport.commit([guard], [put_endpoint(replica, self.lease)])
             self._published[name] = uid
-        await self._report(replica, "Ready")
+        await self._report(replica, number, "Ready")
 
-    async def _report(self, replica: Replica, type_: str) -> None:
-        said = f"{replica.metadata.uid} {type_}"
+    async def _report(self, replica: Replica, number: int, type_: str) -> None:
+        formation = replica.spec.formation
+        epoch = formation.epoch if formation is not None else 0
+        said = f"{replica.metadata.uid} {number} {epoch} {type_}"
         if self._reported.get(replica.name) != said:
-            await self._transport.commit([codec.unchanged(replica)], [put_rank(replica, type_)])
+            put = put_rank(replica, type_, rank=number)
+            await self._transport.commit([codec.unchanged(replica)], [put])
             self._reported[replica.name] = said
+            if formation is not None:
+                self._ranks[replica.name] = put.key
 
     async def _withdraw(self, name: str) -> None:
         key = keys.endpoint_key(self.name, name)

@@ -34,7 +34,9 @@ from tests.support.fleets import NOW, PROOF, deployment, replica
 
 ELECTION = keys.ELECTION_RECONCILER
 CONTENT = content_of(deployment())
-CREATE = CreateReplica(name="qwen-0", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT)
+CREATE = CreateReplica(
+    name="qwen-0", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT
+)
 
 
 class World:
@@ -126,7 +128,9 @@ async def test_what_was_planned_without_the_last_assignment_is_not_done(world: W
     assert await another.last_assignment() == version
     # A write of ours whose answer was lost is carried out only now.
     late = await world.executor.do(CREATE, owner, {})
-    second = CreateReplica(name="qwen-1", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT)
+    second = CreateReplica(
+        name="qwen-1", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT
+    )
     with pytest.raises(ConflictError):
         await another.do(second, owner, {})
     assert await another.last_assignment() == late
@@ -171,7 +175,12 @@ async def test_move(world: World) -> None:
     old = replica(0).replica
     version = await world.have_replica(old)
     await world.clock.advance(1)
-    move = MoveReplica(name="qwen-0", ranks=(RankAssignment(node="b", memory=PROOF),), content=CONTENT, version=version)
+    move = MoveReplica(
+        name="qwen-0",
+        ranks=(RankAssignment(node="b", memory=PROOF),),
+        content=CONTENT,
+        version=version,
+    )
     await world.executor.do(move, owner, {"qwen-0": old})
     made = await world.replica()
     assert made is not None
@@ -215,7 +224,12 @@ async def test_remove_deployment_leaves_nothing(world: World) -> None:
     "action",
     [
         CREATE,
-        MoveReplica(name="qwen-0", ranks=(RankAssignment(node="b", memory=PROOF),), content=CONTENT, version=0),
+        MoveReplica(
+            name="qwen-0",
+            ranks=(RankAssignment(node="b", memory=PROOF),),
+            content=CONTENT,
+            version=0,
+        ),
         DeleteReplica(name="qwen-0", because="ScaledDown", version=0),
         OrphanReplica(name="qwen-0", version=0),
         AdoptReplica(name="qwen-0", version=0),
@@ -258,7 +272,12 @@ async def test_every_write_names_the_fence(world: World) -> None:
     store.guards.clear()
     await world.executor.do(CREATE, there, {})
     actions: tuple[MoveReplica | DeleteReplica | RemoveReplica, ...] = (
-        MoveReplica(name="qwen-0", ranks=(RankAssignment(node="b", memory=PROOF),), content=CONTENT, version=0),
+        MoveReplica(
+            name="qwen-0",
+            ranks=(RankAssignment(node="b", memory=PROOF),),
+            content=CONTENT,
+            version=0,
+        ),
         DeleteReplica(name="qwen-0", because="ScaledDown", version=0),
         RemoveReplica(name="qwen-0", version=0),
     )
@@ -294,7 +313,12 @@ async def test_an_edit_meanwhile_is_planned_anew(world: World, *, is_move: bool)
     version = await world.have_replica(replica(0).replica) if is_move else 0
     await world.have(deployment(replicas=0))
     action = (
-        MoveReplica(name="qwen-0", ranks=(RankAssignment(node="b", memory=PROOF),), content=CONTENT, version=version)
+        MoveReplica(
+            name="qwen-0",
+            ranks=(RankAssignment(node="b", memory=PROOF),),
+            content=CONTENT,
+            version=version,
+        )
         if is_move
         else CREATE
     )
@@ -307,7 +331,12 @@ async def test_an_edit_meanwhile_is_planned_anew(world: World, *, is_move: bool)
 @pytest.mark.parametrize(
     "action",
     [
-        MoveReplica(name="qwen-0", ranks=(RankAssignment(node="b", memory=PROOF),), content=CONTENT, version=1),
+        MoveReplica(
+            name="qwen-0",
+            ranks=(RankAssignment(node="b", memory=PROOF),),
+            content=CONTENT,
+            version=1,
+        ),
         DeleteReplica(name="qwen-0", because="ScaledDown", version=1),
         OrphanReplica(name="qwen-0", version=1),
         AdoptReplica(name="qwen-0", version=1),

@@ -20,7 +20,9 @@ from tests.support.fleets import PROOF, deployment, replica
 
 def creates(number: int, *, first: int = 0) -> list[Action]:
     return [
-        CreateReplica(name=f"qwen-{at}", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT)
+        CreateReplica(
+            name=f"qwen-{at}", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT
+        )
         for at in range(first, first + number)
     ]
 
@@ -60,7 +62,12 @@ async def test_many_actions_are_few_transactions(world: World) -> None:
         DeleteReplica(
             name=ending.name, because="Outdated", version=await world.have_replica(ending)
         ),
-        MoveReplica(name=old.name, ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT, version=version),
+        MoveReplica(
+            name=old.name,
+            ranks=(RankAssignment(node="a", memory=PROOF),),
+            content=CONTENT,
+            version=version,
+        ),
         *creates(100),
     ]
     before = (await world.transport.status()).revision

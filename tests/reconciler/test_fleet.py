@@ -172,7 +172,9 @@ async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
     owner, mine = deployment(), replica(0).replica
     await world.have(owner, mine)
     await world.write(put_rank(mine, holds=False), put_lease("a"))
-    (seen,) = views.observe(world.fleet, "qwen", views.Looked(now=NOW, next_look_s=7), nodes=()).replicas
+    (seen,) = views.observe(
+        world.fleet, "qwen", views.Looked(now=NOW, next_look_s=7), nodes=()
+    ).replicas
     assert (seen.is_ours, seen.is_ready, seen.is_stopped, seen.is_node_lost) == (
         True,
         False,
@@ -274,8 +276,7 @@ async def test_keeping_apart_holds_for_both_sides(world: World) -> None:
         deployment(name="e", placement=Placement(anti_affinity=AntiAffinity())),
     )
     found = {
-        name: views.observe(world.fleet, name, LOOKED, nodes=()).apart_from
-        for name in "abcde"
+        name: views.observe(world.fleet, name, LOOKED, nodes=()).apart_from for name in "abcde"
     }
     assert found == {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": frozenset()}
 

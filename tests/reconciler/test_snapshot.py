@@ -8,13 +8,15 @@ from reconciler.known import snapshot
 from reconciler.placement.place import Displaces
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ObjectMeta, Truth
-from schemas.node import Node, NodeSpec
+from schemas.node import ModelReport, Node, NodeSpec
 from schemas.nodelife import NodeLifeStatus
 from schemas.replica import RankAssignment
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.memory import MemoryTransport
-from store.port import Put
-from tests.reconciler.agents import put_lease, put_node
+from store.port import Delete, Put
+from tests.reconciler.agents import node_status, put_lease, put_node
+from tests.reconciler.groups.situations import BIG, sharded
 from tests.support.fleets import GIB, PROOF, deployment, replica
 
 CLOCK = SystemClock()
@@ -102,3 +104,33 @@ async def test_what_cannot_be_read_is_named() -> None:
     seen = await snapshot.take(transport, CLOCK)
     assert seen.unreadable() == [key]
     assert replace(seen, now=datetime(2026, 1, 1, tzinfo=UTC)).deployments() == []
+
+
+async def test_a_group_explains_who_has_which_rank() -> None:
+    transport = MemoryTransport(CLOCK)
+    pair = ShardGroup(
+        metadata=ObjectMeta(name="pair"),
+        spec=ShardGroupSpec(members=(GroupMember(node="b"), GroupMember(node="a"))),
+    )
+    reports = (ModelReport(path="qwen", geometry=BIG),)
+    puts = [codec.put_spec(one) for one in (pair, sharded())]
+    for name in "abc":
+        made = node_status(name, memory_gib=10)
+        status = made.model_copy(update={"models": reports, "address": f"10.0.0.{ord(name)}"})
+        puts += [put_node(name, status), put_lease(name)]
+    await transport.commit([], puts)
+    seen = await snapshot.take(transport, CLOCK)
+    outlook = seen.outlook("qwen", seen.table())
+    assert [(one.node, one.fits) for one in outlook.nodes] == [
+        ("b", True),
+        ("a", True),
+        ("c", False),
+    ]
+    assert outlook.line == "2/3 nodes fit: 1 no members of the ShardGroup"
+    assert all(one.memory is not None for one in outlook.nodes if one.fits)
+    await transport.commit([], [Delete(key=keys.node_lease_key("a"))])
+    seen = await snapshot.take(transport, CLOCK)
+    outlook = seen.outlook("qwen", seen.table())
+    assert outlook.line == "ShardGroup pair: 1/2 members fit, 2 are needed at once: 1 NotReady"
+    refused = {one.node: one.refusal.reason for one in outlook.nodes if one.refusal is not None}
+    assert refused == {"a": "NodeNotReady", "c": "NotInGroup"}

@@ -219,8 +219,8 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "FabricTest": (1, "dc3e72040018"),
-    "FabricRank": (1, "cbbbc5d90793"),
+    "FabricTest": (1, "c954c628b5d5"),
+    "FabricRank": (1, "53025a00334d"),
     "ApiKey": (1, "931feb71a3a5"),
     "Revision": (1, "347b5affb839"),
     "NodeLifeStatus": (1, "dd264ed2032a"),

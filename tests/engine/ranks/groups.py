@@ -57,7 +57,7 @@ def form(start: Start, model: Path, folder: Path, size: int, **flags: object) ->
 def end(ranks: Sequence[Engine]) -> list[int]:
     """Ask rank 0 to end; return all exit codes."""
     ranks[0].process.send_signal(signal.SIGTERM)
-    return [rank.wait() for rank in ranks]
+    return [rank.wait(120) for rank in ranks]
 
 
 @contextmanager
@@ -74,4 +74,4 @@ def lose(ranks: Sequence[Engine], victim: int) -> list[tuple[int, str]]:
     with streaming(ranks[0]):
         os.kill(ranks[victim].process.pid, signal.SIGKILL)
         others = [rank for number, rank in enumerate(ranks) if number != victim]
-        return [(rank.wait(), rank.last_words()) for rank in others]
+        return [(rank.wait(120), rank.last_words()) for rank in others]

@@ -39,12 +39,12 @@ def answers(engine: Engine) -> list[tuple[str, list[float]]]:
 def alone(fork: Start, model: Path) -> list[Any]:
     """Return what one process answers; sums in another order may differ by a little."""
     engine = fork(model)
-    eventually(engine.is_ready, within_s=60)
+    eventually(engine.is_ready, within_s=120)
     try:
         return [(text, pytest.approx(numbers, abs=1e-3)) for text, numbers in answers(engine)]
     finally:
         engine.process.send_signal(signal.SIGTERM)
-        assert engine.wait() == 0
+        assert engine.wait(120) == 0
 
 
 def steps(ranks: Sequence[Engine]) -> set[int]:
@@ -162,14 +162,14 @@ def test_a_frozen_rank_is_seen_by_the_progress_of_all(
 
         eventually(stands_still)
         os.kill(ranks[1].process.pid, signal.SIGKILL)
-        assert ranks[0].wait() == 4
+        assert ranks[0].wait(120) == 4
 
 
 def test_a_group_that_is_not_complete_waits_and_can_be_ended(
     fork: Start, make: Make, tmp_path: Path
 ) -> None:
     rank = Meeting.of(2, tmp_path).rank(fork, make(), 0)
-    eventually(rank.answers, within_s=60)
+    eventually(rank.answers, within_s=120)
     body = rank.health().json
     assert (body["state"], body["busy"]) == ("Joining", False)
     refused = rank.chat()
