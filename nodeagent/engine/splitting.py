@@ -1,10 +1,10 @@
 """Finds out what mlx-lm can do with a model over several ranks, without reading its weights. A child process.
 
-    python -m nodeagent.engine.splitting FOLDER
+    python -m nodeagent.engine.splitting FOLDER PARENT
 
 The model is built as an engine builds it (engine/model/loading.py), with weights that are lazy; then split by a group
 that is none, and asked for a token that nobody computes: every shape is there, and mlx-lm's complaints are. What
-comes out is one line of JSON (nodeagent/geometry/splitting.py reads it). Ends by itself if its parent does, if it
+comes out is one line of JSON (nodeagent/geometry/splitting.py reads it). Ends by itself if the process PARENT does, if it
 takes too long, and if it should ever begin to compute with the weights.
 """
 
@@ -132,9 +132,9 @@ def _told(weight: Weight) -> dict[str, int]:
     return {"total_bytes": weight[0], "half_bytes": weight[1]}
 
 
-def _guard() -> None:
+def _guard(parent: int) -> None:
     """End the process where it must not go on; in a thread of its own, which mlx lets run while it computes."""
-    parent, never = os.getppid(), threading.Event()
+    never = threading.Event()
     for _ in range(_MOST_S * 100):
         if os.getppid() != parent:
             _end("its parent has ended")
@@ -152,8 +152,9 @@ def _end(why: str) -> None:
 
 def main() -> None:
     """Print what was found out about the folder that the command line names."""
-    threading.Thread(target=_guard, daemon=True).start()
-    sys.stdout.write(json.dumps(find_out(Path(sys.argv[1]))) + "\n")
+    folder, parent = sys.argv[1:]
+    threading.Thread(target=_guard, args=(int(parent),), daemon=True).start()
+    sys.stdout.write(json.dumps(find_out(Path(folder))) + "\n")
 
 
 if __name__ == "__main__":

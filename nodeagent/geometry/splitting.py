@@ -6,6 +6,7 @@ them imports. Nobody waits for it: whoever asks again later gets the answer. One
 
 import hashlib
 import importlib.metadata
+import os
 import signal
 import sys
 import threading
@@ -128,7 +129,7 @@ class Splitter:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             said.unlink(missing_ok=True)
-            argv = [sys.executable, "-m", _MODULE, str(model)]
+            argv = [sys.executable, "-m", _MODULE, str(model), str(os.getpid())]
             child = processes.spawn(argv, log=said, cwd=self._folder)
         except OSError as error:
             self._fail(key, f"no process could be started for it: {error}")

@@ -16,6 +16,7 @@ from nodeagent.local import Engine, Prober
 from nodeagent.observe import EngineView, LocalState, Probe
 from nodeagent.plan import plan
 from schemas.replica import RankStatus
+from tests.nodeagent.grouping import GOLDEN
 from tests.nodeagent.test_plan import wanted
 from tests.support.clock import FakeClock
 from tests.support.waiting import until
@@ -219,3 +220,57 @@ async def test_an_end_that_was_asked_for_is_no_crash(client: HealthClient, engin
     await engine.look(client, clock)
     seen = engine.view(clock)
     assert (seen.start_again_in_s, seen.restarts, seen.stopping_s) == (0, 0, 0)
+
+
+ANSWER = b'{"choices":[{"logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1.0]}}]}'
+
+
+async def test_the_golden_answer_is_read(port: Port, client: HealthClient) -> None:
+    port.completion = ANSWER
+    assert await client.golden(port.number, "x") == (GOLDEN, "")
+    # A model that only reads is asked to read.
+    port.completion, port.status = b'{"error":{"code":"not_a_text_model"}}', 400
+    assert await client.golden(port.number, "x") == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"", 200),
+        (b"[]", 200),
+        (b'{"choices":[]}', 200),
+        (b'{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[null]}}]}', 200),
+        (b'{"error":{"message":"no memory"}}', 507),
+        (b"[]", 400),
+    ],
+)
+async def test_what_is_no_golden_answer(
+    port: Port, client: HealthClient, said: bytes, status: int
+) -> None:
+    port.completion, port.status = said, status
+    answer, error = await client.golden(port.number, "x")
+    assert answer is None
+    assert error.startswith("the golden answer failed: ")
+
+
+async def test_an_engine_that_outlives_its_killing(engine: Engine) -> None:
+    clock = FakeClock()
+    assert not engine.is_undying(clock)
+    engine.killed_at = clock.monotonic()
+    await clock.advance(30)
+    assert not engine.is_undying(clock)
+    await clock.advance(1)
+    assert engine.is_undying(clock)
+    engine.process.child.send(signal.SIGKILL)
+    await until(lambda: not engine.process.child.running())
+    assert not engine.is_undying(clock)
+
+
+async def test_a_frozen_process_is_seen(engine: Engine) -> None:
+    child = engine.process.child
+    assert not child.is_frozen()
+    child.send(signal.SIGSTOP)
+    await until(child.is_frozen, what="it is stopped")
+    child.send(signal.SIGKILL)
+    await until(lambda: not child.running())
+    assert not child.is_frozen()

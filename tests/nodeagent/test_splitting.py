@@ -3,6 +3,9 @@
 import gc
 import json
 import math
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,3 +292,13 @@ async def test_a_model_that_mlx_lm_cannot_build_is_said_in_words(tmp_path: Path)
     assert "odd" in geometry.splitting.unknown
     assert not splitter.is_looking()  # not again before a while has passed
     assert geometry.splitting.tensor == ()
+
+
+def test_a_child_ends_with_its_agent(tmp_path: Path) -> None:
+    folder = tiny_model.make(tmp_path / "tiny")
+    argv = [sys.executable, "-m", "nodeagent.engine.splitting", str(folder)]
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    done = subprocess.run([*argv, str(gone.pid)], capture_output=True, timeout=90, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stderr.decode().splitlines()[-1] == "its parent has ended"
