@@ -70,6 +70,11 @@ class Pair:
         await self.until_said(1, "Following")
         return await self.desk.until_published(NAME)
 
+    async def lease(self) -> int | None:
+        """Return the lease that the endpoint hangs on."""
+        item = await self.desk.store.get(keys.endpoint_key(NAMES[0], NAME))
+        return None if item is None else item.lease
+
     def ranks(self) -> list[EngineProcess]:
         """Return the ranks that run, of both agents."""
         return [one for agent in self.agents.values() for one in agent.engines()]
@@ -129,13 +134,13 @@ async def test_a_group_lives_breaks_and_lives_again(
 
     # Agents that are killed go on with their ranks.
     pids = {one.child.record.pid for one in pair.ranks()}
-    old = await desk.lease_of(NAME)
+    old = await pair.lease()
     for name in NAMES:
         await agents[name].kill()
         agents[name].start()
 
     async def published_anew() -> bool:
-        return await desk.lease_of(NAME) not in (old, None)
+        return await pair.lease() not in (old, None)
 
     await desk.until(published_anew, "published under the lease of the new agent")
     await pair.until_serving()

@@ -1,0 +1,216 @@
+"""A deployment that runs on a ShardGroup, as a test sees it: epochs, ranks in the process table, clients."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+
+from schemas.meta import find_condition, is_true
+from schemas.replica import RankStatus, Replica, replica_name
+from store import codec, keys
+from store.etcd.connect import connect
+from store.port import Transport
+from tests.support.fleet import Fleet
+from tests.support.waiting import until, until_async
+
+# Nothing is measured by these: on a machine of its own all takes a few seconds.
+_FORMED_S = 150.0
+_ANSWERED_S = 120.0
+_ENGINE = ("nodeagent.engine", "nodeagent.engine.golden")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A process below a fleet's folder that an agent started for a replica."""
+
+    pid: int
+    node: str
+    replica: str
+    epoch: int
+    """0 of a single process, and of one that makes a reference."""
+    rank: int
+
+
+def ranks_of(fleet: Fleet) -> list[Rank]:
+    """Return every engine of the fleet in the process table, whatever its agent knows of it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            argv = process.cmdline()
+            if not {*_ENGINE} & {*argv[:4]} or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            folder = Path(process.cwd())
+        except psutil.Error:
+            continue
+        if fleet.root.resolve() in folder.resolve().parents:
+            epoch, rank = int(_said(argv, "--epoch")), int(_said(argv, "--rank"))
+            node = folder.parent.parent.name
+            found.append(
+                Rank(pid=process.pid, node=node, replica=folder.name, epoch=epoch, rank=rank)
+            )
+    return found
+
+
+def _said(argv: Sequence[str], flag: str) -> str:
+    return argv[argv.index(flag) + 1] if flag in argv else "0"
+
+
+async def nothing_runs(fleet: Fleet) -> None:
+    """See that no engine of the fleet is left in the process table."""
+    await until(lambda: not ranks_of(fleet), limit_s=60, what="the end of all engines")
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one client was told: a text, and an error if it broke off."""
+
+    text: str = ""
+    chunks: int = 0
+    error: str = ""
+    finish: str = ""
+
+
+async def listen(client: openai.AsyncOpenAI, fields: dict[str, Any], into: Heard) -> None:
+    """Stream one chat; an error that the client can show to a person is noted, anything else is raised.
+
+    Raises:
+        TimeoutError: it hung.
+
+    """
+    try:
+        async with asyncio.timeout(_ANSWERED_S):
+            async for chunk in await client.chat.completions.create(**fields, stream=True):
+                into.chunks += 1
+                for choice in chunk.choices:
+                    into.text += choice.delta.content or ""
+                    into.finish = choice.finish_reason or into.finish
+    except openai.APIError as error:
+        into.error = error.message
+
+
+@asynccontextmanager
+async def asking(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Yield the official client of the fleet's gateway; it tries nothing twice."""
+    url = f"{fleet.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+class Group:
+    """One deployment on a group, and what the store says of its only replica."""
+
+    def __init__(self, fleet: Fleet, transport: Transport, name: str) -> None:
+        self.fleet = fleet
+        self.name = name
+        self._replica = replica_name(name, 0)
+        self._transport = transport
+
+    async def replica(self) -> Replica | None:
+        item = await self._transport.get(keys.spec_key("Replica", self._replica))
+        return None if item is None else codec.decode(Replica, item)
+
+    async def epoch(self) -> int:
+        """Return the epoch that is wanted now; 0 if there is none."""
+        replica = await self.replica()
+        formation = replica.spec.formation if replica is not None else None
+        return formation.epoch if formation is not None else 0
+
+    async def reports(self) -> list[RankStatus]:
+        """Return what agents say of the replica's ranks."""
+        items = (await self._transport.list(keys.RANK_PREFIX)).items
+        mine = [one for one in items if self._replica in one.key.split("/")]
+        return [codec.decode(RankStatus, one) for one in mine]
+
+    async def noticed(self, epoch: int) -> str:
+        """Wait until an agent gives the epoch up, or the reconciler does; return why."""
+
+        async def look() -> str:
+            for report in await self.reports():
+                if report.epoch == epoch and is_true(report.conditions, "EpochOver"):
+                    said = find_condition(report.conditions, "EpochOver")
+                    assert said is not None
+                    return f"{said.reason} on {report.node}"
+            replica = await self.replica()
+            if replica is None or replica.spec.formation is None:
+                return "the replica is gone"
+            formation = replica.spec.formation
+            return formation.because if formation.epoch > epoch else ""
+
+        return await until_async(look, limit_s=_FORMED_S, what=f"the end of epoch {epoch}")
+
+    async def serving(self, *, after: int = 0) -> Replica:
+        """Wait until a later epoch serves and the gateway knows; no process of an earlier one is left then."""
+
+        async def look() -> Replica | None:
+            replica = await self.replica()
+            if replica is None or replica.spec.formation is None:
+                return None
+            epoch, node = replica.spec.formation.epoch, replica.spec.ranks[0].node
+            key = keys.endpoint_key(node, self._replica)
+            if epoch <= after or await self._transport.get(key) is None:
+                return None
+            said = [one for one in await self.reports() if one.epoch == epoch]
+            is_ready = [is_true(one.conditions, "Ready") for one in said]
+            return replica if is_ready == [True] * len(replica.spec.ranks) else None
+
+        try:
+            found = await until_async(look, limit_s=_FORMED_S, what=f"an epoch after {after}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{await self.told()}\n{self.fleet.words()}") from error
+        await self.fleet.routed(self.name, 1)
+        assert found.spec.formation is not None
+        await self.only(found.spec.formation.epoch, len(found.spec.ranks))
+        return found
+
+    async def only(self, epoch: int, size: int) -> None:
+        """See that the ranks of this epoch run, and none of another."""
+
+        def look() -> bool:
+            mine = [one.epoch for one in ranks_of(self.fleet) if one.replica == self._replica]
+            return mine == [epoch] * size
+
+        await until(look, limit_s=30, what=f"{size} ranks of epoch {epoch} and no other")
+
+    async def told(self) -> str:
+        """Return what a person is told about the deployment."""
+        done = await self.fleet.ctl("describe", "modeldeployment", self.name)
+        return done.out + done.err
+
+    async def tells(self, *words: str) -> str:
+        """Wait until `describe` says all of the words."""
+        said = ""
+
+        async def look() -> bool:
+            nonlocal said
+            said = await self.told()
+            return all(word in said for word in words)
+
+        try:
+            await until_async(look, limit_s=_FORMED_S, what=f"the words {words}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{said}\n{self.fleet.words()}") from error
+        return said
+
+    def rank(self, number: int) -> Rank:
+        """Return the only process that runs as this rank."""
+        (found,) = (
+            one
+            for one in ranks_of(self.fleet)
+            if one.replica == self._replica and one.rank == number and one.epoch
+        )
+        return found
+
+
+@asynccontextmanager
+async def group_of(fleet: Fleet, name: str) -> AsyncIterator[Group]:
+    """Yield the deployment of that name."""
+    transport = connect(fleet.etcd.address)
+    try:
+        yield Group(fleet, transport, name)
+    finally:
+        await transport.close()
