@@ -18,7 +18,7 @@ from schemas.replica import Replica
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.shards import Group, Heard, asking, group_of, listen, nothing_runs, ranks_of
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.fleet, pytest.mark.mlx, pytest.mark.timeout(600)]
 
@@ -51,7 +51,7 @@ spec:
   concurrency: 8
 """
 CLIENTS = 8
-TOKENS = 120
+TOKENS = 48
 
 
 def chat(model: str, number: int) -> dict[str, Any]:
@@ -157,14 +157,16 @@ async def agents_killed(group: Group, wanted: list[str]) -> None:
 
 async def ranks_killed(group: Group, wanted: list[str]) -> None:
     for number in (1, 0):
+        pid = group.rank(number).pid
         async with disturbed(group, wanted, f"kill -9 of rank {number}"):
-            os.kill(group.rank(number).pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 async def rank_frozen(group: Group, wanted: list[str]) -> None:
     """It lives, and gets nowhere: the third failure in a row, and the fallback's turn."""
+    pid = group.rank(1).pid
     async with disturbed(group, wanted, "SIGSTOP of rank 1"):
-        os.kill(group.rank(1).pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
     replica = await group.serving()
     assert way(replica) == ("Pipeline", 1)
     assert sorted(rank.layers for rank in replica.spec.ranks) == [1, 2]
@@ -177,8 +179,7 @@ async def macs_lost(group: Group, wanted: list[str]) -> None:
     assert nodes(await group.serving()) == ["node-2", "node-3"]
     group.fleet.kill("node-3")
     group.fleet.kill_engines("node-3")
-    said = await group.tells("node-1", "node-3", "1 of 2")
-    assert "False" in said
+    await group.tells("0 of 1 replicas ready", "1/3 members fit, 2 are needed", "node-1", "node-3")
     for name in ("node-1", "node-3"):
         group.fleet.restart(name)
 
@@ -190,11 +191,6 @@ async def nothing_stays(group: Group) -> None:
     assert await group.replica() is None
     listed = await group.fleet.ctl("get", "replicas,shardgroups", "-o", "name")
     assert listed.out == "", listed
-    await until_told_nothing(group)
-
-
-async def until_told_nothing(group: Group) -> None:
-    from tests.support.waiting import until_async
 
     async def look() -> bool:
         return not await group.reports() and not await group.fleet.endpoints()
