@@ -88,6 +88,8 @@ class KvCache(ApiModel):
         return self
 
 
+# The golden question and its answer, in the words of any tokenizer (nodeagent/engine/probe.py).
+LEAST_SPLIT_CONTEXT = 256
 # The words cannot be names, which have no capital letters.
 Sharding = Literal["Never", "Auto"] | ObjectName
 
@@ -153,6 +155,23 @@ class ModelDeploymentSpec(ApiModel):
             raise ValueError(
                 "has kvCache.window and model.draft, and what was guessed wrong cannot be taken back from a "
                 "cache that forgets; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_split(self) -> Self:
+        if self.sharding == "Never":
+            return self
+        kept = "adapter" if self.model.adapter is not None else "draft" if self.model.draft else ""
+        if kept:
+            raise ValueError(
+                f"has sharding: {self.sharding} and model.{kept}, which engines of several ranks cannot use; "
+                "remove one of them"
+            )
+        if self.context_length < LEAST_SPLIT_CONTEXT:
+            raise ValueError(
+                f"has sharding: {self.sharding} and contextLength {self.context_length}; a group is checked with a "
+                f"question before it serves, which needs {LEAST_SPLIT_CONTEXT}"
             )
         return self
 

@@ -188,7 +188,7 @@ async def killed(fleet: Fleet, wanted: dict[str, Any], first: Engine, second: En
     async with streams(fleet.gateway) as heard:
         await fleet.publish("m-1", second, ready=2)
         running = [name for name, one in heard.items() if not one.finish]
-        first.process.kill()
+        first.process.send_signal(signal.SIGKILL)
     check(heard, wanted)
     assert len(running) > 3
     assert fleet.resumed >= len(running) - 1  # one may have ended just then
@@ -206,7 +206,7 @@ async def stopped(fleet: Fleet, wanted: dict[str, Any], engine: Engine) -> None:
     check(heard, wanted)
     assert fleet.resumed - before >= len(running) - 1
     assert len(running) > 3
-    engine.process.kill()
+    engine.process.send_signal(signal.SIGKILL)
 
 
 def check(heard: dict[str, Heard], wanted: dict[str, Any]) -> None:

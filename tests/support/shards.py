@@ -10,14 +10,17 @@ from typing import Any
 import openai
 import psutil
 
-from schemas.meta import find_condition, is_true
-from schemas.replica import RankStatus, Replica, replica_name
+from schemas.deployment import ModelDeploymentStatus
+from schemas.meta import Truth, find_condition, is_true
+from schemas.replica import RankStatus, Replica
 from store import codec, keys
 from store.etcd.connect import connect
 from store.port import Transport
 from tests.support.fleet import Fleet
 from tests.support.waiting import until, until_async
 
+# To look through the process table takes some 30 ms, and what is waited for takes seconds.
+_LOOK_S = 0.3
 # Nothing is measured by these: on a machine of its own all takes a few seconds.
 _FORMED_S = 150.0
 _ANSWERED_S = 120.0
@@ -62,7 +65,9 @@ def _said(argv: Sequence[str], flag: str) -> str:
 
 async def nothing_runs(fleet: Fleet) -> None:
     """See that no engine of the fleet is left in the process table."""
-    await until(lambda: not ranks_of(fleet), limit_s=60, what="the end of all engines")
+    await until(
+        lambda: not ranks_of(fleet), limit_s=60, what="the end of all engines", every_s=_LOOK_S
+    )
 
 
 @dataclass(slots=True)
@@ -73,6 +78,9 @@ class Heard:
     chunks: int = 0
     error: str = ""
     finish: str = ""
+
+    def has_begun(self) -> bool:
+        return self.chunks > 2
 
 
 async def listen(client: openai.AsyncOpenAI, fields: dict[str, Any], into: Heard) -> None:
@@ -93,6 +101,16 @@ async def listen(client: openai.AsyncOpenAI, fields: dict[str, Any], into: Heard
         into.error = error.message
 
 
+async def ask(fleet: Fleet, fields: Sequence[dict[str, Any]]) -> list[str]:
+    """Stream all these chats at once; return the texts, each of a whole answer."""
+    heard = [Heard() for _ in fields]
+    async with asking(fleet) as client, asyncio.TaskGroup() as tasks:
+        for asked, one in zip(fields, heard, strict=True):
+            tasks.create_task(listen(client, asked, one))
+    assert {(one.error, one.finish) for one in heard} == {("", "length")}, heard
+    return [one.text for one in heard]
+
+
 @asynccontextmanager
 async def asking(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
     """Yield the official client of the fleet's gateway; it tries nothing twice."""
@@ -107,12 +125,14 @@ class Group:
     def __init__(self, fleet: Fleet, transport: Transport, name: str) -> None:
         self.fleet = fleet
         self.name = name
-        self._replica = replica_name(name, 0)
         self._transport = transport
 
     async def replica(self) -> Replica | None:
-        item = await self._transport.get(keys.spec_key("Replica", self._replica))
-        return None if item is None else codec.decode(Replica, item)
+        """Return the deployment's replica; None while there is none, or two."""
+        items = (await self._transport.list(keys.spec_prefix("Replica"))).items
+        found = [codec.decode(Replica, one) for one in items]
+        mine = [one for one in found if one.spec.deployment == self.name]
+        return mine[0] if len(mine) == 1 else None
 
     async def epoch(self) -> int:
         """Return the epoch that is wanted now; 0 if there is none."""
@@ -122,9 +142,18 @@ class Group:
 
     async def reports(self) -> list[RankStatus]:
         """Return what agents say of the replica's ranks."""
-        items = (await self._transport.list(keys.RANK_PREFIX)).items
-        mine = [one for one in items if self._replica in one.key.split("/")]
-        return [codec.decode(RankStatus, one) for one in mine]
+        replica, items = await self.replica(), (await self._transport.list(keys.RANK_PREFIX)).items
+        said = [codec.decode(RankStatus, one) for one in items]
+        return [one for one in said if replica and one.replica_uid == replica.metadata.uid]
+
+    async def nothing_said(self) -> None:
+        """See that the store has no replica, report or endpoint, of this deployment or another."""
+
+        async def look() -> bool:
+            prefixes = (keys.spec_prefix("Replica"), keys.RANK_PREFIX, keys.ENDPOINT_PREFIX)
+            return not any([(await self._transport.list(one)).items for one in prefixes])
+
+        await until_async(look, limit_s=60, what="the end of all reports", every_s=_LOOK_S)
 
     async def noticed(self, epoch: int) -> str:
         """Wait until an agent gives the epoch up, or the reconciler does; return why."""
@@ -151,7 +180,7 @@ class Group:
             if replica is None or replica.spec.formation is None:
                 return None
             epoch, node = replica.spec.formation.epoch, replica.spec.ranks[0].node
-            key = keys.endpoint_key(node, self._replica)
+            key = keys.endpoint_key(node, replica.name)
             if epoch <= after or await self._transport.get(key) is None:
                 return None
             said = [one for one in await self.reports() if one.epoch == epoch]
@@ -159,7 +188,9 @@ class Group:
             return replica if is_ready == [True] * len(replica.spec.ranks) else None
 
         try:
-            found = await until_async(look, limit_s=_FORMED_S, what=f"an epoch after {after}")
+            found = await until_async(
+                look, limit_s=_FORMED_S, what=f"an epoch after {after}", every_s=_LOOK_S
+            )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{await self.told()}\n{self.fleet.words()}") from error
         await self.fleet.routed(self.name, 1)
@@ -171,39 +202,45 @@ class Group:
         """See that the ranks of this epoch run, and none of another."""
 
         def look() -> bool:
-            mine = [one.epoch for one in ranks_of(self.fleet) if one.replica == self._replica]
+            mine = [one.epoch for one in ranks_of(self.fleet) if self._is_mine(one)]
             return mine == [epoch] * size
 
-        await until(look, limit_s=30, what=f"{size} ranks of epoch {epoch} and no other")
+        what = f"{size} ranks of epoch {epoch} and no other"
+        await until(look, limit_s=30, what=what, every_s=_LOOK_S)
 
     async def told(self) -> str:
         """Return what a person is told about the deployment."""
         done = await self.fleet.ctl("describe", "modeldeployment", self.name)
         return done.out + done.err
 
-    async def tells(self, *words: str) -> str:
-        """Wait until `describe` says all of the words."""
-        said = ""
+    async def unavailable(self, reason: str) -> str:
+        """Wait until the deployment is not Available for this reason; return what people are told."""
 
         async def look() -> bool:
-            nonlocal said
-            said = await self.told()
-            return all(word in said for word in words)
+            item = await self._transport.get(keys.status_key("ModelDeployment", self.name))
+            conditions = (
+                codec.decode(ModelDeploymentStatus, item).conditions if item is not None else ()
+            )
+            said = find_condition(conditions, "Available")
+            return said is not None and said.status is Truth.FALSE and said.reason == reason
 
         try:
-            await until_async(look, limit_s=_FORMED_S, what=f"the words {words}")
+            await until_async(look, limit_s=_FORMED_S, what=reason, every_s=_LOOK_S)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{said}\n{self.fleet.words()}") from error
-        return said
+            raise AssertionError(f"{error}\n{await self.told()}\n{self.fleet.words()}") from error
+        return await self.told()
 
     def rank(self, number: int) -> Rank:
         """Return the only process that runs as this rank."""
         (found,) = (
             one
             for one in ranks_of(self.fleet)
-            if one.replica == self._replica and one.rank == number and one.epoch
+            if self._is_mine(one) and one.rank == number and one.epoch
         )
         return found
+
+    def _is_mine(self, rank: Rank) -> bool:
+        return rank.replica.rpartition("-")[0] == self.name
 
 
 @asynccontextmanager

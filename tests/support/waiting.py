@@ -8,7 +8,11 @@ T = TypeVar("T")
 
 
 async def until(
-    condition: Callable[[], T | None], *, limit_s: float = 30.0, what: str = "condition"
+    condition: Callable[[], T | None],
+    *,
+    limit_s: float = 30.0,
+    what: str = "condition",
+    every_s: float = 0.02,
 ) -> T:
     """Return the first truthy value of `condition`."""
     try:
@@ -17,13 +21,17 @@ async def until(
                 value = condition()
                 if value:
                     return value
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(every_s)
     except TimeoutError:
         raise AssertionError(f"{what} did not come true within {limit_s} s") from None
 
 
 async def until_async(
-    condition: Callable[[], Awaitable[T | None]], *, limit_s: float = 30.0, what: str = "condition"
+    condition: Callable[[], Awaitable[T | None]],
+    *,
+    limit_s: float = 30.0,
+    what: str = "condition",
+    every_s: float = 0.05,
 ) -> T:
     """Return the first truthy value that `condition` resolves to."""
     try:
@@ -32,6 +40,6 @@ async def until_async(
                 value = await condition()
                 if value:
                     return value
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(every_s)
     except TimeoutError:
         raise AssertionError(f"{what} did not come true within {limit_s} s") from None
