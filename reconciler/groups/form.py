@@ -110,6 +110,7 @@ def _sorted_out(stage: Stage) -> tuple[list[NodeView], list[tuple[str, Rejected]
             refused.append((name, no_such))
             continue
         why = judge(stage.want, _as_it_is(node) if name in stage.current else node)
+        why = why or _unable(stage, name)
         if why is None:
             healthy.append(node)
         else:
@@ -117,6 +118,14 @@ def _sorted_out(stage: Stage) -> tuple[list[NodeView], list[tuple[str, Rejected]
     if not stage.group.spec.members:
         healthy.sort(key=lambda node: _rank_of(stage, node))
     return healthy, refused
+
+
+def _unable(stage: Stage, name: str) -> Rejected | None:
+    """Return why a Mac can do no RDMA whatever its cables, so that a spare takes its place."""
+    if stage.group.spec.backend == "ring":
+        return None
+    missing = next(fabric.unable(name, stage.group.machines[name]), None)
+    return missing and Rejected(reason=missing.reason, message=missing.message)
 
 
 def judge(want: Want, node: NodeView) -> Rejected | None:

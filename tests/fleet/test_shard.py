@@ -182,17 +182,19 @@ async def files_broken(group: Group) -> None:
 
 async def macs_lost(group: Group, wanted: list[str]) -> None:
     """The first Mac loses its agent for good: its rank goes by itself, and the spare takes its place. Then another."""
-    async with disturbed(group, wanted, "an agent is gone for good"):
-        group.fleet.kill("node-1")
-    assert nodes(await group.serving()) == ["node-2", "node-3"]
-    group.fleet.kill("node-3")
-    assert group.fleet.kill_engines("node-3") == 1
-    said = await group.unavailable("Unschedulable")
-    assert "1/3 members fit, 2 are needed" in said
-    assert "node-1" in said
-    await nothing_runs(group.fleet)
-    for name in ("node-1", "node-3"):
-        group.fleet.restart(name)
+    try:
+        async with disturbed(group, wanted, "an agent is gone for good"):
+            group.fleet.kill("node-1")
+        assert nodes(await group.serving()) == ["node-2", "node-3"]
+        group.fleet.kill("node-3")
+        assert group.fleet.kill_engines("node-3") == 1
+        said = await group.unavailable("Unschedulable")
+        assert "1/3 members fit, 2 are needed" in said
+        assert "node-1" in said
+    finally:
+        for name in ("node-1", "node-3"):
+            await group.fleet.ended(name)
+            group.fleet.restart(name)
 
 
 async def deleted(fleet: Fleet, *names: str) -> None:

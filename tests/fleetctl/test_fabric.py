@@ -14,7 +14,7 @@ from schemas.shardgroup import ShardGroup, ShardGroupSpec
 from store import codec
 from store.port import Transport
 from tests.reconciler.agents import node_status, put_lease, put_node
-from tests.reconciler.test_groups_fabric import Mac, meshed, with_fabric, with_status
+from tests.reconciler.groups.test_fabric import Mac, meshed, with_fabric, with_status
 from tests.support.fleet import Fleet
 
 
