@@ -125,7 +125,9 @@ def _unable(stage: Stage, name: str) -> Rejected | None:
     if stage.group.spec.backend == "ring":
         return None
     missing = next(fabric.unable(name, stage.group.machines[name]), None)
-    return missing and Rejected(reason=missing.reason, message=missing.message)
+    if missing is None:
+        return None
+    return Rejected(reason=missing.reason, message=missing.message)
 
 
 def judge(want: Want, node: NodeView) -> Rejected | None:
