@@ -185,3 +185,15 @@ def last_lines(path: Path, count: int = 3) -> str:
     except OSError:
         return ""
     return " | ".join(line.strip() for line in text.splitlines()[-count:] if line.strip())
+
+
+def last_words(path: Path) -> str:
+    """Return the last line of a log if a process may have said there why it ends; empty after a kill in mid-work."""
+    line = last_lines(path, 1)
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line
+    # An ordinary entry, such as of the last request, is about anything but the end.
+    is_ordinary = isinstance(entry, dict) and entry.get("level") in ("debug", "info")
+    return "" if is_ordinary else line

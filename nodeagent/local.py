@@ -102,7 +102,7 @@ class Engine:
             probe_again_in_s=max(0.0, self.probed_at + _PROBES.delay_s(self.probe_failures) - now),
             stopping_s=None if since is None else now - since,
             exit_code=None if running else self.process.child.exit_code(),
-            last_words="" if running else processes.last_lines(self.process.log, 1),
+            last_words="" if running else processes.last_words(self.process.log),
             start_again_in_s=self._backoff_left(now),
             restarts=self.failures,
             peak_bytes=self.health.peak_bytes if self.health else 0,

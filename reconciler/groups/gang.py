@@ -198,7 +198,11 @@ def unschedulable(group: GroupView, found: Unformed) -> Unschedulable:
 def _first(told: Sequence[tuple[Shape, Unschedulable]]) -> Unschedulable:
     """Return why the group cannot be formed as it is declared, with a note on what else was tried."""
     (_, first), *others = told
-    notes = [f"{shape.title}: {one_line(why)}" for shape, why in others]
+    said = one_line(first)
+    notes = [
+        f"{shape.title}: {'the same' if one_line(why) == said else one_line(why)}"
+        for shape, why in others
+    ]
     return first.noting("; ".join(notes)) if notes else first
 
 

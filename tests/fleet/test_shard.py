@@ -48,7 +48,6 @@ spec:
   concurrency: 8
 """
 CLIENTS = 8
-NODES = ("node-1", "node-2", "node-3")
 
 
 def chat(model: str, number: int) -> dict[str, Any]:
@@ -88,32 +87,34 @@ async def test_a_pair_outlives_ranks_agents_and_macs(fleet: Fleet, wanted: list[
         assert (nodes(replica), way(replica)) == (["node-1", "node-2"], ("Tensor", 0))
         await all_at_once(group, wanted)
         await agents_killed(group, wanted)
-        pid = group.rank(1).pid
-        async with disturbed(group, wanted, "kill -9 of rank 1"):
+        pid = group.rank(0).pid
+        async with disturbed(group, wanted, "kill -9 of rank 0"):
             os.kill(pid, signal.SIGKILL)
-        await files_broken(group)
+        await files_broken(group, wanted)
         pid = group.rank(1).pid
         async with disturbed(group, wanted, "SIGSTOP of rank 1"):
             os.kill(pid, signal.SIGSTOP)
         await macs_lost(group, wanted)
-        await nothing_stays(group, "pair")
 
 
-async def test_three_fall_back_on_two(fleet: Fleet, wanted: list[str]) -> None:
-    """No power on one Mac, and no spare: two go on, with layers for shares, and the same answer."""
-    shape = "fallbacks: [{size: 2, parallelism: Pipeline}]"
-    await fleet.applied(SHARDED.format(group="trio", name="three", shape=shape))
-    async with group_of(fleet, "three") as group:
-        replica = await group.serving()
-        assert (nodes(replica), way(replica)) == ([*NODES], ("Tensor", 0))
-        async with disturbed(group, wanted, "a Mac is gone for good, without a spare"):
-            fleet.kill("node-2")
-            assert fleet.kill_engines("node-2") == 1
-        replica = await group.serving()
-        assert (nodes(replica), way(replica)) == (["node-1", "node-3"], ("Pipeline", 1))
-        assert sorted(rank.layers for rank in replica.spec.ranks) == [1, 2]
+async def test_two_stand_in_for_three(fleet: Fleet, wanted: list[str]) -> None:
+    """One Mac is off, and there is no spare: layers are dealt out to two as the fallback says, with the same answer."""
+    fleet.kill("node-2")
+    try:
+        done = await fleet.ctl("wait", "node/node-2", "--for=condition=Ready=False")
+        assert done.code == 0, done.err
+        shape = "fallbacks: [{size: 2, parallelism: Pipeline}]"
+        await fleet.applied(SHARDED.format(group="trio", name="three", shape=shape))
+        async with group_of(fleet, "three") as group:
+            replica = await group.serving()
+            assert (nodes(replica), way(replica)) == (["node-1", "node-3"], ("Pipeline", 1))
+            assert sorted(rank.layers for rank in replica.spec.ranks) == [1, 2]
+            assert await ask(fleet, [chat("three", 0)]) == wanted[:1]
+            await nothing_stays(group, "trio")
+    finally:
+        await fleet.ended("node-2")
         fleet.restart("node-2")
-        await nothing_stays(group, "trio")
+        await fleet.joined(3)
 
 
 async def all_at_once(group: Group, wanted: list[str]) -> None:
@@ -162,13 +163,20 @@ async def agents_killed(group: Group, wanted: list[str]) -> None:
     assert {one.pid for one in ranks_of(group.fleet)} == before
 
 
-async def files_broken(group: Group) -> None:
-    """Rank 0 is killed, and no further start works: the third failure in a row is the last; then a person mends it."""
+async def files_broken(group: Group, wanted: list[str]) -> None:
+    """Rank 1 is killed, and no further start works: the third failure in a row is the last; then a person mends it."""
     fleet, tokenizer = group.fleet, group.fleet.models_dir / "tiny" / "tokenizer.json"
-    whole, epoch = tokenizer.read_text(), await group.epoch()
-    pid = group.rank(0).pid
-    tokenizer.write_text("{}")
-    os.kill(pid, signal.SIGKILL)
+    whole, epoch, one = tokenizer.read_text(), await group.epoch(), Heard()
+    pid = group.rank(1).pid
+    async with asking(fleet) as client, asyncio.TaskGroup() as tasks:
+        tasks.create_task(listen(client, chat(group.name, 0), one))
+        await until(one.has_begun, what="the stream")
+        tokenizer.write_text("{}")
+        os.kill(pid, signal.SIGKILL)
+        why = await group.noticed(epoch)
+    print(f"kill -9 of rank 1, and no further start works: {why}; {one.error}")
+    assert one.error
+    assert wanted[0].startswith(one.text)
     said = await group.unavailable("CrashLooping")
     assert "failed 3 times in a row" in said
     assert "fleetctl rollout restart" in said
@@ -191,10 +199,14 @@ async def macs_lost(group: Group, wanted: list[str]) -> None:
         said = await group.unavailable("Unschedulable")
         assert "1/3 members fit, 2 are needed" in said
         assert "node-1" in said
+        # While two of its Macs are away, and the third waits for them.
+        await nothing_stays(group, "pair")
     finally:
         for name in ("node-1", "node-3"):
+            group.fleet.kill(name)
             await group.fleet.ended(name)
             group.fleet.restart(name)
+        await group.fleet.joined(3)
 
 
 async def deleted(fleet: Fleet, *names: str) -> None:
@@ -208,7 +220,6 @@ async def nothing_stays(group: Group, name: str) -> None:
     await deleted(group.fleet, f"modeldeployment/{group.name}", f"shardgroup/{name}")
     await nothing_runs(group.fleet)
     await group.nothing_said()
-    await group.fleet.joined(3)
 
 
 def nodes(replica: Replica) -> list[str]:

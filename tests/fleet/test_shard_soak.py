@@ -1,6 +1,6 @@
 """Larger groups, unequal Macs, and a cable that is cut: minutes of starts, so not for every run.
 
-`make soak`, or `pytest -m soak tests/fleet/test_shard_soak.py`.
+pytest -m soak -n 0 -s tests/fleet/test_shard_soak.py
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.support import netns
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet, engine_port, running_fleet
 from tests.support.shards import Group, Heard, ask, asking, group_of, listen, nothing_runs
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.fleet, pytest.mark.mlx, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -86,6 +86,32 @@ async def test_unequal_macs_get_layers_by_their_memory(tmp_path: Path) -> None:
             await ended(group)
 
 
+async def test_three_ranks_and_then_two(tmp_path: Path) -> None:
+    """A serving group loses a Mac for good, has no spare, and goes on as its fallback says; then it says why it cannot."""
+    shape = ("--arch", "llama", "--heads", "6", "--kv-heads", "6", "--hidden", "96")
+    async with fleet_of(tmp_path, *shape, nodes=3) as fleet:
+        members = ", ".join(f"{{node: node-{number}}}" for number in range(1, 4))
+        manifest = MANIFEST.format(members=members, parallelism="Tensor", concurrency=4)
+        await fleet.applied(manifest.replace("Tensor\n", "Tensor\n  fallbacks: [{size: 2}]\n"))
+        async with group_of(fleet, "big") as group:
+            assert len((await group.serving()).spec.ranks) == 3
+            before, epoch = await ask(fleet, [chat("we hold", 16)]), await group.epoch()
+            fleet.kill("node-2")
+            assert fleet.kill_engines("node-2") == 1
+
+            async def on_two() -> bool:
+                replica = await group.serving(after=epoch)
+                return [rank.node for rank in replica.spec.ranks] == ["node-1", "node-3"]
+
+            await until_async(on_two, limit_s=120, what="a group of two")
+            assert await ask(fleet, [chat("we hold", 16)]) == before
+            fleet.kill("node-3")
+            assert fleet.kill_engines("node-3") == 1
+            said = await group.unavailable("Unschedulable")
+            assert "1/3 members fit" in said
+            await ended(group)
+
+
 async def test_four_ranks(tmp_path: Path) -> None:
     """With more than two, survivors of a dead rank wait in MLX for ever: they end all the same."""
     async with fleet_of(tmp_path, "--arch", "llama", nodes=4) as fleet:
@@ -94,12 +120,12 @@ async def test_four_ranks(tmp_path: Path) -> None:
         async with group_of(fleet, "big") as group:
             assert len((await group.serving()).spec.ranks) == 4
             before = await ask(fleet, [chat("we hold", 16)])
-            for number in (3, 1):
+            for number, sent in ((3, signal.SIGKILL), (0, signal.SIGSTOP)):
                 pid, epoch, one = group.rank(number).pid, await group.epoch(), Heard()
                 async with asking(fleet) as client, asyncio.TaskGroup() as tasks:
                     tasks.create_task(listen(client, chat("we hold"), one))
                     await until(one.has_begun, what="the stream")
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, sent)
                     await group.serving(after=epoch)
                 assert await ask(fleet, [chat("we hold", 16)]) == before
             await ended(group)

@@ -170,3 +170,18 @@ def test_last_words(tmp_path: Path, content: bytes | None, expected: str) -> Non
     if content is not None:
         (tmp_path / "log").write_bytes(content)
     assert processes.last_lines(tmp_path / "log") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("engine: rank 1 was lost", "engine: rank 1 was lost"),
+        ('{"level": "info", "message": "request"}', ""),
+        ('{"level": "error", "message": "no"}', '{"level": "error", "message": "no"}'),
+        ("[]", "[]"),
+        ("", ""),
+    ],
+)
+def test_an_ordinary_entry_is_no_last_word(tmp_path: Path, line: str, expected: str) -> None:
+    (tmp_path / "log").write_text(f"before\n{line}\n" if line else "")
+    assert processes.last_words(tmp_path / "log") == expected

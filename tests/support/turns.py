@@ -6,6 +6,7 @@ In an order in which work runs beside waiting, as measured; a file that is not n
 from pathlib import Path
 
 _FIRST = (
+    "fleet/test_shard.py",
     "nodeagent/test_agent.py",
     "fleetctl/test_demo.py",
     "fleetctl/test_up.py",
