@@ -36,6 +36,8 @@ def tree_of(content: Template) -> dict[str, Tree]:
     tree: dict[str, Tree] = content.model_dump(mode="json", by_alias=True, exclude_none=True)
     if not content.restarted_at:
         del tree["restartedAt"]
+    if content.sharding == "Never":
+        del tree["sharding"]
     return tree
 
 

@@ -192,7 +192,8 @@ async def test_what_killed_commands_and_agents_leave_goes(fleet: Fleet) -> None:
             what="its end",
         )
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
         await fleet.ended("mac-2")
         fleet.restart("mac-2")

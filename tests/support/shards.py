@@ -64,9 +64,12 @@ def _said(argv: Sequence[str], flag: str) -> str:
 
 
 async def nothing_runs(fleet: Fleet) -> None:
-    """See that no engine of the fleet is left in the process table."""
+    """See that no engine of the fleet is left in the process table.
+
+    A rank whose last epoch was begun before its peer's Mac was known to be lost waits 120 s for that one.
+    """
     await until(
-        lambda: not ranks_of(fleet), limit_s=60, what="the end of all engines", every_s=_LOOK_S
+        lambda: not ranks_of(fleet), limit_s=180, what="the end of all engines", every_s=_LOOK_S
     )
 
 

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,13 @@ def steps(ranks: Sequence[Engine]) -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def pair(fork: Start, make: Make, tmp_path_factory: pytest.TempPathFactory) -> list[Engine]:
-    return form(fork, make(), tmp_path_factory.mktemp("pair"), 2, epoch=7)
+def pair(
+    fork: Start, make: Make, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Engine]]:
+    """Return a group that the tests share; asked to end, it does."""
+    ranks = form(fork, make(), tmp_path_factory.mktemp("pair"), 2, epoch=7)
+    yield ranks
+    assert end(ranks) == [0, 0]
 
 
 def test_two_ranks_answer_as_one_process(fork: Start, make: Make, pair: list[Engine]) -> None:
@@ -86,6 +91,7 @@ def test_who_hangs_up_leaves_all_ranks(pair: list[Engine]) -> None:
 
 
 def test_each_rank_says_who_it_is(pair: list[Engine]) -> None:
+    assert pair[0].chat("hello").status == 200
     for number, rank in enumerate(pair):
         body = rank.health().json
         assert (body["state"], body["rank"], body["epoch"]) == ("Ready", number, 7)
@@ -100,10 +106,6 @@ def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
     before = [one.cpu_times().user for one in found]
     psutil.cpu_percent(1.0)
     assert all(one.cpu_times().user - was < 0.5 for one, was in zip(found, before, strict=True))
-
-
-def test_a_group_that_is_asked_to_end_does(pair: list[Engine]) -> None:
-    assert end(pair) == [0, 0]
 
 
 @pytest.mark.parametrize(
