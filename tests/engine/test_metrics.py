@@ -37,7 +37,8 @@ def grown(engine: Engine, before: dict[str, float]) -> dict[str, float]:
 
 def lines(engine: Engine) -> Iterator[dict[str, Any]]:
     for line in engine.stderr.read_text().splitlines():
-        yield json.loads(line)
+        if line.startswith("{"):  # transformers warns in words of its own
+            yield json.loads(line)
 
 
 def line_of(engine: Engine, request_id: str) -> dict[str, Any]:

@@ -170,7 +170,8 @@ async def test_one_test_of_a_group_at_a_time_and_none_after_ctrl_c(fleet: Fleet)
         assert second.code == 1
         assert "shardgroup/pair is being tested already" in second.err
     finally:
-        process.send_signal(signal.SIGINT)
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
         _, err = await process.communicate()
     assert b"Traceback" not in err, err
     await nothing_left(fleet)
