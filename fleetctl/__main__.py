@@ -1,10 +1,8 @@
 """The command `fleetctl`: its verbs, each loaded when it is used."""
 
-import importlib
-
 import click
-from typing_extensions import override
 
+from fleetctl.lazy import LazyGroup
 from machinery.version import version
 
 # Verb to module and function: a verb's imports are paid for by that verb alone.
@@ -39,24 +37,9 @@ _VERBS = {
 }
 
 
-class Verbs(click.Group):
-    """A group whose commands are imported on use."""
-
-    @override
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_VERBS)
-
-    @override
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
-            return None
-        module, _, function = _VERBS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), function)
-        return command
-
-
 @click.group(
-    cls=Verbs,
+    cls=LazyGroup,
+    verbs=_VERBS,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
 )
 @click.version_option(version(), message="fleetctl: %(version)s")
