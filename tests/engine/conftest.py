@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import openai
 import pytest
 
 from tests.support.models import MODEL
+from tests.support.ports import free_port
 
 START_S = 60.0
 Json = dict[str, Any]
@@ -51,11 +51,6 @@ def eventually(holds: Callable[[], bool], *, within_s: float = 20.0, what: str =
     while not holds():
         assert time.perf_counter() < deadline, f"not within {within_s} s: {what or holds}"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 class Process(Protocol):
@@ -125,7 +120,10 @@ class Engine:
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.stderr.read_text()
-        return self.answers() and self.health().status == 200
+        try:
+            return self.health().status == 200
+        except OSError:
+            return False  # not yet; or no more, which the next look tells
 
     def busy(self) -> tuple[int, int]:
         seen = self.health().json

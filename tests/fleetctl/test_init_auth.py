@@ -19,8 +19,9 @@ from store.auth.access import Right, below, one
 from store.errors import PermissionDeniedError
 from store.etcd.connect import connect
 from store.etcd.grpc.accounts import EtcdAccounts
-from tests.store.tcp_etcd import TcpEtcd, free_port
+from tests.store.tcp_etcd import TcpEtcd
 from tests.support.fleet import fleetctl
+from tests.support.ports import free_port
 
 USERS = ["fleet-admin", "fleet-gateway", "fleet-node-mac-1", "fleet-reconciler", "root"]
 FILES = ["admin.env", "gateway.env", "node-mac-1.env", "reconciler.env", "root.env"]

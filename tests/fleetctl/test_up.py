@@ -12,7 +12,8 @@ import pytest
 
 from machinery import processes
 from nodeagent.engines import Engines
-from tests.support.fleet import Done, engine_port, fleetctl, free_port
+from tests.support.fleet import Done, engine_port, fleetctl
+from tests.support.ports import free_port
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until
 

@@ -20,10 +20,11 @@ from store.memory import MemoryTransport
 from store.port import Transport
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import chat
-from tests.gateway.test_process import free_port, process
+from tests.gateway.test_process import process
 from tests.gateway.world import World, running_gateway
 from tests.support.clock import FakeClock
 from tests.support.etcd import running_etcd
+from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
 

@@ -18,13 +18,8 @@ from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import DONE, streams
 from tests.gateway.world import World
 from tests.support.etcd import running_etcd
+from tests.support.ports import free_port
 from tests.support.waiting import until_async
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_port_in_use() -> None:

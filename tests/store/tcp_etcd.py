@@ -1,6 +1,5 @@
 """An etcd that listens on a loopback port, for what a unix socket cannot show: TLS, users, turns."""
 
-import socket
 from pathlib import Path
 
 from machinery.clock import SystemClock
@@ -9,14 +8,8 @@ from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate
+from tests.support.ports import free_port
 from tests.support.waiting import until_async
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class TcpEtcd:

@@ -17,7 +17,8 @@ from store.port import Put
 from tests.store.binaries import BINARIES
 from tests.store.certificates import Authority, Identity
 from tests.store.guarded import guard
-from tests.store.tcp_etcd import TcpEtcd, free_port
+from tests.store.tcp_etcd import TcpEtcd
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.etcd
 

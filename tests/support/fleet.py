@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from store.etcd.connect import connect
 from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support import forker
+from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
 
@@ -34,13 +34,6 @@ class Done:
     code: int
     out: str
     err: str
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 _ranges = count(os.getpid())

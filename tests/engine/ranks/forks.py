@@ -15,7 +15,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 from nodeagent.engine.model import blas
-from tests.engine.conftest import NO_HEADERS, Engine, Headers, Start, free_port, launching, told
+from tests.engine.conftest import NO_HEADERS, Engine, Headers, Start, launching, told
+from tests.support.ports import free_port
 
 _END_S = 30.0
 

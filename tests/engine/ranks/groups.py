@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.engine.conftest import Engine, Start, eventually
+from tests.support.ports import free_port
 
 READY_S = 120.0
 SECRET = "of this epoch"
@@ -25,11 +25,7 @@ class Meeting:
 
     @classmethod
     def of(cls, size: int, folder: Path) -> "Meeting":
-        with ExitStack() as stack:
-            held = [
-                stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size + 1)
-            ]
-            ports = [int(one.getsockname()[1]) for one in held]
+        ports = [free_port() for _ in range(size + 1)]
         hostfile = folder / f"hosts-{ports[0]}"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
         return cls(size=size, coordinator=f"127.0.0.1:{ports[0]}", hostfile=hostfile)

@@ -18,7 +18,7 @@ from nodeagent.engine.ranks.errors import GroupError
 from nodeagent.engine.ranks.meeting import Link, Patience
 from nodeagent.engine.ranks.tally import Tally
 from nodeagent.engine.ranks.words import Away, Begin, Bye, Go, Hello, Join, Over, Step
-from tests.engine.conftest import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
 JOIN = Join(rank=0, world_size=3, epoch=2, secret="s")

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -21,6 +20,7 @@ from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import DONE, chat, slow, streams
 from tests.gateway.world import World
 from tests.support.etcd import running_etcd
+from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
 pytestmark = pytest.mark.etcd
@@ -28,12 +28,6 @@ pytestmark = pytest.mark.etcd
 CHAT = "/v1/chat/completions"
 # So that the load leaves the machine to the gateways that start.
 UNHURRIED = slow(0.05, chat)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +14,7 @@ from store.etcd.connect import connect
 from tests.gateway.hostile.recorder import Recorder, recording
 from tests.gateway.world import World, deployment, endpoint, route
 from tests.support.etcd import running_etcd
+from tests.support.ports import free_port
 from tests.support.waiting import until_async
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -104,9 +104,7 @@ async def standing(folder: Path) -> AsyncIterator[Stand]:
         alias = route("alias", "alias", m=1)
         await World(transport).put(deployment("m", replicas=2), alias, *endpoints)
         await transport.close()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         flags = ("--port", str(port), "--etcd", str(etcd.address), "--log-level", "error")
         child = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway", *flags)
         try:

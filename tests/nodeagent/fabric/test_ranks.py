@@ -16,7 +16,8 @@ from nodeagent.fabric.orders import Connected, Order, Round, Word
 from schemas.fabrictest import FabricTestSpec
 from schemas.formation import Formation, Seat
 from schemas.rendezvous import rendezvous
-from tests.support.fleet import fleetctl, free_port
+from tests.support.fleet import fleetctl
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,7 +9,8 @@ from store.errors import AuthOffError, StoreError, UnauthenticatedError, Unavail
 from store.etcd.address import EtcdAddress
 from store.etcd.grpc.accounts import EtcdAccounts
 from tests.store.binaries import BINARIES
-from tests.store.tcp_etcd import TcpEtcd, free_port
+from tests.store.tcp_etcd import TcpEtcd
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.etcd
 

@@ -14,7 +14,8 @@ from etcd3 import AioClient
 from store.etcd.http.route import _Route
 from store.etcd.http.transport import HttpTransport
 from store.port import Put
-from tests.store.tcp_etcd import TcpEtcd, free_port
+from tests.store.tcp_etcd import TcpEtcd
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.etcd
 

@@ -15,7 +15,8 @@ from store.etcd.http.route import EtcdRoute
 from store.etcd.http.transport import HttpTransport
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Put
-from tests.store.tcp_etcd import TcpEtcd, free_port
+from tests.store.tcp_etcd import TcpEtcd
+from tests.support.ports import free_port
 
 PUT = [Put(key="/route/a", value=b"1")]
 
