@@ -111,7 +111,7 @@ async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
 
 async def _delete_one(transport: Transport, name: str) -> bool:
     """Return whether there was one."""
-    key = keys.api_key_key(name)
+    key = keys.named(keys.API_KEY_PREFIX, name)
     there = await transport.get(key)
     if there is None:
         return False

@@ -133,7 +133,7 @@ async def _write(key: ApiKey, options: dict[str, Any]) -> None:
     async with opened(options) as transport:
         # Before it is made: once it is, nothing may keep it from being printed.
         warnings = await unserved(transport, key.models)
-        stored, value = keys.api_key_key(key.name), codec.encode(key)
+        stored, value = keys.named(keys.API_KEY_PREFIX, key.name), codec.encode(key)
         try:
             guard = Unchanged(key=stored, mod_revision=0)
             await transport.commit([guard], [Put(key=stored, value=value)])

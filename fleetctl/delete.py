@@ -21,7 +21,7 @@ from store import objects
 from store.port import Transport
 
 # The reverse of the order in which they are applied: who names others goes before them.
-_ORDER = ("ModelRoute", "ModelDeployment", "ShardGroup", "NodePool", "Node")
+_ORDER = ("GitSource", "ModelRoute", "ModelDeployment", "ShardGroup", "NodePool", "Node")
 _LOOK_S = 0.1
 
 

@@ -12,6 +12,7 @@ from schemas import quantity
 from schemas.deployment import ModelDeployment, served_names
 from schemas.event import Event
 from schemas.fabrictest import FabricTest
+from schemas.gitsource import GitSource
 from schemas.meta import ApiObject, Truth, find_condition
 from schemas.node import Node
 from schemas.pools import NodePool
@@ -220,6 +221,22 @@ COLUMNS: dict[str, Columns] = {
             is_wide=True,
         ),
         Column(title="WHY", cell=_reason("Accepted"), is_wide=True),
+    ),
+    "GitSource": (
+        _NAME,
+        Column(title="READY", cell=_condition("Ready")),
+        Column(
+            title="REVISION",
+            cell=lambda o, _: s.applied_revision if (s := cast("GitSource", o).status) else "",
+        ),
+        _AGE,
+        Column(
+            title="REPOSITORY",
+            cell=lambda o, _: cast("GitSource", o).spec.repository,
+            is_wide=True,
+        ),
+        Column(title="PATH", cell=lambda o, _: cast("GitSource", o).spec.path, is_wide=True),
+        Column(title="WHY", cell=_reason("Ready"), is_wide=True),
     ),
     "Node": (
         _NAME,

@@ -28,7 +28,7 @@ class Presence:
     ) -> None:
         self._transport = transport
         self._clock = clock
-        self._key = keys.gateway_lease_key(id_)
+        self._key = keys.named(keys.GATEWAY_LEASE_PREFIX, id_)
         lease = GatewayLease(url=url, version=version(), asks_for_keys=asks_for_keys)
         self._value = codec.encode(lease)
 

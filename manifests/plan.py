@@ -15,7 +15,7 @@ from store import codec
 from store.port import MAX_OPERATIONS
 
 # What is named comes before what names it, so that a reader never sees a name without its object.
-ORDER = ("NodePool", "ShardGroup", "Node", "ModelDeployment", "ModelRoute")
+ORDER = ("NodePool", "ShardGroup", "Node", "ModelDeployment", "ModelRoute", "GitSource")
 
 # Below the port's limit, because guards count beside operations in some builds of etcd.
 MAX_OBJECTS = min(100, MAX_OPERATIONS)

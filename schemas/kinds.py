@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from schemas.deployment import ModelDeployment
 from schemas.event import Event
 from schemas.fabrictest import FabricTest
+from schemas.gitsource import GitSource
 from schemas.meta import ApiObject
 from schemas.node import Node
 from schemas.pools import NodePool
@@ -33,6 +34,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(type=NodePool, plural="nodepools", short="np", written_by_users=True),
     Kind(type=ShardGroup, plural="shardgroups", short="sg", written_by_users=True),
     Kind(type=ModelRoute, plural="modelroutes", short="mr", written_by_users=True),
+    Kind(type=GitSource, plural="gitsources", short="gs", written_by_users=True),
     Kind(type=Node, plural="nodes", short="no", written_by_users=True),
     Kind(type=Replica, plural="replicas", short="rep", written_by_users=False),
     Kind(type=Endpoint, plural="endpoints", short="ep", written_by_users=False),

@@ -65,6 +65,21 @@ class OwnerReference(ApiModel):
     uid: str
 
 
+class ManagedFields(ApiModel):
+    """Who says what of an object: one entry for each writer and way of writing (see manifests/ownership.py)."""
+
+    manager: str
+    """The writer: `fleetctl`, `fleetctl-scale`, `gitsource/<name>`."""
+    operation: Literal["Apply", "Update"]
+    """Whether it declared the object by a manifest, or changed fields of it."""
+    time: datetime
+    """When it last did."""
+    fields: tuple[str, ...] = ()
+    """Of an Update: the fields it wrote last, as in `spec.replicas` or `metadata.labels.team`."""
+    applied: str = ""
+    """Of an Apply: what the manifest said (labels, annotations, spec), as JSON; the base of the next three-way merge."""
+
+
 class ObjectMeta(ApiModel):
     """What identifies an object and what the fleet keeps about it."""
 
@@ -88,6 +103,8 @@ class ObjectMeta(ApiModel):
     """Set by the fleet: who must clean up before the object may go."""
     owner_references: tuple[OwnerReference, ...] = ()
     """Set by the fleet: who created this object."""
+    managed_fields: tuple[ManagedFields, ...] = ()
+    """Set by the fleet: who says what of the object."""
 
 
 # Annotations below this prefix are written by fleetctl's verbs and by the fleet; applying a manifest leaves them alone.
@@ -96,6 +113,8 @@ RESTARTED_AT = "fleet/restarted-at"
 """When `fleetctl rollout restart` was last asked for: part of what engines are started with."""
 ENDED_BECAUSE = "fleet/ended-because"
 """Why a replica drains: the reason in one word, then what people should know."""
+APPLY_SET = "fleet/apply-set"
+"""The set of manifests that an object belongs to (schemas/applyset.py); only that set prunes it."""
 CHANGE_CAUSE = "kubernetes.io/change-cause"
 """Why a deployment was changed, as kubectl knows it; kept with the revision."""
 
@@ -112,6 +131,7 @@ FLEET_OWNED = (
     "deletion_timestamp",
     "finalizers",
     "owner_references",
+    "managed_fields",
 )
 
 

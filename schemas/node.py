@@ -154,6 +154,8 @@ class NodeStatus(Status):
     hostname: str
     address: str
     """Where gateways reach the node's engines."""
+    agent_url: str = ""
+    """Where the agent answers about its health, its figures and its logs; empty if it does not."""
     agent_version: str
     os: str
     os_version: str

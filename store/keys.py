@@ -19,6 +19,10 @@ ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
 # A test of the cables that a fleetctl waits for, by its group; and what agents say of it.
 FABRIC_TEST_PREFIX = f"{ROOT}/fabrictest/"
 FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
+# What a source of manifests has applied, by its name.
+APPLY_SET_PREFIX = f"{ROOT}/applyset/"
+# The right to read an agent's or a gateway's logs, under a short lease.
+TICKET_PREFIX = f"{ROOT}/ticket/"
 EVENT_PREFIX = f"{ROOT}/event/"
 ELECTION_PREFIX = f"{ROOT}/election/"
 ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
@@ -27,7 +31,7 @@ RESTORING = f"{ROOT}/restoring"
 # What lives under a lease: it says who is there now, so no backup has it.
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
-    *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX),
+    *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX),
 )
 # No role of an agent or the reconciler may read it; gateways read the hashes of API keys.
 SECRET_PREFIX = f"{ROOT}/secret/"
@@ -72,14 +76,6 @@ def node_life_key(node: str) -> str:
     return f"{NODE_LIFE_PREFIX}{node}"
 
 
-def gateway_lease_key(gateway: str) -> str:
-    return f"{GATEWAY_LEASE_PREFIX}{gateway}"
-
-
-def api_key_key(name: str) -> str:
-    return f"{API_KEY_PREFIX}{name}"
-
-
 def endpoint_prefix(node: str) -> str:
     """Return what every endpoint on the node begins with."""
     return f"{ENDPOINT_PREFIX}{node}/"
@@ -89,10 +85,6 @@ def endpoint_key(node: str, replica: str) -> str:
     return f"{endpoint_prefix(node)}{replica}"
 
 
-def fabric_test_key(group: str) -> str:
-    return f"{FABRIC_TEST_PREFIX}{group}"
-
-
 def fabric_rank_prefix(node: str) -> str:
     """Return what everything begins with that the node's agent says of tests of the cables."""
     return f"{FABRIC_RANK_PREFIX}{node}/"
@@ -100,6 +92,20 @@ def fabric_rank_prefix(node: str) -> str:
 
 def fabric_rank_key(node: str, group: str) -> str:
     return f"{fabric_rank_prefix(node)}{group}"
+
+
+def ticket_prefix(holder: str) -> str:
+    """Return what the tickets begin with that one process takes: `Node/<name>` or `Gateway/<id>`."""
+    return f"{TICKET_PREFIX}{holder}/"
+
+
+def ticket_key(holder: str, ticket: str) -> str:
+    return f"{ticket_prefix(holder)}{ticket}"
+
+
+def named(prefix: str, name: str) -> str:
+    """Return the key of one name below a prefix whose keys are names: API keys, gateways, tests of cables, apply sets."""
+    return f"{prefix}{name}"
 
 
 def replica_of(key: str) -> str:

@@ -52,7 +52,7 @@ async def publish(
     """Declare models, the engines as their endpoints, and a key."""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     key = ApiKey(name="bench", hash=digest, created=datetime.now(UTC))
-    puts = [Put(key=keys.api_key_key(key.name), value=codec.encode(key))]
+    puts = [Put(key=keys.named(keys.API_KEY_PREFIX, key.name), value=codec.encode(key))]
     for name, engines in fleet.items():
         spec = ModelDeploymentSpec(
             model=ModelSource(path="/models/bench"),

@@ -84,7 +84,7 @@ async def _made(
 
 
 async def _write(transport: Transport, test: FabricTest, lease: int) -> None:
-    key = keys.fabric_test_key(test.name)
+    key = keys.named(keys.FABRIC_TEST_PREFIX, test.name)
     put = Put(key=key, value=codec.encode_spec(test), lease=lease)
     try:
         await transport.commit([Unchanged(key=key, mod_revision=0)], [put])

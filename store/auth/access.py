@@ -102,11 +102,13 @@ def _admin() -> list[Permission]:
         *(below(keys.status_prefix(kind), Right.READWRITE) for kind in removed),
         below(keys.SECRET_PREFIX, Right.READWRITE),
         below(keys.FABRIC_TEST_PREFIX, Right.READWRITE),
+        below(keys.APPLY_SET_PREFIX, Right.READWRITE),
+        below(keys.TICKET_PREFIX, Right.READWRITE),
     ]
 
 
 def _reconciler() -> list[Permission]:
-    judged = ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute", "Replica")
+    judged = ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute", "GitSource", "Replica")
     return [
         *(below(prefix, Right.READ) for prefix in (keys.SPEC_PREFIX, keys.STATUS_PREFIX)),
         *(below(prefix, Right.READ) for prefix in (keys.NODE_LEASE_PREFIX, keys.ENDPOINT_PREFIX)),
@@ -117,6 +119,12 @@ def _reconciler() -> list[Permission]:
             below(keys.spec_prefix(kind), Right.READWRITE)
             for kind in ("Replica", "Revision", "Node", "ModelDeployment")
         ),
+        # What a GitSource says is applied, and pruned, by the leader.
+        *(
+            below(keys.spec_prefix(kind), Right.READWRITE)
+            for kind in ("NodePool", "ShardGroup", "ModelRoute", "GitSource")
+        ),
+        below(keys.APPLY_SET_PREFIX, Right.READWRITE),
         *(below(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
         # What agents said of a replica goes with the replica.
         below(keys.RANK_PREFIX, Right.READWRITE),
@@ -141,6 +149,8 @@ def _gateway() -> list[Permission]:
         keys.NODE_LEASE_PREFIX,
         # Hashes of keys, never the keys.
         keys.API_KEY_PREFIX,
+        # Who may read its log; the secrets of other holders' tickets are only hashes.
+        keys.ticket_prefix("Gateway"),
     )
     return [
         *(below(prefix, Right.READ) for prefix in prefixes),
@@ -163,4 +173,5 @@ def _agent(node: str) -> list[Permission]:
         below(keys.event_prefix(f"Node/{node}"), Right.READWRITE),
         below(keys.FABRIC_TEST_PREFIX, Right.READ),
         below(keys.fabric_rank_prefix(node), Right.READWRITE),
+        below(keys.ticket_prefix(f"Node/{node}"), Right.READ),
     ]

@@ -24,7 +24,7 @@ NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 
 async def stored(transport: Transport, name: str) -> ApiKey | None:
-    item = await transport.get(keys.api_key_key(name))
+    item = await transport.get(keys.named(keys.API_KEY_PREFIX, name))
     return None if item is None else codec.decode(ApiKey, item)
 
 
@@ -144,7 +144,7 @@ async def test_keys_do_not_belong_into_manifests(shared: Fleet) -> None:
 
 
 def test_a_backup_holds_the_hashes() -> None:
-    assert is_kept(KeyValue(keys.api_key_key("ci"), b"{}", 1, 1))
+    assert is_kept(KeyValue(keys.named(keys.API_KEY_PREFIX, "ci"), b"{}", 1, 1))
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ async def test_only_keys_for_admins_may_ask(world: World, http: aiohttp.ClientSe
             created=SystemClock().now(),
             is_admin=name == "admin",
         )
-        put = Put(key=keys.api_key_key(name), value=codec.encode(key))
+        put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
         await world.transport.commit([], [put])
     limits = Limits(drain_timeout_s=0.0, asks_for_keys=True)
     paths = ("/api/cluster/status", "/api/dashboard/requests", "/queue", "/metrics/snapshot")

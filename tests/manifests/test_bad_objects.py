@@ -222,7 +222,7 @@ UNKNOWN = [
     pytest.param(
         deployment().replace("kind: ModelDeployment", "kind: Pod"),
         ':3:7: Pod/qwen: kind: unknown kind "Pod". '
-        "Known are: ModelDeployment, NodePool, ShardGroup, ModelRoute, Node",
+        "Known are: ModelDeployment, NodePool, ShardGroup, ModelRoute, GitSource, Node",
         id="strange-kind",
     ),
     pytest.param(
@@ -239,7 +239,7 @@ UNKNOWN = [
     pytest.param(
         f"{HEAD}metadata: {{name: a}}\n",
         ":1:1: kind: is required but not given. "
-        "One of: ModelDeployment, NodePool, ShardGroup, ModelRoute, Node",
+        "One of: ModelDeployment, NodePool, ShardGroup, ModelRoute, GitSource, Node",
         id="no-kind",
     ),
     pytest.param(

@@ -112,7 +112,9 @@ async def test_a_request_that_waits_at_a_gateway_is_seen() -> None:
 
 async def register(transport: Transport, id_: str, port: int) -> None:
     lease = GatewayLease(url=f"http://127.0.0.1:{port}", version="1")
-    await transport.commit([], [Put(key=keys.gateway_lease_key(id_), value=codec.encode(lease))])
+    await transport.commit(
+        [], [Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, id_), value=codec.encode(lease))]
+    )
 
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]

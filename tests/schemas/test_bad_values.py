@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from schemas.deployment import ModelDeployment
+from schemas.gitsource import GitSource
 from schemas.kinds import KINDS
 from schemas.meta import ApiObject
 from schemas.node import Node
@@ -20,6 +21,7 @@ GOOD: dict[type[ApiObject], Tree] = {
     NodePool: {},
     ShardGroup: {"members": [{"node": "a"}, {"node": "b"}]},
     ModelRoute: {"model": "fast", "backends": [{"deployment": "qwen"}]},
+    GitSource: {"repository": "https://git.example.com/fleet.git"},
     Node: {},
 }
 

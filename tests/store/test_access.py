@@ -42,7 +42,7 @@ def may_touch(account: Account, right: Right, start: str, end: str) -> bool:
 def test_a_gateway_reads_hashes_of_api_keys_and_no_other_secret() -> None:
     gateway = account("fleet-gateway")
     start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
-    assert may(gateway, Right.READ, keys.api_key_key("ci"))
+    assert may(gateway, Right.READ, keys.named(keys.API_KEY_PREFIX, "ci"))
     assert not may_touch(gateway, Right.WRITE, start, end)
     assert not may_touch(gateway, Right.READ, start, keys.API_KEY_PREFIX)
     assert not may_touch(gateway, Right.READ, keys.prefix_end(keys.API_KEY_PREFIX), end)
@@ -118,7 +118,7 @@ def test_the_reconciler_lets_agents_and_users_speak_for_themselves() -> None:
     reconciler = account("fleet-reconciler")
     for key in (
         keys.node_lease_key("a"),
-        keys.gateway_lease_key("a"),
+        keys.named(keys.GATEWAY_LEASE_PREFIX, "a"),
         keys.status_key("Node", "a"),
         keys.endpoint_key("a", "r-0"),
         keys.event_key("Node/a", "e"),

@@ -16,7 +16,7 @@ from tests.store.guarded import Guarded, guarded_etcd
 pytestmark = pytest.mark.etcd
 
 SECRET = f"{keys.SECRET_PREFIX}hub-token"
-API_KEY = keys.api_key_key("ci")
+API_KEY = keys.named(keys.API_KEY_PREFIX, "ci")
 MINE = [
     keys.status_key("Node", "mac-1"),
     keys.node_lease_key("mac-1"),
@@ -46,7 +46,7 @@ VERDICTS = [
     keys.event_key("reconciler", "e"),
     keys.ELECTION_RECONCILER,
 ]
-REGISTRATION = keys.gateway_lease_key("g")
+REGISTRATION = keys.named(keys.GATEWAY_LEASE_PREFIX, "g")
 FOREIGN = [SECRET, API_KEY, "/elsewhere", f"{keys.ROOT}/new/x"]
 
 DENIED_TO_WRITE = {

@@ -30,7 +30,7 @@ CLOSED = Limits(drain_timeout_s=0.0, asks_for_keys=True)
 async def give(world: World, secret: str, name: str = "ci", **more: object) -> None:
     hash_ = hashlib.sha256(secret.encode()).hexdigest()
     key = ApiKey(name=name, hash=hash_, created=datetime(2026, 1, 1, tzinfo=UTC), **more)  # type: ignore[arg-type]  # any field
-    put = Put(key=keys.api_key_key(name), value=codec.encode(key))
+    put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
     await world.transport.commit([], [put])
 
 
@@ -85,7 +85,7 @@ async def test_a_key_opens_and_its_end_closes(
         return (await ask(http, gateway, SECRET))[0] == 401
 
     await until_async(opened, what="the key")
-    await world.delete(keys.api_key_key("ci"))
+    await world.delete(keys.named(keys.API_KEY_PREFIX, "ci"))
     # Everybody waits for the same watch: within a turn of the loop, and in a fleet within milliseconds.
     await until_async(closed, limit_s=1.0, what="its end")
 
