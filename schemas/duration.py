@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -13,6 +14,7 @@ _FINE_PATTERN = _PATTERN.removesuffix("$") + r"([0-9]{1,6}ms)?$"
 _PARTS = r"(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?"
 
 
+@lru_cache(maxsize=1024)  # ten thousand objects say the same few
 def parse(text: str) -> int:
     """Return the seconds that a duration such as "90s", "10m" or "1h30m" says.
 
@@ -29,6 +31,7 @@ def parse(text: str) -> int:
     return hours * 3600 + minutes * 60 + seconds
 
 
+@lru_cache(maxsize=1024)
 def parse_fine(text: str) -> float:
     """Return the seconds that a duration says which may have milliseconds: 0.05 for "50ms".
 

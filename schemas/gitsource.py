@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from schemas.duration import PositiveDuration
 from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
 
+SYNC_REQUESTED = "fleet/sync-requested"
+"""Which `fleetctl sync` is to be carried out: another word each time."""
 _SCHEMES = ("https", "http", "ssh", "git", "file")
 _SCP = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s:][^\s]*")
 
@@ -159,6 +161,8 @@ class GitSourceStatus(Status):
     """What came from it."""
     drift: tuple[Drift, ...] = ()
     """What is not as it says, where driftPolicy is Warn."""
+    last_sync: str = ""
+    """The last `fleetctl sync` that was carried out."""
 
 
 class GitSource(ApiObject):

@@ -1,46 +1,59 @@
 """The list of kinds: classes, plural and short names. The one place where a new kind is added."""
 
-from dataclasses import dataclass
+import importlib
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from schemas.deployment import ModelDeployment
-from schemas.event import Event
-from schemas.fabrictest import FabricTest
-from schemas.gitsource import GitSource
-from schemas.meta import ApiObject
-from schemas.node import Node
-from schemas.pools import NodePool
-from schemas.replica import Endpoint, Replica
-from schemas.revision import Revision
-from schemas.route import ModelRoute
-from schemas.shardgroup import ShardGroup
+if TYPE_CHECKING:  # `fleetctl get` knows kinds by name only, and starts in a fifth of the time
+    from schemas.meta import ApiObject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """One kind of object; `written_by_users` says whether `apply` takes it."""
 
-    type: type[ApiObject]
+    name: str
+    module: str
+    """Where its class is; imported when it is asked for."""
     plural: str
     short: str
     written_by_users: bool
 
     @property
-    def name(self) -> str:
-        return self.type.__name__
+    def type(self) -> "type[ApiObject]":
+        """Return the class of its objects."""
+        found = getattr(importlib.import_module(self.module), self.name)
+        return cast("type[ApiObject]", found)
+
+
+def _declared(name: str, module: str, short: str) -> Kind:
+    return _kind(name, module, short, written_by_users=True)
+
+
+def _observed(name: str, module: str, short: str) -> Kind:
+    return _kind(name, module, short, written_by_users=False)
+
+
+def _kind(name: str, module: str, short: str, *, written_by_users: bool) -> Kind:
+    return Kind(
+        name=name,
+        module=f"schemas.{module}",
+        plural=f"{name.lower()}s",
+        short=short,
+        written_by_users=written_by_users,
+    )
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind(type=ModelDeployment, plural="modeldeployments", short="md", written_by_users=True),
-    Kind(type=NodePool, plural="nodepools", short="np", written_by_users=True),
-    Kind(type=ShardGroup, plural="shardgroups", short="sg", written_by_users=True),
-    Kind(type=ModelRoute, plural="modelroutes", short="mr", written_by_users=True),
-    Kind(type=GitSource, plural="gitsources", short="gs", written_by_users=True),
-    Kind(type=Node, plural="nodes", short="no", written_by_users=True),
-    Kind(type=Replica, plural="replicas", short="rep", written_by_users=False),
-    Kind(type=Endpoint, plural="endpoints", short="ep", written_by_users=False),
-    Kind(type=Revision, plural="revisions", short="rev", written_by_users=False),
-    Kind(type=Event, plural="events", short="ev", written_by_users=False),
-    Kind(type=FabricTest, plural="fabrictests", short="ft", written_by_users=False),
+    _declared("ModelDeployment", "deployment", "md"),
+    _declared("NodePool", "pools", "np"),
+    _declared("ShardGroup", "shardgroup", "sg"),
+    _declared("ModelRoute", "route", "mr"),
+    _declared("GitSource", "gitsource", "gs"),
+    _declared("Node", "node", "no"),
+    _observed("Replica", "replica", "rep"),
+    _observed("Endpoint", "replica", "ep"),
+    _observed("Revision", "revision", "rev"),
+    _observed("Event", "event", "ev"),
+    _observed("FabricTest", "fabrictest", "ft"),
 )
 
 

@@ -1,0 +1,40 @@
+"""Bytes as people write and read them. Pure, and without pydantic, for who shows sizes and checks none."""
+
+import re
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+_QUANTITY = re.compile(r"([0-9]+)(?:\.([0-9]+))?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+
+
+def parse(text: str) -> int:
+    """Return the bytes that a quantity such as "96Gi" or "1.5G" says.
+
+    Raises:
+        ValueError: the text is no quantity.
+
+    """
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a quantity; write bytes as in 512Mi, 96Gi or 1.5G")
+    whole, part, unit = found.groups(default="")
+    return int(whole + part) * _UNITS[unit] // int(f"1{'0' * len(part)}")
+
+
+def show(size_bytes: int) -> str:
+    """Return the size with a binary unit and three digits at most: "19.2 GiB", "512 MiB"."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
