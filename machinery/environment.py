@@ -49,3 +49,20 @@ def wants_traces() -> bool:
 
 def _is_set(name: str) -> bool:
     return bool(os.environ.get(name))
+
+
+def wants_colours() -> bool | None:
+    """Return what the environment says about colours; None if it leaves it to whether there is a terminal.
+
+    NO_COLOR (no-color.org: set, and not empty) is stronger than FORCE_COLOR (force-color.org), that than TERM=dumb.
+    """
+    if _is_set("NO_COLOR"):
+        return False
+    if _is_set("FORCE_COLOR"):
+        return True
+    return None if has_capable_terminal() else False
+
+
+def has_capable_terminal() -> bool:
+    """Return whether TERM names a terminal that can go back in its line."""
+    return os.environ.get("TERM", "") not in ("", "dumb")

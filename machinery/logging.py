@@ -8,6 +8,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from machinery.logring import Ring
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -37,12 +39,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def setup(process: str, level: str = "info") -> None:
-    """Log to stderr from here on; `level` is debug, info, warning or error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process))
+def setup(process: str, level: str = "info", *, ring: Ring | None = None) -> None:
+    """Log to stderr, and to a ring if there is one, from here on; `level` is debug, info, warning or error."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers += [] if ring is None else [ring]
+    for handler in handlers:
+        handler.setFormatter(JsonFormatter(process))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = handlers
     root.setLevel(level.upper())
     # Each request of ours to etcd and to engines would be a line.
     for chatty in ("aiohttp.access", "asyncio", "urllib3"):
