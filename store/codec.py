@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from schemas.meta import ApiModel, ApiObject, Status
-from store import keys, versions
+from store import errors, keys, versions
 from store.port import KeyValue, Put, Unchanged
 from store.versions import HISTORIES, History
 
@@ -20,12 +20,9 @@ Histories: TypeAlias = Mapping[str, History]
 _NOT_IN_SPEC: dict[str, bool | set[str]] = {"status": True, "metadata": {"resource_version"}}
 
 
-class UndecodableError(ValueError):
-    """The store holds a document that this process does not understand."""
-
-
-class NewerDocumentError(UndecodableError):
-    """A newer mlx-fleet wrote it: not to be overwritten by this process."""
+# As most know them; whoever needs no types finds them in `store.errors`.
+UndecodableError = errors.UndecodableError
+NewerDocumentError = errors.NewerDocumentError
 
 
 def encode(model: BaseModel, histories: Histories = HISTORIES) -> bytes:

@@ -65,3 +65,11 @@ class NoSpaceError(StoreError):
 
 class LeaseLostError(StoreError):
     """The lease is gone: others think that its owner is dead, so it must act like it."""
+
+
+class UndecodableError(ValueError):
+    """The store holds a document that this process does not understand."""
+
+
+class NewerDocumentError(UndecodableError):
+    """A newer mlx-fleet wrote it: not to be overwritten by this process."""

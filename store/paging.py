@@ -2,11 +2,10 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from store.errors import CompactedError, ReplacedError
-from store.port import KeyValue, Listing
+from store.listing import KeyValue, Listing
 
 # Keys in the first answer, as client-go's reflector asks for.
 PAGE = 500
@@ -18,8 +17,7 @@ _PAGE_BYTES = 4 * 2**20
 _ATTEMPTS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(NamedTuple):
     """One answer of the store; `more` says that keys follow it."""
 
     items: tuple[KeyValue, ...]

@@ -7,25 +7,24 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+from store.listing import KeyValue, Listing, Reads
 
-class KeyValue(NamedTuple):
-    """One key as it was at some revision. A tuple, for there are tens of thousands of them."""
-
-    key: str
-    value: bytes
-    create_revision: int
-    mod_revision: int
-    lease: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """Keys below a prefix in the order of their bytes (all, or one page), as of one revision."""
-
-    revision: int
-    items: tuple[KeyValue, ...]
-    store: str = ""
-    """Which store this is: revisions of another one mean nothing here."""
+__all__ = [
+    "MAX_OPERATIONS",
+    "Change",
+    "CreatedAt",
+    "Delete",
+    "Guard",
+    "KeyValue",
+    "Listing",
+    "Operation",
+    "Put",
+    "Reads",
+    "ServerStatus",
+    "Transport",
+    "Unchanged",
+    "WatchBatch",
+]
 
 
 class Change(NamedTuple):

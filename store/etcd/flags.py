@@ -1,7 +1,6 @@
 """The command-line flags that say where etcd is: the same for every process of the fleet."""
 
 import re
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ def address(options: dict[str, Any], default: EtcdAddress | None = None) -> Etcd
     )
     try:
         found.ssl_context()
-    except (OSError, ssl.SSLError) as error:
+    except OSError as error:  # ssl.SSLError is one
         raise click.UsageError(f"etcd's TLS files cannot be used: {error}") from error
     return found
 

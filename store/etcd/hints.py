@@ -46,6 +46,8 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         ("domain name not found", "name or service not known", "nodename nor servname"),
         "nobody knows this host name. Check the URL of --etcd",
     ),
+    (("connection refused",), "connection refused: no etcd listens there"),
+    (("error: no such file or directory",), "no etcd runs there"),
 )
 
 # Of aiohttp's "[None]": the other side ended the connection in the middle of TLS's handshake.

@@ -122,11 +122,13 @@ def test_the_reconciler_lets_agents_and_users_speak_for_themselves() -> None:
         keys.status_key("Node", "a"),
         keys.endpoint_key("a", "r-0"),
         keys.event_key("Node/a", "e"),
-        keys.spec_key("NodePool", "p"),
-        keys.spec_key("ModelRoute", "m"),
-        keys.spec_key("ShardGroup", "g"),
+        keys.ticket_key("Node/a", "t"),
+        keys.ticket_key("Gateway/g", "t"),
     ):
         assert not may(reconciler, Right.WRITE, key)
+    # What a GitSource says.
+    for kind in ("ModelDeployment", "NodePool", "ModelRoute", "ShardGroup", "GitSource"):
+        assert may(reconciler, Right.WRITE, keys.spec_key(kind, "a"))
     assert may(reconciler, Right.READWRITE, keys.node_life_key("a"))
 
 

@@ -47,23 +47,36 @@ VERDICTS = [
     keys.ELECTION_RECONCILER,
 ]
 REGISTRATION = keys.named(keys.GATEWAY_LEASE_PREFIX, "g")
+# Who could write one would let itself in.
+MY_TICKET = keys.ticket_key("Node/mac-1", "t")
+OTHER_TICKETS = [keys.ticket_key(holder, "t") for holder in ("Node/mac-10", "Node/mac-2")]
+GATEWAY_TICKET = keys.ticket_key("Gateway/g", "t")
+TICKETS = [MY_TICKET, *OTHER_TICKETS, GATEWAY_TICKET]
+APPLY_SET = keys.named(keys.APPLY_SET_PREFIX, "gitsource.a")
+DECLARED = ("NodePool", "ModelRoute", "ShardGroup", "GitSource")
 FOREIGN = [SECRET, API_KEY, "/elsewhere", f"{keys.ROOT}/new/x"]
 
 DENIED_TO_WRITE = {
-    "node-mac-1": [*OTHERS, *SPECS, *VERDICTS, *FOREIGN, REGISTRATION],
-    "gateway": [*MINE, *SPECS, *VERDICTS, *FOREIGN],
+    "node-mac-1": [*OTHERS, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, REGISTRATION, APPLY_SET],
+    "gateway": [*MINE, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, APPLY_SET],
     "reconciler": [
         *FOREIGN,
+        *TICKETS,
         REGISTRATION,
         *(key for key in MINE if not key.startswith(keys.RANK_PREFIX)),
-        *(keys.spec_key(kind, "a") for kind in ("NodePool", "ModelRoute", "ShardGroup")),
     ],
     "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:]],
 }
 DENIED_TO_READ = {
-    "node-mac-1": [SECRET, API_KEY, *OTHERS, *VERDICTS, SPECS[0], "/elsewhere", REGISTRATION],
-    "gateway": [SECRET, MINE[2], keys.spec_key("Replica", "a"), *VERDICTS[2:]],
-    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere"],
+    "node-mac-1": [
+        *(SECRET, API_KEY, *OTHERS, *VERDICTS, SPECS[0], "/elsewhere", REGISTRATION),
+        *(*OTHER_TICKETS, GATEWAY_TICKET),
+    ],
+    "gateway": [
+        *(SECRET, MINE[2], keys.spec_key("Replica", "a"), *VERDICTS[2:]),
+        *(MY_TICKET, *OTHER_TICKETS),
+    ],
+    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS],
     "admin": ["/elsewhere"],
 }
 DENIED_TO_LIST = {
@@ -86,6 +99,9 @@ ALLOWED_TO_WRITE = {
     "reconciler": [
         *VERDICTS,
         *(keys.spec_key(kind, "a") for kind in ("Replica", "Node", "ModelDeployment")),
+        # What a GitSource says.
+        *(keys.spec_key(kind, "a") for kind in DECLARED),
+        APPLY_SET,
         keys.rank_key("mac-2", "qwen-0", 0),
     ],
     "admin": [
@@ -93,10 +109,15 @@ ALLOWED_TO_WRITE = {
         API_KEY,
         keys.status_key("Node", "mac-1"),
         *(keys.spec_key(kind, "a") for kind in ("ModelDeployment", "Node", "NodePool")),
+        *(keys.spec_key("GitSource", "a"), APPLY_SET, *TICKETS),
     ],
 }
 ALLOWED_TO_LIST = {
-    "node-mac-1": [keys.spec_prefix("Replica"), keys.spec_prefix("ModelDeployment")],
+    "node-mac-1": [
+        keys.spec_prefix("Replica"),
+        keys.spec_prefix("ModelDeployment"),
+        keys.ticket_prefix("Node/mac-1"),
+    ],
     "gateway": [
         keys.ENDPOINT_PREFIX,
         keys.spec_prefix("ModelRoute"),
@@ -105,6 +126,7 @@ ALLOWED_TO_LIST = {
         keys.NODE_LEASE_PREFIX,
         keys.API_KEY_PREFIX,
         keys.GATEWAY_LEASE_PREFIX,
+        keys.ticket_prefix("Gateway"),
     ],
     "reconciler": [
         keys.SPEC_PREFIX,

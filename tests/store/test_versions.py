@@ -219,8 +219,8 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "GitSourceStatus": (1, "7a709c43e9d9"),
-    "GitSource": (1, "1a1b6b2c488b"),
+    "GitSourceStatus": (1, "03b48fc7c01d"),
+    "GitSource": (1, "51b11a4e6950"),
     "FabricTest": (1, "50dc4ee4428c"),
     "FabricRank": (1, "53025a00334d"),
     "ApiKey": (1, "931feb71a3a5"),

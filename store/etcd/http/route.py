@@ -106,7 +106,8 @@ class EtcdRoute:
 
     def _unreachable(self, error: BaseException) -> UnavailableError:
         said = str(error) or f"no answer ({type(error).__name__})"
-        what = explained(str(self._address), said)
+        is_refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
+        what = explained(str(self._address), "connection refused" if is_refused else said)
         # Without a connection nothing can have been written.
         unconnected = isinstance(
             error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError

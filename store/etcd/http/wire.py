@@ -4,16 +4,27 @@ Formats differ between builds (spacing, grpc-gateway v1 and v2 error bodies); in
 bytes are base64, zeros and empty values are left out.
 """
 
-from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 import orjson
 
 from store.errors import UnavailableError
-from store.port import Change, CreatedAt, Delete, Guard, KeyValue, Operation, Put, Unchanged
+from store.etcd.answers import Json, at, b64, key_value, not_etcd, refusal
+from store.port import Change, CreatedAt, Delete, Guard, Operation, Put, Unchanged
 
-Json = dict[str, Any]
+__all__ = [
+    "Json",
+    "at",
+    "b64",
+    "change",
+    "dumps",
+    "error_of",
+    "is_object",
+    "key_value",
+    "loads",
+    "transaction",
+]
 
 
 def dumps(body: Json) -> bytes:
@@ -30,49 +41,10 @@ def loads(raw: bytes) -> Json:
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise _not_etcd(raw) from error
+        raise not_etcd(raw) from error
     if not isinstance(value, dict):
-        raise _not_etcd(raw)
+        raise not_etcd(raw)
     return value
-
-
-def _not_etcd(said: object) -> UnavailableError:
-    """Return the error for an answer that makes no sense; a write may have been applied."""
-    return UnavailableError(f"not an answer of etcd: {str(said)[:80]}", ambiguous=True)
-
-
-def at(tree: Json, *path: str) -> Any:
-    """Return what must be there in an answer of etcd.
-
-    Raises:
-        UnavailableError: it is not there, so whoever answered is not etcd.
-
-    """
-    found: Any = tree
-    for name in path:
-        if not isinstance(found, dict) or name not in found:
-            raise _not_etcd(tree)
-        found = found[name]
-    return found
-
-
-def b64(text: str | bytes) -> str:
-    # A key that somebody wrote by hand need not be text, and must not stop who lists it.
-    raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-    return b64encode(raw).decode()
-
-
-def key_value(tree: Json) -> KeyValue:
-    try:
-        return KeyValue(
-            key=b64decode(tree["key"]).decode("utf-8", "surrogateescape"),
-            value=b64decode(tree.get("value", "")),
-            create_revision=int(tree.get("create_revision", 0)),
-            mod_revision=int(tree.get("mod_revision", 0)),
-            lease=int(tree.get("lease", 0)),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _not_etcd(tree) from error
 
 
 def change(tree: Json) -> Change:
@@ -128,12 +100,6 @@ def is_object(raw: bytes) -> bool:
 def error_of(raw: bytes) -> tuple[int, str]:
     """Return the gRPC code and the text of an error body, whatever build wrote it."""
     try:
-        tree = loads(raw)
+        return refusal(loads(raw))
     except UnavailableError:
         return 2, raw[:200].decode("utf-8", "replace")
-    nested = tree.get("error")
-    if isinstance(nested, dict):  # streams nest it
-        tree = nested
-    text = tree.get("message") or tree.get("error") or "no reason given"
-    code = tree.get("grpc_code") or tree.get("code")
-    return code if isinstance(code, int) else 2, str(text)

@@ -1,9 +1,7 @@
 """Where an embedded etcd's sockets are: found from its data folder alone, by server and clients."""
 
-import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 # etcd before 3.5.5 takes only NAME:PORT for a socket, a file of that name in its working folder.
@@ -21,6 +19,9 @@ def folder(data_dir: Path) -> Path:
     inside = data_dir.absolute() / "sock"
     if len(str(inside / CLIENT_SOCKET)) <= _LONGEST_PATH:
         return inside
+    import hashlib  # noqa: PLC0415 - OpenSSL and all: 15 ms for `fleetctl get`, and hardly any folder lies so deep
+    import tempfile  # noqa: PLC0415 - the same
+
     digest = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"mlx-fleet-{os.getuid()}-{digest}"
 

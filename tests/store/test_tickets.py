@@ -1,0 +1,116 @@
+"""Who shows a ticket that is in the store may read; nobody else, and whatever the store does."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from typing_extensions import override
+
+from schemas.ticket import Ticket
+from store import codec, keys
+from store.auth.tickets import Denied, Granted, Tickets
+from store.errors import PermissionDeniedError, StoreError, UnavailableError
+from store.memory import MemoryTransport
+from store.port import Delete, KeyValue, Put
+from tests.support.clock import FakeClock
+
+ID, SECRET = "0123456789abcdef", "s" * 43
+HOLDER = "Node/mac-1"
+GOOD = f"Bearer {ID}.{SECRET}"
+
+
+async def written(holder: str = HOLDER) -> MemoryTransport:
+    store = MemoryTransport(FakeClock())
+    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
+    await store.commit([], [Put(key=keys.ticket_key(holder, ID), value=codec.encode(ticket))])
+    return store
+
+
+async def test_a_ticket_that_is_in_the_store_is_good() -> None:
+    tickets = Tickets(await written(), FakeClock(), HOLDER)
+    assert await tickets.check(GOOD) == Granted(id=ID, user="anna@studio")
+    assert await tickets.check(GOOD.replace("Bearer", "bearer")) == Granted(
+        id=ID, user="anna@studio"
+    )
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("Bearer", id="no-ticket"),
+        pytest.param(f"Basic {ID}.{SECRET}", id="another-scheme"),
+        pytest.param(f"Bearer {SECRET}", id="no-id"),
+        pytest.param(f"Bearer ../{ID}.{SECRET}", id="a-path"),
+        pytest.param(f"Bearer {ID}.{SECRET}\n", id="a-line"),
+        pytest.param(f"Bearer {ID}.{SECRET[1:]}", id="part-of-the-secret"),
+        pytest.param(f"Bearer {ID}.{SECRET}x", id="more-than-the-secret"),
+        pytest.param(f"Bearer fedcba9876543210.{SECRET}", id="another-id"),
+    ],
+)
+async def test_nothing_else_is(shown: str) -> None:
+    denied = await Tickets(await written(), FakeClock(), HOLDER).check(shown)
+    assert isinstance(denied, Denied)
+    assert denied.status == 401
+    assert SECRET not in denied.why
+
+
+@pytest.mark.parametrize("holder", ["Node/mac", "Node/mac-11", "Gateway/mac-1"])
+async def test_a_ticket_is_for_one_holder(holder: str) -> None:
+    denied = await Tickets(await written(), FakeClock(), holder).check(GOOD)
+    assert isinstance(denied, Denied)
+
+
+async def test_guessing_does_not_reach_the_store_for_long() -> None:
+    clock = FakeClock()
+    tickets = Tickets(await written(), clock, HOLDER)
+    statuses = set()
+    for number in range(40):
+        denied = await tickets.check(f"Bearer {number:016x}.{SECRET}")
+        assert isinstance(denied, Denied)
+        statuses.add(denied.status)
+    assert statuses == {401, 429}
+    assert isinstance(await tickets.check(GOOD), Denied)
+    await clock.advance(1.0)
+    assert isinstance(await tickets.check(GOOD), Granted)
+
+
+class Failing(MemoryTransport):
+    """A store that answers nothing but an error."""
+
+    error: StoreError = UnavailableError("etcd is away")
+
+    @override
+    async def get(self, key: str) -> KeyValue | None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        pytest.param(UnavailableError("etcd is away"), "etcd is away", id="away"),
+        pytest.param(PermissionDeniedError("no"), "init-auth", id="no-role"),
+    ],
+)
+async def test_while_the_store_does_not_say_nobody_may(error: StoreError, word: str) -> None:
+    store = Failing(FakeClock())
+    store.error = error
+    denied = await Tickets(store, FakeClock(), HOLDER).check(GOOD)
+    assert isinstance(denied, Denied)
+    assert (denied.status, word in denied.why) == (503, True)
+
+
+async def test_what_is_followed_ends_with_its_ticket_and_not_with_the_store() -> None:
+    store, clock = await written(), FakeClock()
+    granted = await Tickets(store, clock, HOLDER).check(GOOD)
+    assert isinstance(granted, Granted)
+    away = Tickets(Failing(clock), clock, HOLDER).watch(granted)
+    there = Tickets(store, clock, HOLDER).watch(granted)
+    other = Tickets(store, clock, HOLDER).watch(replace(granted, id="fedcba9876543210"))
+    # It was looked at a moment ago.
+    assert not await other.is_over()
+    await clock.advance(60)
+    assert [await one.is_over() for one in (away, there, other)] == [False, False, True]
+    await store.commit([], [Delete(key=keys.ticket_key(HOLDER, ID))])
+    await clock.advance(60)
+    assert await there.is_over()
