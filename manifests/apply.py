@@ -5,83 +5,198 @@ or a lost answer means to look again, never to write again blindly.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
-from manifests import plan
-from manifests.errors import ApplyError, ManifestErrors, names
+from machinery.garbage import collector_held
+from manifests import applyset, plan, prune
+from manifests.applied import Applied, ApplyOptions, Outcome, PruneError, Result
+from manifests.applyset import Inventory, Members
+from manifests.errors import ApplyError, ManifestError, ManifestErrors, names
 from manifests.load import Loaded
 from manifests.observe import Observed, observe
 from manifests.plan import Change, Configured, Created, Unchanged, Write
+from manifests.prune import Surplus
 from manifests.tree import key_of
-from manifests.validate import validate
+from manifests.validate import Known, validate
 from schemas.meta import ApiObject, ObjectKey
 from store import codec
-from store.errors import ConflictError, StoreError, UnavailableError
+from store.errors import ConflictError, FencedError, StoreError, UnavailableError
 from store.port import Transport
+
+__all__ = [
+    "Applied",
+    "ApplyOptions",
+    "Outcome",
+    "Prospect",
+    "PruneError",
+    "apply",
+    "look",
+    "prepare",
+]
 
 _ATTEMPTS = 5
 _IN_FLIGHT = 4
 # Long enough for etcd to elect another leader between the second attempt and the last.
 _BACKOFF = Backoff(first_s=0.2, limit_s=2.0)
 
-Result: TypeAlias = Literal["created", "configured", "unchanged"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of one object."""
+class Prospect:
+    """What an apply would do, as things are in the store."""
 
-    obj: ApiObject
-    """As it is in the store now."""
-    result: Result
+    changes: tuple[Change, ...]
+    surplus: Surplus
+    """What of the set the manifests say no more."""
+    members: Members
+    """What the set holds."""
 
 
-async def prepare(transport: Transport, loaded: Sequence[Loaded], clock: Clock) -> list[Change]:
+_DEFAULT = ApplyOptions()
+
+
+async def prepare(
+    transport: Transport,
+    loaded: Sequence[Loaded],
+    clock: Clock,
+    options: ApplyOptions = _DEFAULT,
+) -> list[Change]:
+    """Return what an apply would write; writes nothing. `look` has the errors."""
+    return list((await look(transport, loaded, clock, options)).changes)
+
+
+async def look(
+    transport: Transport,
+    loaded: Sequence[Loaded],
+    clock: Clock,
+    options: ApplyOptions = _DEFAULT,
+) -> Prospect:
     """Return what an apply would do; writes nothing.
 
     Raises:
         ManifestErrors: everything that stands against it.
         StoreError: the store could not be read.
+        UndecodableError: an object there cannot be read by this process.
 
     """
-    seen = await observe(transport, [item.key for item in loaded])
-    return _checked(loaded, seen, clock)
+    held = Inventory(name="", members={})
+    if options.apply_set:
+        held = await applyset.read(transport, options.apply_set)
+        _refuse_another_managers(held, options)
+    declared = [item.key for item in loaded]
+    seen = await observe(transport, [*declared, *held.members])
+    only = options.prune_kinds if options.prune else ()
+    extra = prune.surplus(held.members, declared, seen.objects, name=options.apply_set, only=only)
+    changes = _checked(loaded, seen, clock, options, extra)
+    return Prospect(changes=tuple(changes), surplus=extra, members=held.members)
 
 
-async def apply(transport: Transport, loaded: Sequence[Loaded], clock: Clock) -> list[Outcome]:
-    """Write what is declared; return what became of each object, in the order of `loaded`.
+async def apply(
+    transport: Transport,
+    loaded: Sequence[Loaded],
+    clock: Clock,
+    options: ApplyOptions = _DEFAULT,
+) -> Applied:
+    """Write what is declared, then delete what the set's manifests say no more.
 
     Raises:
-        ManifestErrors: something is not valid; nothing was written.
+        ManifestErrors: something is not valid, or others say something else; nothing was written.
+        PruneError: everything was written, but something could not be deleted.
         ApplyError: writing stopped on its way; it says what was written.
-        StoreError: the store could not be read; nothing was written.
+        StoreError: the store did not answer, before anything was written or when pruning; applying again is safe.
+            FencedError: a guard that the transport adds does not hold any more.
 
     """
-    changes = await prepare(transport, loaded, clock)
-    run = _Run(transport, loaded, clock)
+    prospect = await look(transport, loaded, clock, options)
+    changes, doomed = prospect.changes, prospect.surplus.doomed
+    kept = tuple(clash for change in changes for clash in change.kept)
+    if options.server_dry_run:
+        would = {key_of(c.obj): Outcome(obj=c.obj, result=_result(c)) for c in changes}
+        outcomes = tuple(would[item.key] for item in loaded)
+        return Applied(outcomes=outcomes, pruned=tuple(map(key_of, doomed)), kept=kept)
+    name, manager = options.apply_set, options.manager
+    keys = [item.key for item in loaded]
+    if name:
+        await applyset.change(
+            transport, clock, name, manager, lambda old: applyset.united(old, keys)
+        )
+    run = _Run(transport, loaded, clock, options, prospect.surplus)
     await run.write(changes)
-    return [run.outcomes[item.key] for item in loaded]
+    outcomes = tuple(run.outcomes[key] for key in keys)
+    pruned, failed = await prune.carry_out(transport, clock, doomed, name=name, manager=manager)
+    if name:
+        gone = {*prospect.surplus.gone, *map(key_of, doomed)} - failed.keys()
+        uids = {key_of(one.obj): one.obj.metadata.uid for one in outcomes}
+        await applyset.change(
+            transport, clock, name, manager, lambda old: _narrowed(old, gone, uids)
+        )
+    applied = Applied(outcomes=outcomes, pruned=tuple(pruned), kept=kept)
+    if failed:
+        raise PruneError(failed, applied)
+    return applied
 
 
-def _checked(loaded: Sequence[Loaded], seen: Observed, clock: Clock) -> list[Change]:
-    problems = [*validate(loaded, seen.known), *plan.refusals(loaded, seen.objects)]
+def _narrowed(old: Members, gone: Collection[ObjectKey], uids: Members) -> Members:
+    return {**{key: uid for key, uid in old.items() if key not in gone}, **uids}
+
+
+def _refuse_another_managers(held: Inventory, options: ApplyOptions) -> None:
+    if held.manager in ("", options.manager) or options.how.takes_over:
+        return
+    message = f"is applied by {held.manager}, and not by {options.manager}"
+    hint = "Give another name with --applyset, or take it over with --force-conflicts"
+    raise ManifestErrors(
+        [ManifestError(source=f"apply set {held.name}", message=message, hint=hint)]
+    )
+
+
+def _checked(
+    loaded: Sequence[Loaded],
+    seen: Observed,
+    clock: Clock,
+    options: ApplyOptions,
+    extra: Surplus,
+) -> list[Change]:
+    known = _without(seen.known, extra)
+    problems = [*validate(loaded, known), *plan.refusals(loaded, seen.objects, options.how)]
     if problems:
         raise ManifestErrors(problems)
-    return plan.plan_changes(loaded, seen.objects, now=clock.now())
+    with collector_held():
+        return plan.plan_changes(loaded, seen.objects, now=clock.now(), how=options.how)
+
+
+def _without(known: Known, extra: Surplus) -> Known:
+    """Return what there will be when what is to go is gone."""
+    gone = {kind: {o.name for o in extra.doomed if o.kind == kind} for kind in plan.ORDER}
+    return replace(
+        known,
+        node_pools=known.node_pools - gone["NodePool"],
+        shard_groups=known.shard_groups - gone["ShardGroup"],
+        model_deployments=known.model_deployments - gone["ModelDeployment"],
+        model_routes=tuple(r for r in known.model_routes if r.name not in gone["ModelRoute"]),
+    )
 
 
 class _Run:
     """One apply on its way: what was written so far, and what went wrong."""
 
-    def __init__(self, transport: Transport, loaded: Sequence[Loaded], clock: Clock) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        loaded: Sequence[Loaded],
+        clock: Clock,
+        options: ApplyOptions,
+        extra: Surplus,
+    ) -> None:
         self.outcomes: dict[ObjectKey, Outcome] = {}
         self._transport = transport
         self._loaded = loaded
         self._clock = clock
+        self._options = options
+        self._extra = extra
         self._failures: list[StoreError | ManifestErrors | codec.UndecodableError] = []
 
     async def write(self, changes: Sequence[Change]) -> None:
@@ -94,6 +209,9 @@ class _Run:
             async with asyncio.TaskGroup() as group:
                 for batch in wave:
                     group.create_task(self._in_turn(slots, batch))
+            fenced = next((f for f in self._failures if isinstance(f, FencedError)), None)
+            if fenced is not None:
+                raise fenced
             if self._failures:
                 raise self._error(changes) from self._failures[0]
 
@@ -127,6 +245,8 @@ class _Run:
         try:
             puts = [codec.put_spec(write.obj) for write in writes]
             revision = await self._transport.commit(guards, puts)
+        except FencedError:
+            raise
         except (ConflictError, UnavailableError) as error:
             return error
         for write in writes:
@@ -146,7 +266,7 @@ class _Run:
             return pending  # guards keep the old plan from overwriting anything
         wanted = {key_of(write.obj): write for write in pending}
         again: list[Write] = []
-        for change in _checked(self._loaded, seen, self._clock):
+        for change in _checked(self._loaded, seen, self._clock, self._options, self._extra):
             earlier = wanted.get(key_of(change.obj))
             if earlier is None:
                 continue

@@ -11,9 +11,9 @@ from manifests.errors import ManifestError
 from manifests.nodes import Entry, Mark, Node
 
 # Deeper than any manifest; far below Python's stack and pydantic's JSON reader (200).
-_MAX_DEPTH = 64
+MAX_DEPTH = 64
 # What one file may hold, with aliases expanded: about 4,000 deployments, and 5 s of reading.
-_MAX_NODES = 100_000
+MAX_NODES = 100_000
 # So many characters of a text weigh as much as a node.
 _TEXT_PER_NODE = 40
 
@@ -103,7 +103,7 @@ class Builder:
         """Begin a mapping or a list."""
         if self._wants_key():
             self.stop(mark, "a field's name must be a text", "Write it as: name: value")
-        if len(self._stack) >= _MAX_DEPTH:
+        if len(self._stack) >= MAX_DEPTH:
             self._too_deep(mark)
         self._count(mark, 1)
         self._stack.append(_Frame(mark=mark, is_mapping=is_mapping, anchor=anchor))
@@ -118,7 +118,7 @@ class Builder:
             size=1 + sum(child.size for child in inner),
             height=1 + max((child.height for child in inner), default=0),
         )
-        if len(self._stack) + node.height > _MAX_DEPTH:  # aliases add levels, too
+        if len(self._stack) + node.height > MAX_DEPTH:  # aliases add levels, too
             self._too_deep(frame.mark)
         self._take(node, frame.anchor)
 
@@ -168,15 +168,15 @@ class Builder:
 
     def _count(self, mark: Mark, nodes: int) -> None:
         self._nodes += nodes
-        if self._nodes > _MAX_NODES:
+        if self._nodes > MAX_NODES:
             self.stop(
                 mark,
-                f"the file holds more than {_MAX_NODES:,} values, those that aliases repeat included",
+                f"the file holds more than {MAX_NODES:,} values, those that aliases repeat included",
                 "Split it into files",
             )
 
     def _too_deep(self, mark: Mark) -> NoReturn:
-        self.stop(mark, f"is nested more than {_MAX_DEPTH} levels deep", "No manifest is so deep")
+        self.stop(mark, f"is nested more than {MAX_DEPTH} levels deep", "No manifest is so deep")
 
     def _add(self, mark: Mark, message: str, hint: str) -> None:
         self.problems.append(self._problem(mark, message, hint))

@@ -4,24 +4,27 @@ A ModelDeployment is only marked: its replicas must go first, or be let go, and 
 (Kubernetes' foreground and orphan cascading deletion).
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from machinery.clock import Clock
 from manifests.errors import InUseError, NotFoundError, RefusedError, names
-from manifests.words import did_you_mean
+from manifests.missing import not_found
 from schemas import kinds
 from schemas.deployment import ModelDeployment
+from schemas.kinds import Kind
 from schemas.meta import FOREGROUND, ORPHAN, ApiObject, ObjectKey
 from schemas.replica import Replica
 from schemas.route import ModelRoute
-from store import errors, keys, objects
-from store.errors import ConflictError, UnavailableError
+from store import codec, errors, keys, objects
+from store.errors import ConflictError, FencedError, UnavailableError
 from store.mutate import mutate
 from store.port import Delete, Transport, Unchanged
 
 _ATTEMPTS = 5
 Cascade: TypeAlias = Literal["foreground", "orphan"]
+OnlyIf: TypeAlias = Callable[[ApiObject], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +45,44 @@ class Deleting:
 Deletion: TypeAlias = Deleted | Deleting
 
 
+def _always(_: ApiObject) -> bool:
+    return True
+
+
 async def delete(
-    transport: Transport, kind: str, name: str, clock: Clock, *, cascade: Cascade = "foreground"
+    transport: Transport,
+    kind: str,
+    name: str,
+    clock: Clock,
+    *,
+    cascade: Cascade = "foreground",
+    only_if: OnlyIf = _always,
 ) -> Deletion:
     """Delete the object, or begin to; beginning again changes nothing.
 
     `cascade` says what becomes of a deployment's replicas: they end first, or are left running for a later
-    deployment of the name. A replica that is deleted while its deployment lives is made anew.
+    deployment of the name. A replica that is deleted while its deployment lives is made anew. `only_if` is asked about
+    the object as it is then: one of the name may have become another.
 
     Raises:
-        NotFoundError: there is no such object.
+        NotFoundError: there is no such object, or not the one that is meant.
         InUseError: other objects name it.
         RefusedError: the kind is not for users.
         StoreError: the store did not answer, or somebody else kept changing the object.
 
     """
-    found = kinds.by_name(kind)
-    if found is None or not (found.written_by_users or found.type is Replica):
-        raise RefusedError(f"{kind}/{name} is not for users to delete: the fleet writes it")
+    found = _kind(ObjectKey(kind, name))
     for attempt in range(1, _ATTEMPTS + 1):
-        await _refuse_if_used(transport, ObjectKey(kind, name))
-        await _refuse_if_alive(transport, ObjectKey(kind, name))
+        await refuse(transport, ObjectKey(kind, name))
         try:
             if found.type is Replica:
-                return await _mark(transport, Replica, name, clock)
+                return await _mark(transport, Replica, name, clock, only_if)
             if found.type is ModelDeployment:
                 finalizer = ORPHAN if cascade == "orphan" else FOREGROUND
-                return await _mark(transport, ModelDeployment, name, clock, finalizer)
-            return await _remove(transport, found.type, name)
+                return await _mark(transport, ModelDeployment, name, clock, only_if, finalizer)
+            return await _remove(transport, found.type, name, only_if)
+        except FencedError:
+            raise
         except ConflictError as error:
             if attempt == _ATTEMPTS:
                 raise ConflictError(
@@ -79,12 +92,54 @@ async def delete(
     raise AssertionError("unreachable")
 
 
+async def look(transport: Transport, key: ObjectKey) -> None:
+    """Refuse what cannot be deleted whatever others name; writes nothing.
+
+    Raises:
+        NotFoundError: there is no such object.
+        RefusedError: the kind is not for users.
+
+    """
+    kind = _kind(key).type
+    if await transport.get(keys.spec_key(*key)) is None:
+        status = await transport.get(keys.status_key(*key))
+        if status is None:
+            raise await _not_found(transport, kind, key.name)
+
+
+def _kind(key: ObjectKey) -> Kind:
+    found = kinds.by_name(key.kind)
+    if found is None or not (found.written_by_users or found.type is Replica):
+        raise RefusedError(f"{key} is not for users to delete: the fleet writes it")
+    return found
+
+
+async def refuse(
+    transport: Transport, key: ObjectKey, *, going: Collection[ObjectKey] = ()
+) -> None:
+    """Refuse what `delete` would refuse now, if `going` were deleted before; writes nothing.
+
+    Raises:
+        InUseError: other objects name it.
+
+    """
+    await _refuse_if_used(transport, key, going)
+    await _refuse_if_alive(transport, key)
+
+
 async def _mark(
-    transport: Transport, kind: type[ApiObject], name: str, clock: Clock, *finalizers: str
+    transport: Transport,
+    kind: type[ApiObject],
+    name: str,
+    clock: Clock,
+    only_if: OnlyIf,
+    *finalizers: str,
 ) -> Deleting:
     now = clock.now()
 
     def mark(obj: ApiObject) -> ApiObject | None:
+        if not only_if(obj):
+            raise _another(kind, name)
         # How its replicas go was decided when it was marked first.
         if obj.metadata.deletion_timestamp is not None:
             return None
@@ -99,13 +154,18 @@ async def _mark(
     return Deleting(obj=marked)
 
 
-async def _remove(transport: Transport, kind: type[ApiObject], name: str) -> Deleted:
+async def _remove(
+    transport: Transport, kind: type[ApiObject], name: str, only_if: OnlyIf
+) -> Deleted:
     """Delete spec and status in one transaction, guarded by the version of the spec."""
     spec_key = keys.spec_key(kind.__name__, name)
     status_key = keys.status_key(kind.__name__, name)
     spec, status = await transport.get(spec_key), await transport.get(status_key)
     if spec is None and status is None:
         raise await _not_found(transport, kind, name)
+    # What nobody asks about is not even decoded: a bad document can be deleted.
+    if only_if is not _always and (spec is None or not only_if(codec.decode_object(kind, spec))):
+        raise _another(kind, name)
     guard = Unchanged(key=spec_key, mod_revision=spec.mod_revision if spec is not None else 0)
     try:
         await transport.commit([guard], [Delete(key=spec_key), Delete(key=status_key)])
@@ -116,8 +176,10 @@ async def _remove(transport: Transport, kind: type[ApiObject], name: str) -> Del
     return Deleted(kind=kind.__name__, name=name)
 
 
-async def _refuse_if_used(transport: Transport, key: ObjectKey) -> None:
-    users = await _users(transport, key)
+async def _refuse_if_used(
+    transport: Transport, key: ObjectKey, going: Collection[ObjectKey] = ()
+) -> None:
+    users = [user for user in await _users(transport, key) if user not in going]
     if users:
         raise InUseError(
             f"{key[0]}/{key[1]} is named by {names(users)}. Change or delete "
@@ -161,9 +223,13 @@ async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
     return []
 
 
+def _another(kind: type[ApiObject], name: str) -> NotFoundError:
+    return NotFoundError(f"{kind.__name__} {name} is another object by now")
+
+
 async def _not_found(transport: Transport, kind: type[ApiObject], name: str) -> NotFoundError:
     listing = await transport.list(keys.spec_prefix(kind.__name__))
     there = [keys.kind_and_name(item.key)[1] for item in listing.items]
-    message = f"there is no {kind.__name__} {name}"
-    hint = did_you_mean(name, there[:20], "There are")
-    return NotFoundError(f"{message}. {hint}" if hint else message)
+    found = kinds.by_name(kind.__name__)
+    assert found is not None  # it has a class
+    return NotFoundError(not_found(found, name, there))

@@ -75,47 +75,38 @@ def overridden(existing: Mapping[str, str], declared: Mapping[str, str]) -> list
     )
 
 
-def text(before: ApiObject | None, after: ApiObject) -> str:
-    """Return the difference as a unified diff of YAML; empty if there is none."""
-    old = emit.dump(declared(before)) if before is not None else ""
-    after = _kept(before, after) if before is not None else after
-    name = f"{after.kind}/{after.name}"
+def text(before: ApiObject | None, after: ApiObject | None) -> str:
+    """Return the difference as a unified diff of YAML; empty if there is none. None stands for no object."""
+    named = after or before
+    assert named is not None
+    name = f"{named.kind}/{named.name}"
+    if before is not None and after is not None:
+        after = _kept(before, after)
     lines = unified_diff(
-        old.splitlines(keepends=True),
-        emit.dump(declared(after)).splitlines(keepends=True),
+        _lines(before),
+        _lines(after),
         fromfile=f"{name} (now)" if before is not None else "/dev/null",
-        tofile=f"{name} (applied)",
+        tofile=f"{name} (applied)" if after is not None else "/dev/null",
     )
     return "".join(lines)
 
 
-def merge(existing: Obj | None, desired: Obj, *, now: datetime, uid: str) -> Obj:
-    """Return the object to write: declared by the manifest, kept by the fleet.
+def _lines(obj: ApiObject | None) -> list[str]:
+    return emit.dump(declared(obj)).splitlines(keepends=True) if obj is not None else []
 
-    `uid` is used for a new object only. The resourceVersion is the one that was read, so that the
-    write can be guarded by it. Labels and annotations become exactly the manifest's, but for annotations
-    below `fleet/`: those stay.
-    """
+
+def made(desired: Obj, *, now: datetime, uid: str) -> Obj:
+    """Return the object as it is written first: declared by the manifest, kept by the fleet."""
     theirs = desired.metadata
-    if existing is None:
-        metadata = ObjectMeta(
-            name=theirs.name,
-            labels=theirs.labels,
-            annotations=theirs.annotations,
-            uid=uid,
-            generation=1,
-            creation_timestamp=now,
-        )
-        return desired.model_copy(update={"metadata": metadata, **_no_status(desired)})
-    ours = existing.metadata
-    metadata = ours.model_copy(
-        update={
-            "labels": theirs.labels,
-            "annotations": annotations_of(ours.annotations, theirs.annotations),
-            "generation": ours.generation + (spec_of(existing) != spec_of(desired)),
-        }
+    metadata = ObjectMeta(
+        name=theirs.name,
+        labels=theirs.labels,
+        annotations=theirs.annotations,
+        uid=uid,
+        generation=1,
+        creation_timestamp=now,
     )
-    return desired.model_copy(update={"metadata": metadata, **_no_status(desired)})
+    return without_status(desired.model_copy(update={"metadata": metadata}))
 
 
 def _kept(before: ApiObject, after: Obj) -> Obj:
@@ -125,9 +116,10 @@ def _kept(before: ApiObject, after: Obj) -> Obj:
     return after.model_copy(update={"metadata": metadata})
 
 
-def _no_status(obj: ApiObject) -> dict[str, None]:
-    """Return the update that takes a status away; not every kind has one."""
-    return {"status": None} if "status" in type(obj).model_fields else {}
+def without_status(obj: Obj) -> Obj:
+    """Return the object without a status; not every kind has one."""
+    has_one = "status" in type(obj).model_fields
+    return obj.model_copy(update={"status": None}) if has_one else obj
 
 
 def _changes(path: Path, old: Tree, new: Tree) -> Iterator[FieldChange]:

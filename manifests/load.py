@@ -6,20 +6,26 @@ refused, because they would have no effect. One exception: an object with a `met
 """
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import BinaryIO, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from manifests import complaints, nodes, sources, wording, words, yamlio
+from machinery.garbage import collector_held
+from manifests import complaints, nodes, overlay, sources, wording, words, yamlio
+from manifests.derived import node_labels as derived_labels
+from manifests.document import Document, Loaded
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.nodes import Node
-from manifests.tree import Path, key_of, show_path
+from manifests.overlay import Found, Placed
+from manifests.tree import Path, Tree
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import API_VERSION, FLEET_OWNED, ApiModel, ApiObject, ObjectKey, ObjectMeta
+
+__all__ = ["Document", "Loaded", "load", "load_objects", "parse", "read_as", "read_objects"]
 
 Model = TypeVar("Model", bound=ApiModel)
 
@@ -29,65 +35,9 @@ _WRITERS = {
     "Event": "the fleet writes it",
     "FabricTest": "`fleetctl fabric bench` writes it, for as long as it runs",
 }
+_OWNED = frozenset(ObjectMeta.model_fields[name].alias or name for name in FLEET_OWNED)
 # Not even its hash: what is in Git is read by more people than may ask for models.
 _API_KEY = "an API key is a secret, and secrets do not belong into manifests"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """One document of a file."""
-
-    source: str
-    root: Node
-
-    @property
-    def line(self) -> int:
-        return self.root.mark.line
-
-    def problem(
-        self, path: Path, message: str, hint: str = "", *, at_key: bool = False
-    ) -> ManifestError:
-        """Return a problem of the field, at its place."""
-        find = nodes.mark_of_key if at_key else nodes.mark_of_value
-        mark = find(self.root, path)
-        return ManifestError(
-            source=self.source,
-            line=mark.line,
-            column=mark.column,
-            about=self._about(),
-            path=show_path(path),
-            message=message,
-            hint=hint,
-        )
-
-    def text_at(self, *path: str) -> str | None:
-        """Return the text at the path; None if there is none."""
-        node = nodes.find(self.root, path)
-        return node.content if node is not None and isinstance(node.content, str) else None
-
-    def _about(self) -> str:
-        kind, name = self.text_at("kind"), self.text_at("metadata", "name")
-        return f"{kind}/{name}" if kind and name else kind or ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """An object and where it was declared."""
-
-    obj: ApiObject
-    document: Document
-
-    @property
-    def source(self) -> str:
-        return self.document.source
-
-    @property
-    def line(self) -> int:
-        return self.document.line
-
-    @property
-    def key(self) -> ObjectKey:
-        return key_of(self.obj)
 
 
 def load_objects(
@@ -99,8 +49,9 @@ def load_objects(
         ManifestErrors: everything that is wrong in any of them.
 
     """
-    documents, problems = _scan(paths, recursive=recursive, stdin=stdin)
-    loaded, more = _read(documents)
+    with collector_held():  # ten thousand manifests are a million objects, which all stay
+        documents, problems = _scan(paths, recursive=recursive, stdin=stdin)
+        loaded, more = _read(documents)
     if problems or more:
         raise ManifestErrors([*problems, *more])
     return loaded
@@ -155,21 +106,70 @@ def read_as(document: Document, model: type[Model]) -> Model:
 def _scan(
     paths: Sequence[str], *, recursive: bool, stdin: BinaryIO | None
 ) -> tuple[list[Document], list[ManifestError]]:
+    texts = list(sources.read_all(paths, recursive=recursive, stdin=stdin))
+    quick = _quick(texts)
+    if quick is not None:
+        documents, problems = quick
+    else:
+        found = parse(texts)
+        combined = overlay.combine(found.documents, _read_base)
+        documents = [Document(source=one.source, root=one.root) for one in combined.documents]
+        problems = [*found.problems, *combined.problems]
+    if not documents and not problems:
+        named = ", ".join(sources.STDIN_NAME if p == sources.STDIN else p for p in paths)
+        message = "no object in it: it is empty, or has only comments"
+        problems.append(ManifestError(source=named or "no file", message=message))
+    return documents, problems
+
+
+def _quick(
+    texts: Sequence[tuple[str, str | ManifestError]],
+) -> tuple[list[Document], list[ManifestError]] | None:
+    """Return what `parse` would, places to be found out later where it can be so; None if there is an overlay."""
     documents: list[Document] = []
     problems: list[ManifestError] = []
-    for name, text in sources.read_all(paths, recursive=recursive, stdin=stdin):
+    for name, text in texts:
+        trees = None if isinstance(text, ManifestError) else yamlio.trees(text)
+        kinds_there = [tree.get("kind") for tree in trees or () if isinstance(tree, dict)]
+        if overlay.KIND in kinds_there:
+            return None
+        if trees is None or isinstance(text, ManifestError) or "List" in kinds_there:
+            found = parse([(name, text)])
+            if any(overlay.is_overlay(one.root) for one in found.documents):
+                return None
+            documents.extend(Document(source=one.source, root=one.root) for one in found.documents)
+            problems.extend(found.problems)
+            continue
+        roots = cache(partial(yamlio.parse, text, name))
+        documents.extend(
+            Document(source=name, root=partial(_root, roots, index), tree=tree)
+            for index, tree in enumerate(trees)
+        )
+    return documents, problems
+
+
+def _root(roots: Callable[[], yamlio.Parsed], index: int) -> Node:
+    return roots().documents[index]
+
+
+def parse(texts: Iterable[tuple[str, str | ManifestError]]) -> Found:
+    """Return the documents of files, given as names and texts (or what was wrong with reading them)."""
+    documents: list[Placed] = []
+    problems: list[ManifestError] = []
+    for name, text in texts:
         if isinstance(text, ManifestError):
             problems.append(text)
             continue
         parsed = yamlio.parse(text, name)
         problems.extend(parsed.problems)
         roots = [item for root in parsed.documents for item in _unpacked(root)]
-        documents.extend(Document(source=name, root=root) for root in roots)
-    if not documents and not problems:
-        named = ", ".join(sources.STDIN_NAME if p == sources.STDIN else p for p in paths)
-        message = "no object in it: it is empty, or has only comments"
-        problems.append(ManifestError(source=named or "no file", message=message))
-    return documents, problems
+        documents.extend(Placed(source=name, root=root) for root in roots)
+    return Found(documents=tuple(documents), problems=tuple(problems))
+
+
+def _read_base(path: str) -> Found:
+    """Return what a base of an overlay holds."""
+    return parse(sources.read_all([path], recursive=True, stdin=None))
 
 
 def _unpacked(root: Node) -> list[Node]:
@@ -210,7 +210,7 @@ def _duplicate(document: Document, first: Document) -> ManifestError:
 
 def _object(document: Document) -> ApiObject | list[ManifestError]:
     """Return the document as an object, or everything that is wrong with it."""
-    if not isinstance(document.root.content, dict):
+    if not isinstance(document.tree, dict):
         message = f"expected an object, got {words.show(document.root)}"
         return [document.problem((), message, "Begin with: apiVersion, kind, metadata, spec")]
     problems = _version_problems(document)
@@ -230,12 +230,12 @@ def _object(document: Document) -> ApiObject | list[ManifestError]:
 
 
 def _version_problems(document: Document) -> list[ManifestError]:
+    if document.text_at("apiVersion") == API_VERSION:
+        return []
     node = nodes.find(document.root, ("apiVersion",))
     hint = f"Write: apiVersion: {API_VERSION}"
     if node is None:
         return [document.problem(("apiVersion",), "is required but not given", hint)]
-    if node.content == API_VERSION:
-        return []
     message = f"unknown version {words.show(node)}; there is only {API_VERSION}"
     return [document.problem(("apiVersion",), message, hint)]
 
@@ -243,12 +243,12 @@ def _version_problems(document: Document) -> list[ManifestError]:
 def _kind(document: Document) -> Kind | ManifestError:
     """Return the kind that users may write."""
     known = [kind.name for kind in kinds.KINDS if kind.written_by_users]
-    node = nodes.find(document.root, ("kind",))
-    if node is None:
-        every = f"One of: {', '.join(known)}"
-        return document.problem(("kind",), "is required but not given", every)
     word = document.text_at("kind")
     if word is None:
+        node = nodes.find(document.root, ("kind",))
+        if node is None:
+            every = f"One of: {', '.join(known)}"
+            return document.problem(("kind",), "is required but not given", every)
         return document.problem(("kind",), f"expected a string, got {words.show(node)}")
     kind = kinds.by_name(word)
     if kind is None and word.lower() in ("apikey", "apikeys"):
@@ -266,19 +266,30 @@ def _kind(document: Document) -> Kind | ManifestError:
 
 def _without_fleet_owned(document: Document) -> tuple[object, list[ManifestError]]:
     """Return the tree without what the fleet keeps, and complaints unless it came from the fleet."""
-    tree = nodes.plain(document.root)
-    assert isinstance(tree, dict)
+    assert isinstance(document.tree, dict)
+    tree = {**document.tree}
     metadata = tree.get("metadata")
-    aliases = [ObjectMeta.model_fields[name].alias or name for name in FLEET_OWNED]
     owned: list[Path] = [("status",)] if "status" in tree else []
     if isinstance(metadata, dict):
-        owned.extend(("metadata", alias) for alias in aliases if alias in metadata)
-        tree["metadata"] = {k: v for k, v in metadata.items() if k not in aliases}
+        owned.extend(("metadata", alias) for alias in _OWNED if alias in metadata)
+        tree["metadata"] = {k: v for k, v in metadata.items() if k not in _OWNED}
     tree.pop("status", None)
     if document.text_at("metadata", "uid"):
-        return tree, []
+        return _without_derived_labels(tree, document.tree), []
     message = "is written by the fleet"
     return tree, [document.problem(p, message, "Remove it", at_key=True) for p in owned]
+
+
+def _without_derived_labels(tree: dict[str, Tree], printed: dict[str, Tree]) -> dict[str, Tree]:
+    """Return a node without the labels that `fleetctl get` added; stored, they would outlive what they say."""
+    metadata = tree["metadata"]
+    assert isinstance(metadata, dict)
+    labels = metadata.get("labels")
+    if tree.get("kind") != "Node" or "name" not in metadata or not isinstance(labels, dict):
+        return tree
+    derived = derived_labels(printed)
+    own = {key: value for key, value in labels.items() if derived.get(key) != value}
+    return {**tree, "metadata": {**metadata, "labels": own}}
 
 
 def _translated(document: Document, found: ErrorDetails, model: type[ApiModel]) -> ManifestError:

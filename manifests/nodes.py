@@ -11,6 +11,8 @@ class Mark:
 
     line: int
     column: int
+    source: str = ""
+    """The file, if it is another than the document's: what a patch of an overlay says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

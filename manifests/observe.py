@@ -6,6 +6,7 @@ One list per kind, however many objects: a thousand deployments are two pages, n
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from machinery.garbage import collector_held
 from manifests.validate import Known
 from schemas import kinds
 from schemas.meta import ApiObject, ObjectKey
@@ -37,12 +38,13 @@ async def observe(transport: Transport, wanted: Iterable[ObjectKey]) -> Observed
     every = list(dict.fromkeys((*names, *related)))
     items = {kind: (await transport.list(keys.spec_prefix(kind))).items for kind in every}
     # Others are not even decoded: one bad document must not stand in the way of every apply.
-    objects = {
-        key: decode(kind, item)
-        for kind in names
-        for item in items[kind]
-        if (key := keys.kind_and_name(item.key)) in asked
-    }
+    with collector_held():
+        objects = {
+            key: decode(kind, item)
+            for kind in names
+            for item in items[kind]
+            if (key := keys.kind_and_name(item.key)) in asked
+        }
     return Observed(objects=objects, known=_known(items))
 
 

@@ -1,16 +1,18 @@
 """What an apply has to write, in which order and in which transactions. Pure; writes nothing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeAlias
 from uuid import NAMESPACE_URL, uuid5
 
-from manifests import diff
-from manifests.errors import ManifestError
+from manifests import applyset, diff, ownership
+from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import Loaded
-from manifests.tree import key_of
-from schemas.meta import ApiObject, ObjectKey
+from manifests.merge3 import Force
+from manifests.ownership import Clash, Merged
+from manifests.tree import key_of, show_path
+from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
 from store.port import MAX_OPERATIONS
 
@@ -27,11 +29,30 @@ UidOf: TypeAlias = Callable[[str, str, datetime], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """Who applies, and what happens where others say something else."""
+
+    manager: str = "fleetctl"
+    force: Force = False
+    apply_set: str = ""
+    """The set that the objects are to be of; empty leaves them where they are."""
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether what is another set's becomes this one's. Two sources that both did would never end."""
+        return self.force is True and not self.manager.startswith("gitsource/")
+
+
+_BY_FLEETCTL = How()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Created:
     """The object is new."""
 
     obj: ApiObject
     """What to write."""
+    kept: tuple[Clash, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +62,8 @@ class Configured:
     obj: ApiObject
     """What to write."""
     before: ApiObject
+    kept: tuple[Clash, ...] = ()
+    """What stays as others set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +72,8 @@ class Unchanged:
 
     obj: ApiObject
     """What is there."""
+    kept: tuple[Clash, ...] = ()
+    """What stays as others set it."""
 
 
 Change: TypeAlias = Created | Configured | Unchanged
@@ -66,25 +91,69 @@ def plan_changes(
     *,
     now: datetime,
     uid_of: UidOf = uid_of,
+    how: How = _BY_FLEETCTL,
 ) -> list[Change]:
     """Return what becomes of each object, in the order in which they may be written.
 
     Objects that `refusals` names must not get here.
+
+    Raises:
+        ManifestErrors: others set fields otherwise than manifests say, or what they set does not go with them; or an
+            object is too large for the store.
+
     """
     changes: list[Change] = []
+    problems: list[ManifestError] = []
     for item in sorted(loaded, key=lambda item: ORDER.index(item.obj.kind)):
         before = existing.get(item.key)
-        if before is not None and diff.is_same(before, item.obj):
-            changes.append(Unchanged(obj=before))
+        uid = uid_of(item.obj.kind, item.obj.name, now) if before is None else ""
+        try:
+            merged = ownership.merge(
+                before, item, manager=how.manager, force=how.force, now=now, uid=uid
+            )
+        except ManifestErrors as errors:
+            problems.extend(errors.problems)
             continue
-        uid = uid_of(item.obj.kind, item.obj.name, now)
-        obj = diff.merge(before, item.obj, now=now, uid=uid)
-        changes.append(Created(obj=obj) if before is None else Configured(obj=obj, before=before))
+        problems.extend(_conflict(item, one, how) for one in merged.conflicts)
+        change = _change(before, merged, how.apply_set)
+        changes.append(change)
+        if not isinstance(change, Unchanged):
+            problems.extend(_too_large(item, change.obj))
+    if problems:
+        raise ManifestErrors(problems)
     return changes
 
 
+def _change(before: ApiObject | None, merged: Merged, apply_set: str) -> Change:
+    obj = merged.obj
+    if apply_set or before is None:
+        obj = applyset.claimed(obj, apply_set)
+    if before is None:
+        return Created(obj=obj)
+    if obj is before:
+        return Unchanged(obj=before, kept=merged.kept)
+    return Configured(obj=obj, before=before, kept=merged.kept)
+
+
+def _conflict(item: Loaded, one: Clash, how: How) -> ManifestError:
+    ours, theirs = ownership.shown(one.ours), ownership.shown(one.theirs)
+    message = f"is {theirs}, set by {one.writer}; the manifest says {ours}"
+    hint = "To have the manifest's, give --force-conflicts; to leave it to them, remove it from the manifest"
+    if how.manager.startswith("gitsource/"):
+        hint = "To have the manifest's, set spec.force of the GitSource; to leave it to them, remove it here"
+    problem = item.document.problem(one.place, message, hint)
+    return replace(problem, path=show_path(one.place))
+
+
+def _too_large(item: Loaded, obj: ApiObject) -> Iterator[ManifestError]:
+    size = weight(obj)
+    if size > MAX_BYTES:
+        message = f"takes {size:,} bytes in the store; at most {MAX_BYTES:,} are allowed"
+        yield item.document.problem((), message, "Shorten its annotations")
+
+
 def refusals(
-    loaded: Iterable[Loaded], existing: Mapping[ObjectKey, ApiObject]
+    loaded: Iterable[Loaded], existing: Mapping[ObjectKey, ApiObject], how: How = _BY_FLEETCTL
 ) -> list[ManifestError]:
     """Return the objects that cannot be written as things are in the store."""
     problems: list[ManifestError] = []
@@ -101,11 +170,27 @@ def refusals(
             )
         if before is not None:
             problems.extend(_not_for_manifests(item, before.metadata.annotations))
-        size = weight(item.obj)
-        if size > MAX_BYTES:
-            message = f"takes {size:,} bytes in the store; at most {MAX_BYTES:,} are allowed"
-            problems.append(item.document.problem((), message, "Shorten its annotations"))
+        problems.extend(_of_another_set(item, before, how))
     return problems
+
+
+def _of_another_set(item: Loaded, before: ApiObject | None, how: How) -> Iterator[ManifestError]:
+    """Yield that an object is another set's, or would be said to be by its manifest."""
+    if before is None:
+        # What `get -o yaml` printed says where the object was, which is no claim.
+        is_said = APPLY_SET in item.obj.metadata.annotations
+        if is_said and not item.document.text_at("metadata", "uid"):
+            place = ("metadata", "annotations", APPLY_SET)
+            hint = "Remove it; fleetctl apply --applyset NAME writes it"
+            yield item.document.problem(place, "is written by fleetctl's verbs", hint)
+        return
+    owner = applyset.set_of(before)
+    if how.apply_set and owner not in ("", how.apply_set) and not how.takes_over:
+        message = (
+            f"belongs to the apply set {owner}; the apply set {how.apply_set} cannot have it too"
+        )
+        hint = f"Remove it from the manifests of one of them. Taken out of those of {owner}, it goes with the next prune there"
+        yield item.document.problem(("metadata", "name"), message, hint)
 
 
 def _not_for_manifests(item: Loaded, there: Mapping[str, str]) -> Iterator[ManifestError]:

@@ -14,7 +14,7 @@ from manifests.errors import ManifestError, ManifestErrors
 MAX_BYTES = 4 * 2**20
 STDIN = "-"
 STDIN_NAME = "standard input"
-_SUFFIXES = (".yaml", ".yml", ".json")
+SUFFIXES = (".yaml", ".yml", ".json")
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,7})")
 
 
@@ -30,6 +30,9 @@ def read_all(
         if source == STDIN:
             yield STDIN_NAME, _caught(lambda: _read_stdin(stdin))
             continue
+        if source.startswith(("https://", "http://")):
+            yield source, _url(source)
+            continue
         try:
             paths = _expand(Path(source), recursive=recursive)
         except ManifestErrors as errors:
@@ -39,6 +42,11 @@ def read_all(
             if path.absolute() not in seen:
                 seen.add(path.absolute())
                 yield str(path), _caught(partial(_read_file, path))
+
+
+def _url(source: str) -> ManifestError:
+    hint = f"Pipe it: curl -fsSL {source} | fleetctl ... -f {STDIN}"
+    return ManifestError(source=source, message="is a URL, not a file", hint=hint)
 
 
 def _caught(read: Callable[[], str]) -> str | ManifestError:
@@ -58,7 +66,7 @@ def _expand(path: Path, *, recursive: bool) -> list[Path]:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             if not recursive:
                 folders.clear()
-            names = (n for n in files if n.endswith(_SUFFIXES) and not n.startswith("."))
+            names = (n for n in files if n.endswith(SUFFIXES) and not n.startswith("."))
             found.extend(Path(folder) / name for name in names)
     except OSError as error:
         raise _failed(str(path), f"cannot be read: {error.strerror}") from error
@@ -88,7 +96,7 @@ def _read_file(path: Path) -> str:
         raise _failed(name, "may not be read by you", f"See: ls -l {name}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise _failed(name, f"cannot be read: {_reason(error)}") from error
-    return _decode(name, raw)
+    return decode(name, raw)
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -108,7 +116,9 @@ def _check(name: str, found: os.stat_result) -> None:
     """Refuse before opening: opening a FIFO waits for a writer, and may wait for ever."""
     if not stat.S_ISREG(found.st_mode):
         kind = "a FIFO" if stat.S_ISFIFO(found.st_mode) else "a device or socket"
-        raise _failed(name, f"is {kind}, not a file", "Pipe it: ... | fleetctl apply -f -")
+        raise _failed(
+            name, f"is {kind}, not a file", f"Pipe it, and write {STDIN} instead of its name"
+        )
     if found.st_size > MAX_BYTES:
         raise _too_large(name, f"{found.st_size:,} bytes; the limit is")
 
@@ -120,10 +130,16 @@ def _read_stdin(stdin: BinaryIO | None) -> str:
         raw = stdin.read(MAX_BYTES + 1)
     except OSError as error:
         raise _failed(STDIN_NAME, f"cannot be read: {_reason(error)}") from error
-    return _decode(STDIN_NAME, raw)
+    return decode(STDIN_NAME, raw)
 
 
-def _decode(name: str, raw: bytes) -> str:
+def decode(name: str, raw: bytes) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ManifestErrors: it is too large, or not UTF-8.
+
+    """
     if len(raw) > MAX_BYTES:
         raise _too_large(name, "more than")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):

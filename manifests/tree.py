@@ -2,9 +2,10 @@
 
 import json
 import re
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from schemas.meta import ApiObject, ObjectKey
+if TYPE_CHECKING:  # `fleetctl get` prints trees, and imports no models
+    from schemas.meta import ApiObject, ObjectKey
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | int | float | bool | None"
 Path: TypeAlias = tuple[str | int, ...]
@@ -23,16 +24,18 @@ def show_path(path: Path) -> str:
     return text
 
 
-def key_of(obj: ApiObject) -> ObjectKey:
+def key_of(obj: "ApiObject") -> "ObjectKey":
+    from schemas.meta import ObjectKey  # noqa: PLC0415 - as above
+
     return ObjectKey(obj.kind, obj.name)
 
 
-def spec_of(obj: ApiObject) -> object:
+def spec_of(obj: "ApiObject") -> object:
     """Return the object's spec; each kind narrows it, so the base class does not name it."""
     return getattr(obj, "spec", None)
 
 
-def tree_of(obj: ApiObject) -> dict[str, Tree]:
+def tree_of(obj: "ApiObject") -> dict[str, Tree]:
     """Return the whole object for `get -o yaml`, without empty metadata."""
     tree: dict[str, Tree] = json.loads(obj.model_dump_json(by_alias=True, exclude_none=True))
     metadata = tree["metadata"]
@@ -41,7 +44,7 @@ def tree_of(obj: ApiObject) -> dict[str, Tree]:
     return tree
 
 
-def declared(obj: ApiObject) -> dict[str, Tree]:
+def declared(obj: "ApiObject") -> dict[str, Tree]:
     """Return what a user declares of the object: all but status and what the fleet keeps."""
     tree = tree_of(obj)
     tree.pop("status", None)

@@ -1,14 +1,19 @@
-"""YAML text to nodes with places, and back. The only importer of ruamel.yaml; reads no files.
+"""YAML text to nodes with places, and back. The only importer of ruamel.yaml and PyYAML; reads no files.
 
-Of ruamel only the scanner and the parser are used, event by event: building values ourselves is what
+Of both only the scanner and the parser are used, event by event: building values ourselves is what
 keeps a hostile file from running code, from nesting deeper than our stack, and from growing beyond
 all measure through aliases.
+
+ruamel reads YAML 1.2 and says what is wrong, but is pure Python. libyaml (PyYAML's) is twenty times as fast; it reads
+what both read alike, and whatever else there may be in a text is ruamel's.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
@@ -27,12 +32,22 @@ from manifests.builder import Builder, StopError
 from manifests.emit import dump
 from manifests.errors import ManifestError
 from manifests.nodes import Mark, Node
+from manifests.quick import NotPlainError, Trees
+from manifests.tree import Tree
 
-__all__ = ["Parsed", "dump", "parse"]
+try:
+    from yaml.cyaml import CParser
+except ImportError:  # a PyYAML that was built without libyaml
+    CParser = None
+
+__all__ = ["Parsed", "dump", "parse", "trees"]
 
 # What YAML 1.2 allows in a text (5.1), turned round; a byte order mark is taken off before.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
+# What libyaml, which reads YAML 1.1, takes otherwise; found by tests/manifests/test_yaml_twice.py.
+_OTHER_SIGNS = ("\t", "\r", "\x85", "\u2028", "\u2029", "\ufeff", "\n%", "\n...")
+_OTHER_BLOCKS = re.compile(r"[|>][-+0-9]*#|[|>][^\n]*\n *\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +77,38 @@ def parse(text: str, source: str) -> Parsed:
             ManifestError(source=source, message=f"is not YAML: {str(error).splitlines()[0]}")
         )
     return Parsed(documents=tuple(builder.roots), problems=tuple(builder.problems))
+
+
+def trees(text: str) -> list[Tree] | None:
+    """Return the documents' values without places; None if only `parse` can say what they are."""
+    text = text.removeprefix("\ufeff")
+    if (
+        CParser is None
+        or text.startswith(("%", "..."))
+        or any(map(text.__contains__, _OTHER_SIGNS))
+    ):
+        return None
+    if _OTHER_BLOCKS.search(text):
+        return None
+    made = Trees(text)
+    takes: dict[type[object], Callable[[Any], None]] = {
+        yaml.ScalarEvent: made.scalar,
+        yaml.MappingStartEvent: made.mapping,
+        yaml.SequenceStartEvent: made.sequence,
+        yaml.MappingEndEvent: made.close,
+        yaml.SequenceEndEvent: made.close,
+        **dict.fromkeys(_NOTHING, lambda _: None),
+    }
+    try:
+        next_event = CParser(text).get_event
+        while type(event := next_event()) is not yaml.StreamEndEvent:
+            takes[type(event)](event)
+    except (NotPlainError, KeyError, yaml.YAMLError, ValueError):  # KeyError: an alias
+        return None
+    return made.documents
+
+
+_NOTHING = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)
 
 
 def _feed(builder: Builder, event: Any) -> None:

@@ -20,7 +20,7 @@ ALL = route() + deployment(rest=in_pool()) + pool()
 
 
 async def applied(transport: Transport, text: str) -> list[tuple[str, str]]:
-    outcomes = await apply.apply(transport, read(text), CLOCK)
+    outcomes = (await apply.apply(transport, read(text), CLOCK)).outcomes
     return [(outcome.obj.name, outcome.result) for outcome in outcomes]
 
 
@@ -64,7 +64,7 @@ async def test_only_what_changed_is_written(transport: Transport) -> None:
 
 
 async def test_outcomes_carry_the_version_that_was_written(transport: Transport) -> None:
-    [outcome] = await apply.apply(transport, read(pool()), CLOCK)
+    [outcome] = (await apply.apply(transport, read(pool()), CLOCK)).outcomes
     found = await objects.get(transport, NodePool, "studio")
     assert outcome.obj == found
 
@@ -77,6 +77,10 @@ async def test_output_of_get_can_be_applied_again(transport: Transport) -> None:
     assert found is not None
     text = yamlio.dump(tree_of(found))
     assert "status:" in text
+    # It says every default, which is remembered: what is said first and no more later is taken back.
+    assert await applied(transport, text) == [("qwen", "configured")]
+    [after] = await objects.list_all(transport, ModelDeployment)
+    assert (after.spec, after.metadata.generation) == (found.spec, 1)
     assert await applied(transport, text) == [("qwen", "unchanged")]
     assert await applied(transport, text.replace("replicas: 1", "replicas: 2")) == [
         ("qwen", "configured")
@@ -134,11 +138,11 @@ async def test_a_thousand_deployments(transport: Transport) -> None:
     loaded = read("".join(deployment(f"m-{n}") for n in range(1000)))
     before = await revision(transport)
     begun = CLOCK.monotonic()
-    outcomes = await apply.apply(transport, loaded, CLOCK)
+    outcomes = (await apply.apply(transport, loaded, CLOCK)).outcomes
     first_s = CLOCK.monotonic() - begun
     assert {outcome.result for outcome in outcomes} == {"created"}
     assert await revision(transport) == before + 10
-    again = await apply.apply(transport, loaded, CLOCK)
+    again = (await apply.apply(transport, loaded, CLOCK)).outcomes
     assert {outcome.result for outcome in again} == {"unchanged"}
     assert await revision(transport) == before + 10
     assert first_s < 10

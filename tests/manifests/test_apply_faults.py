@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from manifests import apply, plan
+from manifests import apply, ownership, plan
+from manifests.apply import ApplyOptions
 from manifests.errors import ApplyError, ManifestErrors
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
@@ -12,7 +13,7 @@ from store import codec, keys, objects
 from store.errors import ConflictError, NoSpaceError, UnavailableError
 from store.port import Delete, Put
 from tests.manifests.faulty import FaultyTransport, InstantClock, lost
-from tests.manifests.making import deployment, in_pool, pool, read
+from tests.manifests.making import deployment, in_pool, pool, read, route
 
 MANY = "".join(deployment(f"m-{n:03}") for n in range(250))
 
@@ -34,7 +35,7 @@ def other(replicas: int) -> Put:
 
 
 async def results(store: FaultyTransport, clock: InstantClock, text: str) -> list[str]:
-    return [outcome.result for outcome in await apply.apply(store, read(text), clock)]
+    return [one.result for one in (await apply.apply(store, read(text), clock)).outcomes]
 
 
 async def replicas(store: FaultyTransport) -> int:
@@ -197,3 +198,43 @@ async def test_one_bad_document_stops_only_who_applies_it(
     assert await results(store, clock, deployment()) == ["created"]
     with pytest.raises(codec.UndecodableError, match="ModelDeployment/odd"):
         await results(store, clock, deployment("odd"))
+
+
+async def test_what_is_to_be_pruned_is_not_in_the_way_of_a_second_look(
+    store: FaultyTransport, clock: InstantClock
+) -> None:
+    """A route that gets another name takes the model of the one that goes; so it does after a conflict."""
+    site = ApplyOptions(apply_set="site", prune=True)
+    text = deployment() + route()
+    await apply.apply(store, read(text), clock, site)
+    written = store.commits
+
+    async def before(turn: int) -> None:
+        if turn == written + 2:  # the first is the inventory's
+            await store.quietly([other(7)])
+
+    store.before = before
+    renamed = text.replace("name: chat", "name: talk").replace("replicas: 1", "replicas: 2")
+    done = await apply.apply(store, read(renamed), clock, site)
+    assert [one.result for one in done.outcomes] == ["configured", "created"]
+    assert done.pruned == (("ModelRoute", "chat"),)
+
+
+async def test_another_writer_in_between_is_a_conflict_then(
+    store: FaultyTransport, clock: InstantClock
+) -> None:
+    await results(store, clock, deployment(replicas=2))
+
+    async def before(turn: int) -> None:
+        found = await objects.get(store, ModelDeployment, "qwen")
+        assert found is not None
+        if turn == 2:
+            spec = found.spec.model_copy(update={"replicas": 5})
+            after = found.model_copy(update={"spec": spec})
+            scaled = ownership.updated(found, after, "fleetctl-scale", clock.now())
+            await store.quietly([codec.put_spec(scaled)])
+
+    store.before = before
+    with pytest.raises(ManifestErrors, match="is 5, set by fleetctl-scale; the manifest says 3"):
+        await results(store, clock, deployment(replicas=3))
+    assert await replicas(store) == 5

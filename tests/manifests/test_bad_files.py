@@ -204,7 +204,7 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
 def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "fifo.yaml"
     os.mkfifo(path)
-    hint = "Pipe it: ... | fleetctl apply -f -"
+    hint = "Pipe it, and write - instead of its name"
     assert refused(path) == f"{path}: is a FIFO, not a file. {hint}"
 
 
@@ -235,7 +235,7 @@ def test_a_link_in_a_folder_to_such_a_pipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_device_does_not_hang() -> None:
-    hint = "Pipe it: ... | fleetctl apply -f -"
+    hint = "Pipe it, and write - instead of its name"
     assert refused("/dev/zero") == f"/dev/zero: is a device or socket, not a file. {hint}"
 
 

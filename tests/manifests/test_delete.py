@@ -82,13 +82,13 @@ async def test_what_is_not_there(transport: Transport) -> None:
     await applied(transport, deployment() + pool())
     with pytest.raises(NotFoundError) as caught:
         await delete.delete(transport, "ModelDeployment", "qwem", CLOCK)
-    assert str(caught.value) == "there is no ModelDeployment qwem. Did you mean qwen?"
+    assert str(caught.value) == 'modeldeployments "qwem" not found; did you mean qwen?'
     with pytest.raises(NotFoundError) as caught:
         await delete.delete(transport, "NodePool", "zzz", CLOCK)
-    assert str(caught.value) == "there is no NodePool zzz. There are: studio"
+    assert str(caught.value) == 'nodepools "zzz" not found'
     with pytest.raises(NotFoundError) as caught:
         await delete.delete(transport, "ModelRoute", "zzz", CLOCK)
-    assert str(caught.value) == "there is no ModelRoute zzz"
+    assert str(caught.value) == 'modelroutes "zzz" not found'
 
 
 @pytest.mark.parametrize("kind", ["Revision", "Endpoint", "Event", "Pod"])

@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
 def test_every_example_loads() -> None:
     loaded = load.load_objects([str(EXAMPLES)])
     shown = {item.obj.kind for item in loaded}
-    assert shown == {"ModelDeployment", "NodePool", "ShardGroup", "ModelRoute"}
+    assert shown == {"ModelDeployment", "NodePool", "ShardGroup", "ModelRoute", "GitSource"}
 
 
 def test_documents_know_their_file_and_line() -> None:
@@ -92,7 +92,9 @@ def test_documents_before_a_fault_are_still_judged() -> None:
 def test_read_objects_of_load_is_load_objects(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(deployment() + pool())
-    assert load.read_objects(load.load([str(path)])) == load.load_objects([str(path)])
+    found = [load.read_objects(load.load([str(path)])), load.load_objects([str(path)])]
+    first, second = ([(one.obj, one.source, one.line) for one in loaded] for loaded in found)
+    assert first == second
     path.write_text("a: [")
     with pytest.raises(ManifestErrors):
         load.load([str(path)])
@@ -297,3 +299,19 @@ def test_output_is_in_the_order_people_know() -> None:
         "      maxTokens: 65536\n"
         "    timeouts: {}\n"
     )
+
+
+NODE = """
+apiVersion: fleet/v1alpha1
+kind: Node
+metadata: {name: mac-1, uid: u, labels: {fleet/node: mac-1, fleet/os: macOS, fleet/chip: Apple-M4, rack: "7", desk: a}}
+"""
+NODE_STATUS = 'status: {os: macOS, chip: Apple M4, labels: {rack: "7", desk: b}}\n'
+
+
+def test_labels_that_get_adds_to_a_node_are_not_read_back() -> None:
+    """What the owner says differently from the agent (desk) is his."""
+    (node,) = read(NODE + NODE_STATUS)
+    assert node.obj.metadata.labels == {"desk": "a"}
+    (said,) = read(NODE.replace("uid: u, ", ""))
+    assert len(said.obj.metadata.labels) == 5

@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from manifests import diff, plan
+from manifests import diff, ownership, plan
 from manifests.diff import FieldChange
+from manifests.errors import ManifestErrors
 from manifests.load import Loaded
 from manifests.tree import Tree
 from schemas import kinds
@@ -23,7 +24,8 @@ LATER = NOW + timedelta(hours=1)
 def stored(text: str, **metadata: object) -> ApiObject:
     """The object as the store would have it."""
     [item] = read(text)
-    made = diff.merge(None, item.obj, now=NOW, uid="u-1")
+    merged = ownership.merge(None, item, manager="fleetctl", force=False, now=NOW, uid="u-1")
+    made = merged.obj
     kept = made.metadata.model_copy(update={"resource_version": "7", **metadata})
     return made.model_copy(update={"metadata": kept})
 
@@ -50,10 +52,14 @@ def test_the_same_object_is_unchanged() -> None:
     assert planned(deployment(), before) == [plan.Unchanged(obj=before)]
 
 
-def test_defaults_written_out_are_no_change() -> None:
+def test_defaults_written_out_change_nothing_but_what_is_remembered() -> None:
     before = stored(deployment())
     text = deployment(rest="  concurrency: 4\n  placement: {}\n", meta="  labels: {}\n")
-    assert planned(text, before) == [plan.Unchanged(obj=before)]
+    [change] = planned(text, before)
+    assert isinstance(change, plan.Configured)
+    assert diff.text(before, change.obj) == ""
+    assert change.obj.metadata.generation == before.metadata.generation
+    assert planned(text, change.obj) == [plan.Unchanged(obj=change.obj)]
 
 
 def test_a_new_spec_is_a_new_generation_and_keeps_what_the_fleet_keeps() -> None:
@@ -62,7 +68,9 @@ def test_a_new_spec_is_a_new_generation_and_keeps_what_the_fleet_keeps() -> None
     assert isinstance(change, plan.Configured)
     assert isinstance(change.obj, ModelDeployment)
     assert change.obj.spec.replicas == 3
-    kept = before.metadata.model_copy(update={"generation": 5})
+    [said] = change.obj.metadata.managed_fields
+    assert '"replicas":3' in said.applied
+    kept = before.metadata.model_copy(update={"generation": 5, "managed_fields": (said,)})
     assert change.obj.metadata == kept
     assert codec.unchanged(change.obj).mod_revision == 7
 
@@ -143,7 +151,9 @@ def test_what_is_being_deleted_is_refused() -> None:
 
 
 def test_what_is_too_large_for_the_store_is_refused() -> None:
-    [message] = problems(read(deployment(meta=f"  annotations: {{a: {'x' * 2**20}}}\n")))
+    with pytest.raises(ManifestErrors) as caught:
+        planned(deployment(meta=f"  annotations: {{a: {'x' * 2**20}}}\n"))
+    message = str(caught.value)
     assert message.startswith("standard input:2:1: ModelDeployment/qwen: takes 1,0")
     assert message.endswith(
         " bytes in the store; at most 716,800 are allowed. Shorten its annotations"
@@ -187,7 +197,7 @@ NOTED = {"note": "x", RESTARTED_AT: "2026-01-01T00:00:00Z"}
 
 
 def test_what_the_verbs_wrote_is_left_alone() -> None:
-    before = stored(deployment(), annotations=NOTED)
+    before = stored(deployment(meta="  annotations: {note: x}\n"), annotations=NOTED)
     [same] = planned(deployment(meta="  annotations: {note: x}\n"), before)
     assert isinstance(same, plan.Unchanged)
     [change] = planned(deployment(meta="  annotations: {note: z}\n"), before)
@@ -201,7 +211,7 @@ def test_what_the_verbs_wrote_is_left_alone() -> None:
 
 
 def test_what_the_verbs_wrote_may_be_said_but_not_changed() -> None:
-    before = stored(deployment(), annotations=NOTED)
+    before = stored(deployment(meta="  annotations: {note: x}\n"), annotations=NOTED)
     said = f"  annotations: {{{RESTARTED_AT}: '2026-01-01T00:00:00Z', note: x}}\n"
     assert problems(read(deployment(meta=said)), before) == []
     assert isinstance(planned(deployment(meta=said), before)[0], plan.Unchanged)

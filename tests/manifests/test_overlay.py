@@ -1,0 +1,222 @@
+"""Overlays: what a site says is laid over what is the same everywhere."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifests import nodes, patching, yamlio
+from manifests.errors import ManifestErrors
+from manifests.load import load_objects
+from manifests.nodes import Node
+from manifests.validate import Known, validate
+
+HEAD = "apiVersion: fleet/v1alpha1\n"
+OVERLAY = HEAD + "kind: Overlay\nbase: [../base]\n"
+POOL = HEAD + "kind: NodePool\nmetadata: {name: studios}\nspec:\n  nodes: [a, b]\n  priority: 1\n"
+
+
+def node(text: str) -> Node:
+    (root,) = yamlio.parse(text, "test.yaml").documents
+    return root
+
+
+def over(base: str, patch: str) -> object:
+    """Return what a patch makes of a base, or what is wrong with it."""
+    found, problems = patching.merged(node(base), node(patch), source="p.yaml", about="X")
+    if problems:
+        return [f"{p.line}:{p.column} {p.path}: {p.message}" for p in problems]
+    return None if found is None else nodes.plain(found)
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "wanted"),
+    [
+        pytest.param("a: {b: 1, c: 2}", "a: {c: 3}", {"a": {"b": 1, "c": 3}}, id="mappings"),
+        pytest.param("a: [1, 2]", "a: [3]", {"a": [3]}, id="lists-of-values-are-replaced"),
+        pytest.param("a: 1\nb: 2", "a: null", {"b": 2}, id="null-removes"),
+        pytest.param(
+            "a: [{name: x, v: 1}, {name: y, v: 1}]",
+            "a: [{name: y, v: 2}, {name: z}]",
+            {"a": [{"name": "x", "v": 1}, {"name": "y", "v": 2}, {"name": "z"}]},
+            id="by-name",
+        ),
+        pytest.param(
+            "a: [{deployment: x, weight: 1}]",
+            "a: [{deployment: x, weight: 2}]",
+            {"a": [{"deployment": "x", "weight": 2}]},
+            id="by-deployment",
+        ),
+        pytest.param(
+            "a: [{key: x, effect: p}, {key: x, effect: q}]",
+            "a: [{key: x, effect: r}]",
+            {"a": [{"key": "x", "effect": "r"}]},
+            id="what-does-not-tell-items-apart-replaces",
+        ),
+        pytest.param(
+            "a: [{name: x}, {name: y}]",
+            "a: [{name: x, $patch: delete}]",
+            {"a": [{"name": "y"}]},
+            id="an-item-goes",
+        ),
+        pytest.param(
+            "a: [{name: x}]",
+            "a: [{$patch: replace}, {name: z}]",
+            {"a": [{"name": "z"}]},
+            id="a-list-is-replaced",
+        ),
+        pytest.param(
+            "a: {b: 1, c: 2}", "a: {$patch: replace, c: 3}", {"a": {"c": 3}}, id="replaced"
+        ),
+        pytest.param("a: {b: 1}\nd: 1", "a: {$patch: delete}", {"d": 1}, id="deleted"),
+        pytest.param("a: 1", "$patch: delete", None, id="the-object-goes"),
+        pytest.param(
+            "a: 1",
+            "b: null",
+            ["1:1 b: null removes what the base does not have"],
+            id="nothing-to-remove",
+        ),
+        pytest.param(
+            "a: [{name: x}]",
+            "a: [{name: y, $patch: delete}]",
+            ["1:5 a[0]: $patch: delete of name y, which the base does not have"],
+            id="no-such-item",
+        ),
+        pytest.param(
+            "a: {b: 1}", "a: {$patch: merge}", ["1:5 a.$patch: unknown directive merge"], id="word"
+        ),
+    ],
+)
+def test_what_a_patch_does(base: str, patch: str, wanted: object) -> None:
+    found = over(base, patch)
+    if isinstance(wanted, list):
+        assert isinstance(found, list)
+        assert [one.replace('["$patch"]', ".$patch") for one in found] == wanted
+    else:
+        assert found == wanted
+
+
+trees = st.recursive(
+    st.integers() | st.booleans() | st.text("abc", max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+    max_leaves=8,
+)
+mappings = st.dictionaries(st.sampled_from("abcd"), trees, max_size=4)
+
+
+def reference(base: object, patch: object) -> object:
+    """RFC 7386 without null: what a strategic merge is where there are no lists and no directives."""
+    if not isinstance(base, dict) or not isinstance(patch, dict):
+        return patch
+    return {**base, **{k: reference(base.get(k), v) for k, v in patch.items()}}
+
+
+@settings(max_examples=60, deadline=None)
+@given(mappings, mappings)
+def test_without_lists_it_is_a_merge_patch(
+    base: dict[str, object], patch: dict[str, object]
+) -> None:
+    assert over(json.dumps(base), json.dumps(patch)) == reference(base, patch)
+    assert over(json.dumps(base), json.dumps({})) == base
+    once = reference(base, patch)
+    assert over(json.dumps(once), json.dumps(patch)) == once
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_yaml", ".yaml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def refused(*paths: Path) -> list[str]:
+    with pytest.raises(ManifestErrors) as caught:
+        load_objects([str(path) for path in paths])
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_site_over_a_base(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        base__pool_yaml=POOL,
+        site__overlay_yaml=OVERLAY,
+        site__pool_yaml=HEAD + "kind: NodePool\nmetadata: {name: studios}\nspec: {priority: 9}\n",
+        site__more_yaml=POOL.replace("studios", "minis"),
+        top__overlay_yaml=OVERLAY.replace("base]", "site]"),
+        top__pool_yaml=HEAD + "kind: NodePool\nmetadata: {name: minis}\n$patch: delete\n",
+    )
+    for paths in ([tmp_path / "site"], [tmp_path / "site" / "overlay.yaml"]):
+        loaded = load_objects([str(path) for path in paths])
+        assert [item.obj.name for item in loaded] == ["studios", "minis"]
+        spec = loaded[0].obj.model_dump()["spec"]
+        assert (spec["nodes"], spec["priority"]) == (("a", "b"), 9)
+    assert [item.obj.name for item in load_objects([str(tmp_path / "top")])] == ["studios"]
+
+
+def test_faults_are_told_where_they_were_written(tmp_path: Path) -> None:
+    bad = HEAD + "kind: NodePool\nmetadata: {name: studios}\nspec:\n  priority: high\n  nods: [c]\n"
+    write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=OVERLAY, site__pool_yaml=bad)
+    assert refused(tmp_path / "site") == [
+        f"{tmp_path}/site/pool.yaml:5:13: NodePool/studios: spec.priority: expected an integer, "
+        'got "high" (a string). Write: priority: 0',
+        f"{tmp_path}/site/pool.yaml:6:3: NodePool/studios: spec.nods: unknown field. "
+        "Did you mean nodes?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "said"),
+    [
+        pytest.param(
+            HEAD + "kind: Overlay\n",
+            "1:1: Overlay: base: is required but not given. Write: base: [../../base]",
+            id="no-base",
+        ),
+        pytest.param(
+            OVERLAY.replace("base: [../base]", "bases: [../base]"),
+            "3:1: Overlay: bases: unknown field. Did you mean base?",
+            id="typo",
+        ),
+        pytest.param(
+            OVERLAY.replace("../base]", "../bass]"),
+            "3:8: Overlay: base[0]: {root}/bass does not exist",
+            id="no-folder",
+        ),
+        pytest.param(
+            OVERLAY.replace("../base]", ".]"),
+            "3:1: Overlay: base: goes in a circle: {root}/site -> {root}/site. Break it",
+            id="circle",
+        ),
+        pytest.param(
+            OVERLAY.replace("../base]", "/etc]"),
+            '3:8: Overlay: base[0]: expected a folder relative to this one, got "/etc". '
+            "Write: base: [../../base]",
+            id="absolute",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_overlay(tmp_path: Path, overlay: str, said: str) -> None:
+    write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=overlay)
+    wanted = f"{tmp_path}/site/overlay.yaml:{said.format(root=tmp_path)}"
+    assert wanted in refused(tmp_path / "site")
+
+
+def test_a_patch_of_nothing_is_said(tmp_path: Path) -> None:
+    patch = HEAD + "kind: NodePool\nmetadata: {name: studio}\n$patch: delete\n"
+    write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=OVERLAY, site__pool_yaml=patch)
+    assert refused(tmp_path / "site") == [
+        f'{tmp_path}/site/pool.yaml:4:9: NodePool/studio: ["$patch"]: no base has NodePool/studio, '
+        "so there is nothing to patch. Did you mean studios?"
+    ]
+
+
+@pytest.mark.parametrize("site", ["berlin", "lab"])
+def test_the_example_is_good(site: str) -> None:
+    root = Path(__file__).parents[2] / "examples" / "gitops"
+    loaded = load_objects([str(root / "sites" / site)])
+    assert validate(loaded, Known()) == []
+    assert [item.obj.kind for item in load_objects([str(root / "fleet" / f"{site}.yaml")])] == [
+        "GitSource"
+    ]
