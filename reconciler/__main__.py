@@ -3,14 +3,18 @@
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
+import platformdirs
 
 from machinery import logging as house_logging
 from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
+from machinery.version import version
 from reconciler.controller import Controller
+from reconciler.gitops.sources import Places
 from store.etcd.connect import connect
 from store.etcd.flags import address, etcd_options
 
@@ -26,22 +30,51 @@ from store.etcd.flags import address, etcd_options
     help="Seconds after which the replicas of a node that went away are placed elsewhere.",
 )
 @click.option(
+    "--git-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(platformdirs.user_cache_dir("mlx-fleet")) / "git",
+    show_default=True,
+    envvar="FLEET_GIT_DIR",
+    help="Folder in which commits of GitSources are kept; it may be deleted at any time.",
+)
+@click.option(
+    "--git-credentials",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(platformdirs.user_config_dir("mlx-fleet")) / "git",
+    show_default=True,
+    envvar="FLEET_GIT_CREDENTIALS",
+    help="Folder with the files that GitSources name in spec.credentials.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     envvar="FLEET_LOG_LEVEL",
 )
-def main(node_grace_period: float, log_level: str, **etcd: Any) -> None:
+def main(
+    node_grace_period: float,
+    git_dir: Path,
+    git_credentials: Path,
+    log_level: str,
+    **etcd: Any,
+) -> None:
     """Decide which Mac runs which replica. Run as many as you like: one leads."""
     house_logging.setup("reconciler", log_level)
     where = address(etcd)
-    identity = f"{socket.gethostname()}/{os.getpid()}"
+    # `fleetctl version` reads it: who leads, and which release that is.
+    identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
+
+    git = Places(
+        cache=git_dir.expanduser().absolute(), credentials=git_credentials.expanduser().absolute()
+    )
 
     async def run() -> None:
         clock = SystemClock()
         transport = connect(where)
         try:
-            await Controller(transport, clock, identity=identity, grace_s=node_grace_period).run()
+            await Controller(
+                transport, clock, identity=identity, grace_s=node_grace_period, git=git
+            ).run()
         finally:
             await transport.close()
 

@@ -12,6 +12,8 @@ from reconciler.demand.watch import DemandWatch
 from reconciler.deployments import Senses
 from reconciler.execute import Executor
 from reconciler.garbage import leftovers
+from reconciler.gitops.leading import GitOps
+from reconciler.gitops.sources import Places
 from reconciler.known.caches import make_caches
 from reconciler.known.fleet import Fleet
 from reconciler.nodes.life import NodeLife
@@ -38,8 +40,15 @@ class Controller:
     """The reconciler's process: campaigns, leads, and campaigns again when it lost."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, *, identity: str, grace_s: float
+        self,
+        transport: Transport,
+        clock: Clock,
+        *,
+        identity: str,
+        grace_s: float,
+        git: Places | None = None,
     ) -> None:
+        """Lead under a name, once there is nobody else; without places for Git, GitSources are left to others."""
         self._transport = transport
         self._clock = clock
         self._identity = identity
@@ -49,10 +58,15 @@ class Controller:
         self._recorder = EventRecorder(transport, clock, source="reconciler")
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
         self._ripples = Ripples(self._caches, self._life, self._queue, clock)
+        self._gitops = (
+            None if git is None else GitOps(transport, clock, self._caches, self._recorder, git)
+        )
 
     async def run(self) -> None:
         """Run for ever."""
         self._ripples.connect()
+        if self._gitops is not None:
+            self._gitops.connect()
         async with asyncio.TaskGroup() as group:
             for informer in self._caches.all():
                 group.create_task(informer.run())
@@ -111,6 +125,8 @@ class Controller:
             group.create_task(self._announce_nodes())
             group.create_task(demand.run())
             group.create_task(self._sweep(executor))
+            if self._gitops is not None:
+                group.create_task(self._gitops.lead(leadership))
 
     async def _sweep(self, executor: Executor) -> None:
         """Remove what is left of objects that are gone; what cannot be now is left to the next leader."""

@@ -4,12 +4,12 @@ Every rule is a function from what is known of the node to a Hold, or None; thei
 are told. What holds a node back keeps new replicas away and no more; only some of it is a reason to leave.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from machinery.version import gets_along, release
 from reconciler.nodes.life import Flap
 from reconciler.nodes.quiethours import Calendar
 from reconciler.observe import Hold
@@ -20,8 +20,6 @@ from schemas.pools import NodePool
 
 # The mlx-lm that the memory rules were held to (pyproject.toml pins it, nodeagent/geometry/rules.py has them).
 MLX_LM: Final = "0.32"
-# One minor apart is what a fleet looks like while it is upgraded.
-_MINORS_APART: Final = 1
 # The agent's conditions that keep new replicas away.
 _PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
 # Pressure is none: what runs keeps within its proof, so it is somebody else's doing, and may be over before another
@@ -127,17 +125,12 @@ def _age(node: Node) -> tuple[bool, float, str]:
     return created is None, 0.0 if created is None else created.timestamp(), node.name
 
 
-def _release(text: str) -> tuple[int, int] | None:
-    found = re.match(r"(\d{1,6})\.(\d{1,6})", text)
-    return (int(found[1]), int(found[2])) if found else None
-
-
 def agent_skew(status: NodeStatus, version: str) -> str:
     """Return what is wrong between the agent's version and the reconciler's; empty if they get along."""
-    theirs, ours = _release(status.agent_version), _release(version)
+    theirs, ours = release(status.agent_version), release(version)
     if theirs is None or ours is None:  # a checkout, or a program of somebody else's
         return ""
-    if theirs[0] == ours[0] and abs(theirs[1] - ours[1]) <= _MINORS_APART:
+    if gets_along(status.agent_version, version):
         return ""
     who = "its fleet-nodeagent" if theirs < ours else "the reconciler"
     return (
@@ -148,8 +141,8 @@ def agent_skew(status: NodeStatus, version: str) -> str:
 
 def mlx_skew(status: NodeStatus) -> str:
     """Return how the node's mlx-lm differs from the one that memory proofs are right for."""
-    theirs = _release(status.mlx_lm_version)
-    if theirs is None or theirs == _release(MLX_LM):
+    theirs = release(status.mlx_lm_version)
+    if theirs is None or theirs == release(MLX_LM):
         return ""
     return (
         f"its mlx-lm is {status.mlx_lm_version}, memory proofs were checked with {MLX_LM}: install "

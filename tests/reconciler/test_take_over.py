@@ -36,7 +36,7 @@ async def listen(store: Transport, revision: int, heard: list[tuple[str, KeyValu
 
 async def leader_of(store: Transport, children: list[Child]) -> Child:
     holder = await until_async(lambda: store.get(keys.ELECTION_RECONCILER), limit_s=20)
-    pid = int(holder.value.decode().rpartition("/")[2])
+    pid = int(holder.value.decode().rpartition("/")[2].split()[0])
     return next(child for child in children if child.record.pid == pid)
 
 
