@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from machinery import logging as house_logging
 from machinery.clock import SystemClock
+from machinery.logring import Ring
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from nodeagent.agent import Agent, AgentConfig
@@ -64,6 +65,14 @@ _LABELS = TypeAdapter(Labels)
     help="First port for engines; a hundred from there on may be used.",
 )
 @click.option(
+    "--api-port",
+    type=click.IntRange(0, 65535),
+    default=4001,
+    show_default=True,
+    envvar="FLEET_AGENT_PORT",
+    help="Port on --address where the agent answers about logs and figures; 0 for any.",
+)
+@click.option(
     "--memory",
     envvar="FLEET_NODE_MEMORY",
     help="What models may use here, such as 24Gi (else what the hardware recommends).",
@@ -82,7 +91,8 @@ _LABELS = TypeAdapter(Labels)
 )
 def main(log_level: str, **options: Any) -> None:
     """Run this Mac's part of the fleet: its engines, its lease, its status."""
-    house_logging.setup("nodeagent", log_level)
+    ring = Ring()
+    house_logging.setup("nodeagent", log_level, ring=ring)
     where = address(options)
     state_dir: Path = options["state_dir"].expanduser().resolve()
     lock = _lock(state_dir)
@@ -107,6 +117,8 @@ def main(log_level: str, **options: Any) -> None:
         name=identity.name,
         status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
+        api_port=options["api_port"],
+        ring=ring,
     )
 
     async def run() -> None:

@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
+from machinery.logring import Ring
 from machinery.loop import Again, run_loop
 from machinery.workqueue import WorkQueue
 from nodeagent import groups, models, restoring
+from nodeagent.api.door import ApiDoor
+from nodeagent.api.view import View
 from nodeagent.engines import EngineProcess, Engines
 from nodeagent.execute import Beside, Executor, Node
 from nodeagent.fabrictests import FabricTests
@@ -57,6 +60,10 @@ class AgentConfig:
     inspect_every_s: float = 10.0
     """How often models' folders and the machine are looked at without a cause: a person may mend one."""
     lease_s: int = LEASE_TTL_S
+    api_port: int | None = None
+    """Where the agent answers over HTTP, 0 for any port; None: nowhere."""
+    ring: Ring = field(default_factory=Ring)
+    """The agent's own log."""
 
 
 def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts:
@@ -155,6 +162,24 @@ class Agent:
         self._vitals = Vitals(readings, clock, every_s=every_s) if readings is not None else None
         self._models_wanted = asyncio.Event()
         self._named = asyncio.Event()
+        self._api = self._door(config.api_port) if config.api_port is not None else None
+
+    def _door(self, port: int) -> ApiDoor:
+        """Return the agent's API."""
+        config = self._config
+        view = View(
+            name=config.name,
+            status=config.status,
+            clock=self._clock,
+            started_at=self._clock.monotonic(),
+            engines=self._node.engines,
+            replicas=self._replicas,
+            has_lease=lambda: self._presence.lease is not None,
+            folder=config.state_dir / "engines",
+            host=config.engine_host,
+            ring=config.ring,
+        )
+        return ApiDoor(view, self._transport, port=port, on_change=self._models_wanted.set)
 
     async def run(self) -> None:
         """Run for ever. Ends engines only when told so by the store, never because it ends."""
@@ -188,6 +213,8 @@ class Agent:
                     group.create_task(
                         self._parts.fabric.run(self._presence, self._models_wanted.set)
                     )
+                if self._api is not None:
+                    group.create_task(self._api.run())
                 group.create_task(self._tend(executor, making))
         finally:
             await self._parts.health.close()
@@ -321,6 +348,8 @@ class Agent:
         status = await self._felt(status, making)
         if self._parts.fabric is not None:
             status = await self._parts.fabric.fill(status, self._presence)
+        if self._api is not None:
+            status = self._api.fill(status)
         await self._presence.describe(status)
 
     async def _felt(self, status: NodeStatus, making: ReferenceMaker) -> NodeStatus:

@@ -19,14 +19,13 @@ import psutil
 
 from machinery import birthmark, environment, processes
 from machinery.clock import Clock
-from nodeagent import groups
+from nodeagent import enginelogs, groups
 from nodeagent.epochs import Epochs
 from nodeagent.groups import GroupOrder
 
 _MODULE = "nodeagent.engine"
 GOLDEN_MODULE = "nodeagent.engine.golden"
 _PORTS = 100
-_LOG_LIMIT_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +125,6 @@ class Engines:
             self._epochs.use(order.replica, order.replica_uid, group.epoch)
         folder = self._folder / order.replica
         folder.mkdir(parents=True, exist_ok=True)
-        log = folder / "engine.log"
-        if log.exists() and log.stat().st_size > _LOG_LIMIT_BYTES:
-            log.replace(log.with_suffix(".log.1"))
         port = free_port(self._host, self._first_port, taken)
         argv = command(order, node=self._node, host=self._host, port=port)
         inherited: dict[str, str] | None = None
@@ -136,6 +132,7 @@ class Engines:
             groups.write_files(group, folder)
             added = groups.variables(group, folder)
             inherited = environment.changed(added, without=groups.INHERITED)
+        log = enginelogs.new_run(folder)
         child = processes.spawn(argv, log=log, cwd=folder, environment=inherited)
         return EngineProcess(
             replica=order.replica,
@@ -171,7 +168,7 @@ class Engines:
             served_name=orders.served_name[0],
             port=orders.port,
             child=processes.Child(record, None),
-            log=folder / "engine.log",
+            log=folder / enginelogs.LOG,
             epoch=orders.epoch,
             memory_bytes=orders.memory_limit_bytes,
         )

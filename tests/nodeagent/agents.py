@@ -47,6 +47,7 @@ class AgentProcess:
             *("--etcd", f"unix:{etcd.address.socket}"),
             *("--state-dir", str(state_dir), "--models-dir", str(models_dir), "--name", name),
             *("--engine-port", str(port), "--memory", "4Gi", "--part-of-machine"),
+            *("--api-port", "0"),
         ]
         self.child: processes.Child | None = None
 
