@@ -28,6 +28,7 @@ from gateway.server import Gateway, Limits
 from machinery import environment
 from machinery import logging as fleet_logging
 from machinery.clock import SystemClock
+from machinery.logring import Ring
 from store.etcd.connect import connect
 from store.etcd.flags import address, etcd_options
 
@@ -152,7 +153,8 @@ _FILES_OF_MACOS = 10_240
 def main(**flags: Any) -> None:
     """Serve the fleet's models as one OpenAI endpoint."""
     where = address(flags)
-    fleet_logging.setup("gateway", flags["log_level"])
+    ring = Ring()
+    fleet_logging.setup("gateway", flags["log_level"], ring=ring)
     tracer = _tracer()
     try:
         advertised = advertise.parse(flags["advertise_address"] or "")
@@ -177,6 +179,7 @@ def main(**flags: Any) -> None:
         site=flags["site"],
         journal_size=flags["journal_size"],
         journal_file=flags["journal_file"],
+        ring=ring,
     )
     path, clock = flags["handover"], SystemClock()
     handover = None if path is None else HandOver(path, claimed, bound, clock)

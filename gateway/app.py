@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from gateway import errors
 from gateway.access.door import Door, holder_of, may_see
-from gateway.admin import models
+from gateway.admin import log, models
 from gateway.admin import routes as admin
 from gateway.admin.sight import Sight
 from gateway.clients.openai import PATHS
@@ -65,6 +65,7 @@ def make_app(sight: Sight) -> FastAPI:
     ollama.add(app, known.keeper, known.access)
     app.include_router(admin.make_router(sight))
     app.include_router(models.make_router(sight))
+    app.include_router(log.make_router(sight.log))
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(RequestValidationError, on_wrong_query)

@@ -11,6 +11,7 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.admin.log import OwnLog
 from gateway.admin.nodes import NodeBook
 from gateway.admin.sight import Sight
 from gateway.app import make_app
@@ -42,7 +43,9 @@ from gateway.watch.process import Connections, Process
 from gateway.watch.versions import Versions
 from machinery.clock import Clock
 from machinery.exposition import Gauges
+from machinery.logring import Ring
 from machinery.web import SignalServer
+from store.auth.tickets import Tickets
 from store.port import Transport
 
 _SWEEP_S = 1.0
@@ -80,6 +83,8 @@ class Limits:
     """How many of the last requests are kept in memory."""
     journal_file: Path | None = None
     """Where all requests are written down; None: nowhere."""
+    ring: Ring = field(default_factory=Ring)
+    """The last lines of the gateway's own log."""
 
 
 class Gateway:
@@ -132,7 +137,13 @@ class Gateway:
             self.recorder,
             Rules(max_body=limits.max_body_bytes, origins=limits.origins, id_prefix=id_),
         )
-        sight = Sight(
+        self._stopping = asyncio.Event()
+        self._server = self._listening(make_app(self._sight(transport, id_, names)))
+
+    def _sight(self, transport: Transport, id_: str, names: Names) -> Sight:
+        """Return what the admin API looks at."""
+        clock = self._clock
+        return Sight(
             id=id_,
             known=self.known,
             loads=self.loads,
@@ -140,10 +151,14 @@ class Gateway:
             names=names,
             recorder=self.recorder,
             nodes=NodeBook(transport, clock),
+            log=OwnLog(
+                ring=self._limits.ring,
+                tickets=Tickets(transport, clock, f"Gateway/{id_}"),
+                clock=clock,
+                is_stopping=lambda: self.desk.is_stopping,
+            ),
             clock=clock,
         )
-        self._stopping = asyncio.Event()
-        self._server = self._listening(make_app(sight))
 
     def _recorder(self, id_: str, names: Names, tracer: Tracer | None) -> Recorder:
         """Return who writes requests down."""

@@ -16,7 +16,10 @@ from gateway.errors import Refusal, RefusedError
 # Health checks and Prometheus have no key, and neither has the reconciler, which reads the demand. Health
 # tells numbers, metrics names and numbers, and neither anything that a client wrote. Ollama's clients look at the first two, which tell
 # that there is somebody, before they show a key.
-OPEN = frozenset({"/", "/api/version", "/health", "/metrics", "/metrics/demand"})
+# The log asks for a ticket from the store instead of a key (gateway/admin/log.py).
+OPEN = frozenset(
+    {"/", "/api/version", "/health", "/metrics", "/metrics/demand", "/v1/logs/gateway"}
+)
 
 
 class Door:

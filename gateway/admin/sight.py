@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gateway.admin.log import OwnLog
 from gateway.admin.nodes import NodeBook
 from gateway.carry.loads import Loads
 from gateway.carry.names import Names
@@ -29,6 +30,7 @@ class Sight:
     names: Names
     recorder: Recorder
     nodes: NodeBook
+    log: OwnLog
     clock: Clock
 
     def over(self, duration_s: float) -> Sums:

@@ -1,0 +1,80 @@
+"""A gateway shows its own log to who has a ticket from the store, be it one that asks for API keys."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from fleetctl.tickets import ticket
+from gateway.server import Limits
+from machinery.logring import Ring
+from store import keys
+from tests.gateway.world import Running, World, running_gateway
+from tests.support.waiting import until, until_async
+
+PATH = "/v1/logs/gateway"
+
+
+@pytest.fixture
+async def gateway(world: World) -> AsyncIterator[Running]:
+    ring = Ring()
+    for message in ("one", "two", "three"):
+        ring.handle(logging.LogRecord("test", logging.INFO, "", 1, message, (), None))
+    # A follower that held up the end of the gateway would do so for a minute.
+    limits = Limits(asks_for_keys=True, drain_timeout_s=60.0, ring=ring)
+    async with asyncio.timeout(50), running_gateway(world.transport, limits) as running:
+        yield running
+
+
+async def holder(world: World) -> str:
+    """Return for whom tickets are: the gateway's id is where it is registered."""
+
+    async def registered() -> str:
+        items = (await world.transport.list(keys.GATEWAY_LEASE_PREFIX)).items
+        return items[0].key.removeprefix(keys.LEASE_PREFIX) if items else ""
+
+    return await until_async(registered, what="the registration")
+
+
+async def test_the_log_is_shown_for_a_ticket(world: World, gateway: Running) -> None:
+    async with (
+        ticket(world.transport, await holder(world)) as bearer,
+        aiohttp.ClientSession() as http,
+    ):
+        headers = {"authorization": f"Bearer {bearer}"}
+        async with http.get(gateway.url + PATH, headers=headers) as response:
+            assert (response.status, await response.text()) == (200, "one\ntwo\nthree\n")
+        async with http.get(f"{gateway.url}{PATH}?tail=1", headers=headers) as response:
+            assert await response.text() == "three\n"
+        async with http.get(f"{gateway.url}{PATH}?since=soon", headers=headers) as response:
+            assert response.status == 400
+        # It is no key for anything else.
+        async with http.get(f"{gateway.url}/v1/models", headers=headers) as response:
+            assert response.status == 401
+
+
+async def test_nobody_else_sees_it(world: World, gateway: Running) -> None:
+    async with (
+        ticket(world.transport, "Gateway/another") as bearer,
+        aiohttp.ClientSession() as http,
+    ):
+        for shown in ("", f"Bearer {bearer}", "Bearer sk-fleet-something"):
+            headers = {"authorization": shown} if shown else {}
+            async with http.get(gateway.url + PATH, headers=headers) as response:
+                assert response.status == 401
+                assert "ticket" in (await response.json())["error"]["message"]
+
+
+async def test_who_follows_does_not_hold_up_the_end(world: World, gateway: Running) -> None:
+    async with (
+        ticket(world.transport, await holder(world)) as bearer,
+        aiohttp.ClientSession() as http,
+    ):
+        headers = {"authorization": f"Bearer {bearer}"}
+        async with http.get(f"{gateway.url}{PATH}?follow=true", headers=headers) as response:
+            assert await response.content.readany() == b"one\ntwo\nthree\n"
+            gateway.gateway.stop()
+            assert await response.content.read() == b""
+        await until(lambda: gateway.gateway.loads.total() == 0)
