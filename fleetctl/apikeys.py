@@ -1,17 +1,17 @@
-"""API keys for people: listing, describing, deleting. They are no API objects: secrets do not belong into manifests."""
+"""API keys for people: describing, deleting; `fleetctl get` lists them. They are no API objects: secrets do not belong into manifests."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 import click
-import orjson
 
-from fleetctl import printers
+from fleetctl import documents, printers
 from fleetctl.connect import opened
 from fleetctl.errors import FleetctlError
+from fleetctl.printers import Look, Moment
 from machinery.clock import SystemClock
-from manifests import yamlio
 from manifests.words import did_you_mean
 from schemas.apikey import ApiKey
 from store import codec, keys
@@ -19,7 +19,6 @@ from store.errors import ConflictError
 from store.port import Delete, Transport, Unchanged
 
 _ALIASES = ("apikey", "apikeys", "ak")
-_TITLES = ("NAME", "MODELS", "REQUESTS/MIN", "TOKENS/MIN", "AT ONCE", "ADMIN", "AGE", "EXPIRES")
 
 
 def names_of(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -34,27 +33,6 @@ def names_of(words: Sequence[str]) -> tuple[str, ...] | None:
     return (name,)
 
 
-async def show(names: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Print keys as `fleetctl get` does; never their hashes."""
-    if options["selector"]:
-        raise click.UsageError("API keys have no labels; name those that you mean")
-    async with opened(options) as transport:
-        found = await read(transport, names)
-    output = options["output"]
-    if not found and output in ("table", "wide"):
-        click.echo("no apikeys found; `fleetctl create apikey NAME` makes one", err=True)
-    elif output == "name":
-        click.echo("".join(f"apikey/{key.name}\n" for key in found), nl=False)
-    elif output in ("json", "yaml"):
-        trees = [_tree(key) for key in found]
-        tree: dict[str, Any] = {"kind": "List", "items": trees}
-        click.echo(_text(trees[0] if len(names) == 1 else tree, output), nl=False)
-    elif found:
-        now = SystemClock().now()
-        titles = () if options["no_headers"] else _TITLES
-        click.echo(printers.lined_up([_row(key, now) for key in found], titles))
-
-
 async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
     """Print everything about one key but the key, which nobody knows."""
     if len(names) != 1:
@@ -62,7 +40,7 @@ async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
     async with opened(options) as transport:
         (key,) = await read(transport, names)
     now = SystemClock().now()
-    cells = dict(zip(_TITLES, _row(key, now), strict=True))
+    cells = _cells(key, now)
     rows = [
         ("Name:", key.name),
         ("Kind:", "ApiKey"),
@@ -81,16 +59,18 @@ async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
     click.echo(printers.lined_up(rows))
 
 
-async def delete(names: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Revoke keys: gateways refuse them a moment later."""
+async def delete(
+    names: tuple[str, ...], options: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Revoke keys: gateways refuse them a moment later. `say` is told each that went, or with --dry-run would go."""
     if not names:
         raise click.UsageError("which apikeys? Name them")
     async with opened(options) as transport:
         if not options["ignore_not_found"]:
             await read(transport, names)  # all of them or none
         for name in names:
-            if await _delete_one(transport, name):
-                click.echo(f"apikey/{name} deleted")
+            if await _delete_one(transport, name, is_dry=options["dry_run"] != "none"):
+                say(name)
 
 
 async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
@@ -109,12 +89,14 @@ async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
     return [found[name] for name in names] if names else [found[name] for name in sorted(found)]
 
 
-async def _delete_one(transport: Transport, name: str) -> bool:
+async def _delete_one(transport: Transport, name: str, *, is_dry: bool) -> bool:
     """Return whether there was one."""
     key = keys.named(keys.API_KEY_PREFIX, name)
     there = await transport.get(key)
     if there is None:
         return False
+    if is_dry:
+        return True
     try:
         guard = Unchanged(key=key, mod_revision=there.mod_revision)
         await transport.commit([guard], [Delete(key=key)])
@@ -125,40 +107,13 @@ async def _delete_one(transport: Transport, name: str) -> bool:
     return True
 
 
-def _text(tree: dict[str, Any], output: str) -> str:
-    if output == "yaml":
-        return yamlio.dump(tree)
-    return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"
-
-
-def _row(key: ApiKey, now: datetime) -> tuple[str, ...]:
-    return (
-        key.name,
-        ",".join(key.models) or "<all>",
-        *(
-            str(limit or "-")
-            for limit in (key.requests_per_minute, key.tokens_per_minute, key.concurrency)
-        ),
-        "yes" if key.is_admin else "",
-        printers.age(key.created, now),
-        _ends(key.expires, now),
-    )
-
-
-def _ends(expires: datetime | None, now: datetime) -> str:
-    if expires is None:
-        return "never"
-    # As an age, but of what is still to come.
-    return "expired" if expires <= now else f"in {printers.age(now, expires)}"
-
-
 def _time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
-def _tree(key: ApiKey) -> dict[str, Any]:
-    """Return the key without its hash: it is of no use to anybody, so nobody should carry it about."""
-    tree: dict[str, Any] = orjson.loads(
-        key.model_dump_json(by_alias=True, exclude_none=True, exclude={"hash"})
-    )
-    return {"kind": "ApiKey", **tree}
+def _cells(key: ApiKey, now: datetime) -> dict[str, str]:
+    """Return what `fleetctl get` says of the key, by column."""
+    tree = json.loads(key.model_dump_json(by_alias=True, exclude_none=True, exclude={"hash"}))
+    look = Look()
+    (row,) = printers.rows([documents.api_key(tree)], Moment(now=now), look)
+    return dict(zip(printers.titles("ApiKey", look), row, strict=True))

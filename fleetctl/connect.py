@@ -1,66 +1,123 @@
-"""From a command's flags to an open store, and from its coroutine to an exit code."""
+"""From a command's flags to an open store, and from its work to an exit code.
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+Every verb imports this first: what is dear (an event loop, pydantic, TLS) is imported where it is used.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import platformdirs
-from click.core import ParameterSource
 
 from fleetctl import errors
-from store.codec import UndecodableError
-from store.errors import StoreError
+from fleetctl.config.settling import settled
+from store.errors import StoreError, UnavailableError, UndecodableError
 from store.etcd.address import EtcdAddress
-from store.etcd.connect import connect
 from store.etcd.flags import address, etcd_options
-from store.etcd.member.sockets import SocketFolderError, client_socket
-from store.port import Transport
+
+if TYPE_CHECKING:  # 8 ms, and the quick way needs no more of it than store.listing
+    from store.port import Transport
 
 T = TypeVar("T")
+Command = Callable[..., Any]
 
 
-def data_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --data-dir: the folder of a fleet that `fleetctl up` runs on this machine."""
+def store_options(command: Command) -> Command:
+    """Add the flags that say which fleet is meant: --context, --data-dir, --etcd and its companions."""
+    return _context(_data_dir(etcd_options(_settling(command))))
+
+
+def gateway_options(command: Command) -> Command:
+    """Add `store_options`, --gateway and --api-key-file: for what is asked through a gateway.
+
+    The command receives `gateway` (a URL, or "": find one in the store), `api_key_file` (a path, or None) and
+    `api_key` (or ""); at most one of the two last.
+    """
+    return store_options(_gateway(command))
+
+
+def data_dir_option(command: Command) -> Command:
+    """Add --data-dir: the folder of a fleet that `fleetctl up` runs on this machine; and --context."""
+    return _context(_data_dir(_settling(command)))
+
+
+def cluster_options(command: Command) -> Command:
+    """Add --etcd and its companions, and --context: for what needs an etcd of the user's own."""
+    return _context(etcd_options(_settling(command)))
+
+
+def _data_dir(command: Command) -> Command:
     return click.option(
         "--data-dir",
         envvar="FLEET_DATA_DIR",
         type=click.Path(file_okay=False, path_type=Path),
-        default=Path(platformdirs.user_data_dir("mlx-fleet")),
-        show_default=True,
+        default=default_data_dir,
+        show_default="the user's data folder",
         help="Folder of the fleet that `fleetctl up` runs on this machine.",
     )(command)
 
 
-def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags that say which fleet is meant."""
-    return data_dir_option(etcd_options(command))
+def default_data_dir() -> Path:
+    """Return the folder that `fleetctl up` uses unless another is said."""
+    import platformdirs  # noqa: PLC0415 - not needed where a flag or a context says it
+
+    return Path(platformdirs.user_data_dir("mlx-fleet"))
 
 
-def one_target(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with one store in them: a flag is stronger than an environment variable.
+def _context(command: Command) -> Command:
+    return click.option(
+        "--context", default=None, help="Which fleet, by its name in `fleetctl config`."
+    )(command)
 
-    A forgotten FLEET_ETCD must not lead to another store than the one on the command line.
-    """
-    context = click.get_current_context()
-    said = {
-        name
-        for name in ("etcd", "data_dir")
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
-    if len(said) == 2:
-        raise click.UsageError("give --etcd or --data-dir: they are two stores")
-    return {**options, "etcd": ()} if said == {"data_dir"} else options
+
+def _gateway(command: Command) -> Command:
+    options = (
+        click.option(
+            "--gateway",
+            envvar="FLEET_GATEWAY",
+            default="",
+            metavar="URL",
+            help="The gateway to ask (else one of the fleet's).",
+        ),
+        click.option(
+            "--api-key-file",
+            envvar="FLEET_API_KEY_FILE",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="File with the API key, where the gateway asks for one.",
+        ),
+        click.option(
+            "--api-key",
+            envvar="FLEET_API_KEY",
+            default="",
+            hidden=True,  # on a command line everybody on the machine could read it
+        ),
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+def _settling(command: Command) -> Command:
+    """Have the command called with what the context says in its options."""
+
+    @wraps(command)
+    def with_context(*args: Any, context: str | None, **options: Any) -> Any:
+        return command(*args, **settled(options, context))
+
+    return with_context
 
 
 def find(options: dict[str, Any]) -> EtcdAddress:
     """Return where the store is: what --etcd says, else the fleet of the data folder."""
-    options = one_target(options)
+    from store.etcd.member import sockets  # noqa: PLC0415 - not needed for an etcd elsewhere
+
+    if options["etcd"]:
+        return address(options)
     try:
-        local = EtcdAddress(socket=client_socket(etcd_dir(options["data_dir"])))
-    except SocketFolderError as error:
+        local = EtcdAddress(socket=sockets.client_socket(etcd_dir(options["data_dir"])))
+    except sockets.SocketFolderError as error:
         raise errors.FleetctlError(str(error)) from error
     return address(options, default=local)
 
@@ -71,22 +128,47 @@ def etcd_dir(data_dir: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(options: dict[str, Any]) -> AsyncIterator[Transport]:
+async def opened(options: dict[str, Any]) -> AsyncIterator["Transport"]:
     """Open the store for the length of a command."""
-    transport = connect(find(options))
+    from store.etcd.connect import connect  # noqa: PLC0415 - `get` reads without it
+
+    where = find(options)
+    transport = connect(where)
     try:
         yield transport
+    except UnavailableError as error:
+        if where.socket is None or options["etcd"] or where.socket.exists():
+            raise
+        folder = options["data_dir"].expanduser().absolute()
+        raise UnavailableError(f"no fleet runs in {folder}", ambiguous=error.ambiguous) from error
     finally:
         await transport.close()
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; the store's failures and strange documents become refusals."""
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Have the store's failures, strange documents and Ctrl-C become refusals; `run` does so, too."""
     try:
-        return asyncio.run(main)
+        yield
     except StoreError as error:
         raise errors.of_store(error) from error
     except UndecodableError as error:
         raise errors.FleetctlError(str(error)) from error
     except KeyboardInterrupt:
         raise errors.InterruptedByUser("interrupted") from None
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine; the store's failures and strange documents become refusals."""
+    import asyncio  # noqa: PLC0415 - `get` works without an event loop
+
+    found: list[T] = []
+
+    async def kept() -> None:
+        found.append(await main)
+
+    with refusals():
+        # Not as the task's result: at the end asyncio.run has its handler of SIGINT written out, and with it the
+        # result (CPython's signal.getsignal), which are ten seconds for 10,000 objects.
+        asyncio.run(kept())
+    return found[0]

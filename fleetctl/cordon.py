@@ -7,9 +7,13 @@ import click
 from fleetctl import targets
 from fleetctl.connect import opened, run, store_options
 from fleetctl.kinds import kind_of
+from fleetctl.results import Results, dry_run_option
 from fleetctl.targets import Choice, Edit
 from machinery.clock import SystemClock
 from schemas.node import Node
+
+MANAGER = "fleetctl-cordon"
+"""Who wrote that nodes take nothing new; `fleetctl drain` writes as the same."""
 
 
 def closed(node: Node) -> Node | None:
@@ -35,6 +39,7 @@ _HELP = """Place nothing new on nodes; what runs there goes on.
 @click.command(help=_HELP)
 @click.argument("nodes", nargs=-1, metavar="NODE...")
 @targets.selector_option
+@dry_run_option
 @store_options
 def cordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
     """Place nothing new on nodes; what runs there goes on."""
@@ -47,6 +52,7 @@ def cordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
 @click.command()
 @click.argument("nodes", nargs=-1, metavar="NODE...")
 @targets.selector_option
+@dry_run_option
 @store_options
 def uncordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
     """Let nodes take replicas again, after `fleetctl cordon` or `fleetctl drain`.
@@ -60,8 +66,10 @@ def uncordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
 
 
 async def _change_all(chosen: Choice, options: dict[str, Any], edit: Edit[Node], done: str) -> None:
-    clock = SystemClock()
+    clock, results = SystemClock(), Results.of(options)
     async with opened(options) as transport:
         for node in await targets.nodes_of(transport, chosen):
-            is_news = await targets.change(transport, clock, node, edit)
-            click.echo(f"{targets.label_of(node)} {done if is_news else f'already {done}'}")
+            written = await targets.write(
+                transport, clock, node, edit, manager=MANAGER, is_dry=results.is_dry
+            )
+            results.say(written.obj, done if written.is_news else f"already {done}")

@@ -1,104 +1,170 @@
-"""`fleetctl delete`: objects by name, or those in manifests."""
+"""`fleetctl delete`: objects by name, by their labels, or those in manifests."""
 
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from fleetctl import apikeys
+from fleetctl import apikeys, targets
 from fleetctl.connect import opened, run, store_options
+from fleetctl.elsewhere import taught
 from fleetctl.errors import FleetctlError
-from fleetctl.kinds import target_of
+from fleetctl.kinds import WITH_API_KEYS
+from fleetctl.results import dry_run_option
+from fleetctl.targets import Choice
 from fleetctl.wait import parse_duration
 from machinery.clock import Clock, SystemClock
 from manifests import delete as deleting
-from manifests.errors import InUseError, ManifestErrors, NotFoundError, RefusedError
-from manifests.load import load_objects
+from manifests import prune
+from manifests.errors import InUseError, NotFoundError, RefusedError
 from schemas import kinds
 from schemas.kinds import Kind
-from schemas.meta import ApiObject
+from schemas.meta import ApiObject, ObjectKey
 from store import objects
 from store.port import Transport
 
-# The reverse of the order in which they are applied: who names others goes before them.
-_ORDER = ("GitSource", "ModelRoute", "ModelDeployment", "ShardGroup", "NodePool", "Node")
 _LOOK_S = 0.1
+_FORCE = (
+    "an object goes when its engines have ended, for memory that is still in use must not be given away twice; "
+    "--cascade=background does not wait for it"
+)
+_GRACE = "an engine lets requests under way finish, and unloads its model then; leave it out"
+_SAID = {"client": " (dry run)", "server": " (server dry run)"}
 
 
 @click.command()
-@click.argument("what", nargs=-1, metavar="[KIND NAME... | KIND/NAME]")
-@click.option("-f", "--filename", "files", multiple=True, help="Delete what is in the manifests.")
-@click.option("-R", "--recursive", is_flag=True, help="Folders with all below them.")
+@click.argument("what", nargs=-1, metavar="[KIND NAME... | KIND/NAME... | KIND,KIND]")
+@targets.files_option
+@targets.recursive_option
+@targets.selector_option
+@targets.all_option
 @click.option(
     "--cascade",
-    type=click.Choice(["foreground", "orphan"]),
+    type=click.Choice(["foreground", "background", "orphan"]),
     default="foreground",
     show_default=True,
-    help="What becomes of a ModelDeployment's replicas: they end first, or stay loaded, unrouted, "
-    "until a ModelDeployment of the same name takes them over.",
+    help="What becomes of a ModelDeployment's replicas: they end first, and the command waits for it or not, or "
+    "they stay loaded, unrouted, until a ModelDeployment of the same name takes them over.",
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is gone.")
+@click.option(
+    "--wait/--no-wait",
+    default=None,
+    help="Wait until it is gone; so it does, but for --cascade=background.",
+)
 @click.option("--timeout", default="5m", show_default=True, help="How long to wait.")
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
+@click.option("-o", "--output", type=click.Choice(["name"]), help="Print names only.")
+@taught(_FORCE, "--force")
+@taught(_FORCE, "--now")
+@taught(_GRACE, "--grace-period", takes_value=True)
+@dry_run_option
 @store_options
 def delete(what: tuple[str, ...], **options: Any) -> None:
     """Delete objects. A ModelDeployment goes when its replicas have drained and ended; an API key at once."""
     names = apikeys.names_of(what)
     if names is not None and not options["files"]:
-        run(apikeys.delete(names, options))
+        _delete_api_keys(names, options)
         return
-    wanted = _wanted(what, options)
-    run(_delete_all(wanted, options, parse_duration(options["timeout"])))
+    if not what and not options["files"]:
+        raise click.UsageError("say what to delete: KIND NAME..., KIND -l LABELS, or -f FILE")
+    is_all = options["is_all"]
+    chosen = targets.choices(
+        what, options, verb="deleted", is_all=is_all, is_read=True, among=WITH_API_KEYS
+    )
+    timeout_s = parse_duration(options["timeout"])
+    if options["wait"] is None:
+        options["wait"] = options["cascade"] != "background"
+    if not run(_delete_all(chosen, options, timeout_s)):
+        raise click.exceptions.Exit(1)
 
 
-def _wanted(what: tuple[str, ...], options: dict[str, Any]) -> list[tuple[str, str]]:
-    if bool(what) == bool(options["files"]):
-        raise click.UsageError("say what to delete: KIND NAME..., or -f FILE")
-    if what:
-        target = target_of(what)
-        if not target.names:
-            raise click.UsageError(f"which {target.kind.plural}? Name them")
-        return [(target.kind.name, name) for name in target.names]
-    try:
-        loaded = load_objects(
-            options["files"], recursive=options["recursive"], stdin=sys.stdin.buffer
+def _delete_api_keys(names: tuple[str, ...], options: dict[str, Any]) -> None:
+    for flag, key, none in (
+        ("-l", "selector", ""),
+        ("--all", "is_all", False),
+    ):
+        if options[key] != none:
+            raise click.UsageError(f"API keys are deleted by name, without {flag}")
+    run(
+        apikeys.delete(
+            names, options, lambda name: _say(ObjectKey("ApiKey", name), "deleted", options)
         )
-    except ManifestErrors as error:
-        raise FleetctlError(f"nothing was deleted:\n{error}") from error
-    found = [(item.obj.kind, item.obj.name) for item in loaded]
-    return sorted(found, key=lambda key: (_ORDER.index(key[0]), key[1]))
+    )
 
 
-async def _delete_all(
-    wanted: list[tuple[str, str]], options: dict[str, Any], timeout_s: float
-) -> None:
+async def _delete_all(chosen: Sequence[Choice], options: dict[str, Any], timeout_s: float) -> bool:
+    """Delete what was chosen; return whether all of it went."""
     clock = SystemClock()
     async with opened(options) as transport:
+        wanted = await _found(transport, chosen)
+        if options["dry_run"] != "none":
+            return await _say_what_would_go(transport, wanted, options)
         # All are marked before any is waited for: what one frees, another that is to go must not take.
-        going = [
-            (kind, name, done)
-            for kind, name in wanted
-            if (done := await _one(transport, kind, name, clock, options)) is not None
-        ]
-        for kind, name, done in going:
+        going: list[tuple[ObjectKey, deleting.Deletion]] = []
+        is_well = True
+        for key in wanted:
+            try:
+                done = await deleting.delete(
+                    transport, *key, clock, cascade=_cascade(options["cascade"])
+                )
+            except (NotFoundError, InUseError, RefusedError) as error:
+                is_well &= _is_forgiven(error, options)
+            else:
+                going.append((key, done))
+        for key, done in going:
             if isinstance(done, deleting.Deleting) and options["wait"]:
                 await _wait_gone(transport, done.obj, clock, timeout_s)
             is_going = isinstance(done, deleting.Deleting) and not options["wait"]
-            click.echo(f"{kind.lower()}/{name} {'is being deleted' if is_going else 'deleted'}")
+            _say(key, "is being deleted" if is_going else "deleted", options)
+        return is_well
 
 
-async def _one(
-    transport: Transport, kind: str, name: str, clock: Clock, options: dict[str, Any]
-) -> deleting.Deletion | None:
-    """Delete one object, or begin to; None if it is not there and that is no fault."""
-    try:
-        return await deleting.delete(transport, kind, name, clock, cascade=options["cascade"])
-    except NotFoundError as error:
-        if options["ignore_not_found"]:
-            return None
-        raise FleetctlError(str(error)) from error
-    except (InUseError, RefusedError) as error:
-        raise FleetctlError(str(error)) from error
+def _cascade(word: str) -> deleting.Cascade:
+    return "orphan" if word == "orphan" else "foreground"
+
+
+def _is_forgiven(error: Exception, options: dict[str, Any]) -> bool:
+    """Return whether it is no fault; say what it is otherwise. The others are deleted all the same."""
+    if isinstance(error, NotFoundError) and options["ignore_not_found"]:
+        return True
+    click.echo(f"error: {error}", err=True)
+    return False
+
+
+def _say(key: ObjectKey, done: str, options: dict[str, Any]) -> None:
+    name = f"{key.kind.lower()}/{key.name}"
+    more = _SAID.get(options["dry_run"], "")
+    click.echo(name if options["output"] == "name" else f"{name} {done}{more}")
+
+
+async def _found(transport: Transport, chosen: Sequence[Choice]) -> list[ObjectKey]:
+    """Return the objects, who names others before them."""
+    found: list[ObjectKey] = []
+    for choice in chosen:
+        kind = choice.kind.name
+        if choice.names:  # whether they are there is asked when they are deleted
+            found.extend(ObjectKey(kind, name) for name in choice.names)
+        else:
+            there = await targets.chosen(transport, choice)
+            found.extend(ObjectKey(kind, obj.name) for obj in there)
+    places = {kind: place for place, kind in enumerate(prune.ORDER)}
+    return sorted(found, key=lambda key: places.get(key.kind, len(places)))
+
+
+async def _say_what_would_go(
+    transport: Transport, wanted: Sequence[ObjectKey], options: dict[str, Any]
+) -> bool:
+    is_well = True
+    for key in wanted:
+        try:
+            await deleting.look(transport, key)
+            if options["dry_run"] == "server":
+                await deleting.refuse(transport, key, going=wanted)
+        except (NotFoundError, InUseError, RefusedError) as error:
+            is_well &= _is_forgiven(error, options)
+        else:
+            _say(key, "deleted", options)
+    return is_well
 
 
 async def _wait_gone(

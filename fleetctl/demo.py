@@ -130,6 +130,7 @@ def _order(folder: DataDir, port: int) -> FleetOrder:
         host="127.0.0.1",
         gateway_port=port,
         engine_port=4100,
+        agent_port=0,
         node_grace_s=30.0,
         etcd_binary=None,
         etcd_quota_bytes=QUOTA_BYTES,

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
-from fleetctl import leaving, targets
+from fleetctl import leaving, results, targets
 from fleetctl.connect import opened, run, store_options
+from fleetctl.cordon import MANAGER
+from fleetctl.elsewhere import taught
 from fleetctl.errors import FleetctlError, InterruptedByUser
 from fleetctl.kinds import kind_of
 from fleetctl.targets import Choice
@@ -50,13 +52,14 @@ wanted, and waits until no replica is assigned to the node. Ctrl-C ends the wait
     "--timeout", default="5m", show_default=True, help="How long to wait; 0 means for ever."
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is done.")
-@click.option(
-    "--dry-run",
-    type=click.Choice(["none", "client"]),
-    default="none",
-    show_default=True,
-    help="client: say what would be moved away, and write nothing.",
+@results.dry_run(("none", "client"), "client: say what would be moved away, and write nothing.")
+@taught("there are no daemon sets; leave it out", "--ignore-daemonsets")
+@taught(
+    "replicas keep nothing on a node that a drain could lose; leave it out",
+    "--delete-emptydir-data",
 )
+@taught("a drain keeps to spec.minAvailable of the ModelDeployments; change it there", "--force")
+@taught("every replica is the reconciler's, and may go; leave it out", "--disable-eviction")
 @store_options
 def drain(nodes: tuple[str, ...], selector: str, timeout: str, **options: Any) -> None:
     """Move everything away from nodes, and place nothing new there."""
@@ -91,7 +94,7 @@ async def _drain(
         for node in nodes:
             was_open = not node.spec.unschedulable
             if not dry:
-                await targets.change(transport, clock, node, draining)
+                await targets.change(transport, clock, node, draining, manager=MANAGER)
                 asked.append(node.name)
             done = "cordoned" if was_open else "already cordoned"
             click.echo(f"{targets.label_of(node)} {done}{' (dry run)' if dry else ''}")

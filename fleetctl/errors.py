@@ -1,8 +1,8 @@
 """From exceptions to what a user reads: what was wrong, where, and what to do. No tracebacks."""
 
 import click
-from typing_extensions import override
 
+from machinery.overriding import override
 from store.errors import (
     ConflictError,
     NoSpaceError,
@@ -38,7 +38,7 @@ _ADVICE: tuple[tuple[type[StoreError], str], ...] = (
     (
         UnavailableError,
         "Is the fleet up? `fleetctl up` starts one on this machine; for another one say where its "
-        "etcd is with --etcd or FLEET_ETCD",
+        "etcd is with --etcd, FLEET_ETCD or a context (`fleetctl config`)",
     ),
     (UnauthenticatedError, "Give --etcd-password-file, such as admin.env of `fleetctl init-auth`"),
     (

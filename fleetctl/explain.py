@@ -1,26 +1,19 @@
-"""`fleetctl explain placement`: what placement thinks of every node for one more replica, and why."""
+"""`fleetctl explain`: what a field of a kind is for, or what placement thinks of the nodes for a deployment."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-import orjson
 
-from fleetctl import printers, proofs, reader
-from fleetctl.connect import opened, run, store_options
-from fleetctl.errors import FleetctlError
-from fleetctl.kinds import kind_of
-from fleetctl.rollout import named
-from machinery.clock import SystemClock
-from manifests import yamlio
-from manifests.tree import Tree
-from reconciler.known import snapshot
-from reconciler.placement.explain import NodeExplanation
-from reconciler.placement.proof import shown
-from schemas.deployment import ModelDeploymentSpec
+from fleetctl.connect import run, store_options
 
-_HELP = """Say what placement thinks of every node for one more replica of a deployment, and why.
+_HELP = """Say what a field is for: its type, its values, what counts where it is left out.
+
+\b
+  fleetctl explain modeldeployment
+  fleetctl explain md.spec.placement
+  fleetctl explain shardgroup.spec --recursive
+
+And for a deployment: what placement thinks of every node for one more replica of it, and why.
 
 \b
   fleetctl explain placement qwen
@@ -32,8 +25,9 @@ counts as much as the number beside its name (spec.placement.profile and weights
 
 
 @click.command(help=_HELP)
-@click.argument("what")
-@click.argument("name", nargs=-1, metavar="NAME")
+@click.argument("what", metavar="KIND[.FIELD...] | placement")
+@click.argument("name", nargs=-1, metavar="[NAME]")
+@click.option("--recursive", is_flag=True, help="Show the fields of fields, too.")
 @click.option(
     "-o",
     "--output",
@@ -42,140 +36,23 @@ counts as much as the number beside its name (spec.placement.profile and weights
     show_default=True,
 )
 @store_options
-def explain(what: str, name: tuple[str, ...], output: str, **options: Any) -> None:
-    """Say what placement thinks of every node for one more replica of a deployment, and why."""
+def explain(what: str, name: tuple[str, ...], recursive: bool, output: str, **options: Any) -> None:
+    """Say what a field is for, or what placement thinks of the nodes for a deployment."""
     if what != "placement":
-        raise click.UsageError(
-            f"{what!r} cannot be explained; write: fleetctl explain placement NAME. The fields of every kind are "
-            "described in docs/reference/schemas"
-        )
+        if name:
+            raise click.UsageError(
+                f"fields follow the kind after a dot: {what}.{'.'.join(name)}; only placement takes a name"
+            )
+        from fleetctl import explain_fields  # noqa: PLC0415 - either it or placement is needed
+
+        click.echo(explain_fields.explained(what, output, is_recursive=recursive), nl=False)
+        return
+    if recursive:
+        raise click.UsageError("--recursive is for fields; leave it out with placement")
     if not name:
         raise click.UsageError("the placement of which deployment? Write: explain placement NAME")
-    click.echo(run(_explain(named.one_name(name), output, options)), nl=False)
+    from fleetctl import explain_placement  # noqa: PLC0415 - it brings the whole planner
+    from fleetctl.rollout import named  # noqa: PLC0415 - as above
 
-
-async def _explain(name: str, output: str, options: dict[str, Any]) -> str:
-    async with opened(options) as transport:
-        seen = await snapshot.take(transport, SystemClock())
-    known = [one.name for one in seen.deployments()]
-    if name not in known:
-        raise FleetctlError(reader.not_found(kind_of("md"), name, known))
-    for key in seen.unreadable():
-        click.echo(f"warning: {key} cannot be read, and does not count", err=True)
-    outlook = seen.outlook(name, seen.table())
-    observed, found, line = outlook.observed, outlook.nodes, outlook.line
-    there: dict[str, list[str]] = defaultdict(list)
-    for one in observed.replicas:
-        for rank in one.replica.spec.ranks:
-            there[rank.node].append(one.name)
-    if output == "json":
-        return (
-            orjson.dumps(tree(name, found, there, line), option=orjson.OPT_INDENT_2).decode() + "\n"
-        )
-    if output == "yaml":
-        return yamlio.dump(tree(name, found, there, line))
-    placed = len(observed.replicas)
-    head = f"modeldeployment/{name}: {placed} of {observed.wanted} replicas have a node"
-    assert observed.deployment is not None  # its name is known
-    parts = need(found, observed.deployment.spec)
-    return "\n".join((f"{head}; for one more, {line}", *text(found, there), *parts)) + "\n"
-
-
-def need(found: Sequence[NodeExplanation], spec: ModelDeploymentSpec) -> list[str]:
-    """Return of what a replica's memory is the sum on the best node; nothing if no node fits. Pure."""
-    best = found[0] if found else None
-    if best is None or best.memory is None:
-        return []
-    size = proofs.size(best.memory.total_bytes)
-    return ["", f"On {best.node} it would take {size}: {shown(best.memory, spec)}"]
-
-
-def text(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the tables of nodes that fit, and of those that do not. Pure."""
-    fitting = [one for one in found if one.fits]
-    refused = [one for one in found if not one.fits]
-    parts: list[str] = []
-    if fitting:
-        scores = [f"{part.name.upper()} x{part.weight}" for part in fitting[0].parts]
-        rows = [
-            [
-                one.node,
-                f"{one.score:.1f}",
-                *(f"{part.score:.0f}" for part in one.parts),
-                proofs.size(one.memory.total_bytes if one.memory else 0),
-                proofs.size(one.room_bytes),
-                "yes" if one.is_preferred else "no",
-                ",".join(there.get(one.node, ())) or "-",
-            ]
-            for one in fitting
-        ]
-        titles = ["NODE", "SCORE", *scores, "NEED", "FREE", "PREFERRED", "REPLICAS"]
-        parts += ["", "Nodes that fit, the best first:", printers.lined_up(rows, titles)]
-    if refused:
-        rows = [
-            [
-                one.node,
-                one.refusal.reason,
-                proofs.amount(one.refusal, one.refusal.need),
-                proofs.amount(one.refusal, one.refusal.have),
-                ",".join(there.get(one.node, ())) or "-",
-                one.refusal.message,
-            ]
-            for one in refused
-            if one.refusal is not None
-        ]
-        titles = ["NODE", "REASON", "NEED", "HAVE", "REPLICAS", "MESSAGE"]
-        parts += ["", "Nodes that do not:", printers.lined_up(rows, titles)]
-    return parts
-
-
-def tree(
-    name: str,
-    found: Sequence[NodeExplanation],
-    there: Mapping[str, Sequence[str]],
-    line: str,
-) -> dict[str, Tree]:
-    """Return the same for programs; sizes in bytes. Pure."""
-    return {
-        "deployment": name,
-        "summary": line,
-        "nodes": [
-            {
-                "node": one.node,
-                "fits": one.fits,
-                **_refusal(one),
-                **_scores(one),
-                "roomBytes": one.room_bytes,
-                "replicas": list(there.get(one.node, ())),
-            }
-            for one in found
-        ],
-    }
-
-
-def _refusal(one: NodeExplanation) -> dict[str, Tree]:
-    if one.refusal is None:
-        return {}
-    why = one.refusal
-    return {
-        "refusal": {
-            "reason": why.reason,
-            "message": why.message,
-            "need": why.need,
-            "have": why.have,
-        }
-    }
-
-
-def _scores(one: NodeExplanation) -> dict[str, Tree]:
-    if not one.fits or one.memory is None:
-        return {}
-    return {
-        "memory": proofs.tree(one.memory),
-        "isPreferred": one.is_preferred,
-        "score": round(one.score, 3),
-        "parts": [
-            {"name": part.name, "score": round(part.score, 3), "weight": part.weight}
-            for part in one.parts
-        ],
-    }
+    one = named.one_name(name)
+    click.echo(run(explain_placement.explained(one, output, options)), nl=False)

@@ -2,14 +2,20 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 
 from fleetctl.errors import FleetctlError
 from fleetctl.hostfiles.grouping import Wanted, grouped
 from fleetctl.hostfiles.reading import read
+from fleetctl.imports import localai as of_localai
+from fleetctl.imports import mesh as of_mesh
+from fleetctl.imports import ring as of_ring
+from fleetctl.imports import serving as of_serving
+from fleetctl.lazy import SuggestingGroup
 from manifests import sources
 from manifests.errors import ManifestError, ManifestErrors
 from nodeagent.identity import label
@@ -29,38 +35,52 @@ word for becomes a comment.
 """
 
 
-@click.group("import")
-def importing() -> None:
-    """Make manifests of other tools' files."""
-
-
-@importing.command(help=_HELP)
-@click.argument("file")
-@click.option("--name", help="Name of the group (else the file's).")
-@click.option(
+_NODES = click.option(
     "--nodes",
     default="",
     metavar="NODE,NODE,...",
-    help="The Macs in rank order (else the names that ssh knows them by).",
+    help="The Macs in the file's order, which is that of ranks (else the names that it has for them).",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["ring", "jaccl", "jaccl-ring"]),
-    help="How the Macs talk (else what the file says or is).",
+_MODELS = click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="PATH",
+    help="A model to deploy with what the file says of routing; may be repeated.",
 )
-@click.option(
+_OUTPUT = click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write (else standard output).",
 )
+
+
+@click.group("import", cls=SuggestingGroup)
+def importing() -> None:
+    """Make manifests of other tools' files.
+
+    What has no counterpart becomes a comment that says what is instead of it, and nothing is written to the fleet.
+    """
+
+
+@importing.command(help=_HELP)
+@click.argument("file")
+@click.option("--name", help="Name of the group (else the file's).")
+@_NODES
+@click.option(
+    "--backend",
+    type=click.Choice(["ring", "jaccl", "jaccl-ring"]),
+    help="How the Macs talk (else what the file says or is).",
+)
+@_OUTPUT
 def hostfile(
     file: str, name: str | None, nodes: str, backend: str | None, output: Path | None
 ) -> None:
     """Read the file, and write the group."""
     wanted = Wanted(
         name=_name(file, name),
-        nodes=tuple(node.strip() for node in nodes.split(",")) if nodes else (),
+        nodes=_listed(nodes),
         backend=cast(Backend | None, backend),
     )
     try:
@@ -68,6 +88,86 @@ def hostfile(
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was imported:\n{error}") from error
     save(found.manifest(), output)
+
+
+@importing.command()
+@click.argument("file")
+@click.option("--name", help="Name of the pool (else the file's).")
+@_NODES
+@_MODELS
+@_OUTPUT
+def mesh(file: str, name: str | None, nodes: str, output: Path | None, **said: Any) -> None:
+    """Make a NodePool, and a ModelDeployment for each tier, of mlx-stack's mesh YAML."""
+    pool, macs = _name(file, name), _listed(nodes)
+    _convert(
+        file,
+        output,
+        lambda text, source: of_mesh.imported(
+            text, source, name=pool, nodes=macs, models=said["models"]
+        ),
+    )
+
+
+@importing.command()
+@click.argument("file")
+@_NODES
+@_MODELS
+@_OUTPUT
+def serving(file: str, nodes: str, models: tuple[str, ...], output: Path | None) -> None:
+    """Make NodePools, and labels of Nodes, of mlx-serving's cluster.yaml."""
+    _convert(
+        file,
+        output,
+        lambda text, source: of_serving.imported(text, source, nodes=_listed(nodes), models=models),
+    )
+
+
+@importing.command()
+@click.argument("file")
+@click.option("--name", help="Name of the group (else the file's).")
+@_NODES
+@_OUTPUT
+def ring(file: str, name: str | None, nodes: str, output: Path | None) -> None:
+    """Make a ShardGroup with its ModelDeployment of mlx_distributed_ring_inference's .env."""
+    group = _name(file, name, fallback="ring")
+    _convert(
+        file,
+        output,
+        lambda text, source: of_ring.imported(text, source, name=group, nodes=_listed(nodes)),
+    )
+
+
+@importing.command()
+@click.argument("file")
+@click.option(
+    "--hostfile",
+    "host_file",
+    help="The host file of its groups, if it is not where the model YAML says (beside it, if relative).",
+)
+@_NODES
+@_OUTPUT
+def localai(file: str, host_file: str | None, nodes: str, output: Path | None) -> None:
+    """Make ModelDeployments of LocalAI's model YAML, and ShardGroups of the host files it names."""
+
+    def found(path: str) -> tuple[str, str]:
+        beside = Path(file).parent if file != sources.STDIN else Path()
+        return _text(host_file or str(beside / path))
+
+    around = of_localai.Surroundings(host_file=found, nodes=_listed(nodes))
+    _convert(file, output, lambda text, source: of_localai.imported(text, source, around))
+
+
+def _convert(file: str, output: Path | None, make: Callable[[str, str], str]) -> None:
+    """Read the file, and write what `make` makes of its text and name."""
+    try:
+        made = make(*_text(file))
+    except ManifestErrors as error:
+        raise FleetctlError(f"nothing was imported:\n{error}") from error
+    save(made, output)
+
+
+def _listed(nodes: str) -> tuple[str, ...]:
+    return tuple(node.strip() for node in nodes.split(",")) if nodes else ()
 
 
 def _text(file: str) -> tuple[str, str]:
@@ -89,10 +189,11 @@ def save(text: str, output: Path | None) -> None:
         raise FleetctlError(f"cannot write {output}: {error.strerror}") from error
 
 
-def _name(file: str, given: str | None) -> str:
-    """Return the group's name."""
+def _name(file: str, given: str | None, fallback: str = "imported") -> str:
+    """Return the name of the group or pool."""
     if given is None:
-        return label(Path(file).stem, fallback="imported") if file != sources.STDIN else "imported"
+        stem = "" if file == sources.STDIN or Path(file).name == ".env" else Path(file).stem
+        return label(stem, fallback=fallback)
     if not re.fullmatch(NAME_PATTERN, given) or len(given) > 128:
         raise click.UsageError(
             f"--name {given}: a name has lower-case letters, digits, - and . only, as in studios-2"

@@ -16,7 +16,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from fleetctl.accounts import ROOT_FILE, Setup
-from fleetctl.connect import run
+from fleetctl.connect import cluster_options, run
 from fleetctl.errors import FleetctlError, of_store
 from fleetctl.passwords import PasswordFolder
 from schemas.meta import ObjectName
@@ -24,7 +24,7 @@ from store.auth import access
 from store.auth.credentials import Credentials
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
-from store.etcd.flags import address, etcd_options
+from store.etcd.flags import address
 from store.etcd.grpc.accounts import EtcdAccounts
 
 _NAME = TypeAdapter(ObjectName)
@@ -56,7 +56,7 @@ class Order:
     help="User to give a new password, such as fleet-gateway or root; again for each.",
 )
 @click.option("--insecure", is_flag=True, help="Send passwords over plain http to another machine.")
-@etcd_options
+@cluster_options
 def init_auth(
     out: Path, nodes: tuple[str, ...], rotated: tuple[str, ...], insecure: bool, **options: Any
 ) -> None:

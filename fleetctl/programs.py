@@ -22,6 +22,8 @@ class FleetOrder:
     host: str
     gateway_port: int
     engine_port: int
+    agent_port: int
+    """First port of agents' APIs, one for each node; 0: any."""
     node_grace_s: float
     etcd_binary: Path | None
     etcd_quota_bytes: int
@@ -63,6 +65,7 @@ def agents(order: FleetOrder, etcd: str, share: str) -> list[Program]:
             *("--memory", order.node_memory or share),
             *(("--part-of-machine",) if order.nodes > 1 else ()),
             *("--engine-port", str(order.engine_port + _PORTS_PER_NODE * number)),
+            *("--api-port", str(order.agent_port + number if order.agent_port else 0)),
         )
         for number, name in enumerate(node_names(order))
     ]

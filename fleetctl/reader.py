@@ -1,18 +1,24 @@
-"""Reading objects for people: what was asked for, or a refusal that names what is there."""
+"""Typed objects for people's commands: what was asked for, or a refusal that names what is there.
 
-import difflib
+Who only shows objects reads `fleetctl.documents`, which this is made of.
+"""
+
+import json
 from collections.abc import Sequence
 
+from fleetctl import documents
+from fleetctl.documents import Tree, ready_nodes
 from fleetctl.errors import FleetctlError
 from fleetctl.printers import Moment
 from machinery.clock import Clock
+from manifests.missing import not_found
 from schemas.kinds import Kind
-from schemas.meta import ApiObject, Condition, Truth, with_condition
-from schemas.node import Node
-from schemas.nodelife import NodeLifeStatus
+from schemas.meta import ApiObject
 from schemas.replica import RankStatus, Replica
-from store import codec, keys, objects
-from store.port import Transport
+from store import codec, keys, objects, versions
+from store.port import KeyValue, Reads, Transport
+
+__all__ = ["moment", "not_found", "peaks", "read", "read_one", "ready_nodes"]
 
 
 async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[ApiObject]:
@@ -23,8 +29,6 @@ async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[A
 
     """
     found = await _all(transport, kind)
-    if kind.name == "Event":
-        found.sort(key=lambda obj: getattr(obj, "spec").last_seen)  # noqa: B009 - mypy sees the base
     if not names:
         return found
     by_name = {obj.name: obj for obj in found}
@@ -37,72 +41,41 @@ async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[A
 async def read_one(transport: Transport, kind: Kind, name: str) -> ApiObject | None:
     """Return one object; None if it is not there."""
     if kind.name == "Node":
-        return next((node for node in await _nodes(transport) if node.name == name), None)
+        tree = await documents.get(transport, kind.name, name)
+        return None if tree is None else _typed(kind, tree)
     return await objects.get(transport, kind.type, name)
 
 
-def not_found(kind: Kind, name: str, known: Sequence[str]) -> str:
-    """Return the refusal for a name that nobody has."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f'{kind.plural} "{name}" not found{hint}'
-
-
 async def _all(transport: Transport, kind: Kind) -> list[ApiObject]:
-    if kind.name != "Node":
-        return list(await objects.list_all(transport, kind.type))
-    return list(await _nodes(transport))
+    if kind.name == "Node":  # their condition Ready is nowhere in the store
+        return [_typed(kind, tree) for tree in await documents.list_all(transport, kind.name)]
+    found = list(await objects.list_all(transport, kind.type))
+    if kind.name == "Event":
+        found.sort(key=lambda obj: getattr(obj, "spec").last_seen)  # noqa: B009 - mypy sees the base
+    return found
 
 
-async def _nodes(transport: Transport) -> list[Node]:
-    """Return the nodes, with the condition Ready made from their leases.
+def _typed(kind: Kind, tree: Tree) -> ApiObject:
+    """Return the object that a tree says.
 
-    The lease is the truth, and whoever wrote it down as a status would be behind it.
+    Raises:
+        UndecodableError: this process cannot read it.
+
     """
-    found = await objects.list_all(transport, Node)
-    # A node that just joined has a status before the reconciler has written its spec.
-    known = {obj.name for obj in found}
-    for item in (await transport.list(keys.status_prefix("Node"))).items:
-        _, name = keys.kind_and_name(item.key)
-        if name not in known:
-            bare = Node.model_validate_json(f'{{"metadata": {{"name": "{name}"}}}}')
-            found.append(codec.with_status(bare, item))
-    ready, lives = await ready_nodes(transport), await _lives(transport)
-    judged = (_judged(node, ready, lives.get(node.name)) for node in found)
-    return sorted(judged, key=lambda node: node.name)
+    name, status = documents.name_of(tree), tree.get("status")
+    spec = {part: value for part, value in tree.items() if part != "status"}
+    obj = codec.decode(kind.type, _item(keys.spec_key(kind.name, name), spec, kind.name))
+    if status is None:
+        return obj
+    there = _item(keys.status_key(kind.name, name), status, f"{kind.name}Status")
+    return codec.with_status(obj, there)
 
 
-async def _lives(transport: Transport) -> dict[str, NodeLifeStatus]:
-    """Return what the leading reconciler found out about nodes."""
-    items = (await transport.list(keys.NODE_LIFE_PREFIX)).items
-    return {
-        item.key.removeprefix(keys.NODE_LIFE_PREFIX): codec.decode(NodeLifeStatus, item)
-        for item in items
-    }
-
-
-def _judged(node: Node, ready: frozenset[str], life: NodeLifeStatus | None) -> Node:
-    if node.status is None:
-        return node
-    conditions = node.status.conditions
-    # Of Ready the reconciler knows since when; whether it is true the lease says.
-    for found in life.conditions if life is not None else ():
-        conditions = with_condition(conditions, found)
-    is_ready = node.name in ready
-    condition = Condition(
-        type="Ready",
-        status=Truth.TRUE if is_ready else Truth.FALSE,
-        reason="LeaseHeld" if is_ready else "LeaseLost",
-        message="" if is_ready else "its agent does not renew its lease",
-        observed_generation=node.metadata.generation,
-    )
-    status = node.status.model_copy(
-        update={
-            "conditions": with_condition(conditions, condition),
-            "observed_generation": node.metadata.generation,
-        }
-    )
-    return node.model_copy(update={"status": status})
+def _item(key: str, tree: Tree, model: str) -> KeyValue:
+    """Return a document as if it had been stored so."""
+    raw = json.dumps(tree, separators=(",", ":")).encode()
+    value = versions.stamp(raw, versions.history_of(model).current)
+    return KeyValue(key=key, value=value, create_revision=0, mod_revision=0)
 
 
 async def peaks(transport: Transport, replica: Replica) -> tuple[int, ...]:
@@ -116,13 +89,7 @@ async def peaks(transport: Transport, replica: Replica) -> tuple[int, ...]:
     return tuple(found)
 
 
-async def ready_nodes(transport: Transport) -> frozenset[str]:
-    """Return the nodes whose agents renew their leases."""
-    leases = await transport.list(keys.NODE_LEASE_PREFIX)
-    return frozenset(i.key.removeprefix(keys.NODE_LEASE_PREFIX) for i in leases.items)
-
-
-async def moment(transport: Transport, clock: Clock, kind: Kind) -> Moment:
+async def moment(transport: Reads, clock: Clock, kind: Kind) -> Moment:
     """Return what tables need beside the objects."""
     ready = await ready_nodes(transport) if kind.name == "Node" else frozenset()
     return Moment(now=clock.now(), ready_nodes=ready)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fleetctl.connect import find, one_target, run, store_options
+from fleetctl.connect import find, run, store_options
 from fleetctl.datadir import LAYOUT_VERSION, DataDir, FleetFile
 from fleetctl.errors import FleetctlError
 from machinery import files, processes
@@ -47,7 +47,6 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
     The file is checked before anything is touched. No fleet may run on the store meanwhile. What is in a
     data folder already is moved aside with --force, never deleted; the keys of an --etcd are replaced.
     """
-    options = one_target(options)
     with _opened(file) as (archive, summary):
         try:
             if options["etcd"]:

@@ -1,56 +1,146 @@
-"""`-l`: which labels objects must carry, as kubectl's equality selectors. Pure."""
+"""`-l` and `--field-selector`: which objects are meant, as kubectl's selectors say it. Pure."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from fleetctl.documents import Tree
 from fleetctl.errors import FleetctlError
-from schemas.meta import ApiObject
-from schemas.node import Node, effective_labels
+from fleetctl.labels import MADE_OF_DEPLOYMENTS, labels_of, of_deployment
+
+if TYPE_CHECKING:  # who has typed objects has imported it
+    from schemas.meta import ApiObject
+
+Obj = TypeVar("Obj", bound="ApiObject | Tree")
 
 _REQUIREMENT = re.compile(
-    r"(?P<no>!?)(?P<key>[A-Za-z0-9._/-]+)\s*((?P<op>==?|!=)\s*(?P<value>.*))?"
+    r"(?P<no>!?)\s*(?P<key>[A-Za-z0-9._/-]+)"
+    r"(\s*(?P<op>==?|!=)\s*(?P<value>[^=!()]*)|\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
+)
+_BETWEEN = re.compile(r",(?![^(]*\))")
+_FIELD = re.compile(
+    r"(?P<path>(metadata|spec|status)(\.[A-Za-z0-9_-]+)+)\s*(?P<op>==?|!=)(?P<value>.*)"
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
-    """One part of a selector; without a value it is about the label being there."""
+class Requirement(NamedTuple):
+    """One part of a selector of labels; without values it is about the label being there."""
 
     key: str
-    value: str | None
+    values: tuple[str, ...] | None
     is_negated: bool
 
     def holds(self, labels: dict[str, str]) -> bool:
-        there = self.key in labels if self.value is None else labels.get(self.key) == self.value
+        if self.values is None:
+            there = self.key in labels
+        else:
+            there = self.key in labels and labels[self.key] in self.values
         return there is not self.is_negated
 
 
+class FieldRequirement(NamedTuple):
+    """One part of a selector of fields; a field that is not there is empty."""
+
+    path: tuple[str, ...]
+    value: str
+    is_negated: bool
+
+    def holds(self, tree: Tree) -> bool:
+        """Return whether an object is of it.
+
+        Raises:
+            FleetctlError: the field holds several values.
+
+        """
+        return (self._spelled(tree) == self.value) is not self.is_negated
+
+    def is_there(self, tree: Tree) -> bool:
+        """Return whether an object has the field."""
+        return self._found(tree) is not None
+
+    def _found(self, tree: Any) -> Any:
+        for name in self.path:
+            tree = tree.get(name) if isinstance(tree, dict) else None
+        return tree
+
+    def _spelled(self, tree: Any) -> str:
+        tree = self._found(tree)
+        if isinstance(tree, dict | list):
+            raise FleetctlError(
+                f"--field-selector: {'.'.join(self.path)} holds several values; name a field of one"
+            )
+        if isinstance(tree, bool):
+            return str(tree).lower()
+        return "" if tree is None else str(tree)
+
+
 def parse(text: str) -> tuple[Requirement, ...]:
-    """Return what `-l key=value,key!=value,key,!key` asks for.
+    """Return what `-l key=value,key!=value,key in (a,b),key,!key` asks for.
 
     Raises:
         FleetctlError: it is not of that form.
 
     """
-    return tuple(_requirement(part.strip(), text) for part in text.split(",") if part.strip())
+    return tuple(_requirement(part.strip(), text) for part in _BETWEEN.split(text) if part.strip())
+
+
+def parse_fields(text: str) -> tuple[FieldRequirement, ...]:
+    """Return what `--field-selector spec.node=mac-1,status.x!=y` asks for.
+
+    Raises:
+        FleetctlError: it is not of that form.
+
+    """
+    return tuple(_field(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _requirement(part: str, text: str) -> Requirement:
     found = _REQUIREMENT.fullmatch(part)
-    if found is None or (found["no"] and found["op"]):
+    if found is None or (found["no"] and (found["op"] or found["set"])):
         raise FleetctlError(
-            f"-l {text}: write key=value, key!=value, key or !key, with commas between several"
+            f"-l {text}: write key=value, key!=value, key in (a,b), key notin (a,b), key or !key, with "
+            "commas between several"
         )
-    negated = bool(found["no"]) or found["op"] == "!="
-    return Requirement(key=found["key"], value=found["value"], is_negated=negated)
+    values: tuple[str, ...] | None = None
+    if found["op"]:
+        values = (found["value"].strip(),)
+    elif found["set"]:
+        values = tuple(value.strip() for value in found["values"].split(","))
+    negated = bool(found["no"]) or found["op"] == "!=" or found["set"] == "notin"
+    return Requirement(key=found["key"], values=values, is_negated=negated)
 
 
-def select(found: Sequence[ApiObject], selector: Sequence[Requirement]) -> list[ApiObject]:
+def _field(part: str) -> FieldRequirement:
+    found = _FIELD.fullmatch(part)
+    if found is None:
+        raise FleetctlError(
+            f"--field-selector {part}: write FIELD=value or FIELD!=value, where FIELD begins with metadata., spec. or "
+            "status., such as metadata.name=qwen or spec.node=mac-1"
+        )
+    return FieldRequirement(
+        path=tuple(found["path"].split(".")),
+        value=found["value"].strip(),
+        is_negated=found["op"] == "!=",
+    )
+
+
+def select(found: Sequence[Obj], selector: Sequence[Requirement]) -> list[Obj]:
     """Return the objects for which all of the selector holds."""
-    return [obj for obj in found if all(part.holds(labels(obj)) for part in selector)]
+    if not selector:
+        return list(found)
+    of_each: Callable[[Obj], dict[str, str]] = labels
+    return [obj for obj in found if all(part.holds(of_each(obj)) for part in selector)]
 
 
-def labels(obj: ApiObject) -> dict[str, str]:
-    """Return the labels that selectors match: of nodes, derived ones as well."""
-    return effective_labels(obj) if isinstance(obj, Node) else obj.metadata.labels
+def labels(obj: "ApiObject | Tree") -> dict[str, str]:
+    """Return the labels that selectors match, derived ones among them; see `fleetctl.labels`."""
+    if isinstance(obj, dict):
+        return labels_of(obj)
+    from schemas.node import Node, effective_labels  # noqa: PLC0415 - as above
+
+    if isinstance(obj, Node):
+        return effective_labels(obj)
+    if obj.kind not in MADE_OF_DEPLOYMENTS:
+        return obj.metadata.labels
+    spec = getattr(obj, "spec")  # noqa: B009 - each kind narrows it, so mypy sees no such field in the base
+    return {**of_deployment(spec.deployment, spec.template), **obj.metadata.labels}

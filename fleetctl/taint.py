@@ -8,6 +8,7 @@ import click
 from fleetctl import tainting, targets
 from fleetctl.connect import opened, run, store_options
 from fleetctl.kinds import kind_of
+from fleetctl.results import Results, result_options
 from fleetctl.tainting import Wish
 from fleetctl.targets import Choice
 from machinery.clock import SystemClock
@@ -36,6 +37,7 @@ A deployment tolerates taints with spec.placement.tolerations.
 @click.option("--overwrite", is_flag=True, help="Replace the value of a taint that is there.")
 @targets.selector_option
 @targets.all_option
+@result_options
 @store_options
 def taint(words: tuple[str, ...], overwrite: bool, **options: Any) -> None:
     """Keep replicas away from nodes, but for those whose deployment tolerates it."""
@@ -58,7 +60,7 @@ def taint(words: tuple[str, ...], overwrite: bool, **options: Any) -> None:
 
 
 async def _taint(chosen: Choice, wish: Wish, options: dict[str, Any], *, overwrite: bool) -> None:
-    clock = SystemClock()
+    clock, results = SystemClock(), Results.of(options)
 
     def edit(node: Node) -> Node | None:
         taints = tainting.changed(node.name, node.spec.taints, wish, overwrite=overwrite)
@@ -69,5 +71,7 @@ async def _taint(chosen: Choice, wish: Wish, options: dict[str, Any], *, overwri
         for node in nodes:
             edit(node)  # all are asked before one is written
         for node in nodes:
-            is_news = await targets.change(transport, clock, node, edit)
-            click.echo(f"{targets.label_of(node)} {wish.done if is_news else 'unchanged'}")
+            written = await targets.write(
+                transport, clock, node, edit, manager="fleetctl-taint", is_dry=results.is_dry
+            )
+            results.say(written.obj, wish.done if written.is_news else "unchanged")

@@ -1,15 +1,20 @@
 """Which objects a verb is about (names, -l or --all), and changing one of them by compare-and-swap."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import click
 
 from fleetctl import reader, selector
 from fleetctl.errors import FleetctlError
-from fleetctl.kinds import kind_of
+from fleetctl.kinds import WRITABLE, kind_of
 from machinery.clock import Clock
+from manifests import ownership
+from manifests.errors import ManifestErrors
+from manifests.load import load_objects
+from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.node import Node
@@ -26,6 +31,22 @@ _ATTEMPTS = 3
 
 selector_option = click.option(
     "-l", "--selector", default="", help="All objects with these labels: k=v,k!=v,k,!k."
+)
+files_option = click.option(
+    "-f", "--filename", "files", multiple=True, help="The objects that are in these manifests."
+)
+version_option = click.option(
+    "--resource-version", help="Refuse, unless this is the object's resourceVersion."
+)
+manager_option = click.option(
+    "--field-manager",
+    "manager",
+    default="fleetctl",
+    show_default=True,
+    help="As whose the fields are recorded.",
+)
+recursive_option = click.option(
+    "-R", "--recursive", is_flag=True, help="Folders with all below them."
 )
 all_option = click.option("--all", "is_all", is_flag=True, help="All objects of the kind.")
 
@@ -60,6 +81,76 @@ def choice(
     return Choice(kind=kind, names=tuple(dict.fromkeys(names)), selector=selector.parse(labels))
 
 
+def choices(
+    words: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    verb: str,
+    is_all: bool | None = False,
+    is_read: bool = False,
+    among: Sequence[Kind] | None = None,
+) -> list[Choice]:
+    """Return what `KIND NAME...`, `KIND/NAME...`, `KIND,KIND -l ...` or `-f FILE` mean.
+
+    Of `options` it reads files, recursive and selector. `verb` says in errors what cannot be done to objects that
+    the fleet writes; with `is_read` they are taken as well. `among` are the kinds that a refusal speaks of, if they
+    are others.
+
+    Raises:
+        click.UsageError: they say nothing, or two things.
+        FleetctlError: the kind is written by the fleet, or a file cannot be read.
+
+    """
+    labels: str = options["selector"]
+    if options["files"]:
+        if words or labels or is_all:
+            raise click.UsageError("name objects, or the files that hold them with -f, not both")
+        return _of_files(options["files"], verb=verb, recursive=options["recursive"])
+    if options.get("recursive"):
+        raise click.UsageError("-R is about the folders that -f names; give -f as well")
+    if not words:
+        raise click.UsageError("say which objects: KIND NAME..., KIND/NAME... or -f FILE")
+    among = among or (kinds.KINDS if is_read else WRITABLE)
+    found: dict[str, list[str]] = {}
+    if any("/" in word for word in words):
+        for word in words:
+            kind, slash, name = word.partition("/")
+            if not slash or not name:
+                raise click.UsageError("write KIND NAME NAME..., or KIND/NAME KIND/NAME...")
+            found.setdefault(kind_of(kind, among).name, []).append(name)
+    else:
+        for part in words[0].split(","):
+            found.setdefault(kind_of(part, among).name, []).extend(words[1:])
+    return [
+        choice(
+            kind_of(kind) if is_read else _writable(kind, verb),
+            names,
+            labels=labels,
+            is_all=is_all,
+        )
+        for kind, names in found.items()
+    ]
+
+
+def _of_files(files: Sequence[str], *, verb: str, recursive: bool) -> list[Choice]:
+    found: dict[str, list[str]] = {}
+    try:
+        loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
+    except ManifestErrors as error:
+        raise FleetctlError(f"nothing was changed:\n{error}") from error
+    for item in loaded:
+        found.setdefault(item.obj.kind, []).append(item.obj.name)
+    return [choice(_writable(kind, verb), names) for kind, names in found.items()]
+
+
+def _writable(word: str, verb: str) -> Kind:
+    kind = kind_of(word)
+    if not kind.written_by_users:
+        known = ", ".join(kind.plural for kind in WRITABLE)
+        raise FleetctlError(f"{kind.plural} are written by the fleet; {verb} one of {known}")
+    return kind
+
+
 def node_names(words: Sequence[str]) -> list[str]:
     """Return the names in `mac-1 node/mac-2`.
 
@@ -90,9 +181,40 @@ async def chosen(transport: Transport, choice: Choice) -> list[ApiObject]:
     return found
 
 
+async def all_chosen(transport: Transport, choices: Sequence[Choice]) -> list[ApiObject]:
+    """Return the objects of several choices, in their order; `chosen` has the errors."""
+    return [obj for one in choices for obj in await chosen(transport, one)]
+
+
 async def nodes_of(transport: Transport, choice: Choice) -> list[Node]:
     """Return the nodes; `chosen` has the errors."""
     return cast("list[Node]", await chosen(transport, choice))
+
+
+def refuse_several_versions(found: Sequence[ApiObject], version: str | None) -> None:
+    """Refuse one resourceVersion for several objects: each has its own.
+
+    Raises:
+        click.UsageError: there are several.
+
+    """
+    if version is not None and len(found) > 1:
+        raise click.UsageError("--resource-version is that of one object; name one")
+
+
+def refuse_other_version(obj: ApiObject, version: str | None) -> None:
+    """Refuse an object that is not as the user saw it.
+
+    Raises:
+        FleetctlError: it has another resourceVersion.
+
+    """
+    now = obj.metadata.resource_version
+    if version is not None and now != version:
+        raise FleetctlError(
+            f"{label_of(obj)} was changed: its resourceVersion is {now or 'none'}, not {version}. "
+            "Look at it again; nothing was changed"
+        )
 
 
 def label_of(obj: ApiObject) -> str:
@@ -110,8 +232,33 @@ def with_spec(obj: Obj, **fields: Any) -> Obj | None:
     return obj.model_copy(update={"metadata": metadata, "spec": wanted})
 
 
-async def change(transport: Transport, clock: Clock, obj: Obj, edit: Edit[Obj]) -> bool:
-    """Change an object in the store; return whether there was anything to change.
+async def change(
+    transport: Transport, clock: Clock, obj: Obj, edit: Edit[Obj], *, manager: str
+) -> bool:
+    """Change an object in the store; return whether there was anything to change. `write` has the rest."""
+    return (await write(transport, clock, obj, edit, manager=manager)).is_news
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Generic[Obj]):
+    """What became of an object."""
+
+    obj: Obj
+    """As it is in the store now; of a dry run, as it would be."""
+    is_news: bool
+    """Whether there was anything to change."""
+
+
+async def write(
+    transport: Transport,
+    clock: Clock,
+    obj: Obj,
+    edit: Edit[Obj],
+    *,
+    manager: str | None,
+    is_dry: bool = False,
+) -> Written[Obj]:
+    """Change an object in the store, and note there that `manager` did; None: `edit` notes it itself.
 
     `edit` (pure) gets the object as it is then and returns what it should be, None if it is that already. A node
     that only its agent has spoken of yet gets its spec with it.
@@ -121,41 +268,70 @@ async def change(transport: Transport, clock: Clock, obj: Obj, edit: Edit[Obj]) 
         StoreError: as store.mutate.mutate.
 
     """
-    made: list[bytes] = []
-
-    def noted(now: Obj) -> Obj | None:
-        # Tried again after a lost answer, an edit would find its own work done, and refuse to do it twice.
-        if made and codec.encode_spec(now) == made[-1]:
-            return None
-        wanted = edit(now)
-        made.extend([] if wanted is None else [codec.encode_spec(wanted)])
-        return wanted
-
+    note = _Noted(edit, manager, clock)
+    if is_dry:
+        wanted = note(obj)
+        return Written(obj=wanted or obj, is_news=wanted is not None)
     for _ in range(_ATTEMPTS):
         try:
-            await mutate(transport, clock, type(obj), obj.name, noted)
+            there = await mutate(transport, clock, type(obj), obj.name, note)
         except errors.NotFoundError:
-            if not isinstance(obj, Node) or obj.status is None:
-                raise FleetctlError(f"{label_of(obj)} is gone: somebody deleted it") from None
-            try:
-                await _create(transport, clock, obj, cast("Edit[Node]", noted))
-            except ConflictError:
-                continue  # the reconciler was faster: change what it wrote
-            except UnavailableError as error:
-                if not error.ambiguous:
-                    raise
-                continue  # it may be there: look again
-        return bool(made)
+            if not await _create(transport, clock, obj, note):
+                continue
+            there = note.made or obj
+        return Written(obj=_with_status_of(obj, there), is_news=note.made is not None)
     raise ConflictError(f"{label_of(obj)} comes and goes")
 
 
-async def _create(transport: Transport, clock: Clock, node: Node, edit: Edit[Node]) -> None:
-    """Write the spec of a node that has none yet, as the reconciler does when a node joins."""
-    assert node.status is not None
+class _Noted(Generic[Obj]):
+    """An edit that notes whose it is, and knows its own work."""
+
+    def __init__(self, edit: Edit[Obj], manager: str | None, clock: Clock) -> None:
+        self.made: Obj | None = None
+        self._edit = edit
+        self._manager = manager
+        self._clock = clock
+
+    def __call__(self, now: Obj) -> Obj | None:
+        # Tried again after a lost answer, an edit would find its own work done, and refuse to do it twice.
+        if self.made is not None and codec.encode_spec(now) == codec.encode_spec(self.made):
+            return None
+        wanted = self._edit(now)
+        if wanted is not None and self._manager is not None:
+            wanted = ownership.updated(now, wanted, self._manager, self._clock.now())
+        self.made = wanted or self.made
+        return wanted
+
+
+def _with_status_of(seen: Obj, written: Obj) -> Obj:
+    """Return what was written with the status that was seen; specs are written without."""
+    if "status" not in type(seen).model_fields:
+        return written
+    return written.model_copy(update={"status": getattr(seen, "status", None)})
+
+
+async def _create(transport: Transport, clock: Clock, obj: ApiObject, edit: Edit[Any]) -> bool:
+    """Write the spec of a node that has none yet, as the reconciler does when a node joins; return whether it was.
+
+    Raises:
+        FleetctlError: it is no such node, but gone.
+
+    """
+    if not isinstance(obj, Node) or obj.status is None:
+        raise FleetctlError(f"{label_of(obj)} is gone: somebody deleted it") from None
     metadata = ObjectMeta(
-        name=node.name, uid=node.status.uid, generation=1, creation_timestamp=clock.now()
+        name=obj.name, uid=obj.status.uid, generation=1, creation_timestamp=clock.now()
     )
-    wanted = edit(Node(metadata=metadata))
-    if wanted is not None:
-        put = codec.put_spec(wanted)
+    wanted: Node | None = edit(Node(metadata=metadata))
+    if wanted is None:
+        return True
+    put = codec.put_spec(wanted)
+    try:
         await transport.commit([Unchanged(key=put.key, mod_revision=0)], [put])
+    except ConflictError:
+        return False  # the reconciler was faster: change what it wrote
+    except UnavailableError as error:
+        if not error.ambiguous:
+            raise
+        return False  # it may be there: look again
+    return True

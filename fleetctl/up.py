@@ -54,6 +54,13 @@ _LEAST_QUOTA, _MOST_QUOTA = 16 * 2**20, 8 * 2**30
     help="First port for engines; a hundred per node from there on.",
 )
 @click.option(
+    "--agent-port",
+    type=click.IntRange(0, 65000),
+    default=4001,
+    show_default=True,
+    help="First port where agents answer about logs and figures, one for each node; 0 for any.",
+)
+@click.option(
     "--models-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of relative model paths (else `models` in the data folder).",
@@ -117,6 +124,7 @@ def order_of(options: dict[str, Any]) -> FleetOrder:
         host=options["host"],
         gateway_port=options["port"],
         engine_port=options["engine_port"],
+        agent_port=options["agent_port"],
         node_grace_s=options["node_grace_period"],
         etcd_binary=options["etcd_binary"],
         etcd_quota_bytes=quota_bytes,
@@ -201,6 +209,7 @@ def _foreground_command(order: FleetOrder) -> list[str]:
         *("--host", order.host),
         *("--port", str(order.gateway_port)),
         *("--engine-port", str(order.engine_port)),
+        *("--agent-port", str(order.agent_port)),
         *("--node-grace-period", str(order.node_grace_s)),
         *("--etcd-quota", str(order.etcd_quota_bytes)),
         *("--log-level", order.log_level),

@@ -1,35 +1,93 @@
-"""`fleetctl version`: of this program, the store and the agents."""
+"""`fleetctl version`: of this program and every part of the fleet, and what of it does not get along."""
 
 from typing import Any
 
 import click
+import orjson
 
+from fleetctl import gateways, skew
 from fleetctl.connect import opened, run, store_options
+from fleetctl.elsewhere import taught
+from fleetctl.skew import UNKNOWN, Running, Versions
 from machinery.version import version as fleet_version
+from manifests import yamlio
+from reconciler.nodes.state import MLX_LM
 from schemas.node import Node
-from store import objects
+from store import keys, objects
 from store.errors import StoreError
+from store.port import Transport
 
 
 @click.command()
 @click.option("--client", is_flag=True, help="Only of this program; asks nobody.")
+@click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="For programs.")
+@taught("it is short already; -o json has it for programs", "--short")
 @store_options
-def version(client: bool, **options: Any) -> None:
-    """Show the versions of fleetctl, etcd and the node agents."""
-    click.echo(f"fleetctl: {fleet_version()}")
-    if not client:
-        run(_servers(options))
+def version(client: bool, output: str | None, **options: Any) -> None:
+    """Show the versions of fleetctl, etcd, the reconciler, gateways and node agents.
+
+    Warns where they differ by more than is supported: one minor version from the reconciler's.
+    """
+    if client:
+        ours = fleet_version()
+        click.echo(_text({"fleetctl": ours}, output) if output else f"fleetctl: {ours}\n", nl=False)
+        return
+    run(_servers(output, options))
 
 
-async def _servers(options: dict[str, Any]) -> None:
-    async with opened(options) as transport:
-        try:
-            server = await transport.status()
-            nodes = await objects.list_all(transport, Node)
-        except StoreError as error:
-            click.echo(f"etcd: no answer ({error})", err=True)
-            raise click.exceptions.Exit(1) from error
-    click.echo(f"etcd: {server.version}")
-    for node in nodes:
-        if node.status is not None:
-            click.echo(f"nodeagent {node.name}: {node.status.agent_version}")
+async def _servers(output: str | None, options: dict[str, Any]) -> None:
+    ours = Running(part="fleetctl", version=fleet_version())
+    try:
+        async with opened(options) as transport:
+            found = await read(transport, ours)
+    except StoreError as error:
+        if not output:
+            click.echo(f"fleetctl: {ours.version}")
+        click.echo(f"etcd: no answer ({error})", err=True)
+        raise click.exceptions.Exit(1) from error
+    warned = skew.warnings(found, mlx_lm=MLX_LM)
+    if output:
+        click.echo(_text(skew.tree(found, warned), output), nl=False)
+    else:
+        click.echo("\n".join(skew.lines(found)))
+    for line in warned:
+        click.echo(f"warning: {line}", err=True)
+
+
+async def read(transport: Transport, client: Running) -> Versions:
+    """Return every part's version, as they say in the store. Raises StoreError."""
+    server = await transport.status()
+    leader = await transport.get(keys.ELECTION_RECONCILER)
+    leases = await gateways.registered(transport)
+    nodes = await objects.list_all(transport, Node)
+    return Versions(
+        client=client,
+        etcd=Running(part="etcd", version=server.version),
+        reconciler=None if leader is None else leading(leader.value),
+        gateways=[
+            Running(part="gateway", name=id_, version=lease.version)
+            for id_, lease in sorted(leases.items())
+        ],
+        agents=[
+            Running(
+                part="nodeagent",
+                name=node.name,
+                version=node.status.agent_version,
+                mlx_lm=node.status.mlx_lm_version,
+            )
+            for node in nodes
+            if node.status is not None
+        ],
+    )
+
+
+def leading(value: bytes) -> Running:
+    """Return who leads, by the election's key: `host/pid version`; earlier releases did not say their version."""
+    name, _, said = value.decode(errors="replace").partition(" ")
+    return Running(part="reconciler", name=name, version=said or UNKNOWN)
+
+
+def _text(tree: dict[str, Any], output: str) -> str:
+    if output == "yaml":
+        return yamlio.dump(tree)
+    return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"

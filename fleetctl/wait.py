@@ -1,51 +1,41 @@
-"""`fleetctl wait`: until a condition holds, or an object is gone."""
+"""`fleetctl wait`: until a condition or a field of objects is so, or they are there, or gone."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from fleetctl import reader
+from fleetctl import documents, goals, selector, targets
 from fleetctl.connect import opened, run, store_options
+from fleetctl.documents import Tree
 from fleetctl.errors import FleetctlError
-from fleetctl.kinds import one_of
-from machinery.clock import SystemClock
+from fleetctl.goals import Created, Deleted, Goal
+from fleetctl.targets import Choice
+from fleetctl.terminal import Progress
+from machinery.clock import Clock, SystemClock
+from manifests.missing import not_found
 from schemas.kinds import Kind
-from schemas.meta import ApiObject, Truth, find_condition
 from store.errors import UnavailableError
+from store.port import Reads
 
 _LOOK_S = 0.1
+# Of many objects a look takes its time; so much of the time the store is left alone.
+_REST = 4
+# One list of a kind is cheaper than so many reads.
+_MANY = 5
+# kubectl's meaning of a negative --timeout.
+_WEEK_S = 7 * 24 * 3600.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_HELP = """Wait until objects are as --for says.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What is waited for: a condition, or that the object is gone."""
-
-    condition: str = ""
-    truth: Truth = Truth.TRUE
-
-    @property
-    def text(self) -> str:
-        return f"condition {self.condition}={self.truth}" if self.condition else "deletion"
-
-
-def parse_goal(text: str) -> Goal:
-    """Return what `--for` asks.
-
-    Raises:
-        click.UsageError: it asks nothing that can be waited for.
-
-    """
-    if text == "delete":
-        return Goal()
-    found = re.fullmatch(r"condition=([A-Za-z]+)(?:=(true|false|unknown))?", text, re.IGNORECASE)
-    if found is None:
-        raise click.UsageError(
-            f"--for={text}: write condition=Available, condition=Available=False, or delete"
-        )
-    return Goal(condition=found[1], truth=Truth((found[2] or "true").capitalize()))
+\b
+  fleetctl wait md/qwen --for=condition=Available --timeout=5m
+  fleetctl wait nodes --all --for=condition=Ready
+  fleetctl wait md/qwen --for=jsonpath='{.status.readyReplicas}'=2
+  fleetctl wait replicas -l team=a --for=delete
+"""
 
 
 def parse_duration(text: str) -> float:
@@ -63,63 +53,170 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-@click.command()
-@click.argument("what", nargs=-1, required=True, metavar="KIND NAME | KIND/NAME")
-@click.option("--for", "goal", required=True, help="condition=TYPE[=True|False], or delete.")
-@click.option("--timeout", default="30s", show_default=True, help="How long, such as 90s or 5m.")
+def limit_of(text: str) -> float:
+    """Return the seconds that --timeout says; a negative one is a week. Errors as `parse_duration`."""
+    if not text.startswith("-"):
+        return parse_duration(text)
+    return _WEEK_S if parse_duration(text[1:]) else 0.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Awaited:
+    """One object that is waited for."""
+
+    kind: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind.lower()}/{self.name}"
+
+
+@click.command(help=_HELP)
+@click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME... | KIND")
+@click.option(
+    "--for",
+    "goal",
+    required=True,
+    help="condition=TYPE[=True|False|Unknown], jsonpath='{PATH}'[=VALUE], create, or delete.",
+)
+@click.option(
+    "--timeout",
+    default="30s",
+    show_default=True,
+    help="How long for all of them, such as 90s or 5m; 0 looks once, -1s is a week.",
+)
+@targets.selector_option
+@targets.all_option
+@targets.files_option
+@targets.recursive_option
 @store_options
 def wait(what: tuple[str, ...], goal: str, timeout: str, **options: Any) -> None:
-    """Wait until a condition of an object holds, or until it is gone."""
-    kind, name = one_of(what)
-    run(_wait(kind, name, parse_goal(goal), parse_duration(timeout), options))
-    done = "deleted" if goal == "delete" else "condition met"
-    click.echo(f"{kind.name.lower()}/{name} {done}")
+    """Wait until objects are as --for says."""
+    wanted, timeout_s = goals.parse(goal), limit_of(timeout)
+    chosen = targets.choices(
+        what, options, verb="waited for", is_all=options["is_all"], is_read=True
+    )
+    run(_wait(chosen, wanted, timeout_s, options))
 
 
 async def _wait(
-    kind: Kind, name: str, goal: Goal, timeout_s: float, options: dict[str, Any]
+    chosen: Sequence[Choice], goal: Goal, timeout_s: float, options: dict[str, Any]
 ) -> None:
     clock = SystemClock()
-    deadline = clock.monotonic() + timeout_s
     async with opened(options) as transport:
+        watched = Waiting(transport, clock, goal, timeout_s)
+        awaited = [one for choice in chosen for one in await watched.meant(choice)]
+        if not awaited:
+            if isinstance(goal, Deleted):
+                return
+            plurals = ", ".join(choice.kind.plural for choice in chosen)
+            raise FleetctlError(f"there are no such {plurals}, so nothing is waited for")
+        await watched.until(awaited, {choice.kind.name: choice.kind for choice in chosen})
+
+
+class Waiting:
+    """Looks again and again, until all is well or the time is over. A store that restarts is waited through."""
+
+    def __init__(self, store: Reads, clock: Clock, goal: Goal, timeout_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._goal = goal
+        self._timeout_s = timeout_s
+        self._deadline_s = clock.monotonic() + timeout_s
+        self._look_s = 0.0
+
+    async def meant(self, choice: Choice) -> list[Awaited]:
+        """Return the objects that a choice means; waits for one to be created if that is the goal."""
+        if choice.names:
+            return [Awaited(choice.kind.name, name) for name in choice.names]
+        while True:
+            found = selector.select(await self._all(choice.kind), choice.selector)
+            if found or not isinstance(self._goal, Created) or not await self._has_time():
+                return [Awaited(choice.kind.name, documents.name_of(tree)) for tree in found]
+
+    async def until(self, awaited: Sequence[Awaited], kinds: dict[str, Kind]) -> None:
+        """Wait for all of them, in the order they were asked for.
+
+        Raises:
+            FleetctlError: one is not there, or the time is over; says how far those are.
+
+        """
+        left = list(dict.fromkeys(awaited))
+        with Progress() as progress:
+            while True:
+                seen = await self._looked(left)
+                if not isinstance(self._goal, Created | Deleted):
+                    await self._refuse_missing(seen, kinds)
+                for one in [one for one in left if goals.holds(self._goal, seen[one])]:
+                    progress.clear()
+                    click.echo(f"{one.label} {goals.done(self._goal)}")
+                    left.remove(one)
+                if not left:
+                    return
+                progress.show(self._so_far(left, seen[left[0]]))
+                if not await self._has_time():
+                    raise FleetctlError("\n".join(self._too_late(one, seen[one]) for one in left))
+
+    def _so_far(self, left: Sequence[Awaited], tree: Tree | None) -> str:
+        """Return the line that a person sees meanwhile; it speaks of the first that is left."""
+        others = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        return (
+            f"{left[0].label}{others}: waiting for {self._goal.text}{goals.now(self._goal, tree)}"
+        )
+
+    async def _looked(self, left: Sequence[Awaited]) -> dict[Awaited, Tree | None]:
+        """Return the objects as they are."""
+        found: dict[Awaited, Tree | None] = {}
+        while True:
+            began_s = self._clock.monotonic()
+            try:
+                for kind in dict.fromkeys(one.kind for one in left):
+                    found |= await self._of_kind(kind, [one for one in left if one.kind == kind])
+            except UnavailableError:
+                if not await self._has_time():
+                    raise
+                continue
+            self._look_s = self._clock.monotonic() - began_s
+            return found
+
+    async def _of_kind(self, kind: str, left: Sequence[Awaited]) -> dict[Awaited, Tree | None]:
+        if len(left) < _MANY:
+            return {one: await documents.get(self._store, kind, one.name) for one in left}
+        trees = await documents.list_all(self._store, kind)
+        by_name = {documents.name_of(tree): tree for tree in trees}
+        return {one: by_name.get(one.name) for one in left}
+
+    async def _all(self, kind: Kind) -> list[Tree]:
         while True:
             try:
-                obj = await reader.read_one(transport, kind, name)
+                return await documents.list_all(self._store, kind.name)
             except UnavailableError:
-                # A store that restarts meanwhile is part of what is waited through.
-                if clock.monotonic() >= deadline:
+                if not await self._has_time():
                     raise
-                await clock.sleep(_LOOK_S)
-                continue
-            if obj is None and goal.condition:
-                known = [o.name for o in await reader.read(transport, kind, ())]
-                raise FleetctlError(reader.not_found(kind, name, known))
-            if _holds(obj, goal):
-                return
-            if clock.monotonic() >= deadline:
-                raise FleetctlError(_too_late(kind, name, goal, obj, timeout_s))
-            await clock.sleep(_LOOK_S)
 
+    async def _has_time(self) -> bool:
+        """Rest before the next look; return whether there is time for one."""
+        left_s = self._deadline_s - self._clock.monotonic()
+        if left_s <= 0:
+            return False
+        await self._clock.sleep(min(left_s, max(_LOOK_S, _REST * self._look_s)))
+        return True
 
-def _holds(obj: ApiObject | None, goal: Goal) -> bool:
-    if obj is None or not goal.condition:
-        return obj is None and not goal.condition
-    status = getattr(obj, "status", None)
-    found = find_condition(status.conditions, goal.condition) if status is not None else None
-    # A status that speaks of an older spec says nothing about this one.
-    current = found is not None and found.observed_generation >= obj.metadata.generation
-    return found is not None and current and found.status is goal.truth
+    async def _refuse_missing(
+        self, seen: dict[Awaited, Tree | None], kinds: dict[str, Kind]
+    ) -> None:
+        """Raise FleetctlError for an object that is not there: it would be waited for in vain."""
+        for one, tree in seen.items():
+            if tree is None:
+                known = [documents.name_of(t) for t in await self._all(kinds[one.kind])]
+                raise FleetctlError(not_found(kinds[one.kind], one.name, known))
 
-
-def _too_late(kind: Kind, name: str, goal: Goal, obj: ApiObject | None, timeout_s: float) -> str:
-    status = getattr(obj, "status", None)
-    found = find_condition(status.conditions, goal.condition) if status is not None else None
-    if found is not None:
-        now = f"; it is {found.status} ({found.reason}: {found.message})"
-    else:
-        known = ", ".join(c.type for c in status.conditions) if status is not None else ""
-        now = f"; it has no such condition, but {known}" if known and goal.condition else ""
-    return (
-        f"timed out after {timeout_s:g} s waiting for {goal.text} of {kind.name.lower()}/{name}{now}. "
-        f"`fleetctl describe {kind.name.lower()}/{name}` says more"
-    )
+    def _too_late(self, one: Awaited, tree: Tree | None) -> str:
+        now = goals.now(self._goal, tree)
+        # What is not there cannot be described.
+        more = f"describe {one.label}` says more" if tree else f"get {one.kind.lower()}` shows all"
+        return (
+            f"timed out after {self._timeout_s:g} s waiting for {self._goal.text} of {one.label}{now}. "
+            f"`fleetctl {more}"
+        )

@@ -8,6 +8,7 @@ import orjson
 from fleetctl import printers
 from fleetctl.connect import opened, run, store_options
 from fleetctl.errors import FleetctlError
+from fleetctl.results import Results, dry_run_option
 from fleetctl.rollout import named, versions
 from machinery.clock import Clock, SystemClock
 from manifests import yamlio
@@ -57,7 +58,8 @@ async def _history(name: str, number: int | None, output: str, options: dict[str
         lines = "".join(f"  {line}\n" for line in text.splitlines())
         head = f"modeldeployment/{name} with revision #{number}"
         return f"{head} (template {found[0].spec.template})\n{lines}"
-    return f"modeldeployment/{name}\n{table(found, deployment, SystemClock())}\n"
+    notes = "".join(f"{line}\n" for line in versions.trial(found, deployment))
+    return f"modeldeployment/{name}\n{table(found, deployment, SystemClock())}\n{notes}"
 
 
 def table(revisions: list[Revision], deployment: ModelDeployment, clock: Clock) -> str:
@@ -99,25 +101,22 @@ async def _revisions(transport: Transport, deployment: ModelDeployment) -> list[
     default=0,
     help="Which one; 0 or left out, the one before.",
 )
+@dry_run_option
 @store_options
 def undo(what: tuple[str, ...], number: int, **options: Any) -> None:
     """Go back to an earlier revision of a deployment; the reconciler rolls it out like any change.
 
     What engines are started with goes back: model, served names, context length, concurrency, resources, and the
-    last restart. Replicas, placement and the like stay as they are. A manifest that is applied later wins again.
+    last restart. Replicas, placement and the like stay as they are. A manifest that is applied later leaves it so,
+    unless it says something new by then.
     """
     name = named.one_name(what)
-    went = run(_undo(name, number or None, options))
-    if went is None:
-        click.echo(f"modeldeployment/{name} rolled back")
-        return
-    click.echo(
-        f"modeldeployment/{name} skipped rollback (current template already matches revision {went})"
-    )
+    click.echo(run(_undo(name, number or None, options)))
 
 
-async def _undo(name: str, number: int | None, options: dict[str, Any]) -> int | None:
-    """Go back; return None, or the revision that the deployment is at already."""
+async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
+    """Go back; return what became of it."""
+    results = Results.of(options)
     async with opened(options) as transport:
         revisions = await _revisions(transport, await named.read(transport, name))
         chosen: list[Revision] = []
@@ -126,5 +125,9 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> int |
             chosen[:] = [versions.target(revisions, deployment, number=number)]
             return versions.with_revision(deployment, chosen[0].spec.content)
 
-        is_news = await named.change(transport, SystemClock(), name, edit)
-    return None if is_news else chosen[0].spec.revision
+        clock = SystemClock()
+        is_news = await named.change(transport, clock, name, edit, is_dry=results.is_dry)
+    if is_news:
+        return f"modeldeployment/{name} rolled back{results.suffix}"
+    number = chosen[0].spec.revision
+    return f"modeldeployment/{name} skipped rollback (current template already matches revision {number})"

@@ -66,13 +66,22 @@ async def read(transport: Transport, name: str) -> ModelDeployment:
 
 
 async def change(
-    transport: Transport, clock: Clock, name: str, edit: targets.Edit[ModelDeployment]
+    transport: Transport,
+    clock: Clock,
+    name: str,
+    edit: targets.Edit[ModelDeployment],
+    *,
+    is_dry: bool = False,
 ) -> bool:
-    """Change one deployment that is not being deleted; `targets.change` has the errors."""
+    """Change one deployment that is not being deleted; `targets.write` has the errors."""
 
     def checked(obj: ModelDeployment) -> ModelDeployment | None:
         if obj.metadata.deletion_timestamp is not None:
             raise FleetctlError(f"modeldeployment/{name} is being deleted; nothing was changed")
         return edit(obj)
 
-    return await targets.change(transport, clock, await read(transport, name), checked)
+    there = await read(transport, name)
+    written = await targets.write(
+        transport, clock, there, checked, manager="fleetctl-rollout", is_dry=is_dry
+    )
+    return written.is_news

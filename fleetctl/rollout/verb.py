@@ -8,6 +8,7 @@ import click
 from fleetctl import targets
 from fleetctl.connect import opened, run, store_options
 from fleetctl.errors import FleetctlError
+from fleetctl.lazy import SuggestingGroup
 from fleetctl.rollout import named, versions
 from fleetctl.rollout.history import history, undo
 from fleetctl.rollout.status import status
@@ -16,7 +17,7 @@ from schemas.deployment import ModelDeployment
 from schemas.meta import RESTARTED_AT
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def rollout() -> None:
     """See and steer how deployments go from one version to the next.
 

@@ -31,6 +31,23 @@ def current(revisions: Sequence[Revision], deployment: ModelDeployment) -> Revis
     return next((one for one in reversed(revisions) if one.spec.content == wanted), None)
 
 
+def trial(revisions: Sequence[Revision], deployment: ModelDeployment) -> list[str]:
+    """Return what is to be said of a trial of the newest version: that it failed, and what serves instead."""
+    status = deployment.status
+    if status is None or status.canary is None or status.canary.outcome != "Failed":
+        return []
+    numbers = {one.spec.template: one.spec.revision for one in revisions}
+    bad, good = numbers.get(status.canary.template), numbers.get(status.stable_template)
+    if bad is None:
+        return []
+    serves = f"revision {good} serves" if good is not None else "the version before it serves"
+    why = f" ({status.canary.message})" if status.canary.message else ""
+    return [
+        f"revision {bad} failed its trial{why}; {serves}. To go back for good: "
+        f"fleetctl rollout undo {deployment.name}"
+    ]
+
+
 def tree_of(content: Template) -> dict[str, Tree]:
     """Return what the replicas run, as in a manifest."""
     tree: dict[str, Tree] = content.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -24,9 +24,10 @@ async def store(tmp_path: Path) -> AsyncIterator[Fleet]:
 def no_fleet_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the commands away from whatever fleet this machine runs."""
     for name in list(os.environ):
-        if name.startswith("FLEET_"):
+        if name.startswith(("FLEET_", "FLEETCTL_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "nobody"))
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "nobody.toml"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from fleetctl.create import expiry, unserved
+from fleetctl.create.apikey import expiry, unserved
 from machinery.clock import SystemClock
 from schemas.apikey import ApiKey
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
@@ -75,7 +75,7 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     assert titles.split("  ")[0] == "NAME"
     assert row.split()[:5] == ["ci", "fast,qwen/best", "60", "9000", "4"]
     assert row.split()[-2] == "in"
-    assert json.loads(tree.out)["requestsPerMinute"] == 60
+    assert json.loads(tree.out)["spec"]["requestsPerMinute"] == 60
     assert "60 per minute" in told.out
     named = await shared.ctl("get", "apikeys", "-o", "name")
     assert "apikey/ci\n" in named.out
@@ -104,8 +104,17 @@ async def test_a_key_is_revoked(shared: Fleet, transport: Transport) -> None:
     missing = await shared.ctl("delete", "apikey", "old", "oldish")
     assert (missing.code, missing.out) == (1, "")
     assert missing.err == "error: there is no apikey oldish. Did you mean old?\n"
-    gone = await shared.ctl("delete", "apikeys", "old", "older")
-    assert (gone.code, gone.out) == (0, "apikey/old deleted\napikey/older deleted\n")
+    dry = await shared.ctl("delete", "ak", "old", "--dry-run=client")
+    assert (dry.code, dry.out) == (0, "apikey/old deleted (dry run)\n")
+    dry = await shared.ctl("delete", "ak", "old", "--dry-run=server")
+    assert (dry.code, dry.out) == (0, "apikey/old deleted (server dry run)\n")
+    missing = await shared.ctl("delete", "ak", "nobody", "--dry-run=server")
+    assert (missing.code, missing.out) == (1, "")
+    assert await stored(transport, "old") is not None
+    gone = await shared.ctl("delete", "apikeys", "old")
+    assert (gone.code, gone.out) == (0, "apikey/old deleted\n")
+    gone = await shared.ctl("delete", "apikeys", "older", "-o", "name")
+    assert (gone.code, gone.out) == (0, "apikey/older\n")
     assert await stored(transport, "old") is None
     ignored = await shared.ctl("delete", "apikey/old", "--ignore-not-found")
     assert (ignored.code, ignored.out) == (0, "")
@@ -119,10 +128,10 @@ async def test_a_key_is_revoked(shared: Fleet, transport: Transport) -> None:
         (("create", "apikey", "a", "--expires", "soon"), 2, "a time such as 30d"),
         (("create", "apikey", "a", "--expires", "2020-01-01"), 2, "is not in the future"),
         (("create", "apikey", "a", "--concurrency", "0"), 2, "--concurrency"),
-        (("create", "deployment", "a"), 2, "No such command"),
+        (("create", "deployment", "a"), 2, "did you mean modeldeployment?"),
         (("get", "apikeys", "-w"), 2, "cannot be watched"),
         (("get", "apikeys", "-l", "a=b"), 2, "have no labels"),
-        (("get", "apikey", "nobody"), 1, "there is no apikey nobody"),
+        (("get", "apikey", "nobody"), 1, 'apikeys "nobody" not found'),
         (("describe", "apikey"), 2, "which one?"),
         (("delete", "apikey"), 2, "which apikeys?"),
         (("label", "apikey/ci", "a=b"), 2, "API keys carry no labels"),

@@ -115,7 +115,7 @@ async def test_it_makes_users_and_can_be_run_again(etcd: TcpEtcd, out: Path) -> 
     assert contents(out) == before
     added = await done(order(etcd, out, "mac-2", "mac-1"))
     assert "fleet-node-mac-1: unchanged" in added
-    assert "fleet-node-mac-2: 11 permissions granted, user added" in added
+    assert "fleet-node-mac-2: 12 permissions granted, user added" in added
     await is_sound(etcd, out, "mac-1", "mac-2")
     assert before.items() < contents(out).items()
 
@@ -156,7 +156,7 @@ async def test_once_passwords_are_asked_for_it_needs_roots(etcd: TcpEtcd, out: P
     assert "refuses user root" in await refusal(order(etcd, other, root=wrong))
     # From elsewhere, a node is added; nobody else's password is touched.
     said = await done(order(etcd, other, "mac-2", root=out / "root.env"))
-    assert "fleet-node-mac-2: 11 permissions granted, user added" in said
+    assert "fleet-node-mac-2: 12 permissions granted, user added" in said
     assert [file.name for file in other.glob("*.env")] == ["node-mac-2.env"]
     (other / "node-mac-2.env").rename(out / "node-mac-2.env")
     await is_sound(etcd, out, "mac-1", "mac-2")

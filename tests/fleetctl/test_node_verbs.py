@@ -40,6 +40,9 @@ async def test_cordon_and_uncordon(shared: Fleet, transport: Transport) -> None:
     back = await shared.ctl("uncordon", "node/mac-1", "no/mac-2", "mac-1")
     assert back.out == "node/mac-1 uncordoned\nnode/mac-2 uncordoned\n"
     assert (await shared.ctl("uncordon", "mac-1")).out == "node/mac-1 already uncordoned\n"
+    dry = await shared.ctl("cordon", "mac-1", "--dry-run=client")
+    assert dry.out == "node/mac-1 cordoned (dry run)\n"
+    assert not (await node(transport, "mac-1")).spec.unschedulable
     nobody = await shared.ctl("cordon", "-l", "site=paris")
     assert (nobody.code, nobody.out, nobody.err) == (0, "", "no nodes found\n")
 
@@ -130,7 +133,7 @@ MISUSED = [
     (("taint", "mac-1"), 2, "say which taint: KEY=VALUE:EFFECT"),
     (("taint", "a:NoSchedule"), 2, "which nodes? Name them, or choose them with -l or --all"),
     (("taint", "mac-9", "a:NoSchedule"), 1, 'nodes "mac-9" not found'),
-    (("label",), 2, "Missing argument"),
+    (("label",), 2, "say which objects: KIND NAME..."),
     (("label", "node", "mac-1"), 2, "write KEY=VALUE to set a label, KEY- to take one away"),
     (("label", "node", "mac-1", "a=b", "--list"), 2, "or ask for --list"),
     (("label", "node", "mac-1", "a=b", "a=c"), 2, "a is set twice"),

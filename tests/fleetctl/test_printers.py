@@ -66,3 +66,61 @@ def test_a_route_shows_where_requests_may_go(is_wide: bool, rows: list[str]) -> 
     full = route("chat", status, rules=(RULE,), fallbacks=("small", "tiny"))
     shown = printers.table([full, route("plain")], printers.Moment(now=NOW), is_wide=is_wide)
     assert [line.split() for line in shown.splitlines()] == [row.split() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "titles", "expected"),
+    [
+        ([["a", "b"]], ["NAME", "X"], "NAME   X\na      b"),
+        ([["a", ""], ["long", "b"]], [], "a\nlong   b"),
+        ([["a", "b"]], [], "a     b"),
+        ([["東京", "b"], ["abcd", "c"]], [], "東京   b\nabcd   c"),
+        ([["e\u0301", "b"], ["ab", "c"]], [], "e\u0301     b\nab    c"),
+        ([["one\ntwo words", "b"]], [], "one         b\ntwo words"),
+        ([], ["NAME", "X"], "NAME   X"),
+        ([], [], ""),
+    ],
+)
+def test_columns_stand_under_each_other(
+    rows: list[list[str]], titles: list[str], expected: str
+) -> None:
+    assert printers.lined_up(rows, titles) == expected
+
+
+def test_columns_get_wider_but_never_narrower() -> None:
+    wide = printers.widths([("a-long-name", "b")], ("NAME", "X"))
+    assert wide == (11, 3)
+    assert printers.lined_up([("a", "b")], least=wide) == "a             b"
+    assert printers.widths([("a", "longer", "new")], before=wide) == (11, 6, 3)
+
+
+def test_no_document_moves_the_cursor_or_breaks_a_line() -> None:
+    tree = {
+        "kind": "Event",
+        "metadata": {"name": "a"},
+        "spec": {
+            "lastSeen": NOW.isoformat(),
+            "type": "Warning",
+            "reason": "X\x1b[2J",
+            "message": "one\ntwo",
+            "about": {"kind": "Node", "name": "mac-1"},
+        },
+    }
+    shown = printers.table([tree], printers.Moment(now=NOW), is_wide=False, headers=False)
+    assert shown == "0s    Warning   X [2J   Node/mac-1   one..."
+
+
+def test_a_commit_is_shown_whole_on_wide_tables_only() -> None:
+    revision = f"main@{'0123456789' * 4}"
+    tree = {
+        "kind": "GitSource",
+        "metadata": {"name": "home", "creationTimestamp": NOW.isoformat()},
+        "status": {"appliedRevision": revision},
+    }
+    shown = {
+        is_wide: printers.table(
+            [tree], printers.Moment(now=NOW), is_wide=is_wide, headers=False
+        ).split()[2]
+        for is_wide in (False, True)
+    }
+    assert shown == {False: "main@012345678901", True: revision}

@@ -18,6 +18,7 @@ def order(nodes: int) -> FleetOrder:
         host="127.0.0.1",
         gateway_port=8080,
         engine_port=4100,
+        agent_port=4001,
         node_grace_s=30,
         etcd_binary=None,
         etcd_quota_bytes=2**30,

@@ -6,7 +6,7 @@ import pytest
 
 from machinery.clock import SystemClock
 from reconciler.rollout.revisions import content_of, revision_name, template
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
 from schemas.meta import RESTARTED_AT, Condition, ObjectMeta, OwnerReference, Truth
 from schemas.revision import Revision, RevisionSpec
 from store import codec, keys, objects
@@ -166,12 +166,31 @@ async def test_history_and_undo(shared: Fleet, transport: Transport) -> None:
     shown = await shared.ctl("rollout", "history", "back")
     assert shown.out.splitlines() == [
         "modeldeployment/back",
-        "CURRENT    REVISION    TEMPLATE      AGE    CHANGE-CAUSE",
-        f"           1           {first}  5h     <none>",
-        f"           2           {second}  5h     model.path small -> large",
-        f"*          3           {third}  5h     a new etcd",
+        "CURRENT   REVISION   TEMPLATE       AGE   CHANGE-CAUSE",
+        f"          1          {first}   5h    <none>",
+        f"          2          {second}   5h    model.path small -> large",
+        f"*         3          {third}   5h    a new etcd",
     ]
+    await fail(transport, "back", bad=third, good=second)
+    failed = await shared.ctl("rollout", "history", "back")
+    assert failed.out.splitlines()[-1] == (
+        "revision 3 failed its trial (3 of 40 requests failed); revision 2 serves. To go back for good: "
+        "fleetctl rollout undo back"
+    )
     await goes_back(shared, transport, first)
+
+
+async def fail(transport: Transport, name: str, *, bad: str, good: str) -> None:
+    """Write that the trial of a version failed, as the reconciler does."""
+    trial = CanaryStatus(
+        template=bad,
+        since=SystemClock().now(),
+        outcome="Failed",
+        message="3 of 40 requests failed",
+    )
+    status = ModelDeploymentStatus(template=bad, stable_template=good, canary=trial)
+    key = keys.status_key("ModelDeployment", name)
+    await transport.commit([], [Put(key=key, value=codec.encode(status))])
 
 
 async def goes_back(shared: Fleet, transport: Transport, first: str) -> None:
@@ -186,6 +205,9 @@ async def goes_back(shared: Fleet, transport: Transport, first: str) -> None:
         "modeldeployment/back skipped rollback (current template already matches revision 3)\n",
     )
     before = await read(transport, "back")
+    dry = await shared.ctl("rollout", "undo", "md/back", "--dry-run=client")
+    assert dry.out == "modeldeployment/back rolled back (dry run)\n"
+    assert await read(transport, "back") == before
     assert (
         await shared.ctl("rollout", "undo", "md/back")
     ).out == "modeldeployment/back rolled back\n"

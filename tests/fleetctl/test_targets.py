@@ -32,7 +32,7 @@ async def there(transport: FaultyTransport, name: str = "a") -> Node:
 
 
 async def change(transport: FaultyTransport, node: Node = JOINED) -> bool:
-    return await targets.change(transport, InstantClock(), node, closed)
+    return await targets.change(transport, InstantClock(), node, closed, manager="fleetctl-cordon")
 
 
 async def test_the_reconciler_registers_the_node_meanwhile(transport: FaultyTransport) -> None:
@@ -52,7 +52,14 @@ async def test_a_lost_answer_is_no_second_change(transport: FaultyTransport) -> 
     assert await change(transport)
     assert (await there(transport)).metadata.generation == 2
     assert transport.commits == 1
+    [entry] = (await there(transport)).metadata.managed_fields
+    assert (entry.manager, entry.fields) == ("fleetctl-cordon", ("spec.unschedulable",))
     assert not await change(transport)
+    dry = await targets.write(
+        transport, InstantClock(), JOINED, closed, manager="fleetctl-cordon", is_dry=True
+    )
+    assert dry.is_news
+    assert transport.commits == 1
 
 
 async def test_no_answer_at_all_is_said(transport: FaultyTransport) -> None:

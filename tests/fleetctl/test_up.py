@@ -64,6 +64,10 @@ async def test_up_killed_up_again_and_down(tmp_path: Path, models_dir: Path) -> 
         waited = await on(folder, "wait", "md/tiny", "--for=condition=Available", "--timeout=60s")
         assert waited.code == 0, waited.err
 
+        # The folder knows its gateway: no store is asked.
+        asked = await on(folder, "chat", "tiny", "-m", "x", "--max-tokens", "4")
+        assert (asked.code, asked.out.endswith("\n")) == (0, True), asked.err
+
         before = pids(folder)
         os.kill(before["reconciler"], signal.SIGKILL)
         await until(lambda: pids(folder).get("reconciler") not in (None, before["reconciler"]))

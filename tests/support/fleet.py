@@ -138,7 +138,7 @@ class Fleet:
             *("--state-dir", str(self.root / name)),
             *("--models-dir", str(self.models_dir)),
             "--part-of-machine",
-            *("--engine-port", str(engine_port())),
+            *("--engine-port", str(engine_port()), "--api-port", "0"),
             *flags,
         )
 

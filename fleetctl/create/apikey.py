@@ -1,4 +1,4 @@
-"""`fleetctl create`: what is no object in a manifest. That is API keys, and nothing else."""
+"""`fleetctl create apikey`: what is no object in a manifest, because it is a secret."""
 
 import hashlib
 import re
@@ -27,12 +27,7 @@ from store.port import Put, Transport, Unchanged
 _FLAGS = {"models": "--model"}
 
 
-@click.group()
-def create() -> None:
-    """Make an API key. Everything else is declared in a manifest: see `fleetctl apply`."""
-
-
-@create.command()
+@click.command()
 @click.argument("name")
 @click.option(
     "--model",

@@ -1,0 +1,1 @@
+"""What tables say of each kind of object: columns over trees. Pure; imports no kind's type."""

@@ -1,0 +1,1 @@
+"""Completion of fleetctl's words in the user's shell."""

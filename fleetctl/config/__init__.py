@@ -1,0 +1,1 @@
+"""fleetctl's contexts: which fleets there are, and which one is meant."""

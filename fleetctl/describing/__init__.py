@@ -1,0 +1,1 @@
+"""What `fleetctl describe` shows of each kind beside what all objects have."""

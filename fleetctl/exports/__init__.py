@@ -1,0 +1,1 @@
+"""The running fleet as files: which there will be, and writing them."""

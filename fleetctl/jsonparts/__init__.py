@@ -1,0 +1,1 @@
+"""What `fleetctl.jsonpath` is made of: reading from left to right, and the steps of a path."""

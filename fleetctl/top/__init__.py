@@ -1,0 +1,1 @@
+"""`fleetctl top`: what nodes and models use and do just now."""

@@ -1,0 +1,109 @@
+"""What is said when an agent answers strangely, or stops in the middle."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from fleetctl import agents
+from fleetctl.agents import AwayError, Holder, NoAnswerError
+from fleetctl.errors import FleetctlError
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@asynccontextmanager
+async def answering(answer: bytes, *, stays: bool = False) -> AsyncIterator[Holder]:
+    """Run a server that gives everybody this answer, and then closes unless it stays."""
+    ended = asyncio.Event()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            if stays:
+                await ended.wait()
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(answered, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield Holder(label="node/mac-1", key="Node/mac-1", url=f"http://127.0.0.1:{port}")
+    finally:
+        ended.set()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        pytest.param(b"", "Server disconnected", id="nothing"),
+        pytest.param(b"220 mail ready\r\n\r\n", "Bad status line", id="no-http"),
+        pytest.param(CHUNKED + b"5\r\nhello\r\n", "what was shown is not all", id="in-the-middle"),
+        pytest.param(OK + b"content-length: 9\r\n\r\nhello", "is not all", id="too-short"),
+        pytest.param(OK + b"content-length: 5\r\n\r\nhello", "is no JSON", id="no-json"),
+        pytest.param(OK + b"content-length: 2\r\n\r\n[]", "is no JSON object", id="no-object"),
+    ],
+)
+async def test_an_answer_that_is_none(answer: bytes, message: str) -> None:
+    async with answering(answer) as holder:
+        with pytest.raises(AwayError, match=message) as refused:
+            await agents.ask_json(holder, "/v1/vitals")
+    assert refused.value.message.startswith("node/mac-1")
+    assert holder.url in refused.value.message
+
+
+async def test_an_answer_that_does_not_end_is_given_up() -> None:
+    async with answering(CHUNKED + b"5\r\nhello\r\n", stays=True) as holder:
+        with pytest.raises(AwayError, match=r"no answer within 0\.2 s"):
+            await agents.ask(holder, "/health", limit_s=0.2)
+
+
+async def test_an_answer_that_is_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "_LIMIT_BYTES", 1 << 20)
+    body = b"x" * ((1 << 20) + 1)
+    async with answering(OK + b"content-length: %d\r\n\r\n" % len(body) + body) as holder:
+        with pytest.raises(FleetctlError, match="its answer is larger than 1 MiB"):
+            await agents.ask(holder, "/health")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "message"),
+    [
+        pytest.param(
+            b'HTTP/1.1 401 No\r\ncontent-length: 33\r\n\r\n{"error":{"message":"no ticket"}}',
+            401,
+            "node/mac-1: no ticket",
+            id="in-our-words",
+        ),
+        pytest.param(
+            b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n",
+            404,
+            "node/mac-1: it does not know what was asked for; is it of an older release?",
+            id="an-older-one",
+        ),
+        pytest.param(
+            b"HTTP/1.1 302 No\r\nlocation: http://elsewhere/\r\ncontent-length: 0\r\n\r\n",
+            302,
+            "node/mac-1: HTTP status 302",
+            id="redirects-are-not-followed",
+        ),
+    ],
+)
+async def test_a_refusal(answer: bytes, status: int, message: str) -> None:
+    async with answering(answer) as holder:
+        with pytest.raises(NoAnswerError) as refused:
+            await agents.ask(holder, "/v1/vitals", bearer="a.b")
+    assert refused.value.status == status
+    assert refused.value.message.startswith(message)
+
+
+async def test_an_address_that_is_none() -> None:
+    holder = Holder(label="node/mac-1", key="Node/mac-1", url="nonsense://x y")
+    with pytest.raises(AwayError, match="node/mac-1 does not answer at nonsense://x y: "):
+        await agents.ask(holder, "/health")

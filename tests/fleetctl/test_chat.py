@@ -1,0 +1,245 @@
+"""`fleetctl chat`: at a pseudo-terminal and in pipes, through gateways that really run."""
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gateway.server import Limits
+from machinery.clock import SystemClock
+from store.memory import MemoryTransport
+from tests.gateway.access.test_keys import give
+from tests.gateway.fake_engine import Call, FakeEngine, Script, running
+from tests.gateway.scripts import DONE, delta, dies_mid_stream, refuses
+from tests.gateway.world import World, running_gateway
+from tests.support.fleet import fleetctl
+from tests.support.terminal import CTRL_C, CTRL_D, ENTER, TAB, UP, terminal
+from tests.support.waiting import until
+
+
+def event(**choice: object) -> bytes:
+    shown = {"choices": [{"index": 0, "finish_reason": None, **choice}]}
+    return b"data: " + orjson.dumps(shown) + b"\n\n"
+
+
+USAGE = orjson.dumps(
+    {
+        "choices": [],
+        "usage": {
+            "prompt_tokens": 12,
+            "completion_tokens": 3,
+            "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        },
+    }
+)
+
+
+async def echoes(call: Call) -> None:
+    """Answer with what was asked last, and how many messages there were."""
+    body = orjson.loads(call.body)
+    asked = body["messages"][-1]["content"]
+    await call.begin_stream()
+    if asked == "think":
+        await call.chunk(event(delta={"reasoning_content": "hm, let me see\n"}))
+    for text in (asked.upper(), f" ({len(body['messages'])})"):
+        await call.chunk(delta(text))
+    finish = "length" if asked == "long" else "stop"
+    await call.chunk(event(delta={}, finish_reason=finish))
+    await call.chunk(b"data: " + USAGE + b"\n\n")
+    await call.chunk(DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+async def never_ends(call: Call) -> None:
+    await call.begin_stream()
+    await call.chunk(delta("once upon a time"))
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def talking(script: Script = echoes) -> AsyncIterator[tuple[str, FakeEngine]]:
+    """Run a gateway with the models `qwen` and `smol`; yield its address."""
+    transport = MemoryTransport(SystemClock())
+    async with (
+        running(FakeEngine("qwen-0", script)) as engine,
+        running(FakeEngine("smol-0", script)) as other,
+        running_gateway(transport) as gateway,
+    ):
+        world = World(transport)
+        await world.serve("qwen", engine)
+        await world.serve("smol", other)
+        await gateway.knows("qwen", ready=1)
+        await gateway.knows("smol", ready=1)
+        yield gateway.url, engine
+
+
+async def test_a_pipe_gets_the_answer_and_nothing_else() -> None:
+    async with talking() as (url, engine):
+        piped = await fleetctl("chat", "qwen", "--gateway", url, stdin=b"good\nday\n")
+        assert (piped.code, piped.out, piped.err) == (0, "GOOD\nDAY\n (1)\n", "")
+        words = (
+            "-m",
+            "think",
+            "--system",
+            "Be brief.",
+            "--temperature",
+            "0.5",
+            "--max-tokens",
+            "9",
+        )
+        asked = await fleetctl("chat", "qwen", *words, "--stats", "--gateway", f"{url}/")
+        assert (asked.code, asked.out) == (0, "THINK (2)\n")
+        assert asked.err.startswith(
+            "12 prompt tokens (4 cached), 3 output tokens, first words after "
+        )
+        assert asked.err.endswith(", qwen-0 on mac-1\n")
+        body = orjson.loads(engine.calls[-1].body)
+        assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert (body["temperature"], body["max_tokens"]) == (0.5, 9)
+        cut = await fleetctl("chat", "qwen", "-m", "long", "--gateway", url)
+        assert (cut.code, cut.out) == (0, "LONG (1)\n")
+        assert cut.err.startswith("the answer is cut off")
+
+
+async def test_what_can_go_wrong_is_said() -> None:
+    async with talking(dies_mid_stream) as (url, engine):
+        broken = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", url)
+        assert (broken.code, broken.out) == (1, "onetwo\n")
+        assert broken.err.startswith("error: ")
+        engine.script = refuses(400, "context_length_exceeded")
+        refused = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", url)
+        assert (refused.code, refused.out, refused.err) == (
+            1,
+            "",
+            "error: context_length_exceeded\n",
+        )
+        unknown = await fleetctl("chat", "qwne", "-m", "hi", "--gateway", url)
+        assert unknown.code == 1
+        assert "Did you mean 'qwen'?" in unknown.err
+        empty = await fleetctl("chat", "qwen", "--gateway", url, stdin=b" \n")
+        assert (empty.code, "nothing to ask" in empty.err) == (2, True)
+    away = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", "http://127.0.0.1:9")
+    assert away.code == 1
+    assert away.err == (
+        "error: no gateway answers at http://127.0.0.1:9 (Connection refused). Is it running? "
+        "Say where one is with --gateway or FLEET_GATEWAY\n"
+    )
+    wrong = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", "10.0.0.5:4000")
+    assert (wrong.code, "http://HOST:PORT" in wrong.err) == (2, True)
+
+
+async def test_a_gateway_that_asks_for_keys(tmp_path: Path) -> None:
+    world = World(MemoryTransport(SystemClock()))
+    limits = Limits(drain_timeout_s=0.0, asks_for_keys=True)
+    async with (
+        running(FakeEngine("qwen-0", echoes)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("qwen", engine)
+        await give(world, "sk-fleet-abc")
+        await gateway.knows("qwen", ready=1)
+        await until(lambda: gateway.gateway.known.keyring.is_known, what="the keys")
+        words = ("chat", "qwen", "-m", "hi", "--gateway", gateway.url)
+        refused = await fleetctl(*words)
+        assert refused.code == 1
+        assert refused.err.endswith(". Give it in FLEET_API_KEY, or its file with --api-key-file\n")
+        key = tmp_path / "key"
+        key.write_text("sk-fleet-abc\n")
+        done = await fleetctl(*words, "--api-key-file", str(key))
+        assert (done.code, done.out) == (0, "HI (1)\n")
+
+
+async def test_silence_ends(tmp_path: Path) -> None:
+    async with talking(never_ends) as (url, _):
+        words = ("chat", "qwen", "-m", "hi", "--timeout", "200ms", "--gateway", url)
+        done = await fleetctl(*words)
+        assert (done.code, done.out) == (1, "once upon a time\n")
+        assert done.err.startswith(f"error: the gateway at {url} said nothing for 0.2 s")
+    key = tmp_path / "key"
+    key.write_text("two lines\n")
+    odd = await fleetctl(*words, "--api-key-file", str(key))
+    assert odd.err.startswith(f"error: {key} holds no API key")
+
+
+@pytest.mark.timeout(180)
+async def test_a_conversation(tmp_path: Path) -> None:
+    history = tmp_path / "state" / "history"
+    async with talking() as (url, engine):
+        words = ("chat", "qwen", "--gateway", url, "--history", str(history))
+        async with terminal(*words, environ={"NO_COLOR": "1"}) as shown:
+            await shown.until(f"qwen at {url}; /help says more")
+            for typed, answer in (
+                ("hello", "HELLO (1)"),
+                ("again", "AGAIN (3)"),
+                ("/system Be brief.", "the system prompt is set"),
+                ("//slash", "/SLASH (6)"),
+                ("/reset", "forgotten"),
+                ("think", "hm, let me see\r\nTHINK (2)"),
+                ("/stats", "all 4 answers: 48 prompt tokens, 12 output tokens"),
+                ("/rest", "/rest is no command; did you mean /reset?"),
+                ("/model qwne", "no model is called qwne; did you mean qwen?"),
+                ("/model", "* qwen\r\n  smol"),
+                (f"/model s{TAB}", "/model smol"),
+                ('"""one\rtwo"""', "ONE\r\nTWO (4)"),
+            ):
+                await shown.until("> ")
+                shown.type(typed + ENTER)
+                await shown.until(answer)
+            await shown.until("smol> ")
+            # The two lines between fences, the choice of smol, and what was typed before.
+            shown.type(UP * 4 + ENTER)
+            await shown.until("* smol")
+            # Typed earlier, it would be the terminal's and not readline's.
+            await shown.until("smol> ")
+            shown.type(CTRL_D)
+            assert await shown.ended() == 0
+        session = {orjson.loads(call.body)["session_id"] for call in engine.calls}
+    assert len(session) == 2  # a reset begins a new one
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert "hello" in history.read_text()
+
+
+@pytest.mark.timeout(180)
+async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
+    async with talking(never_ends) as (url, engine):
+        words = ("chat", "qwen", "--gateway", url, "--no-history")
+        async with terminal(*words) as shown:
+            await shown.until("qwen> ")
+            shown.type("tell me" + ENTER)
+            await shown.until("once upon a time")
+            shown.type(CTRL_C)
+            await shown.until("stopped")
+            engine.script = echoes
+            await shown.until("qwen> ")
+            shown.type("go on" + ENTER)
+            # What there was of the story is part of the conversation.
+            await shown.until("GO ON (3)")
+            await shown.until("qwen> ")
+            shown.type(CTRL_C)
+            await shown.until("Ctrl-D or /quit ends the conversation")
+            await shown.until("qwen> ")
+            shown.type("/quit" + ENTER)
+            assert await shown.ended() == 0
+    assert engine.abandoned == 1
+
+
+@pytest.mark.timeout(180)
+async def test_a_model_cannot_write_to_the_terminal() -> None:
+    async def hostile(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(delta("\x1b]0;owned\x07\x9b2J ok"))
+        await call.chunk(DONE)
+        await call.send(b"0\r\n\r\n")
+
+    async with talking(hostile) as (url, _):
+        words = ("chat", "qwen", "-m", "hi", "--gateway", url)
+        async with terminal(*words) as shown:
+            assert "␛]0;owned␇\N{REPLACEMENT CHARACTER}2J ok" in await shown.until(" ok")
+            assert await shown.ended() == 0
+        # In a pipe the words are what they are.
+        assert (await fleetctl(*words)).out == "\x1b]0;owned\x07\x9b2J ok\n"

@@ -1,0 +1,328 @@
+"""Contexts: which store counts, and the verbs that write them down."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fleetctl.config import contexts, editing
+from fleetctl.connect import (
+    Command,
+    cluster_options,
+    data_dir_option,
+    gateway_options,
+    store_options,
+)
+from fleetctl.errors import FleetctlError
+from tests.support.fleet import Done, Fleet, fleetctl
+
+LAB = """# our fleets
+current-context = "home"
+
+[contexts.home]
+data-dir = "fleet"  # beside this file
+
+[contexts.lab]
+etcd = ["http://mac-1:2379", "http://mac-2:2379"]
+etcd-prefix = "/lab"
+etcd-password-file = "admin.env"
+gateway = "http://mac-1:4000"
+api-key-file = "key"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a configuration that counts for what the test runs."""
+    path = tmp_path / "fleets" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(LAB)
+    for name in ("admin.env", "key"):
+        (path.parent / name).write_text("secret\n")
+        (path.parent / name).chmod(0o600)
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(path))
+    monkeypatch.delenv("FLEET_DATA_DIR")
+    return path
+
+
+def settled(
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+    environ: dict[str, str] | None = None,
+    options: Command = gateway_options,
+) -> dict[str, Any]:
+    """Return the options that a command with these flags gets."""
+    got: dict[str, Any] = {}
+
+    @click.group()
+    @click.option("--context", envvar="FLEETCTL_CONTEXT")
+    @click.option("--config", envvar="FLEETCTL_CONFIG")
+    def main(context: str | None, config: str | None) -> None:
+        del context, config
+
+    @main.command()
+    @options
+    def look(**options: Any) -> None:
+        got.update(options)
+
+    for name, value in (environ or {}).items():
+        monkeypatch.setenv(name, value)
+    before = words[: words.index("--")] if "--" in words else ()
+    after = words[len(before) + 1 :] if "--" in words else words
+    found = CliRunner().invoke(main, [*before, "look", *after])
+    if found.exit_code:
+        raise FleetctlError(found.output)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "store"),
+    [
+        pytest.param((), {}, "fleet", id="current"),
+        pytest.param(("--context", "lab"), {}, "mac-1", id="flag"),
+        pytest.param(("--context", "lab", "--"), {}, "mac-1", id="flag-before-the-verb"),
+        pytest.param(("--context", "lab", "--", "--context", "home"), {}, "fleet", id="the-verbs-own-wins"),
+        pytest.param((), {"FLEETCTL_CONTEXT": "lab"}, "mac-1", id="environment"),
+        pytest.param((), {"FLEET_ETCD": "http://other:1"}, "other", id="etcd-in-the-environment"),
+        pytest.param(("--context", "lab"), {"FLEET_ETCD": "http://other:1"}, "mac-1", id="a-flag-is-stronger"),
+        pytest.param(("--context", "home"), {"FLEET_ETCD": "http://other:1"}, "fleet", id="for-folders-too"),
+        pytest.param(("--etcd", "http://flag:1", "--context", "lab"), {}, "flag", id="etcd-flag"),
+        pytest.param(("--data-dir", "here"), {"FLEETCTL_CONTEXT": "lab"}, "here", id="folder-flag"),
+        pytest.param((), {"FLEET_DATA_DIR": "/there"}, "there", id="folder-in-the-environment"),
+        pytest.param((), {"FLEET_ETCD": "http://other:1", "FLEETCTL_CONTEXT": "gone"}, "other", id="not-even-looked-at"),
+    ],
+)  # fmt: skip
+def test_who_says_where_the_store_is(
+    words: tuple[str, ...],
+    environ: dict[str, str],
+    store: str,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    got = settled(monkeypatch, *words, environ=environ)
+    place = got["etcd"][0] if got["etcd"] else got["data_dir"].name
+    assert store in str(place)
+    # All of a context, or nothing of it: its password must not reach another store, nor its key another gateway.
+    is_lab = store == "mac-1"
+    assert got["etcd_prefix"] == ("/lab" if is_lab else "")
+    assert got["etcd_password_file"] == (config.parent / "admin.env" if is_lab else None)
+    assert got["api_key_file"] == (config.parent / "key" if is_lab else None)
+    assert got["gateway"] == ("http://mac-1:4000" if is_lab else "")
+
+
+def test_single_settings_can_be_said_otherwise(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = settled(monkeypatch, "--context", "lab", "--etcd-prefix", "/other")
+    assert (got["etcd_prefix"], got["etcd"][1]) == ("/other", "http://mac-2:2379")
+    monkeypatch.setenv("FLEET_ETCD_PASSWORD", "from-the-environment")
+    # The context was named: what lies around in the environment is for another store.
+    got = settled(monkeypatch, "--context", "lab")
+    assert (got["etcd_password"], got["etcd_password_file"]) == ("", config.parent / "admin.env")
+    got = settled(monkeypatch, environ={"FLEETCTL_CONTEXT": "lab"})
+    assert (got["etcd_password"], got["etcd_password_file"]) == ("from-the-environment", None)
+
+
+def test_verbs_of_this_machine_want_a_folder(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    got = settled(monkeypatch, options=data_dir_option)
+    assert got == {"data_dir": config.parent / "fleet"}
+    got = settled(monkeypatch, "--data-dir", "here", "--context", "lab", options=data_dir_option)
+    assert got == {"data_dir": Path("here")}
+    with pytest.raises(FleetctlError, match="context lab is no folder of this machine"):
+        settled(monkeypatch, "--context", "lab", options=data_dir_option)
+    got = settled(monkeypatch, "--context", "lab", options=cluster_options)
+    assert got["etcd"] == ("http://mac-1:2379", "http://mac-2:2379")
+
+
+def test_what_is_wrong_is_told_with_its_place(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config.parent / "admin.env").unlink()
+    with pytest.raises(FleetctlError) as caught:
+        settled(monkeypatch, "--context", "lab", options=store_options)
+    assert str(caught.value) == (
+        f"error: {config}: context lab: etcd-password-file: File '{config.parent}/admin.env' does not exist.\n"
+    )
+    # Whoever says another store needs none of it.
+    assert settled(monkeypatch, "--etcd", "http://x:1")["etcd"] == ("http://x:1",)
+    with pytest.raises(FleetctlError, match=r"no context 'lap' in .*; did you mean lab\?"):
+        settled(monkeypatch, "--context", "lap")
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("contxts = 1", "unknown key contxts; did you mean contexts?"),
+        ("current-context = 1", 'current-context: write the name of a context, such as "home"'),
+        ("contexts = 1", "contexts: write a table for each: [contexts.NAME]"),
+        ("contexts.a = 1", "context a: write a table: [contexts.a]"),
+        ("[contexts.a]\netdc = 'x'", "context a: unknown key etdc; did you mean etcd?"),
+        ("[contexts.a]\netcd = 1", 'context a: etcd: expected URLs, such as ["http://mac-1:2379", "http://mac-2:2379"]'),
+        ("[contexts.a]\netcd-user = 1", "context a: etcd-user: expected text in quotes, not 1"),
+        ("[contexts.a]\netcd = 'unix:/x'\ndata-dir = 'y'", "context a: keep etcd or data-dir: they are two stores"),
+        ("[contexts.a", "Expected ']' at the end of a table declaration (at end of document)"),
+    ],
+)  # fmt: skip
+async def test_a_file_that_says_something_else_is_refused(
+    text: str, refusal: str, config: Path
+) -> None:
+    config.write_text(text)
+    done = await fleetctl("config", "get-contexts")
+    assert done.code == 1
+    assert done.err.startswith(f"error: {config}")
+    assert done.err.endswith(f"{refusal}\n")
+
+
+async def test_the_verbs_and_what_they_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(path))
+
+    async def config(*words: str) -> Done:
+        return await fleetctl("config", *words)
+
+    assert (await config("get-contexts")).err == f"no contexts in {path}\n"
+    refused = await config("current-context")
+    assert (refused.code, refused.err) == (
+        1,
+        f"error: current-context is not set in {path}. `fleetctl config use-context NAME` sets it\n",
+    )
+    refused = await fleetctl("get", "md", "--context", "lab")
+    assert refused.err == (
+        f"error: there is no context 'lab': {path} has none. Make one with `fleetctl config set-context lab --etcd URL`\n"
+    )
+    made = await config(
+        "set-context", "lab", "--etcd", "http://m1:2379,http://m2:2379", "--etcd-prefix", "/lab"
+    )
+    assert made.out == 'Context "lab" created.\n'
+    assert (await config("set-context", "home", "--data-dir", str(tmp_path))).code == 0
+    assert (await config("use-context", "lab")).out == 'Switched to context "lab".\n'
+    assert (
+        await config("set-context", "--current", "--gateway", "http://m1:4000")
+    ).out == 'Context "lab" modified.\n'
+    assert [line.split() for line in (await config("get-contexts")).out.splitlines()] == [
+        ["CURRENT", "NAME", "STORE", "USER", "GATEWAY"],
+        ["home", str(tmp_path)],
+        ["*", "lab", "http://m1:2379,http://m2:2379", "/lab", "http://m1:4000"],
+    ]
+    assert (await config("get-contexts", "-o", "name")).out == "home\nlab\n"
+    assert (
+        await config("rename-context", "lab", "study")
+    ).out == 'Context "lab" renamed to "study".\n'
+    assert (await config("current-context")).out == "study\n"
+    shown = await config("view", "--minify", "-o", "json")
+    assert json.loads(shown.out) == {
+        "current-context": "study",
+        "contexts": {
+            "study": {
+                "etcd": ["http://m1:2379", "http://m2:2379"],
+                "etcd-prefix": "/lab",
+                "gateway": "http://m1:4000",
+            }
+        },
+    }  # fmt: skip
+    gone = await config("delete-context", "study")
+    assert gone.out == f"deleted context study from {path}\n"
+    assert gone.err.startswith("warning: it was the current context, and nothing is guessed")
+    # Not the fleet of this machine in its place.
+    assert (await fleetctl("get", "md", "--context", "home")).code == 1
+    monkeypatch.delenv("FLEET_DATA_DIR")
+    refused = await fleetctl("get", "md")
+    assert refused.err == (
+        f"error: current-context in {path} names 'study', which is not there any more; there are home. "
+        "`fleetctl config use-context NAME` makes another the current one, `fleetctl config unset current-context` "
+        "none\n"
+    )
+    # A store that the environment names needs no context, and no readable file either.
+    monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "empty"))
+    assert f"no fleet runs in {tmp_path}/empty. " in (await fleetctl("get", "md")).err
+    assert (await config("unset", "current-context")).out == 'Property "current-context" unset.\n'
+    assert "current-context" not in path.read_text()
+    assert (path.stat().st_mode & 0o777) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("set-context",), "which context? Give its name, or --current"),
+        (("set-context", "a", "--etcd", "mac-1:2379"), "write http://HOST:PORT, https://HOST:PORT or unix:PATH"),
+        (("set-context", "a", "--etcd", "http://m:1", "--data-dir", "x"), "they are two stores"),
+        (("set-context", "a", "--etcd-ca", "/nowhere"), "--etcd-ca: there is no file /nowhere"),
+        (("set-context", "a", "--gateway", "m:1"), "--gateway m:1: write http://HOST:PORT"),
+        (("set-context", "a", "--etcd-transport", "x"), "--etcd-transport x: write grpc or http"),
+        (("set-context", "a b"), "context 'a b': write letters, digits"),
+        (("rename-context", "lab", "home"), "context 'home' is there already"),
+        (("use-context", "laab"), "there is no context 'laab'"),
+    ],
+)  # fmt: skip
+async def test_refusals_change_nothing(words: tuple[str, ...], refusal: str, config: Path) -> None:
+    done = await fleetctl("config", *words)
+    assert done.code in (1, 2)
+    assert refusal in done.err
+    assert config.read_text() == LAB
+
+
+def test_changes_keep_comments_and_order(config: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "link.toml"
+    linked.symlink_to(config)
+    editing.edit(
+        linked, lambda document: editing.put(document, "lab", {"gateway": "http://mac-9:4000"})
+    )
+    editing.edit(
+        linked, lambda document: editing.put(document, "home", {"etcd": ("http://mac-3:2379",)})
+    )
+    text = config.read_text()
+    assert linked.is_symlink()
+    assert text == LAB.replace(
+        'gateway = "http://mac-1:4000"', 'gateway = "http://mac-9:4000"'
+    ).replace('data-dir = "fleet"  # beside this file', 'etcd = ["http://mac-3:2379"]')
+
+
+def test_paths_begin_at_the_file(tmp_path: Path) -> None:
+    assert contexts.absolute(tmp_path / "config.toml", "ca.pem") == tmp_path / "ca.pem"
+    assert contexts.absolute(tmp_path / "config.toml", "~/ca.pem") == Path.home() / "ca.pem"
+
+
+async def test_a_file_that_the_command_line_names_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "other.toml"))
+    path = tmp_path / "new" / "config.toml"
+    for words in (("get", "md"), ("config", "get-contexts")):
+        done = await fleetctl("--config", str(path), *words)
+        assert (done.code, done.err) == (
+            1,
+            f"error: --config: there is no file {path}. Make it with `fleetctl --config {path} config set-context "
+            "NAME`, or leave --config out\n",
+        )
+    made = ("--config", str(path), "config", "set-context", "a", "--etcd", "http://m:1")
+    refused = await fleetctl(*made)
+    assert refused.err == (
+        f"error: there is no folder {path.parent} for config.toml; make it first\n"
+    )
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    assert (await fleetctl(*made)).out == 'Context "a" created.\n'
+
+
+def test_names_are_told_as_they_were_written(tmp_path: Path) -> None:
+    known = contexts.Configuration(path=tmp_path, current="", contexts={"a": {}})
+    assert contexts.missing(known, "x\\y").startswith("there is no context 'x\\y' in")
+    assert contexts.missing(known, "x\x1b[1m").startswith("there is no context 'x\\x1b[1m' in")
+
+
+async def test_a_context_leads_to_its_store(
+    shared: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "config.toml"))
+    await fleetctl("config", "set-context", "here", "--etcd", str(shared.etcd.address))
+    manifest = "apiVersion: fleet/v1alpha1\nkind: NodePool\nmetadata: {name: in-context}\nspec: {selector: {matchLabels: {a: b}}}\n"
+    done = await fleetctl("apply", "-f", "-", "--context", "here", stdin=manifest.encode())
+    assert done.out == "nodepool/in-context created\n", done.err
+    assert (
+        await fleetctl("--context", "here", "get", "np", "-o", "name")
+    ).out == "nodepool/in-context\n"

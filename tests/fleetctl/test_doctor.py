@@ -1,0 +1,202 @@
+"""The doctor: what it says of what it saw, and of a real store."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fleetctl.doctor.finding import Finding, count, summary, text, tree
+from fleetctl.doctor.judging import judge
+from fleetctl.doctor.seen import Answer, Disk, Seen, Store
+from fleetctl.skew import Running, Versions
+from schemas.gitsource import GitSource
+from schemas.meta import Condition, Truth
+from schemas.node import Node, NodeStatus
+from tests.support.fleet import Fleet, fleetctl
+
+GIB = 2**30
+
+
+def node(name: str, *conditions: Condition, free: int = 500 * GIB) -> Node:
+    status = NodeStatus.model_validate({
+        "uid": name, "hostname": name, "address": "10.0.0.1", "agent_version": "0.1.0", "os": "macOS",
+        "os_version": "26.2", "machine": "Mac16,9", "chip": "Apple M4 Max", "cpu_cores": 16, "gpu_cores": 40,
+        "memory_bytes": 128 * GIB, "allocatable_bytes": 96 * GIB, "disk_bytes": 1000 * GIB,
+        "disk_free_bytes": free, "conditions": conditions,
+    })  # fmt: skip
+    bare = Node.model_validate_json(f'{{"metadata": {{"name": "{name}"}}}}')
+    return bare.model_copy(update={"status": status})
+
+
+def condition(type_: str, status: Truth, message: str) -> Condition:
+    return Condition(type=type_, status=status, reason="Because", message=message)
+
+
+WELL: dict[str, Any] = {
+    "store": Store(address="http://mac-1:2379", version="3.6.1", read_s=0.004),
+    "versions": Versions(
+        client=Running(part="fleetctl", version="0.1.0"),
+        etcd=Running(part="etcd", version="3.6.1"),
+        reconciler=Running(part="reconciler", name="mac-1/7", version="0.1.0"),
+    ),
+    "skew": (),
+    "nodes": (node("mac-1"),),
+    "ready": frozenset({"mac-1"}),
+    "replicas": (),
+    "objects": (),
+    "verdicts": (),
+    "agents": (Answer(label="node/mac-1", url="http://mac-1:4001", offset_s=-0.4),),
+    "gateways": (Answer(label="gateway/a", url="http://mac-1:4000", offset_s=0.1),),
+    "engines": (),
+}
+
+
+def found(**different: Any) -> list[Finding]:
+    return judge(Seen(**{**WELL, **different}))
+
+
+def test_a_fleet_that_is_well() -> None:
+    assert text(found()) == (
+        "OK    store     etcd 3.6.1 at http://mac-1:2379 answers in 4 ms\n"
+        "OK    leader    reconciler mac-1/7 leads\n"
+        "OK    versions  3 parts of the fleet get along\n"
+        "OK    nodes     1 agent renews its lease\n"
+        "OK    disk      1 disk has room\n"
+        "OK    memory    replicas need 0 B, and no node has more than it can hold\n"
+        "OK    agents    1 of 1 agents answer\n"
+        "OK    clocks    2 clocks agree with this machine's\n"
+        "OK    gateways  1 of 1 gateways answer\n"
+        "\n"
+        "9 OK, 0 WARN, 0 FAIL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("different", "line"),
+    [
+        pytest.param(
+            {"store": Store(address="unix:/x", version="3.6.1", read_s=0.9)},
+            "WARN store: etcd 3.6.1 at unix:/x took 900 ms to answer",
+            id="slow-store",
+        ),
+        pytest.param(
+            {"store": Store(address="unix:/x", version="3.6.1", read_s=0.1, write_error="no space")},
+            "FAIL store: it takes no writes: no space",
+            id="full-store",
+        ),
+        pytest.param(
+            {"store": Store(address="unix:/x", version="3.6.1", read_s=0.1, is_restoring=True)},
+            "WARN store: `fleetctl restore` is at work, or was ended in the middle",
+            id="restoring",
+        ),
+        pytest.param(
+            {"versions": Versions(client=WELL["versions"].client, etcd=WELL["versions"].etcd)},
+            "FAIL leader: no reconciler leads: what runs goes on, and nothing is placed, replaced or scaled",
+            id="nobody-leads",
+        ),
+        pytest.param(
+            {"skew": ("gateway a is 0.1.0, reconciler is 0.3.0: upgrade gateway a",)},
+            "WARN versions: gateway a is 0.1.0, reconciler is 0.3.0",
+            id="skew",
+        ),
+        pytest.param(
+            {"ready": frozenset()}, "FAIL nodes: node/mac-1: its agent does not renew its lease", id="lost"
+        ),
+        pytest.param({"nodes": ()}, "WARN nodes: there are no nodes, so no model can run", id="no-nodes"),
+        pytest.param(
+            {"nodes": (node("mac-1", condition("MemoryPressure", Truth.TRUE, "2 GB are left")),)},
+            "WARN nodes: node/mac-1: MemoryPressure=True: 2 GB are left",
+            id="pressure",
+        ),
+        pytest.param(
+            {"nodes": (node("mac-1", condition("ApiServing", Truth.FALSE, "port 4001 is taken")),)},
+            "WARN nodes: node/mac-1: ApiServing=False: port 4001 is taken",
+            id="port-taken",
+        ),
+        pytest.param(
+            {"nodes": (node("mac-1", free=2 * GIB),)},
+            "WARN disk: node/mac-1: 2.0 GiB free of 1000.0 GiB",
+            id="little-disk",
+        ),
+        pytest.param(
+            {"disk": Disk(path="/data", size_bytes=100 * GIB, free_bytes=2**20)},
+            "FAIL disk: /data: 1.0 MiB free of 100.0 GiB",
+            id="no-disk",
+        ),
+        pytest.param(
+            {"agents": (Answer(label="node/mac-1", url="", error="no answer"),)},
+            "WARN agents: node/mac-1: no answer",
+            id="agent-silent",
+        ),
+        pytest.param(
+            {"agents": (Answer(label="node/mac-1", url="x", holds_lease=False),)},
+            "WARN agents: node/mac-1 answers, but has lost its lease",
+            id="agent-lost",
+        ),
+        pytest.param(
+            {"agents": (Answer(label="node/mac-1", url="x", offset_s=7.2),)},
+            "WARN clocks: node/mac-1: its clock is 7 s ahead of this machine's",
+            id="clock-ahead",
+        ),
+        pytest.param(
+            {"agents": (Answer(label="node/mac-1", url="x", offset_s=-90.0),)},
+            "FAIL clocks: node/mac-1: its clock is 90 s behind this machine's",
+            id="clock-far-behind",
+        ),
+        pytest.param(
+            {"gateways": ()}, "WARN gateways: no gateway is registered, so no client is served through one", id="no-gateway"
+        ),
+        pytest.param(
+            {"gateways": (Answer(label="gateway/a", url="x", error="refused"),)},
+            "FAIL gateways: gateway/a: refused",
+            id="gateway-silent",
+        ),
+        pytest.param(
+            {"engines": (Answer(label="replica/q-0", url="x", error="nobody listens at x"),)},
+            "WARN engines: replica/q-0: nobody listens at x",
+            id="engine-silent",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_what_to_do(different: dict[str, Any], line: str) -> None:
+    bad = [one for one in found(**different) if one.level != "OK"]
+    assert [f"{one.level} {one.check}: {one.message}" for one in bad] == [line]
+    assert bad[0].advice
+
+
+def test_a_source_that_somebody_suspended_is_no_trouble() -> None:
+    def source(name: str, *, suspend: bool) -> GitSource:
+        return GitSource.model_validate({
+            "metadata": {"name": name}, "spec": {"repository": "https://git.example/x.git", "suspend": suspend}
+        })  # fmt: skip
+
+    several = found(objects=(source("a", suspend=True), source("b", suspend=False)))
+    told = [(one.level, one.message) for one in several if one.check == "objects"]
+    assert told == [
+        ("OK", "gitsource/a is suspended"),
+        ("WARN", "gitsource/b is not Ready: the reconciler has not looked at it"),
+    ]
+
+
+def test_findings_for_programs() -> None:
+    several = found(gateways=())
+    assert tree(several)["ok"] is True
+    assert tree(found(ready=frozenset()))["ok"] is False
+    assert summary(several) == "8 OK, 1 WARN, 0 FAIL"
+    assert count(several, "WARN") == 1
+
+
+async def test_a_store_without_a_fleet(shared: Fleet) -> None:
+    done = await fleetctl("doctor", "--etcd", str(shared.etcd.address), "-o", "json")
+    assert done.code == 1, done.err
+    told = json.loads(done.out)
+    assert told["ok"] is False
+    levels = {(one["check"], one["level"]) for one in told["findings"]}
+    assert levels >= {("store", "OK"), ("leader", "FAIL"), ("nodes", "WARN"), ("gateways", "WARN")}
+
+
+async def test_no_store() -> None:
+    done = await fleetctl("doctor", "--etcd", "http://127.0.0.1:1")
+    assert (done.code, done.err) == (1, "")
+    assert done.out.startswith("FAIL  store  etcd at http://127.0.0.1:1: ")
+    assert done.out.endswith("\n0 OK, 0 WARN, 1 FAIL\n")

@@ -1,0 +1,221 @@
+"""Trees are what typed objects would print, whatever the object; and strange documents are refused with a reason."""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleetctl import documents, reader, selector
+from fleetctl.columns import cells
+from fleetctl.labels import MADE_OF_DEPLOYMENTS, labels_of
+from fleetctl.printers import COLUMNS, Look, Moment, rows
+from machinery.clock import SystemClock
+from manifests.tree import tree_of
+from schemas import kinds, quantity
+from schemas.kinds import KINDS, Kind
+from schemas.meta import API_VERSION, ApiObject
+from schemas.node import Node, NodeSpec, effective_labels
+from schemas.replica import Replica
+from store import codec, keys
+from store.errors import NewerDocumentError, UndecodableError
+from store.listing import KeyValue
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.schemas.strategies import objects
+from tests.support.examples import few
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+slowly = settings(max_examples=few(6), suppress_health_check=[HealthCheck.too_slow])
+MOMENT = Moment(now=SystemClock().now())
+
+
+def item(key: str, value: bytes, revision: int = 9) -> KeyValue:
+    return KeyValue(key=key, value=value, create_revision=1, mod_revision=revision)
+
+
+def tree_from_store(obj: ApiObject) -> documents.Tree:
+    tree = documents.of_item(item("/k", codec.encode_spec(obj)), obj.kind)
+    status = getattr(obj, "status", None)
+    there = None if status is None else item("/s", codec.encode(status))
+    return documents.with_status(tree, there, obj.kind)
+
+
+@every_kind
+@slowly
+@given(data=st.data())
+def test_a_tree_is_what_the_typed_object_prints_and_has_a_row(
+    kind: Kind, data: st.DataObject
+) -> None:
+    obj = data.draw(objects(kind.type))
+    assert isinstance(obj, ApiObject)
+    tree = tree_from_store(obj)
+    typed = tree_of(codec.with_version(obj, 9))
+    assert tree == typed
+    assert list(tree["metadata"]) == list(typed["metadata"])  # type: ignore[arg-type]  # it is a mapping
+    (row,) = rows([tree], MOMENT, Look(is_wide=True, has_labels=True))
+    assert len(row) == len(COLUMNS[kind.name]) + 1
+    assert "<invalid>" not in row
+    assert "None" not in row
+
+
+@slowly
+@given(data=st.data())
+def test_nodes_have_the_labels_that_placement_sees(data: st.DataObject) -> None:
+    node = data.draw(objects(Node))
+    assert isinstance(node, Node)
+    assert labels_of(tree_from_store(node)) == effective_labels(node)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in MADE_OF_DEPLOYMENTS])
+@slowly
+@given(data=st.data())
+def test_what_is_of_a_deployment_says_so_in_its_labels(kind: Kind, data: st.DataObject) -> None:
+    obj = data.draw(objects(kind.type))
+    assert isinstance(obj, ApiObject)
+    labels = selector.labels(tree_from_store(obj))
+    assert labels == selector.labels(obj)
+    assert labels.keys() >= {"fleet/deployment", *obj.metadata.labels}
+
+
+@slowly
+@given(data=st.data())
+def test_a_replica_shows_the_memory_that_was_proven(data: st.DataObject) -> None:
+    replica = data.draw(objects(Replica))
+    assert isinstance(replica, Replica)
+    (column,) = [column for column in COLUMNS["Replica"] if column.title == "MEMORY"]
+    total = sum(rank.memory.total_bytes for rank in replica.spec.ranks)
+    assert column.cell(tree_from_store(replica), MOMENT) == quantity.show(total)
+
+
+def test_a_new_node_is_as_its_type_says() -> None:
+    assert documents.API_VERSION == API_VERSION
+    spec = json.loads(NodeSpec().model_dump_json(by_alias=True))
+    assert spec == documents.NEW_NODE
+
+
+async def stored(*pairs: tuple[str, bytes]) -> MemoryTransport:
+    transport = MemoryTransport(SystemClock())
+    await transport.commit([], [Put(key=key, value=value) for key, value in pairs])
+    return transport
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[]", "is no object"),
+        (b"{}", r"has no metadata\.name"),
+        (b'{"metadata": []}', r"has no metadata\.name"),
+        (b'{"metadata": {"name": 1}}', r"has no metadata\.name"),
+        (b'{"metadata": {"name": "a"}, "spec": 3}', "its spec is no object"),
+    ],
+)
+async def test_what_is_no_document_says_where_it_is(value: bytes, reason: str) -> None:
+    key = keys.spec_key("NodePool", "a")
+    store = await stored((key, value))
+    with pytest.raises(UndecodableError, match=rf"^{key} \(NodePool\): {reason}.*delete the key"):
+        await documents.list_all(store, "NodePool")
+
+
+async def test_a_newer_document_is_not_guessed_at() -> None:
+    store = await stored((keys.spec_key("NodePool", "a"), b'{"storedVersion":7,"metadata":{}}'))
+    with pytest.raises(NewerDocumentError, match="upgrade this process"):
+        await documents.get(store, "NodePool", "a")
+
+
+@pytest.mark.parametrize("spec", [{"replicas": []}, {"autoscaling": 3}, {"model": "x"}, {}])
+@pytest.mark.parametrize(
+    "status", [None, {"conditions": 3}, {"conditions": [1]}, {"desiredReplicas": {}}]
+)
+def test_a_document_of_another_shape_hides_no_other(spec: dict[str, Any], status: Any) -> None:
+    tree = {"kind": "ModelDeployment", "metadata": {"name": "odd"}, "spec": spec}
+    found = rows(
+        [tree if status is None else {**tree, "status": status}], MOMENT, Look(is_wide=True)
+    )
+    assert found[0][0] == "odd"
+
+
+async def test_events_come_by_time_to_the_fraction_of_a_second() -> None:
+    def event(name: str, time: str) -> tuple[str, bytes]:
+        tree = {"metadata": {"name": name}, "spec": {"lastSeen": time}}
+        return keys.event_key("reconciler", name), json.dumps(tree).encode()
+
+    store = await stored(
+        event("c", "2026-01-01T00:00:01.5Z"),
+        event("b", "2026-01-01T00:00:01Z"),
+        event("a", "2026-01-01T02:00:00+02:00"),
+        event("d", "at noon"),
+    )
+    names = [documents.name_of(tree) for tree in await documents.list_all(store, "Event")]
+    assert names == ["d", "a", "b", "c"]
+
+
+async def test_keys_are_shown_without_their_hashes() -> None:
+    value = b'{"name": "ci", "hash": "abc", "isAdmin": true, "created": "2000-01-01T00:00:00Z"}'
+    store = await stored((f"{keys.API_KEY_PREFIX}ci", value))
+    (key,) = await documents.list_all(store, "ApiKey")
+    assert list(key) == ["apiVersion", "kind", "metadata", "spec"]
+    assert key["spec"] == {"isAdmin": True}
+    assert "abc" not in str(key)
+
+
+async def nodes(*pairs: tuple[str, bytes]) -> Sequence[documents.Tree]:
+    """Return the nodes, after seeing that typed ones are the same."""
+    store = await stored(*pairs)
+    found = await documents.list_all(store, "Node")
+    kind = kinds.by_name("Node")
+    assert kind is not None
+    typed = await reader.read(store, kind, ())
+    assert [obj.name for obj in typed] == [documents.name_of(tree) for tree in found]
+    return found
+
+
+STATUS = {
+    "uid": "u", "hostname": "h", "address": "a", "agentVersion": "1", "os": "macOS", "osVersion": "15",
+    "machine": "m", "chip": "Apple M4 Pro", "cpuCores": 1, "gpuCores": 1, "memoryBytes": 1,
+    "allocatableBytes": 1,
+}  # fmt: skip
+
+
+async def test_a_lease_makes_a_node_ready_since_when_the_reconciler_says() -> None:
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "x",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    flaps = {"type": "Flapping", "status": "True", "reason": "Often"}
+    found = await nodes(
+        (keys.spec_key("Node", "b"), b'{"metadata": {"name": "b", "generation": 4}}'),
+        (keys.status_key("Node", "b"), json.dumps(STATUS).encode()),
+        (keys.node_life_key("b"), json.dumps({"conditions": [ready, flaps]}).encode()),
+        (keys.node_lease_key("b"), b"{}"),
+        (keys.status_key("Node", "a"), json.dumps(STATUS).encode()),
+        (keys.spec_key("Node", "c"), b'{"metadata": {"name": "c"}}'),
+    )
+    assert [documents.name_of(node) for node in found] == ["a", "b", "c"]
+    joined, led, silent = found
+    assert documents.is_true(led, "Ready")
+    assert documents.is_true(led, "Flapping")
+    condition = documents.condition(led, "Ready")
+    assert condition is not None
+    assert condition["lastTransitionTime"] == "2026-01-01T00:00:00Z"
+    assert condition["observedGeneration"] == led["status"]["observedGeneration"] == 4
+    assert not documents.is_true(joined, "Ready")
+    assert joined["spec"] == {"unschedulable": False, "draining": False, "taints": []}
+    assert documents.condition(silent, "Ready") is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-5, "0s"), (59, "59s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172800, "2d")],
+)
+def test_ages_are_kubectls(seconds: int, shown: str) -> None:
+    assert cells.age(MOMENT.now - timedelta(seconds=seconds), MOMENT.now) == shown

@@ -1,0 +1,109 @@
+"""`fleetctl explain` of fields, and `fleetctl api-resources`."""
+
+import json
+
+import pytest
+from ruamel.yaml import YAML
+
+from fleetctl import explain_fields, explain_schema
+from schemas import kinds
+from schemas.kinds import Kind
+from tests.support.fleet import fleetctl
+
+
+async def test_a_field_as_kubectl_shows_it() -> None:
+    done = await fleetctl("explain", "md.spec.model.draft")
+    assert done.code == 0, done.err
+    assert done.out == (
+        "KIND:       ModelDeployment\n"
+        "VERSION:    fleet/v1alpha1\n"
+        "\n"
+        "FIELD: draft <Draft>\n"
+        "\n"
+        "DESCRIPTION:\n"
+        "    A small model that guesses tokens, so that one request is answered faster.\n"
+        "\n"
+        "FIELDS:\n"
+        "  path\t<string> -required-\n"
+        "    limits: matches ^[^\\x00-\\x1f]+$\n"
+        "    Its folder on the node, as model.path. It must know the same tokens.\n"
+        "\n"
+        "  tokens\t<integer>\n"
+        "    limits: 1 to 16\n"
+        "    default: 3\n"
+        "    How many tokens it guesses at once, while a single request runs. What is\n"
+        "    answered does not depend on it.\n"
+    )
+
+
+async def test_all_fields_below_one() -> None:
+    done = await fleetctl("explain", "shardgroup.spec.members", "--recursive")
+    assert done.out.startswith("KIND:       ShardGroup\n")
+    assert "\n  node\t<string> -required-\n" in done.out
+    done = await fleetctl("explain", "replica", "--recursive")
+    assert (
+        "\n  metadata\t<ObjectMeta> -required-\n    annotations\t<map[string]string>\n" in done.out
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("md.spec.placment",), "ModelDeployment.spec has no field 'placment'; did you mean placement?"),
+        (("md.spec.replicas.x",), "ModelDeployment.spec.replicas has no fields, so there is no 'x' in it"),
+        (("md.speck",), "ModelDeployment has no field 'speck'; did you mean spec?"),
+        (("mdd",), "there is no kind of object called 'mdd'"),
+        (("md", "spec"), "fields follow the kind after a dot: md.spec; only placement takes a name"),
+        (("placement", "x", "--recursive"), "--recursive is for fields"),
+        (("",), "a kind is empty; write KIND"),
+    ],
+)  # fmt: skip
+async def test_refusals(words: tuple[str, ...], refusal: str) -> None:
+    done = await fleetctl("explain", *words)
+    assert done.code in (1, 2)
+    assert refusal in done.err
+
+
+async def test_for_programs() -> None:
+    found = json.loads((await fleetctl("explain", "md.spec.rollout", "-o", "json")).out)
+    assert found["type"] == "Rollout"
+    assert found["fields"]["strategy"]["default"] == "RollingUpdate"
+    assert "RollingUpdate" in found["fields"]["strategy"]["enum"]
+    told = (await fleetctl("explain", "md.spec.rollout", "-o", "yaml")).out
+    assert YAML(typ="safe", pure=True).load(told) == found
+
+
+def below(model: explain_schema.Model, field: explain_schema.Field, path: str) -> list[str]:
+    """Return the paths of all fields below one that say nothing about themselves."""
+    silent = [] if field.description or field.name in _OBVIOUS else [path]
+    for one in model.fields(field.schema):
+        silent += below(model, one, f"{path}.{one.name}")
+    return silent
+
+
+# Conditions' and references' fields that the whole world knows.
+_OBVIOUS = {"status", "reason", "kind", "name", "uid", "conditions", "metadata", "spec"}
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS, ids=lambda kind: kind.name)
+def test_every_field_has_a_type_and_most_say_what_they_are_for(kind: Kind) -> None:
+    model = explain_schema.model_of(kind.short)
+    whole = explain_schema.find(model, ())
+    assert explain_fields.text(model, whole, (), is_recursive=True).count("<any>") == 0
+    if kind.written_by_users:
+        spec = explain_schema.find(model, ("spec",))
+        assert below(model, spec, f"{kind.name}.spec") == []
+
+
+async def test_the_kinds() -> None:
+    done = await fleetctl("api-resources")
+    assert done.out.splitlines()[:3] == [
+        "NAME               SHORTNAMES   APIVERSION       KIND",
+        "apikeys            ak                            ApiKey",
+        "endpoints          ep           fleet/v1alpha1   Endpoint",
+    ]
+    names = (await fleetctl("api-resources", "-o", "name")).out.split()
+    assert set(names) == {kind.plural for kind in kinds.KINDS} | {"apikeys"}
+    wide = (await fleetctl("api-resources", "-o", "wide", "--no-headers")).out
+    assert "Replica           get,list,watch,delete\n" in wide
+    assert "Endpoint          get,list,watch\n" in wide

@@ -1,0 +1,153 @@
+"""The running fleet as clean manifests: written whole, and applied to an empty fleet the same again."""
+
+import json
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleetctl.exports.files import exported, stale
+from manifests import emit
+from manifests.clean import clean, is_bare
+from manifests.tree import spec_of
+from schemas.kinds import KINDS
+from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiObject, ObjectMeta
+from schemas.node import Node, NodeSpec
+from schemas.pools import NodePool, NodePoolSpec, NodeSelector, Reserved
+from tests.manifests.making import read
+from tests.schemas.strategies import objects
+from tests.support.fleet import Fleet
+from tests.support.fleets import deployment
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
+THEIRS = [kind for kind in KINDS if kind.written_by_users]
+
+
+def pool(**fields: object) -> NodePool:
+    return NodePool(metadata=ObjectMeta(name="p"), spec=NodePoolSpec(**fields))  # type: ignore[arg-type]  # each test its own
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_manifest_says_all_that_was_decided(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(THEIRS))
+    obj = data.draw(objects(kind.type))
+    assert isinstance(obj, ApiObject)
+    [found] = read(emit.dump(clean(obj)))
+    assert spec_of(found.obj) == spec_of(obj)
+    assert found.obj.metadata.labels == obj.metadata.labels
+
+
+def test_defaults_and_what_the_fleet_keeps_are_left_out() -> None:
+    notes = {RESTARTED_AT: "now", APPLY_SET: "gitsource/a", CHANGE_CAUSE: "faster", "owner": "me"}
+    meta = ObjectMeta(name="qwen", annotations=notes, uid="u", generation=3, finalizers=("a",))
+    obj = deployment().model_copy(update={"metadata": meta})
+    assert clean(obj)["metadata"] == {
+        "name": "qwen",
+        "annotations": {CHANGE_CAUSE: "faster", "owner": "me"},
+    }
+    assert "rollout" not in json.dumps(clean(obj))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        pytest.param(pool(selector=NodeSelector()), {"selector": {}}, id="every-mac"),
+        pytest.param(
+            pool(nodes=("a",), reserved=Reserved(memory="0")),
+            {"nodes": ["a"], "reserved": {"memory": "0", "disk": "0"}, "priority": 0},
+            id="a-default-that-must-be-said",
+        ),
+    ],
+)
+def test_what_is_said_by_a_default_is_kept(spec: NodePool, says: dict[str, object]) -> None:
+    assert clean(spec)["spec"] == says
+
+
+def test_files_are_by_kind_and_name_and_notes_say_what_is_missing() -> None:
+    bare = Node(metadata=ObjectMeta(name="mac-1"))
+    kept = Node(metadata=ObjectMeta(name="mac-2"), spec=NodeSpec(unschedulable=True))
+    of_git = pool(nodes=("a",))
+    of_git = of_git.model_copy(
+        update={"metadata": ObjectMeta(name="p", annotations={APPLY_SET: "gitsource/berlin"})}
+    )
+    made = exported([bare, kept, of_git])
+    assert [str(file.path) for file in made.files] == ["nodepools/p.yaml", "nodes/mac-2.yaml"]
+    assert made.files[1].text == (
+        "apiVersion: fleet/v1alpha1\nkind: Node\nmetadata:\n  name: mac-2\nspec:\n  unschedulable: true\n"
+    )
+    assert made.notes == (
+        "nodepool/p belongs to gitsource/berlin; apply it from there, or it is refused",
+        "left out: 1 node, which has no labels, taints or settings of their own",
+    )
+    assert is_bare(bare)
+    there = ["nodes/mac-2.yaml", "nodes/old.yaml", "docs/a.yaml", "nodes/README.md"]
+    assert stale(map(PurePosixPath, there), made.files) == [PurePosixPath("nodes/old.yaml")]
+
+
+async def test_round_trip(store: Fleet, tmp_path: Path) -> None:
+    """Export, apply to an empty fleet, and no difference is left; and the files are the same again."""
+    folder = tmp_path / "out"
+    done = await store.ctl("apply", "-f", str(EXAMPLES))
+    assert done.code == 0, done.err
+    done = await store.ctl("export", "-o", str(folder))
+    assert done.code == 0, done.err
+    assert f"{folder}/modeldeployments/qwen.yaml written\n" in done.out
+    written = {path.relative_to(folder): path.read_text() for path in folder.rglob("*.yaml")}
+    other = Fleet(tmp_path / "other", tmp_path / "models")
+    await other.etcd.start()
+    try:
+        for verb, code in (("diff", 1), ("apply", 0), ("diff", 0)):
+            done = await other.ctl(verb, "-R", "-f", str(folder))
+            assert done.code == code, done.out + done.err
+        done = await other.ctl("diff", "-f", str(EXAMPLES))
+        assert done.code == 0, done.out + done.err
+        done = await other.ctl("export", "-o", str(folder))
+        assert all(line.endswith(" unchanged") for line in done.out.splitlines()), done.out
+        assert done.code == 0, done.err
+        await _edges(other, folder)
+    finally:
+        await other.stop()
+    assert {
+        path.relative_to(folder): path.read_text() for path in folder.rglob("*.yaml")
+    } == written
+
+
+async def _edges(fleet: Fleet, folder: Path) -> None:
+    """Check that files in the way are kept, and written over only when asked to."""
+    path = folder / "nodepools" / "studio.yaml"
+    path.write_text("# mine\n")
+    (folder / "nodepools" / "old.yaml").write_text("# old\n")
+    done = await fleet.ctl("export", "-o", str(folder))
+    assert done.code == 1
+    assert done.err == (
+        f"error: nothing was written: {path} is there already, and not as the fleet has them. --force writes over "
+        "them (comments in them are lost); or name another folder\n"
+    )
+    assert path.read_text() == "# mine\n"
+    done = await fleet.ctl("export", "-o", str(folder), "--force")
+    assert f"{path} written\n" in done.out
+    assert (
+        done.err
+        == f"{folder}/nodepools/old.yaml is of no object in the fleet; remove it if it is old\n"
+    )
+    (folder / "nodepools" / "old.yaml").unlink()
+    done = await fleet.ctl("export", "--kind", "md", "-l", "team=research")
+    assert [item.obj.name for item in read(done.out)] == ["qwen"]
+    done = await fleet.ctl("export", "--kind", "replicas")
+    assert "replicas are written by the fleet; export one of modeldeployments, " in done.err
+    done = await fleet.ctl("export", "--force", "hostfile", "studios")
+    assert "flags of `export hostfile` go behind hostfile" in done.err
+    path.unlink()
+    path.mkdir()
+    done = await fleet.ctl("export", "-o", str(folder))
+    assert done.err == f"error: cannot write {path}: Is a directory\n"
+    path.rmdir()
+    assert (await fleet.ctl("export", "-o", str(folder))).code == 0
+
+
+async def test_an_empty_fleet_has_nothing_to_export(shared: Fleet) -> None:
+    done = await shared.ctl("export")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "error: there is nothing to export: no object of these kinds was declared\n"

@@ -1,0 +1,368 @@
+"""Other tools' configuration: what has a counterpart becomes manifests that can be applied, the rest comments."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetctl.importing import importing
+from fleetctl.imports import balancing, mesh, ring, serving
+from fleetctl.imports.foreign import Foreign, documents
+from fleetctl.imports.telling import Reason
+from manifests.errors import ManifestErrors
+from manifests.load import Loaded, load_objects
+from manifests.validate import Known, validate
+from schemas.deployment import ModelDeployment
+from schemas.pools import NodePool
+from schemas.shardgroup import ShardGroup
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "import"
+
+
+def run(*words: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(importing, list(words), input=stdin)
+
+
+def applied(text: str, tmp_path: Path) -> dict[str, Loaded]:
+    """Return what the manifests hold, which can all be applied together."""
+    path = tmp_path / "made.yaml"
+    path.write_text(text)
+    loaded = load_objects([str(path)])
+    assert validate(loaded, Known()) == []
+    return {str(item.key): item for item in loaded}
+
+
+def deployment(found: dict[str, Loaded], name: str) -> ModelDeployment:
+    obj = found[f"ModelDeployment/{name}"].obj
+    assert isinstance(obj, ModelDeployment)
+    return obj
+
+
+def test_mesh_of_mlx_stack(tmp_path: Path) -> None:
+    done = run("mesh", str(EXAMPLES / "mesh.yaml"))
+    assert done.exit_code == 0, done.output
+    found = applied(done.output, tmp_path)
+    pool = found["NodePool/mesh"].obj
+    assert isinstance(pool, NodePool)
+    assert pool.spec.nodes == ("studio", "mini-1", "mini-2")
+    standard = deployment(found, "qwen3-32b")
+    assert standard.spec.served_names == ("standard",)
+    assert standard.spec.model.path == "mlx-community/Qwen3-32B-4bit"
+    weights = standard.spec.routing.weights
+    assert (weights.model_loaded, weights.memory_headroom) == (40, 20)
+    assert (weights.queue_depth, weights.prefix_affinity) == (30, 10)
+    assert deployment(found, "qwen3-8b").spec.placement.pools == ("mesh",)
+    for said in (
+        "# line 3: role: auto: ",
+        "#   line 21: health.interval: 10s",
+        "failover_timeout: 5s",
+    ):
+        assert said in done.output
+
+
+def test_a_mesh_that_finds_itself_takes_every_mac() -> None:
+    text = "mesh: {discovery: {type: mdns}, routing: {strategy: round_robin}}"
+    made = mesh.imported(text, "m.yaml", name="home", nodes=(), models=())
+    assert (
+        made
+        == """\
+# From m.yaml of mlx-stack. What has no counterpart:
+# line 1: discovery.type: mdns: agents find the fleet by its etcd (--etcd), over any network that reaches it
+# every Mac whose agent joins; name them with --nodes to choose
+# The file names no model: write this below spec of each ModelDeployment, or name models with --model
+#   routing:
+#     strategy: RoundRobin
+apiVersion: fleet/v1alpha1
+kind: NodePool
+metadata:
+  name: home
+spec:
+  selector: {}
+"""
+    )
+
+
+def test_cluster_of_mlx_serving(tmp_path: Path) -> None:
+    done = run("serving", str(EXAMPLES / "cluster.yaml"), "--model", "mlx-community/Qwen3-8B-4bit")
+    assert done.exit_code == 0, done.output
+    found = applied(done.output, tmp_path)
+    priorities = {
+        name: item.obj.spec.priority
+        for name, item in found.items()
+        if isinstance(item.obj, NodePool) and item.obj.spec.nodes
+    }
+    assert priorities == {
+        "NodePool/workers-100": 100,
+        "NodePool/workers-80": 80,
+        "NodePool/workers-50": 50,
+    }
+    large = found["NodePool/tier-30b-and-more"].obj
+    assert isinstance(large, NodePool)
+    assert large.spec.selector is not None
+    assert large.spec.selector.min_memory == "64Gi"
+    assert "Apple M4 Max" in large.spec.selector.chips
+    assert "Apple M4 Ultra" not in large.spec.selector.chips
+    assert found["Node/mac-studio-1"].obj.metadata.labels == {
+        "mlx-serving/production": "true",
+        "mlx-serving/high-memory": "true",
+    }
+    routing = deployment(found, "qwen3-8b-4bit").spec.routing
+    assert routing.strategy == "HardwareAware"
+    assert (routing.sessions.enabled, routing.sessions.ttl) == (True, "5m")
+    assert "NATS_PASSWORD" not in done.output
+    for said in (
+        "# nats: etcd takes its place",
+        "requests_per_minute: 100",
+        "M4 Ultra is left out",
+    ):
+        assert said in done.output
+
+
+def test_the_form_of_its_releases_is_read_too() -> None:
+    text = """
+mode: both
+workers: {static: [{ip: 192.168.1.100, port: 8080, name: mac-studio-1, priority: 100}]}
+load_balancing: {strategy: smart, stickySession: false}
+"""
+    made = serving.imported(text, "cluster.yaml", nodes=(), models=("a/b",))
+    assert "strategy: HardwareAware" in made
+    assert "enabled: false" in made
+    assert "- mac-studio-1" in made
+
+
+def test_env_of_the_ring(tmp_path: Path) -> None:
+    done = run("ring", str(EXAMPLES / "ring.env"), "--nodes", "mini-1,mini-2")
+    assert done.exit_code == 0, done.output
+    found = applied(done.output, tmp_path)
+    group = found["ShardGroup/ring"].obj
+    assert isinstance(group, ShardGroup)
+    assert [(m.node, m.addresses) for m in group.spec.members] == [
+        ("mini-1", ("192.168.5.1",)),
+        ("mini-2", ("192.168.5.2",)),
+    ]
+    assert (group.spec.backend, group.spec.parallelism) == ("ring", "Tensor")
+    model = deployment(found, "qwen3-14b-4bit").spec
+    assert (model.model.path, model.sharding) == ("mlx-community/Qwen3-14B-4bit", "ring")
+    assert (model.context_length, model.routing.timeouts.request) == (4096, "2m")
+    for said in ("line 5: API_PORT: 8100: ", "line 17: DEFAULT_MAX_TOKENS: 50: clients say"):
+        assert said in done.output
+
+
+def test_addresses_name_no_macs() -> None:
+    done = run("ring", str(EXAMPLES / "ring.env"))
+    assert done.exit_code == 1
+    assert (
+        "ring.env:4:1: API_HOST: does not say which node 192.168.5.1 is. Write --nodes"
+        in done.output
+    )
+
+
+def test_a_model_of_localai_with_its_host_file(tmp_path: Path) -> None:
+    done = run("localai", str(EXAMPLES / "localai.yaml"), "--nodes", "mac-a,mac-b")
+    assert done.exit_code == 0, done.output
+    found = applied(done.output, tmp_path)
+    group = found["ShardGroup/llama-distributed-group"].obj
+    assert isinstance(group, ShardGroup)
+    assert [m.node for m in group.spec.members] == ["mac-a", "mac-b"]
+    assert (group.spec.backend, group.spec.parallelism) == ("ring", "Pipeline")
+    model = deployment(found, "llama-distributed").spec
+    assert (model.context_length, model.sharding) == (8192, "llama-distributed-group")
+    assert "options[2]: trust_remote_code:true: code of a model is never run" in done.output
+
+
+def test_models_of_localai_without_a_host_file_run_on_one_mac(tmp_path: Path) -> None:
+    text = """
+- {name: Llama_1B, backend: mlx, parameters: {model: mlx-community/Llama-3.2-1B-Instruct-4bit}}
+- {name: coder, backend: mlx-distributed, parameters: {model: a/b}, draft_model: a/c, n_draft: 4}
+"""
+    done = run("localai", "-", stdin=text)
+    assert done.exit_code == 0, done.output
+    found = applied(done.output, tmp_path)
+    assert deployment(found, "llama-1b").spec.served_names == ("Llama_1B",)
+    coder = deployment(found, "coder").spec
+    assert coder.sharding == "Never"
+    assert coder.model.draft is not None
+    assert (coder.model.draft.path, coder.model.draft.tokens) == ("a/c", 4)
+
+
+@pytest.mark.parametrize(
+    ("verb", "text", "says"),
+    [
+        pytest.param(
+            "localai",
+            "name: a\nbackend: llama-cpp\nparameters: {model: a.gguf}",
+            "standard input:2:10: backend: is llama-cpp, whose models are not in MLX's format",
+            id="not-mlx",
+        ),
+        pytest.param(
+            "localai",
+            "name: a\nbackend: mlx\nparameters: {model: a}\ncontext_size: 3",
+            "standard input:4:15: context_size: makes a ModelDeployment that cannot be: spec.contextLength: ",
+            id="a-value-that-the-fleet-refuses",
+        ),
+        pytest.param(
+            "localai",
+            "name: a\nbackend: mlx-distributed\nparameters: {model: a}\noptions: ['hostfile:none.json']",
+            "none.json: does not exist",
+            id="no-host-file",
+        ),
+        pytest.param(
+            "mesh",
+            "mesh:\n  routing: {strategy: fastest}",
+            "mesh.routing.strategy: is 'fastest', which means nothing here. Known are: scored",
+            id="unknown-word",
+        ),
+        pytest.param(
+            "mesh",
+            "mesh:\n  discovery: {type: static}",
+            "is static and lists no Macs. Write below it: nodes: ",
+            id="static-without-macs",
+        ),
+        pytest.param(
+            "serving",
+            "cluster: {workers: {static: [{name: a, priority: high}]}}",
+            'cluster.workers.static[0].priority: expected a number of 0 or more, got "high" (a string)',
+            id="no-number",
+        ),
+        pytest.param("serving", "mode: dual", "so there is nothing to declare", id="nothing"),
+        pytest.param("ring", "API_HOST", "standard input: is no .env file", id="no-env"),
+        pytest.param(
+            "ring",
+            "API_HOST=a.local\nNUM",
+            "standard input:2:1: expected NAME=VALUE",
+            id="half-an-env",
+        ),
+        pytest.param("ring", "LOG_LEVEL=INFO", "sets no variable of mlx_dist", id="another-env"),
+        pytest.param("localai", "- a\n- b", "[1]: expected a model: name", id="texts"),
+        pytest.param("localai", "[]", "names no models", id="no-models"),
+        pytest.param(
+            "ring",
+            "API_HOST=a.local\nWORKER_HOSTS=b.local\nNUM_DEVICES=3",
+            "NUM_DEVICES: is 3, and API_HOST with WORKER_HOSTS names 2 Macs",
+            id="numbers-disagree",
+        ),
+        pytest.param(
+            "ring",
+            "API_HOST=a.local\nWORKER_HOSTS=b.local\nDISTRIBUTED_BACKEND=nccl",
+            "DISTRIBUTED_BACKEND: is 'nccl', which means nothing here",
+            id="no-backend-of-a-mac",
+        ),
+    ],
+)
+def test_refusals_name_the_line(verb: str, text: str, says: str) -> None:
+    done = run(verb, "-", stdin=text)
+    assert done.exit_code == 1
+    assert done.output.startswith("error: nothing was imported:\n")
+    assert says in done.output
+
+
+@pytest.mark.parametrize("verb", ["mesh", "serving", "localai"])
+@pytest.mark.parametrize(
+    "text", ["HF_TOKEN=hf_SECRET12\nAPI_KEY=sk-live-999\n", "# a\nA=sk-1\n\nB='hf_SECRET12' # c\n"]
+)
+def test_a_file_of_secrets_is_refused_and_not_shown(verb: str, text: str) -> None:
+    done = run(verb, "-", stdin=text)
+    assert done.exit_code == 1
+    assert "expected YAML with fields, got one bare value" in done.output
+    assert "did you mean import ring?" in done.output
+    assert "SECRET" not in done.output
+    assert "sk-" not in done.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mesh: {password: hunter2, url: 'https://x'}", "role: admin", "- discovery", "mesh: words"],
+)
+def test_what_says_nothing_of_a_mesh_makes_no_pool_of_every_mac(text: str) -> None:
+    done = run("mesh", "-", stdin=text)
+    assert done.exit_code == 1
+    assert "is no mesh YAML" in done.output
+    assert "hunter2" not in done.output
+
+
+def test_yaml_is_told_once_that_it_is_no_env() -> None:
+    done = run("ring", str(EXAMPLES / "mesh.yaml"))
+    assert done.exit_code == 1
+    assert len(done.output.splitlines()) == 2
+    assert "mesh.yaml: is no .env file" in done.output
+    assert "Did you mean import mesh" in done.output
+
+
+def test_env_is_read_as_python_dotenv_reads_it() -> None:
+    text = """
+export API_HOST='mini-1.local'  # the first
+WORKER_HOSTS="mini-2.local,mini-3.local"
+MODEL_REPO=org/Model-4bit # the model
+NUM_DEVICES=3
+DISTRIBUTED_BACKEND=jaccl
+KV_CACHE_MAX_SIZE=1024
+"""
+    made = ring.imported(text, ".env", name="minis", nodes=())
+    for said in ("- node: mini-3", "path: org/Model-4bit", "backend: jaccl", "window: 1024"):
+        assert said in made
+
+
+def test_secrets_are_told_of_and_not_shown() -> None:
+    text = "a: {hub_token: hf_123, url: 'https://me:pw@host/x', max_tokens: 5, keyring: k, env: ['HF_TOKEN=x1']}"
+    [document] = documents(text, "f.yaml")
+    left = Foreign(document).left({"a": Reason(says="so")}, "else")
+    assert left == [
+        "so:",
+        "  line 1: a.hub_token: (a secret, not copied)",
+        "  line 1: a.url: https://host/x",
+        "  line 1: a.max_tokens: 5",
+        "  line 1: a.keyring: k",
+        "  line 1: a.env[0]: (a secret, not copied)",
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    parts=st.dictionaries(
+        st.sampled_from(["modelLoaded", "memoryHeadroom", "queueDepth", "prefixAffinity"]),
+        st.integers(0, 1000).map(lambda number: number / 1000),
+        min_size=1,
+    ).filter(lambda parts: any(parts.values()))
+)
+def test_weights_keep_their_proportions(parts: dict[str, float]) -> None:
+    [document] = documents("\n".join(f"{name}: {part}" for name, part in parts.items()), "f")
+    found = balancing.weights(Foreign(document), {name: (name,) for name in parts})
+    assert found is not None
+    whole = {name: int(str(weight)) for name, weight in found.items()}
+    assert all(0 <= weight <= 1000 for weight in whole.values())
+    most = max(parts, key=lambda name: parts[name])
+    for name, part in parts.items():
+        assert whole[name] / whole[most] == pytest.approx(part / parts[most], abs=0.001)
+
+
+def test_every_leaf_is_used_or_told() -> None:
+    """Whatever the file says is either in the manifests or in a comment with its line."""
+    path = EXAMPLES / "cluster.yaml"
+    made = run("serving", str(path), "--model", "a/b").output
+    lines = path.read_text().splitlines()
+    # The broker has one comment for all of it.
+    silent = range(lines.index("  nats:"), lines.index("  workers:"))
+    for number, line in enumerate(lines):
+        word, colon, value = line.strip().removeprefix("- ").partition(": ")
+        if number in silent or not colon or line.lstrip().startswith("#"):
+            continue
+        value = value.strip("\"'[]").split('"')[0]
+        assert f"line {number + 1}: " in made or value in made or word in _RENAMED, line
+
+
+# Their values are other words with us, or the addresses that agents report.
+_RENAMED = {"strategy", "session_ttl_ms", "sticky_sessions", "ip", "priority", "min_memory_gb"}
+
+
+def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
+    target = tmp_path / "made.yaml"
+    assert run("mesh", "-", "-o", str(target), stdin="mesh: {role: [1]}").exit_code == 0
+    target.unlink()
+    assert (
+        run("mesh", "-", "-o", str(target), stdin="mesh: {routing: {strategy: x}}").exit_code == 1
+    )
+    assert not target.exists()
+    with pytest.raises(ManifestErrors, match="names 2 Macs, and --nodes 1"):
+        ring.imported("API_HOST=a.local\nWORKER_HOSTS=b.local", ".env", name="r", nodes=("x",))

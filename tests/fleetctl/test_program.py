@@ -1,0 +1,167 @@
+"""How a command ends: Ctrl-C, a full disk, a store that is not there; and `fleetctl help`."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from fleetctl.program import Program
+from machinery.overriding import override
+from store.etcd.hints import explained
+from tests.support.fleet import fleetctl
+
+
+def fails_with(error: BaseException) -> Program:
+    """Return a program whose only verb raises this."""
+
+    class Failing(Program):
+        @override
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            raise error
+
+    return Failing(name="program", verbs={"fail": "nowhere:nothing"})
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        pytest.param(KeyboardInterrupt(), 130, "error: interrupted\n", id="ctrl-c-while-a-verb-is-imported"),
+        pytest.param(FULL, 1, "error: cannot write the output: No space left on device\n", id="full"),
+        pytest.param(
+            ExceptionGroup("tasks", [ExceptionGroup("more", [FULL])]),
+            1,
+            "error: cannot write the output: No space left on device\n",
+            id="full-in-a-task",
+        ),
+        pytest.param(
+            OSError(errno.EIO, "Input/output error", "/x/file"),
+            1,
+            "error: cannot write /x/file: Input/output error\n",
+            id="a-file",
+        ),
+    ],
+)  # fmt: skip
+def test_how_it_ends(
+    error: BaseException,
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / "out").open("w") as out:
+        # What cannot be written is given up: not the tests' own output.
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as ended:
+            fails_with(error).main(["fail"])
+    assert (ended.value.code, capsys.readouterr().err) == (code, said)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOENT, "gone"), ExceptionGroup("x", [KeyError()])]
+)
+def test_other_failures_are_not_taken_for_these(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        fails_with(error).main(["fail"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here that is always full")
+def test_output_that_cannot_be_written() -> None:
+    code = (
+        "import sys\n"
+        "from fleetctl.__main__ import main\n"
+        "main(['api-resources'], prog_name='fleetctl')"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"error: cannot write the output: No space left on device\n",
+    )
+
+
+async def test_no_fleet_runs_there(tmp_path: Path) -> None:
+    advice = (
+        ". Is the fleet up? `fleetctl up` starts one on this machine; for another one say where its etcd is with "
+        "--etcd, FLEET_ETCD or a context (`fleetctl config`).\n"
+    )
+    for words in (("get", "md"), ("label", "md", "x", "a=b")):
+        done = await fleetctl(*words, "--data-dir", str(tmp_path))
+        assert (done.code, done.err) == (1, f"error: no fleet runs in {tmp_path}{advice}")
+    named = await fleetctl("get", "md", "--etcd", f"unix:{tmp_path}/sock")
+    assert named.err == f"error: etcd at unix:{tmp_path}/sock: no etcd runs there{advice}"
+    for transport in ("grpc", "http"):
+        refused = await fleetctl(
+            "get", "md", "--etcd", "http://127.0.0.1:1", "--etcd-transport", transport
+        )
+        assert refused.err == (
+            f"error: etcd at http://127.0.0.1:1: connection refused: no etcd listens there{advice}"
+        )
+
+
+def test_grpc_is_not_quoted() -> None:
+    said = "FAILED_PRECONDITION: unix:/x/client:1: connect failed: addr: unix:/x/client:1 error: No such file or directory"
+    assert explained("unix:/x/client:1", said) == "no etcd runs there"
+
+
+async def test_help_as_a_verb() -> None:
+    assert (await fleetctl("help")).out == (await fleetctl("--help")).out
+    shown = await fleetctl("help", "config", "use-context")
+    assert shown.out == (await fleetctl("config", "use-context", "--help")).out
+    typo = await fleetctl("help", "aply")
+    assert (typo.code, typo.err.splitlines()[-1]) == (
+        2,
+        "Error: there is no command 'aply'. Did you mean apply?",
+    )
+    deep = await fleetctl("help", "get", "md")
+    assert "fleetctl get has no verbs of its own, such as md" in deep.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("apply", "-k", "dir"), "there is no -k/--kustomize here: write -f DIR where DIR has an overlay.yaml"),
+        (("apply", "--server-side", "-f", "x"), "apply always is a three-way merge by field owner; leave it out"),
+        (("delete", "md", "x", "--force"), "an object goes when its engines have ended"),
+        (("delete", "md", "x", "--grace-period=0"), "an engine lets requests under way finish"),
+        (("delete", "md", "x", "--now"), "an object goes when its engines have ended"),
+        (("drain", "mac-1", "--ignore-daemonsets"), "there are no daemon sets; leave it out"),
+        (("drain", "mac-1", "--delete-emptydir-data"), "replicas keep nothing on a node"),
+        (("drain", "mac-1", "--force"), "change it there"),
+        (("drain", "mac-1", "--disable-eviction"), "every replica is the reconciler's"),
+        (("logs", "qwen-0", "-c", "engine"), "--rank N says which Mac"),
+        (("get", "md", "--chunk-size=500"), "long lists are read in pages by themselves"),
+        (("version", "--short"), "it is short already"),
+        (("explain", "md..spec"), "md..spec: a name is missing beside a dot; write KIND.FIELD.FIELD"),
+        (("explain", "md.spec."), "a name is missing beside a dot"),
+        (("get", "foo"), "there is no kind of object called 'foo'; there are apikeys, endpoints, events, fabrictests,"),
+        (("delete", "foo", "x"), "there are apikeys, endpoints,"),
+        (("label", "foo", "x", "a=b"), "there are gitsources, modeldeployments, modelroutes, nodepools, nodes, shardgroups\n"),
+    ],
+)  # fmt: skip
+async def test_what_other_tools_have_is_taught(words: tuple[str, ...], sentence: str) -> None:
+    done = await fleetctl(*words)
+    assert done.code == 2
+    assert sentence in done.err
+    assert "ep," not in done.err
+
+
+async def test_a_url_is_no_file() -> None:
+    done = await fleetctl("apply", "-f", "https://example.org/a.yaml")
+    assert done.code == 1
+    assert done.err == (
+        "error: nothing was written:\nhttps://example.org/a.yaml: is a URL, not a file. Pipe it: "
+        "curl -fsSL https://example.org/a.yaml | fleetctl ... -f -\n"
+    )
