@@ -11,7 +11,7 @@ PORT ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-engine bench-engine-start bench-shard clean
+.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-cli bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-start bench-shard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ lock: $(READY)  ## renew requirements.txt and requirements-litellm.txt
 bench-apply: $(READY)  ## 1,000 ModelDeployments: apply, and apply again
 	@$(BIN)/python -m bench.apply
 
+bench-cli: $(READY)  ## how long fleetctl takes to start: get, --help, a typo, beside python and kubectl
+	@$(BIN)/python -m bench.cli
+
 bench-start: $(READY)  ## from apply returning to the engine process being started
 	@$(BIN)/python -m bench.start
 
@@ -101,6 +104,9 @@ bench-placement: $(READY)  ## 10,000 replicas onto 5,000 Macs: decisions a secon
 
 bench-control-plane: $(READY)  ## 1,000 hollow Macs and 10,000 replicas on a real etcd, in five minutes
 	@$(BIN)/python -m bench.control_plane
+
+bench-manifests: $(READY)  ## 10,000 manifests: load, check, apply and diff, beside other YAML loaders
+	@$(BIN)/python -m bench.manifests
 
 bench-engine: $(READY)  ## our engine beside mlx_lm.server and beside raw MLX, in five minutes
 	@$(BIN)/python -m bench.engine
