@@ -23,6 +23,13 @@ def test_generated_files_are_current() -> None:
         assert path.read_text() == content, f"{path.name} is stale: run `make docs`"
 
 
+def test_generated_files_are_the_same_whoever_generates_them() -> None:
+    # A folder below a home would be the builder's own: a default that should be said in words.
+    for path, content in generated().items():
+        assert re.search(r"/(?:root|(?:home|Users)/\w+)/\.", content) is None, path.name
+        assert f"{Path.home()}/" not in content, path.name
+
+
 def test_the_changelog_begins_with_the_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = re.search(r"^## \[([0-9.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -1,5 +1,6 @@
 """From the quickstart's manifest to English, with the official client."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,22 @@ async def test_apply_available_chat(tmp_path: Path, smollm2: Path) -> None:
             assert len([piece for piece in pieces if piece]) > 3
 
             assert {model.id async for model in client.models.list()} == {"smollm2", "fast"}
+
+        words = ("-m", QUESTION, "--temperature", "0", "--max-tokens", "32", "--stats")
+        # By the gateway that the store knows of.
+        asked = await fleet.ctl("chat", "fast", *words)
+        assert (asked.code, asked.out) == (0, f"{answer}\n"), asked.err
+        assert f", {whole.usage.completion_tokens} output tokens, " in f", {asked.err}"
+        assert ", smollm2-" in asked.err
+        top = await fleet.ctl("top", "models", "--over", "200ms", "-o", "json")
+        assert (top.code, top.err) == (0, "")
+        [row] = json.loads(top.out)["items"]
+        assert (row["name"], row["ready"], row["inFlight"], row["queue"]) == ("smollm2", 2, 0, 0)
+        assert row["memoryBytes"] > 400 << 20  # two replicas' weights
+        assert row["partial"] == []
+        nodes = await fleet.ctl("top", "nodes", "--over", "200ms", "--no-headers")
+        assert (nodes.code, nodes.err, nodes.out.split()[0]) == (0, "", "node-1")
+        assert "?" not in nodes.out
 
         unchanged = await fleet.ctl("apply", "-f", "examples/quickstart")
         assert unchanged.out == "modeldeployment/smollm2 unchanged\n"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from machinery.virtual_time import VirtualClock
-from manifests.diff import merge
+from manifests.diff import made
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ApiObject, ObjectMeta
@@ -42,7 +42,7 @@ class Owner:
             return
         spec = (there.spec if there is not None else _SPEC).model_copy(update=changes)
         wish = ModelDeployment(metadata=ObjectMeta(name=name), spec=spec)
-        await self._write(there, merge(there, wish, now=self._clock.now(), uid=self._uid(name)))
+        await self._write(there, self._changed(there, wish))
 
     async def roll(self, name: str, **changes: Any) -> None:
         """Change fields of the deployment's rollout, if it is there."""
@@ -97,7 +97,7 @@ class Owner:
         there = self._store.state.nodes.get(name)
         spec = (there.spec if there is not None else NodeSpec()).model_copy(update=changes)
         wish = Node(metadata=ObjectMeta(name=name), spec=spec)
-        await self._write(there, merge(there, wish, now=self._clock.now(), uid=self._uid(name)))
+        await self._write(there, self._changed(there, wish))
 
     async def taint(self, name: str, effect: Any) -> None:
         await self.node(name, taints=(Taint(key="owner-active", effect=effect),))
@@ -112,10 +112,16 @@ class Owner:
         there = self._store.state.pools.get("desk")
         spec = NodePoolSpec(nodes=(node,), reserved=Reserved(memory=_RESERVED[number]))
         wish = NodePool(metadata=ObjectMeta(name="desk"), spec=spec)
-        await self._write(there, merge(there, wish, now=self._clock.now(), uid=self._uid("desk")))
+        await self._write(there, self._changed(there, wish))
 
-    def _uid(self, name: str) -> str:
-        return f"uid-{name}-{self._store.revision}"
+    def _changed(self, there: Any, wish: Any) -> Any:
+        """Return the object as it is to be written: what is there with the wish's spec, or a new one."""
+        if there is None:
+            uid = f"uid-{wish.name}-{self._store.revision}"
+            return made(wish, now=self._clock.now(), uid=uid)
+        generation = there.metadata.generation + (there.spec != wish.spec)
+        metadata = there.metadata.model_copy(update={"generation": generation})
+        return there.model_copy(update={"metadata": metadata, "spec": wish.spec, "status": None})
 
     async def _write(self, there: ApiObject | None, new: ApiObject) -> None:
         try:
