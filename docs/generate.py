@@ -7,6 +7,7 @@ import configparser
 import json
 from pathlib import Path
 
+from docs import fleetctl_reference
 from schemas.export import json_schema, user_kinds
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +25,8 @@ def generated() -> dict[Path, str]:
     }
     architecture = ROOT / "docs" / "architecture.md"
     files[architecture] = with_picture(architecture.read_text(), layers())
+    files[ROOT / "docs" / "reference" / "fleetctl.md"] = fleetctl_reference.page()
+    files[ROOT / "fleetctl" / "summaries.py"] = fleetctl_reference.summaries()
     return files
 
 
