@@ -3,9 +3,12 @@
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from schemas.meta import ApiModel, ObjectName
+from schemas.meta import NAME_PATTERN, ApiModel, ObjectName
+
+# That of a GitSource is its name, which may have 128 characters, behind `gitsource.`.
+SetName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=138)]
 
 
 class Member(ApiModel):
@@ -20,7 +23,7 @@ class Member(ApiModel):
 class ApplySet(ApiModel):
     """Everything that was applied under one name: by `fleetctl apply --applyset`, or by a GitSource."""
 
-    name: ObjectName
+    name: SetName
     manager: str
     """Who applies it: `fleetctl`, or `gitsource/<name>`."""
     updated: datetime

@@ -7,6 +7,7 @@ import pytest
 from reconciler.gitops import due, verdict
 from reconciler.gitops.due import Memory
 from reconciler.gitops.verdict import Problem, Verdict
+from schemas.applyset import ApplySet
 from schemas.gitsource import (
     SYNC_REQUESTED,
     Drift,
@@ -180,3 +181,8 @@ def test_revisions() -> None:
     assert due.short(f"main@{commit}") == "main@9f1c9f1"
     assert due.source_of(due.manager_of("fleet")) == "fleet"
     assert due.source_of("fleetctl") is None
+
+
+def test_the_longest_name_of_a_source_is_that_of_a_set() -> None:
+    name = due.set_name("g" * 128)
+    assert ApplySet(name=name, manager=due.manager_of("g"), updated=NOW).name == name
