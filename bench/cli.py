@@ -35,7 +35,7 @@ MANIFEST = (
 _FULL = (
     "import asyncio, sys\n"
     "from fleetctl import printers, reader\n"
-    "from fleetctl.kinds import kind_of\n"
+    "from fleetctl.objects.kind_args import kind_of\n"
     "from machinery.clock import SystemClock\n"
     "from store.etcd.address import EtcdAddress\n"
     "from store.etcd.connect import connect\n"

@@ -9,7 +9,7 @@ import asyncio
 import time
 
 from bench.control_plane_parts import Bench, TooSlowError, used, wait_for
-from nodeagent.presence import LEASE_TTL_S
+from nodeagent.node.registration import LEASE_TTL_S
 from store import keys
 
 NODES, PROCESSES, VICTIMS = 1000, 4, 5

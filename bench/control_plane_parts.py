@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from machinery import processes
-from machinery.processes import Child
+from machinery.processes import ChildProcess
 from store import keys
 from store.errors import CompactedError, UnavailableError
 from store.port import Transport
@@ -40,9 +40,9 @@ class Crowd:
     etcd_flag: str
     folder: Path
     pids: dict[str, int] = field(default_factory=dict)
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, ChildProcess] = field(default_factory=dict)
 
-    def start(self, name: str, *module: str) -> Child:
+    def start(self, name: str, *module: str) -> ChildProcess:
         """Start `python -m module` with the store's address."""
         argv = [sys.executable, "-m", *module, "--etcd", self.etcd_flag]
         child = processes.spawn(argv, log=self.folder / f"{name}.log")

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from bench.engine_parts import Burst, Json, Server, ask, body, burst, prompt, serving
-from nodeagent.engine.model import blas
+from engine.linux import blas
 
 _BUDGET_S = 285.0
 _PREFIX_WORDS = 430

@@ -166,7 +166,7 @@ def _begun(name: str, model: Path, library: Path | None) -> Server:
 
 
 def _ours(model: Path, port: int) -> list[str]:
-    command = [sys.executable, "-m", "nodeagent.engine", "--model-dir", str(model)]
+    command = [sys.executable, "-m", "engine", "--model-dir", str(model)]
     command += ["--port", str(port), "--replica", "bench-0", "--replica-uid", "bench"]
     command += ["--node", "bench", "--served-name", "bench", "--context-length", "4096"]
     return [*command, "--concurrency", "32"]

@@ -48,7 +48,7 @@ def ours(model: Path, port: int) -> list[str]:
     command = [
         sys.executable,
         "-m",
-        "nodeagent.engine",
+        "engine",
         "--model-dir",
         str(model),
         "--port",

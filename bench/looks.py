@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from machinery.clock import SystemClock
-from reconciler.known.caches import Caches, make_caches
-from reconciler.known.fleet import Fleet
-from reconciler.nodes.circumstances import Moment
-from reconciler.nodes.views import NodeViews
+from reconciler.listers.caches import Caches, make_caches
+from reconciler.listers.lister import Lister
+from reconciler.nodes.node_views import NodeViewCache, Now
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
-from tests.reconciler.agents import node_status, put_lease, put_node
 from tests.support.fleets import deployment, replica
+from tests.support.reconciler_agents import node_status, put_lease, put_node
 
-MOMENT = Moment(now=datetime(2026, 1, 1, tzinfo=UTC), flapping={})
+MOMENT = Now(now=datetime(2026, 1, 1, tzinfo=UTC), flapping={})
 ROUNDS = 11
 
 
@@ -56,7 +55,7 @@ async def measure(nodes: int, replicas: int) -> dict[str, float]:
     dice, clock = random.Random(9), SystemClock()
     transport = MemoryTransport(clock)
     caches = make_caches(transport, clock)
-    fleet, views = Fleet(caches), NodeViews()
+    fleet, views = Lister(caches), NodeViewCache()
 
     def look() -> float:
         begin = time.process_time()

@@ -20,11 +20,11 @@ import yaml
 from ruamel.yaml import YAML
 
 from machinery.clock import SystemClock
-from manifests import yamlio
 from manifests.load import load_objects
 from manifests.observe import observe
-from manifests.tree import key_of
+from manifests.trees import key_of
 from manifests.validate import validate
+from manifests.yaml import parser
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate
@@ -137,11 +137,11 @@ def load_of_ruamel(root: Path) -> object:
 
 
 def our_nodes(root: Path) -> object:
-    return [yamlio.parse(text, "a file") for text in texts(root)]
+    return [parser.parse(text, "a file") for text in texts(root)]
 
 
 def our_trees(root: Path) -> object:
-    return [yamlio.trees(text) for text in texts(root)]
+    return [parser.parse_values(text) for text in texts(root)]
 
 
 def our_load(root: Path) -> object:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bench.looks import looks
-from reconciler.observe import NodeView, Tenant
-from reconciler.placement.explain import explain
-from reconciler.placement.place import Displaces, Placed, Placer
-from reconciler.placement.refusals import Unschedulable, one_line
-from reconciler.placement.table import Table
-from reconciler.placement.want import Want, want_of
+from reconciler.explain import explain_nodes
+from reconciler.placement.inputs import PlacementRequest, request_for
+from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Assignment, Placer, PreemptingAssignment
+from reconciler.views import Allocation, NodeView
 from schemas.chips import CHIPS
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
 from schemas.meta import ObjectMeta
@@ -119,7 +119,7 @@ def fleet(number: int, dice: random.Random) -> tuple[NodeView, ...]:
     return tuple(found)
 
 
-def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[Want]:
+def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[PlacementRequest]:
     """Return what is to be placed: mostly small models, with wishes of every kind."""
     profiles: tuple[Profile, ...] = ("Balanced", "BinPack", "Spread", "HardwareAware")
     found = []
@@ -141,7 +141,7 @@ def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[
             placement=placement,
         )
         metadata = ObjectMeta(name=f"{prefix}{at:05}", uid=str(at))
-        found.append(want_of(ModelDeployment(metadata=metadata, spec=spec)))
+        found.append(request_for(ModelDeployment(metadata=metadata, spec=spec)))
     return found
 
 
@@ -154,53 +154,53 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def place_all(
-    nodes: Sequence[NodeView], wants: Sequence[Want], per: int
-) -> dict[str, list[Placed]]:
+    nodes: Sequence[NodeView], wants: Sequence[PlacementRequest], per: int
+) -> dict[str, list[Assignment]]:
     """Place everything from nothing, deployment by deployment, as the reconciler does."""
-    placer = Placer(Table(nodes))
+    placer = Placer(NodeTable(nodes))
     return {want.name: placed(placer, want, per) for want in wants}
 
 
-def placed(placer: Placer, want: Want, number: int) -> list[Placed]:
+def placed(placer: Placer, want: PlacementRequest, number: int) -> list[Assignment]:
     """Place so many replicas, or as many as fit."""
     found = []
     for _ in range(number):
         outcome = placer.place(want)
-        if not isinstance(outcome, Placed):
+        if not isinstance(outcome, Assignment):
             break
         found.append(outcome)
     return found
 
 
-def occupied(nodes: Sequence[NodeView], done: dict[str, list[Placed]]) -> tuple[NodeView, ...]:
+def occupied(nodes: Sequence[NodeView], done: dict[str, list[Assignment]]) -> tuple[NodeView, ...]:
     """Return the nodes as they are observed once all of that runs."""
-    tenants: dict[str, list[Tenant]] = {}
+    allocations: dict[str, list[Allocation]] = {}
     for name, replicas in done.items():
         for ordinal, one in enumerate(replicas):
-            tenant = Tenant(
+            tenant = Allocation(
                 replica=f"{name}-{ordinal}",
                 deployment=name,
                 bytes=one.memory.total_bytes,
                 version=1,
             )
-            tenants.setdefault(one.node, []).append(tenant)
+            allocations.setdefault(one.node, []).append(tenant)
     return tuple(
         replace(
             node,
             used_bytes=sum(one.bytes for one in there),
             replicas=dict(Counter(one.deployment for one in there)),
-            tenants=tuple(there),
+            allocations=tuple(there),
         )
         for node in nodes
-        for there in [tenants.get(node.name, [])]
+        for there in [allocations.get(node.name, [])]
     )
 
 
-def reference(nodes: Sequence[NodeView], want: Want, number: int) -> int:
+def reference(nodes: Sequence[NodeView], want: PlacementRequest, number: int) -> int:
     """Place node by node, with the readable functions alone; the same decisions."""
     by_name = {node.name: node for node in nodes}
     for at in range(number):
-        best = explain(want, tuple(by_name.values()))[0]
+        best = explain_nodes(want, tuple(by_name.values()))[0]
         if best.memory is None:
             return at
         taken = by_name[best.node]
@@ -238,7 +238,7 @@ def from_scratch() -> tuple[dict[str, float], tuple[NodeView, ...]]:
 def incremental(nodes: tuple[NodeView, ...]) -> dict[str, float]:
     """One pass over 10 new deployments with 10 replicas each, on the fleet that runs the 10,000."""
     dice = random.Random(5)
-    table = Table(nodes)
+    table = NodeTable(nodes)
     warm = deployments(10, dice, prefix="w")
     for want in warm:
         placed(Placer(table), want, PER_DEPLOYMENT)
@@ -257,8 +257,10 @@ def incremental(nodes: tuple[NodeView, ...]) -> dict[str, float]:
             # What the reconciler does between two passes: one node changed, the rest is taken over.
             changed = (replace(nodes[0], used_bytes=nodes[0].used_bytes + 1), *nodes[1:])
 
-            def one_pass(wants: list[Want] = wants, now: tuple[NodeView, ...] = changed) -> int:
-                placer = Placer(Table(now, before=table))
+            def one_pass(
+                wants: list[PlacementRequest] = wants, now: tuple[NodeView, ...] = changed
+            ) -> int:
+                placer = Placer(NodeTable(now, before=table))
                 return sum(len(placed(placer, want, PER_DEPLOYMENT)) for want in wants)
 
             seconds, number = timed(one_pass)
@@ -269,7 +271,7 @@ def incremental(nodes: tuple[NodeView, ...]) -> dict[str, float]:
     return results
 
 
-def too_big(want: Want) -> Want:
+def too_big(want: PlacementRequest) -> PlacementRequest:
     resources = Resources(memory="600Gi")
     return replace(want, spec=want.spec.model_copy(update={"resources": resources}))
 
@@ -280,12 +282,12 @@ def preemption(nodes: tuple[NodeView, ...]) -> float:
     wants = deployments(1, dice, prefix="high")
     full = tuple(replace(node, allocatable_bytes=max(node.used_bytes, 1)) for node in nodes)
     spec = wants[0].spec.model_copy(update={"priority": 100, "placement": Placement()})
-    table = Table(full)
+    table = NodeTable(full)
 
     def displace() -> int:
         placer = Placer(table)
         want = replace(wants[0], spec=spec)
-        return sum(isinstance(placer.claim(want), Displaces) for _ in range(10))
+        return sum(isinstance(placer.claim(want), PreemptingAssignment) for _ in range(10))
 
     runs = [timed(displace) for _ in range(3)]
     ms = statistics.median(seconds for seconds, _ in runs) * 1000
@@ -324,9 +326,9 @@ def curve() -> dict[int, tuple[float, float]]:
 
 def explained(nodes: tuple[NodeView, ...]) -> None:
     want = too_big(deployments(1, random.Random(8))[0])
-    outcome = Placer(Table(nodes)).place(want)
+    outcome = Placer(NodeTable(nodes)).place(want)
     assert isinstance(outcome, Unschedulable)
-    print(f"\nWhat a person reads:\n  {one_line(outcome)}")
+    print(f"\nWhat a person reads:\n  {summary_line(outcome)}")
 
 
 def main() -> None:

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import get_args
 
-from gateway.asks import Ask
-from gateway.carry.loads import Loads
-from gateway.carry.router import Router
-from gateway.known.keeper import TableKeeper
-from gateway.routing.shares import ShareMaker
-from gateway.routing.table import Model, Origin, Table, Target
+from gateway.forwarding.load_tracker import LoadTracker
+from gateway.forwarding.router import Router
+from gateway.request import InferenceRequest
+from gateway.routing.table import BackendBuilder, EngineEndpoint, Origin, RoutingTable, ServedModel
+from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from schemas.routing import Routing, Strategy
 from store.memory import MemoryTransport
@@ -30,7 +29,7 @@ SESSIONS = (0, 10_000, 1_000_000)
 PROMPTS = (100, 1_000, 10_000, 100_000)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ROUNDS, CHOICES = 15, 300
-_NOBODY: frozenset[Target] = frozenset()
+_NOBODY: frozenset[EngineEndpoint] = frozenset()
 
 
 def router(engines: int, strategy: Strategy = "Scored") -> Router:
@@ -38,7 +37,7 @@ def router(engines: int, strategy: Strategy = "Scored") -> Router:
     draws = random.Random(engines)
     routing = Routing(strategy=strategy)
     targets = [
-        Target(
+        EngineEndpoint(
             replica=f"m-{n}",
             node=f"mac-{n}",
             deployment="m",
@@ -49,8 +48,8 @@ def router(engines: int, strategy: Strategy = "Scored") -> Router:
         )
         for n in range(engines)
     ]
-    share = ShareMaker().share(("m",), leased=targets, routing=routing)
-    model = Model(
+    share = BackendBuilder().share(("m",), leased=targets, routing=routing)
+    model = ServedModel(
         name="m",
         created=0,
         shares=(share,),
@@ -60,9 +59,9 @@ def router(engines: int, strategy: Strategy = "Scored") -> Router:
         is_prefix_aware=share.minds_prefixes,
     )
     clock = SystemClock()
-    keeper = TableKeeper(MemoryTransport(clock), clock)
-    keeper.table = Table(models=MappingProxyType({"m": model}), endpoints=engines)
-    loads = Loads(draws)
+    keeper = TableCache(MemoryTransport(clock), clock)
+    keeper.table = RoutingTable(models=MappingProxyType({"m": model}), endpoints=engines)
+    loads = LoadTracker(draws)
     for target in draws.choices(targets, k=2 * engines):
         loads.begin(target)
     for target in targets[::2]:
@@ -71,7 +70,7 @@ def router(engines: int, strategy: Strategy = "Scored") -> Router:
     return Router(keeper=keeper, loads=loads, clock=clock, random=draws)
 
 
-def asks(size: int = 100, sessions: int = 0) -> list[Ask]:
+def asks(size: int = 100, sessions: int = 0) -> list[InferenceRequest]:
     """Return requests whose prompts have so many bytes and begin alike by half; or of so many sessions."""
     draws = random.Random(size)
     made = []
@@ -82,7 +81,11 @@ def asks(size: int = 100, sessions: int = 0) -> list[Ask]:
         ]
         name = f"session-{draws.randrange(sessions)}" if sessions else ""
         prompt = json.dumps(messages).encode()
-        made.append(Ask(path="/", model="m", body=b"", request_id=b"", session=name, prompt=prompt))
+        made.append(
+            InferenceRequest(
+                path="/", model="m", body=b"", request_id=b"", session=name, prompt=prompt
+            )
+        )
     return made
 
 
@@ -91,12 +94,12 @@ def fill(into: Router, sessions: int) -> float:
     before = _resident_bytes()
     for number in range(sessions):
         name = f"session-{number}"
-        one = Ask(path="/", model="m", body=b"", request_id=b"", session=name)
+        one = InferenceRequest(path="/", model="m", body=b"", request_id=b"", session=name)
         into.choose(one, _NOBODY, into.draw())
     return (_resident_bytes() - before) / max(1, sessions)
 
 
-def timed(cases: Sequence[tuple[Router, list[Ask]]]) -> list[float]:
+def timed(cases: Sequence[tuple[Router, list[InferenceRequest]]]) -> list[float]:
     """Return the microseconds of CPU of one choice in each case; they take turns, so that all have the same noise."""
     spent: list[list[float]] = [[] for _ in cases]
     gc.disable()

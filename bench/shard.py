@@ -37,7 +37,7 @@ from bench.shard_parts import (
     turn,
     until_serving,
 )
-from nodeagent.engine.model import blas
+from engine.linux import blas
 
 _BUDGET_S = 220.0
 _ROUNDS = 3

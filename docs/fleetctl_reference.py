@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 
 from fleetctl.__main__ import main
-from fleetctl.sections import SECTIONS
+from fleetctl.cli.verb_table import SECTIONS
 
 # Of a page that is read in an editor, and of a terminal that shows it.
 _WIDTH = 100

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from docs import fleetctl_reference
-from schemas.export import json_schema, user_kinds
+from schemas.json_schema import json_schema, user_kinds
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- generated: layers -->", "<!-- end -->"
@@ -26,7 +26,7 @@ def generated() -> dict[Path, str]:
     architecture = ROOT / "docs" / "architecture.md"
     files[architecture] = with_picture(architecture.read_text(), layers())
     files[ROOT / "docs" / "reference" / "fleetctl.md"] = fleetctl_reference.page()
-    files[ROOT / "fleetctl" / "summaries.py"] = fleetctl_reference.summaries()
+    files[ROOT / "fleetctl" / "cli" / "summaries.py"] = fleetctl_reference.summaries()
     return files
 
 

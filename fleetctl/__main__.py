@@ -2,60 +2,60 @@
 
 import click
 
-from fleetctl.config.settling import DEFAULT_PATH
-from fleetctl.program import Program
-from fleetctl.sections import SECTIONS
-from fleetctl.summaries import SUMMARIES
+from fleetctl.cli.program import RootGroup
+from fleetctl.cli.resolve import DEFAULT_PATH
+from fleetctl.cli.summaries import SUMMARIES
+from fleetctl.cli.verb_table import SECTIONS
 from machinery import environment
 
 # Verb to module and function: a verb's imports are paid for by that verb alone.
 _VERBS = {
-    "__complete": "fleetctl.completion.verb:answer",
-    "annotate": "fleetctl.annotate:annotate",
-    "api-resources": "fleetctl.api_resources:api_resources",
-    "apply": "fleetctl.apply:apply",
-    "backup": "fleetctl.backup:backup",
-    "chat": "fleetctl.chat.verb:chat",
-    "completion": "fleetctl.completion.verb:completion",
-    "config": "fleetctl.config.verb:config",
-    "cordon": "fleetctl.cordon:cordon",
-    "create": "fleetctl.create.verb:create",
-    "delete": "fleetctl.delete:delete",
-    "demo": "fleetctl.demo:demo",
-    "describe": "fleetctl.describe:describe",
-    "diff": "fleetctl.apply:diff",
-    "doctor": "fleetctl.doctor.verb:doctor",
-    "down": "fleetctl.up:down",
-    "drain": "fleetctl.drain:drain",
-    "edit": "fleetctl.edit.verb:edit",
-    "events": "fleetctl.events:events",
-    "explain": "fleetctl.explain:explain",
-    "export": "fleetctl.exporting:exporting",
-    "fabric": "fleetctl.fabric.verb:fabric",
-    "get": "fleetctl.get:get",
-    "help": "fleetctl.helping:helping",
-    "import": "fleetctl.importing:importing",
-    "init-auth": "fleetctl.init_auth:init_auth",
-    "label": "fleetctl.label:label",
-    "logs": "fleetctl.logs.verb:logs",
-    "patch": "fleetctl.patch.verb:patch",
-    "plan": "fleetctl.plan:plan",
-    "replace": "fleetctl.replace:replace",
-    "restore": "fleetctl.restore:restore",
-    "resume": "fleetctl.sync:resume",
-    "rollout": "fleetctl.rollout.verb:rollout",
-    "routes": "fleetctl.routes:routes",
-    "scale": "fleetctl.scale:scale",
-    "simulate": "fleetctl.simulate:simulate",
-    "support-bundle": "fleetctl.support_bundle.verb:support_bundle",
-    "suspend": "fleetctl.sync:suspend",
-    "sync": "fleetctl.sync:sync",
-    "taint": "fleetctl.taint:taint",
-    "top": "fleetctl.top.verb:top",
-    "uncordon": "fleetctl.cordon:uncordon",
-    "up": "fleetctl.up:up",
-    "version": "fleetctl.version:version",
-    "wait": "fleetctl.wait:wait",
+    "__complete": "fleetctl.verbs.completion:answer",
+    "annotate": "fleetctl.verbs.label:annotate",
+    "api-resources": "fleetctl.verbs.api_resources:api_resources",
+    "apply": "fleetctl.verbs.apply:apply",
+    "backup": "fleetctl.verbs.backup:backup",
+    "chat": "fleetctl.verbs.chat:chat",
+    "completion": "fleetctl.verbs.completion:completion",
+    "config": "fleetctl.verbs.config:config",
+    "cordon": "fleetctl.verbs.cordon:cordon",
+    "create": "fleetctl.verbs.create:create",
+    "delete": "fleetctl.verbs.delete:delete",
+    "demo": "fleetctl.verbs.demo:demo",
+    "describe": "fleetctl.verbs.describe:describe",
+    "diff": "fleetctl.verbs.apply:diff",
+    "doctor": "fleetctl.verbs.doctor:doctor",
+    "down": "fleetctl.verbs.up:down",
+    "drain": "fleetctl.verbs.drain:drain",
+    "edit": "fleetctl.verbs.edit:edit",
+    "events": "fleetctl.verbs.events:events",
+    "explain": "fleetctl.verbs.explain:explain",
+    "export": "fleetctl.verbs.export:exporting",
+    "fabric": "fleetctl.verbs.fabric:fabric",
+    "get": "fleetctl.verbs.get:get",
+    "help": "fleetctl.verbs.help:show_help",
+    "import": "fleetctl.verbs.import_:importing",
+    "init-auth": "fleetctl.verbs.init_auth:init_auth",
+    "label": "fleetctl.verbs.label:label",
+    "logs": "fleetctl.verbs.logs:logs",
+    "patch": "fleetctl.verbs.patch:patch",
+    "plan": "fleetctl.verbs.plan:plan",
+    "replace": "fleetctl.verbs.replace:replace",
+    "restore": "fleetctl.verbs.restore:restore",
+    "resume": "fleetctl.verbs.sync:resume",
+    "rollout": "fleetctl.verbs.rollout:rollout",
+    "routes": "fleetctl.verbs.routes:routes",
+    "scale": "fleetctl.verbs.scale:scale",
+    "simulate": "fleetctl.verbs.simulate:simulate",
+    "support-bundle": "fleetctl.verbs.support_bundle:support_bundle",
+    "suspend": "fleetctl.verbs.sync:suspend",
+    "sync": "fleetctl.verbs.sync:sync",
+    "taint": "fleetctl.verbs.taint:taint",
+    "top": "fleetctl.verbs.top:top",
+    "uncordon": "fleetctl.verbs.cordon:uncordon",
+    "up": "fleetctl.verbs.up:up",
+    "version": "fleetctl.verbs.version:version",
+    "wait": "fleetctl.verbs.wait:wait",
 }
 
 
@@ -68,7 +68,7 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
 
 
 @click.group(
-    cls=Program,
+    cls=RootGroup,
     verbs=_VERBS,
     summaries=SUMMARIES,
     sections=SECTIONS,
@@ -96,10 +96,10 @@ def main(context: str | None, config: str | None) -> None:
 
     "fleetctl COMMAND --help" says more about each.
     """
-    # Read by `fleetctl.config.settling`, from click's context.
+    # Read by `fleetctl.cli.resolve`, from click's context.
     del context, config
     # What click takes escape codes out of: by itself it knows of no environment.
-    click.get_current_context().color = environment.wants_colours()
+    click.get_current_context().color = environment.color_preference()
 
 
 if __name__ == "__main__":

@@ -18,19 +18,19 @@ from typing import Any
 import click
 import uvloop
 
-from gateway import advertise
-from gateway.access import access
-from gateway.clients.origins import Origins
-from gateway.handover import Claim, HandOver, HandOverError, claim
-from gateway.record.recorder import Tracer
+from gateway import registration
+from gateway.auth import access_control
+from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
+from gateway.http.cors import AllowedOrigins
 from gateway.routing.table import Origin
-from gateway.server import Gateway, Limits
+from gateway.server import Gateway, GatewayLimits
+from gateway.telemetry.recorder import Tracer
 from machinery import environment
-from machinery import logging as fleet_logging
+from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
-from machinery.logring import Ring
+from machinery.process_log import LogRing
 from store.etcd.connect import connect
-from store.etcd.flags import address, etcd_options
+from store.etcd.flags import address_from_flags, etcd_options
 
 _EXIT_ADDRESS = 3
 # What macOS allows a process as long as nobody raised it (OPEN_MAX in sys/syslimits.h), whatever the hard limit is.
@@ -152,29 +152,31 @@ _FILES_OF_MACOS = 10_240
 )
 def main(**flags: Any) -> None:
     """Serve the fleet's models as one OpenAI endpoint."""
-    where = address(flags)
-    ring = Ring()
+    where = address_from_flags(flags)
+    ring = LogRing()
     fleet_logging.setup("gateway", flags["log_level"], ring=ring)
     tracer = _tracer()
     try:
-        advertised = advertise.parse(flags["advertise_address"] or "")
+        advertised = registration.parse_address(flags["advertise_address"] or "")
     except ValueError as error:
         raise click.UsageError(f"--advertise-address: {error}") from error
     try:
-        origins = Origins(flags["cors_origin"])
+        origins = AllowedOrigins(flags["cors_origin"])
     except ValueError as error:
         raise click.UsageError(f"--cors-origin: {error}") from error
     _allow_many_connections()
     claimed = _claimed(flags)
     bound = Origin(flags["host"], claimed.listener.getsockname()[1])
-    limits = Limits(
+    limits = GatewayLimits(
         max_body_bytes=flags["max_body"],
         request_timeout_s=flags["request_timeout"],
         drain_timeout_s=flags["drain_timeout"],
         hold_timeout_s=flags["hold_timeout"],
         hold_limit=flags["hold_limit"],
         origins=origins,
-        asks_for_keys=access.asks_for_keys(flags["auth"], claimed.listener.getsockname()[0]),
+        asks_for_keys=access_control.requires_keys(
+            flags["auth"], claimed.listener.getsockname()[0]
+        ),
         state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
         site=flags["site"],
         journal_size=flags["journal_size"],
@@ -183,7 +185,7 @@ def main(**flags: Any) -> None:
     )
     path, clock = flags["handover"], SystemClock()
     handover = None if path is None else HandOver(path, claimed, bound, clock)
-    url = advertise.url(advertised, bound, where.endpoints)
+    url = registration.advertised_url(advertised, bound, where.endpoints)
 
     async def run() -> None:
         transport = connect(where)
@@ -204,11 +206,11 @@ def main(**flags: Any) -> None:
         tracer.close()
 
 
-def _claimed(flags: dict[str, Any]) -> Claim:
+def _claimed(flags: dict[str, Any]) -> ListenerClaim:
     """Return the socket to listen on, from the gateway that runs if there is one; else exit."""
     where = Origin(flags["host"], flags["port"])
     try:
-        return asyncio.run(claim(flags["handover"], where, SystemClock()))
+        return asyncio.run(claim_listener(flags["handover"], where, SystemClock()))
     except HandOverError as error:
         said = str(error)
     except OSError as error:
@@ -234,12 +236,12 @@ def _allow_many_connections() -> None:
 def _tracer() -> Tracer | None:
     """Return who records traces; None if nobody wants any."""
     try:
-        if not environment.wants_traces():
+        if not environment.are_traces_enabled():
             return None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     # Loading OpenTelemetry takes 90 ms and 4 MB, which is nothing to ask of those who do not use it.
-    tracer: Tracer = importlib.import_module("gateway.record.otel").OtelTracer()
+    tracer: Tracer = importlib.import_module("gateway.telemetry.otel").OtelTracer()
     return tracer
 
 

@@ -1,6 +1,6 @@
 """Everything but the hot path: the list of models, health, metrics, and what is not there.
 
-No request to a model passes through FastAPI; those are answered by `gateway/clients/`.
+No request to a model passes through FastAPI; those are answered by `gateway/http/`.
 """
 
 from collections.abc import AsyncIterator
@@ -16,20 +16,21 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from gateway import errors
-from gateway.access.door import Door, holder_of, may_see
-from gateway.admin import log, models
+from gateway.admin import gateway_log
 from gateway.admin import routes as admin
-from gateway.admin.sight import Sight
-from gateway.clients.openai import PATHS
+from gateway.admin import routes as admin_routes
+from gateway.admin.admin_context import AdminContext
+from gateway.apis import registry
+from gateway.apis.anthropic import response_translator as anthropic
+from gateway.apis.ollama import routes as ollama
+from gateway.apis.openai import PATHS
+from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
 from gateway.errors import Refusal, RefusedError
-from gateway.known.fleet import KnownFleet
-from gateway.known.keeper import TableKeeper
-from gateway.routing.choosing import nearest
-from gateway.routing.table import Model
-from gateway.surfaces import every
-from gateway.surfaces.anthropic import listing as anthropic
-from gateway.surfaces.ollama import routes as ollama
-from machinery.exposition import CONTENT_TYPE
+from gateway.routing.selection import nearest
+from gateway.routing.table import ServedModel
+from gateway.state.fleet_state import FleetState
+from gateway.state.table_cache import TableCache
+from machinery.prometheus import CONTENT_TYPE
 
 Json: TypeAlias = dict[str, object]
 
@@ -38,18 +39,18 @@ _LINES_AT_ONCE = 200
 # For who asks for the address that clients are given.
 _V1 = (
     "GET /v1/models",
-    *(f"POST {path}" for path in (*PATHS, *every.PATHS) if path.startswith("/v1/")),
+    *(f"POST {path}" for path in (*PATHS, *registry.PATHS) if path.startswith("/v1/")),
 )
 _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def make_app(sight: Sight) -> FastAPI:
+def make_app(sight: AdminContext) -> FastAPI:
     """Return the FastAPI application."""
     known = sight.known
     app = FastAPI(title="mlx-fleet gateway", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
-    app.add_middleware(Door, access=known.access, refuse=refuse)
-    routes = Routes(sight)
+    app.add_middleware(AuthMiddleware, access=known.access, refuse=refuse)
+    routes = AppRoutes(sight)
     for path, answer in (
         ("/v1/models", routes.models),
         ("/v1/models/", routes.models),
@@ -60,12 +61,12 @@ def make_app(sight: Sight) -> FastAPI:
     ):
         app.add_api_route(path, answer, methods=["GET", "HEAD"])
     # Only so that another method than POST is told so; clients/protocol.py takes the POSTs.
-    for path in sorted((*PATHS, *every.PATHS)):
+    for path in sorted((*PATHS, *registry.PATHS)):
         app.add_api_route(path, routes.only_post, methods=list(_NOT_POST))
-    ollama.add(app, known.keeper, known.access)
-    app.include_router(admin.make_router(sight))
-    app.include_router(models.make_router(sight))
-    app.include_router(log.make_router(sight.log))
+    ollama.add_routes(app, known.keeper, known.access)
+    app.include_router(admin.make_admin_router(sight))
+    app.include_router(admin_routes.make_model_router(sight))
+    app.include_router(gateway_log.make_log_router(sight.log))
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(RequestValidationError, on_wrong_query)
@@ -102,7 +103,7 @@ async def on_wrong_query(request: Request, error: Exception) -> Response:
 def refuse(scope: Scope, refusal: Refusal) -> Response:
     """Return a refusal as a response, in the words of the API that was asked."""
     status, headers, body = refusal.status, refusal.headers(), refusal.body()
-    telling = every.telling(scope["path"], scope["headers"])
+    telling = registry.error_translator(scope["path"], scope["headers"])
     if telling is not None:
         status, headers, body = telling.whole(status, headers, body)
     told = {name.decode(): value.decode() for name, value in headers}
@@ -110,17 +111,17 @@ def refuse(scope: Scope, refusal: Refusal) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class AppRoutes:
     """One method a route."""
 
-    sight: Sight
+    sight: AdminContext
 
     @property
-    def known(self) -> KnownFleet:
+    def known(self) -> FleetState:
         return self.sight.known
 
     @property
-    def keeper(self) -> TableKeeper:
+    def keeper(self) -> TableCache:
         return self.known.keeper
 
     async def models(self, request: Request) -> Response:
@@ -128,22 +129,26 @@ class Routes:
         if not self.keeper.is_synced:
             raise RefusedError(errors.not_synced())
         models = sorted(self.keeper.table.models.values(), key=lambda model: model.name)
-        models = [model for model in models if may_see(request, model.name)]
-        if every.VERSION in request.headers:
-            return _json(anthropic.page(models, request.query_params))
-        return _json({"object": "list", "data": [_listed(model) for model in models]})
+        models = [model for model in models if can_see(request, model.name)]
+        if registry.VERSION in request.headers:
+            return _json(anthropic.model_page(models, request.query_params))
+        return _json({"object": "list", "data": [_model_body(model) for model in models]})
 
     async def model(self, name: str, request: Request) -> Response:
         """Tell of one name."""
         if not self.keeper.is_synced:
             raise RefusedError(errors.not_synced())
-        self.known.access.allow(holder_of(request), name)
+        self.known.access.allow(principal_of(request), name)
         table = self.keeper.table
         found = table.models.get(name)
         if found is None:
             near = nearest(table, name)
             raise RefusedError(errors.unknown_model(name, sorted(table.models), near))
-        return _json(anthropic.one(found) if every.VERSION in request.headers else _listed(found))
+        return _json(
+            anthropic.model_body(found)
+            if registry.VERSION in request.headers
+            else _model_body(found)
+        )
 
     async def health(self, request: Request) -> Response:
         """Say how the gateway is; 200 as soon as it has ever heard from the store.
@@ -194,7 +199,7 @@ class Routes:
         raise HTTPException(405, headers={"allow": "POST"})
 
 
-def _status(keeper: TableKeeper) -> str:
+def _status(keeper: TableCache) -> str:
     """Return how the gateway is, in words that begin with one word."""
     if not keeper.is_synced:
         return "not synced: etcd was not reached yet"
@@ -209,7 +214,7 @@ def _json(body: Json, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status_code=status, media_type="application/json")
 
 
-def _listed(model: Model) -> Json:
+def _model_body(model: ServedModel) -> Json:
     return {
         "id": model.name,
         "object": "model",

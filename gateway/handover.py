@@ -27,7 +27,7 @@ import orjson
 
 from gateway.routing.table import Origin
 from machinery.clock import Clock
-from machinery.web import listen
+from machinery.http_server import listen
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class HandOverError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ListenerClaim:
     """A listening socket, and the way to who has it as well."""
 
     listener: socket.socket
@@ -52,7 +52,7 @@ class Claim:
     """To the gateway that ran before, which waits for our word; None if there is none."""
 
 
-async def claim(path: Path | None, where: Origin, clock: Clock) -> Claim:
+async def claim_listener(path: Path | None, where: Origin, clock: Clock) -> ListenerClaim:
     """Return the listening socket of the gateway behind `path`, else a new one.
 
     Raises:
@@ -75,7 +75,7 @@ async def claim(path: Path | None, where: Origin, clock: Clock) -> Claim:
                 if found is not None:
                     return found
         try:
-            return Claim(listen(*where))
+            return ListenerClaim(listen(*where))
         except OSError as error:
             if hung is not None:
                 raise hung from error
@@ -86,7 +86,7 @@ async def claim(path: Path | None, where: Origin, clock: Clock) -> Claim:
         await clock.sleep(_AGAIN_S)
 
 
-def _asked(path: Path, where: Origin) -> Claim | None:
+def _asked(path: Path, where: Origin) -> ListenerClaim | None:
     """Ask who is behind the path; return None if nobody is. Raises HandOverError, TimeoutError."""
     try:
         found = path.lstat()
@@ -122,13 +122,13 @@ def _asked(path: Path, where: Origin) -> Claim | None:
         given[0].set_inheritable(False)
         channel.settimeout(0)
         stack.pop_all()
-        return Claim(given[0], channel)
+        return ListenerClaim(given[0], channel)
 
 
 class HandOver:
     """A gateway's part in it, from its start to when it gives its socket to the next."""
 
-    def __init__(self, path: Path, claimed: Claim, where: Origin, clock: Clock) -> None:
+    def __init__(self, path: Path, claimed: ListenerClaim, where: Origin, clock: Clock) -> None:
         self._path = path
         self._claimed = claimed
         self._where = where

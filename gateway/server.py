@@ -1,4 +1,7 @@
-"""The gateway's parts put together, and its life from listening to drained. Reads no environment."""
+"""The gateway's parts put together, and its life from listening to drained. Reads no environment.
+
+What a gateway shows of engines' standing and of its own queues. Counts nothing itself.
+"""
 
 import asyncio
 import random
@@ -11,42 +14,36 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from gateway.admin.log import OwnLog
-from gateway.admin.nodes import NodeBook
-from gateway.admin.sight import Sight
+from gateway.admin.admin_context import AdminContext, NodeCache
+from gateway.admin.gateway_log import GatewayLog
+from gateway.apis.openai import PATHS, OpenAiAdapter
+from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
-from gateway.carry.attempt import Attempts
-from gateway.carry.failover import Failover
-from gateway.carry.figures import figures
-from gateway.carry.loads import Loads
-from gateway.carry.names import Names
-from gateway.carry.patience import QUIET_S
-from gateway.carry.probing import Prober
-from gateway.carry.resuming import Resumer
-from gateway.carry.router import Router
-from gateway.carry.waiting import WaitingRoom
-from gateway.clients.cors import Cors
-from gateway.clients.openai import PATHS, OpenAi
-from gateway.clients.origins import Origins
-from gateway.clients.protocol import ClientProtocol
-from gateway.desk import FrontDesk, Rules
+from gateway.forwarding.admission import QUIET_S, Activator
+from gateway.forwarding.attempt import AttemptRunner
+from gateway.forwarding.forwarder import Forwarder
+from gateway.forwarding.health_checks import HealthChecker
+from gateway.forwarding.load_tracker import LoadTracker
+from gateway.forwarding.model_state import ModelStates
+from gateway.forwarding.resumption import Resumer
+from gateway.forwarding.router import Router
+from gateway.handler import HandlerOptions, InferenceHandler
 from gateway.handover import HandOver
-from gateway.known.fleet import KnownFleet
-from gateway.presence import Presence
-from gateway.record.journal import Journal
-from gateway.record.journal_file import JournalFile
-from gateway.record.recorder import Recorder, Tracer
-from gateway.surfaces.every import every
-from gateway.upstream.pool import Pool
-from gateway.watch.metrics import Metrics
-from gateway.watch.process import Connections, Process
-from gateway.watch.versions import Versions
+from gateway.http.cors import AllowedOrigins, CorsMiddleware
+from gateway.http.protocol import ClientProtocol
+from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
+from gateway.metrics.version_metrics import VersionMetrics
+from gateway.registration import Registration
+from gateway.state.fleet_state import FleetState
+from gateway.telemetry.recorder import RequestRecorder, Tracer
+from gateway.telemetry.request_journal import JournalWriter, RequestJournal
+from gateway.upstream.connection_pool import ConnectionPool
 from machinery.clock import Clock
-from machinery.exposition import Gauges
-from machinery.logring import Ring
-from machinery.web import SignalServer
-from store.auth.tickets import Tickets
+from machinery.http_server import SignalServer
+from machinery.process_log import LogRing
+from machinery.prometheus import LabelledGauge
 from store.port import Transport
+from store.tickets import TicketChecker
 
 _SWEEP_S = 1.0
 # Most clients have closed their idle connections by then themselves (httpx: 5 s, aiohttp: 15 s).
@@ -56,7 +53,7 @@ _CLOSE_S = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class GatewayLimits:
     """What a gateway puts up with."""
 
     max_body_bytes: int = 8 << 20
@@ -71,7 +68,7 @@ class Limits:
     """How many may wait for one deployment."""
     resume_timeout_s: float = 10.0
     """How long a stream whose engine died waits for another: small models are restarted within it."""
-    origins: Origins = field(default_factory=Origins)
+    origins: AllowedOrigins = field(default_factory=AllowedOrigins)
     """Where web pages may come from."""
     asks_for_keys: bool = False
     """Whether only holders of API keys are served."""
@@ -83,7 +80,7 @@ class Limits:
     """How many of the last requests are kept in memory."""
     journal_file: Path | None = None
     """Where all requests are written down; None: nowhere."""
-    ring: Ring = field(default_factory=Ring)
+    ring: LogRing = field(default_factory=LogRing)
     """The last lines of the gateway's own log."""
 
 
@@ -95,7 +92,7 @@ class Gateway:
         transport: Transport,
         clock: Clock,
         entropy: random.Random,
-        limits: Limits,
+        limits: GatewayLimits,
         *,
         url: str,
         tracer: Tracer | None = None,
@@ -103,7 +100,7 @@ class Gateway:
         """`url`: where the reconciler reaches us; `tracer`: who records traces."""
         self._clock = clock
         self._limits = limits
-        self.known = KnownFleet(
+        self.known = FleetState(
             transport,
             clock,
             asks_for_keys=limits.asks_for_keys,
@@ -111,93 +108,93 @@ class Gateway:
             site=limits.site,
         )
         self.keeper = self.known.keeper
-        self.loads = Loads(entropy)
-        self.pool = Pool(clock, silence_s=limits.request_timeout_s)
-        self.room = WaitingRoom(
+        self.loads = LoadTracker(entropy)
+        self.pool = ConnectionPool(clock, silence_s=limits.request_timeout_s)
+        self.room = Activator(
             self.keeper, clock, limit=limits.hold_limit, patience_s=limits.hold_timeout_s
         )
-        names = Names(clock, silence_s=limits.request_timeout_s, quiet_s=limits.quiet_s)
-        self.versions = Versions()
+        names = ModelStates(clock, silence_s=limits.request_timeout_s, quiet_s=limits.quiet_s)
+        self.versions = VersionMetrics()
         id_ = f"{entropy.getrandbits(48):012x}"
         asks = limits.asks_for_keys
-        self.presence = Presence(transport, clock, id_=id_, url=url, asks_for_keys=asks)
+        self.presence = Registration(transport, clock, id_=id_, url=url, asks_for_keys=asks)
         self.recorder = self._recorder(id_, names, tracer)
         self.metrics = self.recorder.metrics
         self.known.access.on_refusal(self.metrics.limited.add)
         router = Router(keeper=self.keeper, loads=self.loads, clock=clock, random=entropy)
         failover = self._failover(names, router)
-        openai = OpenAi()
-        self.desk = FrontDesk(
+        openai = OpenAiAdapter()
+        self.desk = InferenceHandler(
             failover,
             {
                 **{path.encode(): openai for path in PATHS},
-                **every(self.keeper, clock),
+                **translated_adapters(self.keeper, clock),
             },
             self.known.access,
             self.recorder,
-            Rules(max_body=limits.max_body_bytes, origins=limits.origins, id_prefix=id_),
+            HandlerOptions(max_body=limits.max_body_bytes, origins=limits.origins, id_prefix=id_),
         )
         self._stopping = asyncio.Event()
         self._server = self._listening(make_app(self._sight(transport, id_, names)))
 
-    def _sight(self, transport: Transport, id_: str, names: Names) -> Sight:
+    def _sight(self, transport: Transport, id_: str, names: ModelStates) -> AdminContext:
         """Return what the admin API looks at."""
         clock = self._clock
-        return Sight(
+        return AdminContext(
             id=id_,
             known=self.known,
             loads=self.loads,
             room=self.room,
             names=names,
             recorder=self.recorder,
-            nodes=NodeBook(transport, clock),
-            log=OwnLog(
+            nodes=NodeCache(transport, clock),
+            log=GatewayLog(
                 ring=self._limits.ring,
-                tickets=Tickets(transport, clock, f"Gateway/{id_}"),
+                tickets=TicketChecker(transport, clock, f"Gateway/{id_}"),
                 clock=clock,
                 is_stopping=lambda: self.desk.is_stopping,
             ),
             clock=clock,
         )
 
-    def _recorder(self, id_: str, names: Names, tracer: Tracer | None) -> Recorder:
+    def _recorder(self, id_: str, names: ModelStates, tracer: Tracer | None) -> RequestRecorder:
         """Return who writes requests down."""
         file = (
-            JournalFile(self._limits.journal_file, self._clock, gateway=id_)
+            JournalWriter(self._limits.journal_file, self._clock, gateway=id_)
             if self._limits.journal_file
             else None
         )
-        process = Process(
+        process = ProcessMetrics(
             self._clock,
-            Connections(
+            ConnectionCounts(
                 clients=lambda: len(self._server.server_state.connections),
                 engines=self.pool.connections,
             ),
         )
-        metrics = Metrics(
+        metrics = GatewayMetrics(
             in_flight=self.loads.total,
             endpoints=lambda: self.keeper.table.endpoints,
-            more=(*_gauges(self.loads, self.room), self.versions),
+            more=(*_deployment_gauges(self.loads, self.room), self.versions),
             others=(
                 self.known.keyring,
                 process,
                 *([file] if file else ()),
-                *figures(self.loads, names, self._clock),
+                *_forwarding_gauges(self.loads, names, self._clock),
             ),
         )
-        return Recorder(
+        return RequestRecorder(
             keeper=self.keeper,
             metrics=metrics,
             clock=self._clock,
-            journal=Journal(self._limits.journal_size),
+            journal=RequestJournal(self._limits.journal_size),
             process=process,
             file=file,
             tracer=tracer,
         )
 
-    def _failover(self, names: Names, router: Router) -> Failover:
+    def _failover(self, names: ModelStates, router: Router) -> Forwarder:
         """Return who carries requests to engines."""
-        attempts = Attempts(
+        attempts = AttemptRunner(
             upstream=self.pool,
             loads=self.loads,
             versions=self.versions,
@@ -205,8 +202,8 @@ class Gateway:
             metrics=self.metrics,
             clock=self._clock,
         )
-        self.prober = Prober(attempts, self.pool, names)
-        return Failover(
+        self.prober = HealthChecker(attempts, self.pool, names)
+        return Forwarder(
             attempts=attempts,
             names=names,
             room=self.room,
@@ -220,7 +217,7 @@ class Gateway:
         """Return the server of clients' connections."""
         return SignalServer(
             uvicorn.Config(
-                Cors(app, self._limits.origins),
+                CorsMiddleware(app, self._limits.origins),
                 http=cast("type[ClientProtocol]", partial(ClientProtocol, self.desk)),
                 ws="none",
                 lifespan="off",
@@ -289,19 +286,39 @@ class Gateway:
         self.desk.cut_off()
 
 
-def _gauges(loads: Loads, room: WaitingRoom) -> tuple[Gauges, Gauges]:
+def _deployment_gauges(loads: LoadTracker, room: Activator) -> tuple[LabelledGauge, LabelledGauge]:
     """Return how busy deployments are."""
     return (
-        Gauges(
+        LabelledGauge(
             "fleet_gateway_deployment_in_flight",
             "Requests at engines now.",
             "deployment",
             loads.by_deployment,
         ),
-        Gauges(
+        LabelledGauge(
             "fleet_gateway_deployment_waiting",
             "Requests held because no replica is ready.",
             "deployment",
             room.waiting,
+        ),
+    )
+
+
+def _forwarding_gauges(
+    loads: LoadTracker, names: ModelStates, clock: Clock
+) -> tuple[LabelledGauge, LabelledGauge]:
+    """Return who is asked last, and how many wait for their turn."""
+    return (
+        LabelledGauge(
+            "fleet_gateway_endpoint_breaker",
+            "0 closed; 1 half open, one request may try it; 2 open: others are asked first.",
+            "replica",
+            lambda: loads.circuits.phases(clock.monotonic()),
+        ),
+        LabelledGauge(
+            "fleet_gateway_queue_waiting",
+            "Requests that wait for their turn here.",
+            "model",
+            names.waiting,
         ),
     )

@@ -4,19 +4,19 @@ import os
 from collections.abc import Mapping
 
 
-def withhold(prefix: str) -> None:
+def drop_variables(prefix: str) -> None:
     """Have the processes that we start from here on not inherit variables that begin so."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]
 
 
-def changed(added: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
+def child_environment(added: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
     """Return our environment with more variables, and without those of ours that begin so."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     return {**kept, **added}
 
 
-def wants_traces() -> bool:
+def are_traces_enabled() -> bool:
     """Return whether OpenTelemetry's standard variables ask for traces.
 
     Raises:
@@ -51,7 +51,7 @@ def _is_set(name: str) -> bool:
     return bool(os.environ.get(name))
 
 
-def wants_colours() -> bool | None:
+def color_preference() -> bool | None:
     """Return what the environment says about colours; None if it leaves it to whether there is a terminal.
 
     NO_COLOR (no-color.org: set, and not empty) is stronger than FORCE_COLOR (force-color.org), that than TERM=dumb.

@@ -15,12 +15,12 @@ def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
         OSError: the folder cannot be written to, or the disk is full; the old file is untouched.
 
     """
-    with replacing(path, mode=mode) as file:
+    with open_replacement(path, mode=mode) as file:
         file.write(content.encode())
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+def open_replacement(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     """Yield a file that takes the path's place in one step when the block ends well.
 
     Raises:
@@ -42,7 +42,7 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
         raise
 
 
-def make_private(folder: Path) -> None:
+def make_private_folder(folder: Path) -> None:
     """Make the folder, and refuse one in which somebody else could put what we then execute or believe.
 
     Raises:

@@ -1,4 +1,10 @@
-"""Processes that outlive us: start, find again, end. A pid alone is never trusted.
+"""What tells a process from a later one with its pid: the moment it was started, as a text.
+
+On Linux that is the kernel's own count of ticks, with the boot it counts from. The wall time that
+libraries derive from it moves when the machine's clock is set, and an adopted process would then
+be taken for a stranger.
+
+Processes that outlive us: start, find again, end. A pid alone is never trusted.
 
 A record on disk names the pid and the moment it was started; if both still match, the process is
 ours, whoever started it. So a restarted parent adopts what its predecessor left running.
@@ -8,6 +14,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,18 +22,40 @@ from typing import Protocol
 
 import psutil
 
-from machinery import birthmark
 from machinery.clock import Clock
 from machinery.files import write_atomically
 
+_STARTTIME_FIELD = 19  # the 22nd field of /proc/PID/stat (proc(5)), counted from behind the name
+_PROC_FOLDER = Path("/proc")
+
+
+def process_start(pid: int) -> str:
+    """Return the mark of a running process.
+
+    Raises:
+        psutil.Error: there is none with that pid, or it may not be looked at.
+
+    """
+    if sys.platform != "linux":
+        return f"{psutil.Process(pid).create_time():.3f}"
+    try:
+        stat = (_PROC_FOLDER / str(pid) / "stat").read_text(errors="replace")
+        boot = (_PROC_FOLDER / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    except OSError as error:
+        raise psutil.AccessDenied(pid) from error
+    # The name may hold blanks and brackets; the last bracket ends it.
+    return f"{boot}/{stat.rpartition(')')[2].split()[_STARTTIME_FIELD]}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class ProcessRecord:
     """What identifies one running process, now and after our own restart."""
 
     pid: int
     birthmark: str
-    """When it was started, as `machinery.birthmark` tells."""
+    """When it was started, as `machinery.processes` tells."""
     command: tuple[str, ...]
 
     def save(self, path: Path) -> None:
@@ -34,11 +63,11 @@ class Record:
         write_atomically(path, json.dumps(asdict(self)))
 
 
-def load(path: Path) -> Record | None:
+def load_record(path: Path) -> ProcessRecord | None:
     """Return the record in a file; None if there is none, or none that can be read."""
     try:
         tree = json.loads(path.read_text())
-        record = Record(
+        record = ProcessRecord(
             pid=int(tree["pid"]),
             birthmark=str(tree["birthmark"]),
             command=tuple(tree["command"]),
@@ -49,20 +78,20 @@ def load(path: Path) -> Record | None:
     return record if record.pid > 0 else None
 
 
-def is_running(record: Record) -> bool:
+def is_running(record: ProcessRecord) -> bool:
     """Return whether this very process runs (a zombie does not, nor one that reuses the pid)."""
     try:
-        same = birthmark.of(record.pid) == record.birthmark
+        same = process_start(record.pid) == record.birthmark
         return same and psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
-class Process(Protocol):
+class ProcessHandle(Protocol):
     """What can be done to a running process."""
 
     @property
-    def record(self) -> Record: ...
+    def record(self) -> ProcessRecord: ...
 
     def running(self) -> bool: ...
 
@@ -73,10 +102,10 @@ class Process(Protocol):
     def send(self, signal_number: int) -> None: ...
 
 
-class Child:
+class ChildProcess:
     """A process that we started or adopted, in a session of its own."""
 
-    def __init__(self, record: Record, popen: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, record: ProcessRecord, popen: subprocess.Popen[bytes] | None) -> None:
         self.record = record
         self._popen = popen
 
@@ -104,20 +133,22 @@ class Child:
             os.kill(self.record.pid, signal_number)
 
 
-def adopt(path: Path) -> Child | None:
+def adopt(path: Path) -> ChildProcess | None:
     """Return the process of a record on disk, if it still runs."""
-    record = load(path)
-    return Child(record, None) if record is not None and is_running(record) else None
+    record = load_record(path)
+    return ChildProcess(record, None) if record is not None and is_running(record) else None
 
 
-def running(pid: int) -> Child | None:
+def find_running(pid: int) -> ChildProcess | None:
     """Return the process that has this pid now; only for pids that a lock proves to be alive."""
     try:
         process = psutil.Process(pid)
-        record = Record(pid=pid, birthmark=birthmark.of(pid), command=tuple(process.cmdline()))
+        record = ProcessRecord(
+            pid=pid, birthmark=process_start(pid), command=tuple(process.cmdline())
+        )
     except psutil.Error:
         return None
-    return Child(record, None)
+    return ChildProcess(record, None)
 
 
 def spawn(
@@ -126,7 +157,7 @@ def spawn(
     log: Path,
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Child:
+) -> ChildProcess:
     """Start a process in a session of its own, its output appended to a file.
 
     Its own session, so that neither a closed terminal nor Ctrl-C at its parent ends it. Without an `environment` it
@@ -148,14 +179,14 @@ def spawn(
             start_new_session=True,
         )
     try:
-        mark = birthmark.of(popen.pid)
+        mark = process_start(popen.pid)
     except psutil.Error:  # it has ended already; poll() will tell
         mark = ""
-    record = Record(pid=popen.pid, birthmark=mark, command=tuple(command))
-    return Child(record, popen)
+    record = ProcessRecord(pid=popen.pid, birthmark=mark, command=tuple(command))
+    return ChildProcess(record, popen)
 
 
-async def wait_ended(child: Process, clock: Clock, *, limit_s: float) -> bool:
+async def wait_ended(child: ProcessHandle, clock: Clock, *, limit_s: float) -> bool:
     """Wait until the process ended; return whether it did within the limit."""
     deadline = clock.monotonic() + limit_s
     while child.running():
@@ -165,7 +196,7 @@ async def wait_ended(child: Process, clock: Clock, *, limit_s: float) -> bool:
     return True
 
 
-async def end(child: Process, clock: Clock, *, grace_s: float) -> None:
+async def end(child: ProcessHandle, clock: Clock, *, grace_s: float) -> None:
     """Ask the process to end, and make it end when the grace is over."""
     child.send(signal.SIGTERM)
     child.send(signal.SIGCONT)  # a stopped process hears nothing until it goes on

@@ -37,7 +37,7 @@ class Supervisor:
     def __init__(self, program: Program, clock: Clock) -> None:
         self.program = program
         self._clock = clock
-        self._child: processes.Child | None = None
+        self._child: processes.ChildProcess | None = None
         self._wanted = True
         self.restarts = 0
 
@@ -67,7 +67,7 @@ class Supervisor:
             child = None
         self._child = child or self._spawn()
 
-    def _spawn(self) -> processes.Child:
+    def _spawn(self) -> processes.ChildProcess:
         if self.program.before_start is not None:
             self.program.before_start()
         child = processes.spawn(self.program.command, log=self.program.log, cwd=self.program.cwd)

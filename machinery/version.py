@@ -6,7 +6,7 @@ from importlib.metadata import version as of_distribution
 from typing import Final
 
 # One minor apart is what a fleet looks like while it is upgraded.
-_MINORS_APART: Final = 1
+_MAX_MINOR_SKEW: Final = 1
 
 
 @cache
@@ -15,15 +15,15 @@ def version() -> str:
     return of_distribution("mlx-fleet")
 
 
-def release(text: str) -> tuple[int, int] | None:
+def parse_release(text: str) -> tuple[int, int] | None:
     """Return major and minor version; None for what is no version of ours."""
     found = re.match(r"(\d{1,6})\.(\d{1,6})", text)
     return (int(found[1]), int(found[2])) if found else None
 
 
-def gets_along(one: str, other: str) -> bool:
+def is_compatible(one: str, other: str) -> bool:
     """Return whether two parts of a fleet may be of these versions; a checkout gets along with everybody."""
-    theirs, ours = release(one), release(other)
+    theirs, ours = parse_release(one), parse_release(other)
     if theirs is None or ours is None:
         return True
-    return theirs[0] == ours[0] and abs(theirs[1] - ours[1]) <= _MINORS_APART
+    return theirs[0] == ours[0] and abs(theirs[1] - ours[1]) <= _MAX_MINOR_SKEW

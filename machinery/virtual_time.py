@@ -20,9 +20,9 @@ _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 # asyncio joins its threads in a thread of its own when a loop ends, of which nobody else hears.
-_THREAD_S = 1.0
+_THREAD_WAIT_S = 1.0
 # More turns of the loop than any burst of work takes: somebody goes round in circles.
-_TURNS = 100_000
+_MAX_TURNS = 100_000
 # What a turn takes. Without it who waits for the rest of a rounding error would wait for ever.
 _TURN_S = 1e-9
 
@@ -31,7 +31,7 @@ class StalledError(RuntimeError):
     """Time cannot go on: every task waits and no timer is set, or work at one moment never ends."""
 
 
-class _Jumping(selectors.DefaultSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """Where the loop would wait for a timer, takes the wait for done."""
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class _Jumping(selectors.DefaultSelector):
         if timeout is not None and timeout <= 0:
             self._turns += 1
             self.now_s += _TURN_S
-            if self._turns > _TURNS:
+            if self._turns > _MAX_TURNS:
                 self._turns = 0  # what is cancelled now must be able to end
                 raise StalledError(f"work at {self.now_s} s never ends: time cannot go on")
             return []  # there is work at hand; files and signals are looked at before each jump
         self._turns = 0
         if timeout is None and not self.threads:
-            found = super().select(_THREAD_S)
+            found = super().select(_THREAD_WAIT_S)
             if not found:
                 raise StalledError("every task waits, and no timer is set")
             return found
@@ -66,7 +66,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """A selector event loop that owns its time, from 0 on. Threads are waited for in real time."""
 
     def __init__(self) -> None:
-        self._jumping = _Jumping()
+        self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
     @override

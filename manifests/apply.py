@@ -1,41 +1,111 @@
-"""Carrying out an apply: look, check everything, write. Decides nothing: `plan` and `validate` do.
+"""What an apply is asked to do, and what it did. Values; carries out nothing.
+
+Carrying out an apply: look, check everything, write. Decides nothing: `plan` and `validate` do.
 
 Nothing is written unless everything is valid. Every write names the version that was read; a conflict
 or a lost answer means to look again, never to write again blindly.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Literal, TypeAlias, assert_never
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
-from machinery.garbage import collector_held
-from manifests import applyset, plan, prune
-from manifests.applied import Applied, ApplyOptions, Outcome, PruneError, Result
-from manifests.applyset import Inventory, Members
-from manifests.errors import ApplyError, ManifestError, ManifestErrors, names
-from manifests.load import Loaded
-from manifests.observe import Observed, observe
-from manifests.plan import Change, Configured, Created, Unchanged, Write
-from manifests.prune import Surplus
-from manifests.tree import key_of
-from manifests.validate import Known, validate
+from machinery.gc_pause import pause_collection
+from manifests import apply_sets, plan
+from manifests.apply_sets import ApplySetInventory, Members, Surplus
+from manifests.errors import ApplyError, ManifestError, ManifestErrors, join_names
+from manifests.load import LoadedObject
+from manifests.observe import ObservedObjects, observe
+from manifests.ownership import FieldConflict
+from manifests.plan import (
+    ApplyMode,
+    Change,
+    ConfiguredObject,
+    CreatedObject,
+    UnchangedObject,
+    Write,
+)
+from manifests.three_way import Force
+from manifests.trees import key_of
+from manifests.validate import StoreNames, validate
 from schemas.meta import ApiObject, ObjectKey
 from store import codec
 from store.errors import ConflictError, FencedError, StoreError, UnavailableError
 from store.port import Transport
 
+ApplyVerb: TypeAlias = Literal["created", "configured", "unchanged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedObject:
+    """What became of one object."""
+
+    obj: ApiObject
+    """As it is in the store now."""
+    result: ApplyVerb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOptions:
+    """Who applies, and how far it goes."""
+
+    manager: str = "fleetctl"
+    """The writer whose manifests these are: `fleetctl`, `gitsource/<name>`."""
+    force: Force = False
+    """Whether the manifests win where others changed the same fields, and where other manifests say otherwise; "drift"
+    puts back what others changed, but leaves what other manifests say."""
+    apply_set: str = ""
+    """The set that the objects are of; empty is none."""
+    prune: bool = False
+    """Whether what the set's manifests say no more is deleted."""
+    prune_kinds: Collection[str] | None = None
+    """Of which kinds only; None stands for all."""
+    server_dry_run: bool = False
+    """Whether to do everything but write."""
+
+    @property
+    def how(self) -> ApplyMode:
+        return ApplyMode(manager=self.manager, force=self.force, apply_set=self.apply_set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyResult:
+    """What an apply did, or would do."""
+
+    outcomes: tuple[AppliedObject, ...]
+    """What became of each object, in the order of the manifests."""
+    pruned: tuple[ObjectKey, ...] = ()
+    """What was deleted, or began to go; in this order."""
+    kept: tuple[FieldConflict, ...] = ()
+    """What stays as others set it, though manifests say something else."""
+
+
+class PruneError(ApplyError):
+    """Everything was written, and something of what is to go could not be deleted; the set still holds it."""
+
+    def __init__(self, reasons: Mapping[ObjectKey, str], applied: ApplyResult) -> None:
+        self.reasons = dict(reasons)
+        self.applied = applied
+        """What was done."""
+        written = tuple(key_of(one.obj) for one in applied.outcomes)
+        super().__init__("pruning failed", written=written, missing=tuple(reasons))
+        told = "; ".join(reasons.values())
+        what = f"what is declared was written; pruning failed: {told}. Not pruned: {join_names(self.missing)}"
+        self.args = (f"{what}. Applying again is safe, and tries again",)
+
+
 __all__ = [
-    "Applied",
+    "AppliedObject",
     "ApplyOptions",
-    "Outcome",
-    "Prospect",
+    "ApplyPreview",
+    "ApplyResult",
     "PruneError",
     "apply",
-    "look",
     "prepare",
+    "preview",
 ]
 
 _ATTEMPTS = 5
@@ -45,7 +115,7 @@ _BACKOFF = Backoff(first_s=0.2, limit_s=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
+class ApplyPreview:
     """What an apply would do, as things are in the store."""
 
     changes: tuple[Change, ...]
@@ -60,20 +130,20 @@ _DEFAULT = ApplyOptions()
 
 async def prepare(
     transport: Transport,
-    loaded: Sequence[Loaded],
+    loaded: Sequence[LoadedObject],
     clock: Clock,
     options: ApplyOptions = _DEFAULT,
 ) -> list[Change]:
     """Return what an apply would write; writes nothing. `look` has the errors."""
-    return list((await look(transport, loaded, clock, options)).changes)
+    return list((await preview(transport, loaded, clock, options)).changes)
 
 
-async def look(
+async def preview(
     transport: Transport,
-    loaded: Sequence[Loaded],
+    loaded: Sequence[LoadedObject],
     clock: Clock,
     options: ApplyOptions = _DEFAULT,
-) -> Prospect:
+) -> ApplyPreview:
     """Return what an apply would do; writes nothing.
 
     Raises:
@@ -82,24 +152,26 @@ async def look(
         UndecodableError: an object there cannot be read by this process.
 
     """
-    held = Inventory(name="", members={})
+    held = ApplySetInventory(name="", members={})
     if options.apply_set:
-        held = await applyset.read(transport, options.apply_set)
+        held = await apply_sets.read_set(transport, options.apply_set)
         _refuse_another_managers(held, options)
     declared = [item.key for item in loaded]
     seen = await observe(transport, [*declared, *held.members])
     only = options.prune_kinds if options.prune else ()
-    extra = prune.surplus(held.members, declared, seen.objects, name=options.apply_set, only=only)
+    extra = apply_sets.find_surplus(
+        held.members, declared, seen.objects, name=options.apply_set, only=only
+    )
     changes = _checked(loaded, seen, clock, options, extra)
-    return Prospect(changes=tuple(changes), surplus=extra, members=held.members)
+    return ApplyPreview(changes=tuple(changes), surplus=extra, members=held.members)
 
 
 async def apply(
     transport: Transport,
-    loaded: Sequence[Loaded],
+    loaded: Sequence[LoadedObject],
     clock: Clock,
     options: ApplyOptions = _DEFAULT,
-) -> Applied:
+) -> ApplyResult:
     """Write what is declared, then delete what the set's manifests say no more.
 
     Raises:
@@ -110,30 +182,32 @@ async def apply(
             FencedError: a guard that the transport adds does not hold any more.
 
     """
-    prospect = await look(transport, loaded, clock, options)
+    prospect = await preview(transport, loaded, clock, options)
     changes, doomed = prospect.changes, prospect.surplus.doomed
     kept = tuple(clash for change in changes for clash in change.kept)
     if options.server_dry_run:
-        would = {key_of(c.obj): Outcome(obj=c.obj, result=_result(c)) for c in changes}
+        would = {key_of(c.obj): AppliedObject(obj=c.obj, result=_result(c)) for c in changes}
         outcomes = tuple(would[item.key] for item in loaded)
-        return Applied(outcomes=outcomes, pruned=tuple(map(key_of, doomed)), kept=kept)
+        return ApplyResult(outcomes=outcomes, pruned=tuple(map(key_of, doomed)), kept=kept)
     name, manager = options.apply_set, options.manager
     keys = [item.key for item in loaded]
     if name:
-        await applyset.change(
-            transport, clock, name, manager, lambda old: applyset.united(old, keys)
+        await apply_sets.change_set(
+            transport, clock, name, manager, lambda old: apply_sets.add_members(old, keys)
         )
-    run = _Run(transport, loaded, clock, options, prospect.surplus)
+    run = _ApplyRun(transport, loaded, clock, options, prospect.surplus)
     await run.write(changes)
     outcomes = tuple(run.outcomes[key] for key in keys)
-    pruned, failed = await prune.carry_out(transport, clock, doomed, name=name, manager=manager)
+    pruned, failed = await apply_sets.prune_objects(
+        transport, clock, doomed, name=name, manager=manager
+    )
     if name:
         gone = {*prospect.surplus.gone, *map(key_of, doomed)} - failed.keys()
         uids = {key_of(one.obj): one.obj.metadata.uid for one in outcomes}
-        await applyset.change(
+        await apply_sets.change_set(
             transport, clock, name, manager, lambda old: _narrowed(old, gone, uids)
         )
-    applied = Applied(outcomes=outcomes, pruned=tuple(pruned), kept=kept)
+    applied = ApplyResult(outcomes=outcomes, pruned=tuple(pruned), kept=kept)
     if failed:
         raise PruneError(failed, applied)
     return applied
@@ -143,7 +217,7 @@ def _narrowed(old: Members, gone: Collection[ObjectKey], uids: Members) -> Membe
     return {**{key: uid for key, uid in old.items() if key not in gone}, **uids}
 
 
-def _refuse_another_managers(held: Inventory, options: ApplyOptions) -> None:
+def _refuse_another_managers(held: ApplySetInventory, options: ApplyOptions) -> None:
     if held.manager in ("", options.manager) or options.how.takes_over:
         return
     message = f"is applied by {held.manager}, and not by {options.manager}"
@@ -154,21 +228,21 @@ def _refuse_another_managers(held: Inventory, options: ApplyOptions) -> None:
 
 
 def _checked(
-    loaded: Sequence[Loaded],
-    seen: Observed,
+    loaded: Sequence[LoadedObject],
+    seen: ObservedObjects,
     clock: Clock,
     options: ApplyOptions,
     extra: Surplus,
 ) -> list[Change]:
-    known = _without(seen.known, extra)
-    problems = [*validate(loaded, known), *plan.refusals(loaded, seen.objects, options.how)]
+    known = _without_pruned(seen.known, extra)
+    problems = [*validate(loaded, known), *plan.find_refusals(loaded, seen.objects, options.how)]
     if problems:
         raise ManifestErrors(problems)
-    with collector_held():
+    with pause_collection():
         return plan.plan_changes(loaded, seen.objects, now=clock.now(), how=options.how)
 
 
-def _without(known: Known, extra: Surplus) -> Known:
+def _without_pruned(known: StoreNames, extra: Surplus) -> StoreNames:
     """Return what there will be when what is to go is gone."""
     gone = {kind: {o.name for o in extra.doomed if o.kind == kind} for kind in plan.ORDER}
     return replace(
@@ -180,18 +254,18 @@ def _without(known: Known, extra: Surplus) -> Known:
     )
 
 
-class _Run:
+class _ApplyRun:
     """One apply on its way: what was written so far, and what went wrong."""
 
     def __init__(
         self,
         transport: Transport,
-        loaded: Sequence[Loaded],
+        loaded: Sequence[LoadedObject],
         clock: Clock,
         options: ApplyOptions,
         extra: Surplus,
     ) -> None:
-        self.outcomes: dict[ObjectKey, Outcome] = {}
+        self.outcomes: dict[ObjectKey, AppliedObject] = {}
         self._transport = transport
         self._loaded = loaded
         self._clock = clock
@@ -202,9 +276,9 @@ class _Run:
     async def write(self, changes: Sequence[Change]) -> None:
         """Write wave after wave; stop before the next one when something went wrong."""
         for change in changes:
-            if isinstance(change, Unchanged):
+            if isinstance(change, UnchangedObject):
                 self._note(change.obj, "unchanged")
-        for wave in plan.waves(changes):
+        for wave in plan.plan_waves(changes):
             slots = asyncio.Semaphore(_IN_FLIGHT)
             async with asyncio.TaskGroup() as group:
                 for batch in wave:
@@ -241,7 +315,7 @@ class _Run:
 
     async def _commit(self, writes: Sequence[Write]) -> ConflictError | UnavailableError | None:
         """Write all in one transaction; return why it may not have happened."""
-        guards = [codec.unchanged(write.obj) for write in writes]
+        guards = [codec.unchanged_guard(write.obj) for write in writes]
         try:
             puts = [codec.put_spec(write.obj) for write in writes]
             revision = await self._transport.commit(guards, puts)
@@ -270,18 +344,18 @@ class _Run:
             earlier = wanted.get(key_of(change.obj))
             if earlier is None:
                 continue
-            if not isinstance(change, Unchanged):
+            if not isinstance(change, UnchangedObject):
                 again.append(change)
             else:
                 lost = isinstance(failure, UnavailableError)
                 self._note(change.obj, _result(earlier if lost else change))
         return again
 
-    def _note(self, obj: ApiObject, result: Result) -> None:
-        self.outcomes[key_of(obj)] = Outcome(obj=obj, result=result)
+    def _note(self, obj: ApiObject, result: ApplyVerb) -> None:
+        self.outcomes[key_of(obj)] = AppliedObject(obj=obj, result=result)
 
     def _error(self, changes: Sequence[Change]) -> ApplyError | ManifestErrors:
-        due = [key_of(change.obj) for change in changes if not isinstance(change, Unchanged)]
+        due = [key_of(change.obj) for change in changes if not isinstance(change, UnchangedObject)]
         written = [key for key in due if key in self.outcomes]
         first = self._failures[0]
         if isinstance(first, ManifestErrors) and not written:
@@ -290,13 +364,13 @@ class _Run:
         return ApplyError(str(first), written=written, missing=missing)
 
 
-def _result(change: Change) -> Result:
+def _result(change: Change) -> ApplyVerb:
     match change:
-        case Created():
+        case CreatedObject():
             return "created"
-        case Configured():
+        case ConfiguredObject():
             return "configured"
-        case Unchanged():
+        case UnchangedObject():
             return "unchanged"
         case _:
             assert_never(change)
@@ -311,5 +385,5 @@ def _given_up(
     moved = [
         key_of(w.obj) for w in after if versions[key_of(w.obj)] != w.obj.metadata.resource_version
     ]
-    what = names(moved) or "what is to be written"
+    what = join_names(moved) or "what is to be written"
     return ConflictError(f"{what} was changed by others {_ATTEMPTS} times in a row")

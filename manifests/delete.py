@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from machinery.clock import Clock
-from manifests.errors import InUseError, NotFoundError, RefusedError, names
-from manifests.missing import not_found
+from manifests.errors import InUseError, NotFoundError, WriteRefusedError, join_names
+from manifests.suggestions import not_found_message
 from schemas import kinds
 from schemas.deployment import ModelDeployment
 from schemas.kinds import Kind
@@ -20,7 +20,7 @@ from schemas.route import ModelRoute
 from store import codec, errors, keys, objects
 from store.errors import ConflictError, FencedError, UnavailableError
 from store.mutate import mutate
-from store.port import Delete, Transport, Unchanged
+from store.port import Delete, ModRevisionGuard, Transport
 
 _ATTEMPTS = 5
 Cascade: TypeAlias = Literal["foreground", "orphan"]
@@ -28,7 +28,7 @@ OnlyIf: TypeAlias = Callable[[ApiObject], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deleted:
+class DeletedObject:
     """The object is gone."""
 
     kind: str
@@ -36,13 +36,13 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deleting:
+class PendingDeletion:
     """The object is marked; it goes when what was done for it is undone."""
 
     obj: ApiObject
 
 
-Deletion: TypeAlias = Deleted | Deleting
+Deletion: TypeAlias = DeletedObject | PendingDeletion
 
 
 def _always(_: ApiObject) -> bool:
@@ -73,7 +73,7 @@ async def delete(
     """
     found = _kind(ObjectKey(kind, name))
     for attempt in range(1, _ATTEMPTS + 1):
-        await refuse(transport, ObjectKey(kind, name))
+        await check_unused(transport, ObjectKey(kind, name))
         try:
             if found.type is Replica:
                 return await _mark(transport, Replica, name, clock, only_if)
@@ -92,7 +92,7 @@ async def delete(
     raise AssertionError("unreachable")
 
 
-async def look(transport: Transport, key: ObjectKey) -> None:
+async def check_exists(transport: Transport, key: ObjectKey) -> None:
     """Refuse what cannot be deleted whatever others name; writes nothing.
 
     Raises:
@@ -104,17 +104,17 @@ async def look(transport: Transport, key: ObjectKey) -> None:
     if await transport.get(keys.spec_key(*key)) is None:
         status = await transport.get(keys.status_key(*key))
         if status is None:
-            raise await _not_found(transport, kind, key.name)
+            raise await _not_found_error(transport, kind, key.name)
 
 
 def _kind(key: ObjectKey) -> Kind:
     found = kinds.by_name(key.kind)
     if found is None or not (found.written_by_users or found.type is Replica):
-        raise RefusedError(f"{key} is not for users to delete: the fleet writes it")
+        raise WriteRefusedError(f"{key} is not for users to delete: the fleet writes it")
     return found
 
 
-async def refuse(
+async def check_unused(
     transport: Transport, key: ObjectKey, *, going: Collection[ObjectKey] = ()
 ) -> None:
     """Refuse what `delete` would refuse now, if `going` were deleted before; writes nothing.
@@ -134,12 +134,12 @@ async def _mark(
     clock: Clock,
     only_if: OnlyIf,
     *finalizers: str,
-) -> Deleting:
+) -> PendingDeletion:
     now = clock.now()
 
     def mark(obj: ApiObject) -> ApiObject | None:
         if not only_if(obj):
-            raise _another(kind, name)
+            raise _replaced_error(kind, name)
         # How its replicas go was decided when it was marked first.
         if obj.metadata.deletion_timestamp is not None:
             return None
@@ -150,30 +150,32 @@ async def _mark(
     try:
         marked = await mutate(transport, clock, kind, name, mark)
     except errors.NotFoundError:
-        raise await _not_found(transport, kind, name) from None
-    return Deleting(obj=marked)
+        raise await _not_found_error(transport, kind, name) from None
+    return PendingDeletion(obj=marked)
 
 
 async def _remove(
     transport: Transport, kind: type[ApiObject], name: str, only_if: OnlyIf
-) -> Deleted:
+) -> DeletedObject:
     """Delete spec and status in one transaction, guarded by the version of the spec."""
     spec_key = keys.spec_key(kind.__name__, name)
     status_key = keys.status_key(kind.__name__, name)
     spec, status = await transport.get(spec_key), await transport.get(status_key)
     if spec is None and status is None:
-        raise await _not_found(transport, kind, name)
+        raise await _not_found_error(transport, kind, name)
     # What nobody asks about is not even decoded: a bad document can be deleted.
     if only_if is not _always and (spec is None or not only_if(codec.decode_object(kind, spec))):
-        raise _another(kind, name)
-    guard = Unchanged(key=spec_key, mod_revision=spec.mod_revision if spec is not None else 0)
+        raise _replaced_error(kind, name)
+    guard = ModRevisionGuard(
+        key=spec_key, mod_revision=spec.mod_revision if spec is not None else 0
+    )
     try:
         await transport.commit([guard], [Delete(key=spec_key), Delete(key=status_key)])
     except UnavailableError as error:
         # The answer was lost, not the deed, if the key is gone.
         if not error.ambiguous or await transport.get(spec_key) is not None:
             raise
-    return Deleted(kind=kind.__name__, name=name)
+    return DeletedObject(kind=kind.__name__, name=name)
 
 
 async def _refuse_if_used(
@@ -182,7 +184,7 @@ async def _refuse_if_used(
     users = [user for user in await _users(transport, key) if user not in going]
     if users:
         raise InUseError(
-            f"{key[0]}/{key[1]} is named by {names(users)}. Change or delete "
+            f"{key[0]}/{key[1]} is named by {join_names(users)}. Change or delete "
             f"{'it' if len(users) == 1 else 'them'} first"
         )
 
@@ -223,13 +225,13 @@ async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
     return []
 
 
-def _another(kind: type[ApiObject], name: str) -> NotFoundError:
+def _replaced_error(kind: type[ApiObject], name: str) -> NotFoundError:
     return NotFoundError(f"{kind.__name__} {name} is another object by now")
 
 
-async def _not_found(transport: Transport, kind: type[ApiObject], name: str) -> NotFoundError:
+async def _not_found_error(transport: Transport, kind: type[ApiObject], name: str) -> NotFoundError:
     listing = await transport.list(keys.spec_prefix(kind.__name__))
     there = [keys.kind_and_name(item.key)[1] for item in listing.items]
     found = kinds.by_name(kind.__name__)
     assert found is not None  # it has a class
-    return NotFoundError(not_found(found, name, there))
+    return NotFoundError(not_found_message(found, name, there))

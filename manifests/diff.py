@@ -9,8 +9,8 @@ from datetime import datetime
 from difflib import unified_diff
 from typing import TypeVar
 
-from manifests import emit
-from manifests.tree import Path, Tree, declared, show_path, spec_of
+from manifests.trees import Path, Tree, declared_tree, show_path, spec_of
+from manifests.yaml import core_schema
 from schemas.meta import FLEET_ANNOTATIONS, ApiObject, ObjectMeta
 
 Obj = TypeVar("Obj", bound=ApiObject)
@@ -38,11 +38,15 @@ class Difference:
 def diff(before: ApiObject | None, after: ApiObject) -> Difference:
     """Return the fields that an apply of `after` would change."""
     if before is None:
-        return Difference(changes=fields({}, declared(after)))
-    return Difference(changes=fields(declared(before), declared(_kept(before, after))))
+        return Difference(changes=changed_fields({}, declared_tree(after)))
+    return Difference(
+        changes=changed_fields(
+            declared_tree(before), declared_tree(_with_kept_annotations(before, after))
+        )
+    )
 
 
-def fields(old: Tree, new: Tree) -> tuple[FieldChange, ...]:
+def changed_fields(old: Tree, new: Tree) -> tuple[FieldChange, ...]:
     """Return what differs between two trees, field by field."""
     return tuple(_changes((), old, new))
 
@@ -50,12 +54,12 @@ def fields(old: Tree, new: Tree) -> tuple[FieldChange, ...]:
 def is_same(before: ApiObject, after: ApiObject) -> bool:
     """Return whether `after` declares nothing new; cheaper than a diff."""
     a, b = before.metadata, after.metadata
-    annotations = annotations_of(a.annotations, b.annotations)
+    annotations = merge_annotations(a.annotations, b.annotations)
     theirs = (a.labels, a.annotations, spec_of(before)), (b.labels, annotations, spec_of(after))
     return theirs[0] == theirs[1]
 
 
-def annotations_of(existing: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
+def merge_annotations(existing: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
     """Return the annotations there will be: the manifest's, and those that are not for manifests to say.
 
     What lies below `fleet/` was written by a verb such as `fleetctl rollout restart`. A manifest that does not name
@@ -66,7 +70,7 @@ def annotations_of(existing: Mapping[str, str], declared: Mapping[str, str]) -> 
     return {**{key: existing[key] for key in stay}, **declared}
 
 
-def overridden(existing: Mapping[str, str], declared: Mapping[str, str]) -> list[str]:
+def overridden_annotations(existing: Mapping[str, str], declared: Mapping[str, str]) -> list[str]:
     """Return the annotations below `fleet/` that a manifest would change; saying what is there already is fine."""
     return sorted(
         key
@@ -75,13 +79,13 @@ def overridden(existing: Mapping[str, str], declared: Mapping[str, str]) -> list
     )
 
 
-def text(before: ApiObject | None, after: ApiObject | None) -> str:
+def diff_text(before: ApiObject | None, after: ApiObject | None) -> str:
     """Return the difference as a unified diff of YAML; empty if there is none. None stands for no object."""
     named = after or before
     assert named is not None
     name = f"{named.kind}/{named.name}"
     if before is not None and after is not None:
-        after = _kept(before, after)
+        after = _with_kept_annotations(before, after)
     lines = unified_diff(
         _lines(before),
         _lines(after),
@@ -92,10 +96,10 @@ def text(before: ApiObject | None, after: ApiObject | None) -> str:
 
 
 def _lines(obj: ApiObject | None) -> list[str]:
-    return emit.dump(declared(obj)).splitlines(keepends=True) if obj is not None else []
+    return core_schema.dump(declared_tree(obj)).splitlines(keepends=True) if obj is not None else []
 
 
-def made(desired: Obj, *, now: datetime, uid: str) -> Obj:
+def new_object(desired: Obj, *, now: datetime, uid: str) -> Obj:
     """Return the object as it is written first: declared by the manifest, kept by the fleet."""
     theirs = desired.metadata
     metadata = ObjectMeta(
@@ -109,9 +113,9 @@ def made(desired: Obj, *, now: datetime, uid: str) -> Obj:
     return without_status(desired.model_copy(update={"metadata": metadata}))
 
 
-def _kept(before: ApiObject, after: Obj) -> Obj:
+def _with_kept_annotations(before: ApiObject, after: Obj) -> Obj:
     """Return `after` with the annotations that an apply would leave alone."""
-    annotations = annotations_of(before.metadata.annotations, after.metadata.annotations)
+    annotations = merge_annotations(before.metadata.annotations, after.metadata.annotations)
     metadata = after.metadata.model_copy(update={"annotations": annotations})
     return after.model_copy(update={"metadata": metadata})
 

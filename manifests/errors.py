@@ -69,9 +69,9 @@ class ApplyError(Exception):
         total = len(self.written) + len(self.missing)
         objects = "object" if total == 1 else "objects"
         count = f"wrote {len(self.written) or 'none'} of {total} {objects}"
-        parts = [f"{count}: {reason}", f"Not written: {names(self.missing)}"]
+        parts = [f"{count}: {reason}", f"Not written: {join_names(self.missing)}"]
         if self.written:
-            parts.append(f"Written: {names(self.written)}")
+            parts.append(f"Written: {join_names(self.written)}")
         parts.append("Applying again is safe: what is written already is left alone")
         super().__init__(". ".join(parts) + ".")
 
@@ -84,11 +84,11 @@ class InUseError(Exception):
     """Other objects name it; deleting it would leave them without it."""
 
 
-class RefusedError(Exception):
+class WriteRefusedError(Exception):
     """It is not for users to do this."""
 
 
-def names(keys: Sequence[ObjectKey], limit: int = _NAMED) -> str:
+def join_names(keys: Sequence[ObjectKey], limit: int = _NAMED) -> str:
     """Return `Kind/name, Kind/name and 3 more`."""
     shown = ", ".join(f"{kind}/{name}" for kind, name in keys[:limit])
     rest = len(keys) - limit

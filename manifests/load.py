@@ -1,4 +1,6 @@
-"""Manifests to typed objects that know their file and line. Reads files; never the store.
+"""A document of a manifest, and the object it declares, with where everything in it stands. Pure.
+
+Manifests to typed objects that know their file and line. Reads files; never the store.
 
 Fields that the fleet keeps (`status`, and in `metadata` what `schemas.meta.FLEET_OWNED` lists) are
 refused, because they would have no effect. One exception: an object with a `metadata.uid` is output of
@@ -7,25 +9,114 @@ refused, because they would have no effect. One exception: an object with a `met
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import BinaryIO, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from machinery.garbage import collector_held
-from manifests import complaints, nodes, overlay, sources, wording, words, yamlio
-from manifests.derived import node_labels as derived_labels
-from manifests.document import Document, Loaded
+from machinery.gc_pause import pause_collection
+from manifests import overlay, sources, suggestions, validation_errors
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.nodes import Node
-from manifests.overlay import Found, Placed
-from manifests.tree import Path, Tree
+from manifests.overlay import ParsedDocuments, SourceDocument
+from manifests.trees import Path, Tree, key_of, show_path
+from manifests.trees import derived_node_labels as derived_labels
+from manifests.yaml import nodes, parser
+from manifests.yaml.nodes import YamlNode
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import API_VERSION, FLEET_OWNED, ApiModel, ApiObject, ObjectKey, ObjectMeta
 
-__all__ = ["Document", "Loaded", "load", "load_objects", "parse", "read_as", "read_objects"]
+
+class Document:
+    """One document of a file: its value, and where everything in it stands.
+
+    Most files have no faults, and nobody asks for the places in them: they may be given as a way to find them out.
+    """
+
+    __slots__ = ("_root", "_tree", "source")
+
+    def __init__(
+        self, *, source: str, root: YamlNode | Callable[[], YamlNode], tree: Tree = None
+    ) -> None:
+        self.source = source
+        self._root = root
+        self._tree = tree
+
+    @property
+    def root(self) -> YamlNode:
+        """The value with its places."""
+        if not isinstance(self._root, YamlNode):
+            self._root = self._root()
+        return self._root
+
+    @property
+    def tree(self) -> Tree:
+        """The value."""
+        return nodes.plain_value(self.root) if self._tree is None else self._tree
+
+    @property
+    def line(self) -> int:
+        return self.root.mark.line
+
+    def problem(
+        self, path: Path, message: str, hint: str = "", *, at_key: bool = False
+    ) -> ManifestError:
+        """Return a problem of the field, at its place."""
+        find = nodes.mark_of_key if at_key else nodes.mark_of_value
+        mark = find(self.root, path)
+        return ManifestError(
+            source=mark.source or self.source,
+            line=mark.line,
+            column=mark.column,
+            about=self._about(),
+            path=show_path(path),
+            message=message,
+            hint=hint,
+        )
+
+    def text_at(self, *path: str) -> str | None:
+        """Return the text at the path; None if there is none."""
+        found = self.tree
+        for part in path:
+            found = found.get(part) if isinstance(found, dict) else None
+        return found if isinstance(found, str) else None
+
+    def _about(self) -> str:
+        kind, name = self.text_at("kind"), self.text_at("metadata", "name")
+        return f"{kind}/{name}" if kind and name else kind or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedObject:
+    """An object and where it was declared."""
+
+    obj: ApiObject
+    document: Document
+
+    @property
+    def source(self) -> str:
+        return self.document.source
+
+    @property
+    def line(self) -> int:
+        return self.document.line
+
+    @property
+    def key(self) -> ObjectKey:
+        return key_of(self.obj)
+
+
+__all__ = [
+    "Document",
+    "LoadedObject",
+    "load_documents",
+    "load_objects",
+    "parse_texts",
+    "read_model",
+    "read_objects",
+]
 
 Model = TypeVar("Model", bound=ApiModel)
 
@@ -42,22 +133,22 @@ _API_KEY = "an API key is a secret, and secrets do not belong into manifests"
 
 def load_objects(
     paths: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None
-) -> list[Loaded]:
+) -> list[LoadedObject]:
     """Return every object in the files, the folders and ("-") standard input.
 
     Raises:
         ManifestErrors: everything that is wrong in any of them.
 
     """
-    with collector_held():  # ten thousand manifests are a million objects, which all stay
+    with pause_collection():  # ten thousand manifests are a million objects, which all stay
         documents, problems = _scan(paths, recursive=recursive, stdin=stdin)
-        loaded, more = _read(documents)
+        loaded, more = _read_documents(documents)
     if problems or more:
         raise ManifestErrors([*problems, *more])
     return loaded
 
 
-def load(
+def load_documents(
     paths: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None
 ) -> list[Document]:
     """Return every document in the files, the folders and ("-") standard input.
@@ -72,20 +163,20 @@ def load(
     return documents
 
 
-def read_objects(documents: Iterable[Document]) -> list[Loaded]:
+def read_objects(documents: Iterable[Document]) -> list[LoadedObject]:
     """Return the documents as typed objects, in their order.
 
     Raises:
         ManifestErrors: everything that is wrong with any of them.
 
     """
-    loaded, problems = _read(documents)
+    loaded, problems = _read_documents(documents)
     if problems:
         raise ManifestErrors(problems)
     return loaded
 
 
-def read_as(document: Document, model: type[Model]) -> Model:
+def read_model(document: Document, model: type[Model]) -> Model:
     """Return a document that is no API object, such as a simulated fleet, as a value of our own.
 
     Raises:
@@ -93,25 +184,25 @@ def read_as(document: Document, model: type[Model]) -> Model:
 
     """
     if not isinstance(document.root.content, dict):
-        message = f"expected a mapping, got {words.show(document.root)}"
+        message = f"expected a mapping, got {suggestions.describe_node(document.root)}"
         raise ManifestErrors([document.problem((), message)])
     try:
-        tree = json.dumps(nodes.plain(document.root))
+        tree = json.dumps(nodes.plain_value(document.root))
         return model.model_validate_json(tree, by_alias=True, by_name=False)
     except ValidationError as error:
-        details = complaints.of(error, document.root)
-        raise ManifestErrors([_translated(document, d, model) for d in details]) from error
+        details = validation_errors.relevant_errors(error, document.root)
+        raise ManifestErrors([_manifest_error(document, d, model) for d in details]) from error
 
 
 def _scan(
     paths: Sequence[str], *, recursive: bool, stdin: BinaryIO | None
 ) -> tuple[list[Document], list[ManifestError]]:
     texts = list(sources.read_all(paths, recursive=recursive, stdin=stdin))
-    quick = _quick(texts)
+    quick = _parse_fast(texts)
     if quick is not None:
         documents, problems = quick
     else:
-        found = parse(texts)
+        found = parse_texts(texts)
         combined = overlay.combine(found.documents, _read_base)
         documents = [Document(source=one.source, root=one.root) for one in combined.documents]
         problems = [*found.problems, *combined.problems]
@@ -122,25 +213,25 @@ def _scan(
     return documents, problems
 
 
-def _quick(
+def _parse_fast(
     texts: Sequence[tuple[str, str | ManifestError]],
 ) -> tuple[list[Document], list[ManifestError]] | None:
     """Return what `parse` would, places to be found out later where it can be so; None if there is an overlay."""
     documents: list[Document] = []
     problems: list[ManifestError] = []
     for name, text in texts:
-        trees = None if isinstance(text, ManifestError) else yamlio.trees(text)
+        trees = None if isinstance(text, ManifestError) else parser.parse_values(text)
         kinds_there = [tree.get("kind") for tree in trees or () if isinstance(tree, dict)]
         if overlay.KIND in kinds_there:
             return None
         if trees is None or isinstance(text, ManifestError) or "List" in kinds_there:
-            found = parse([(name, text)])
+            found = parse_texts([(name, text)])
             if any(overlay.is_overlay(one.root) for one in found.documents):
                 return None
             documents.extend(Document(source=one.source, root=one.root) for one in found.documents)
             problems.extend(found.problems)
             continue
-        roots = cache(partial(yamlio.parse, text, name))
+        roots = cache(partial(parser.parse, text, name))
         documents.extend(
             Document(source=name, root=partial(_root, roots, index), tree=tree)
             for index, tree in enumerate(trees)
@@ -148,44 +239,46 @@ def _quick(
     return documents, problems
 
 
-def _root(roots: Callable[[], yamlio.Parsed], index: int) -> Node:
+def _root(roots: Callable[[], parser.ParsedFile], index: int) -> YamlNode:
     return roots().documents[index]
 
 
-def parse(texts: Iterable[tuple[str, str | ManifestError]]) -> Found:
+def parse_texts(texts: Iterable[tuple[str, str | ManifestError]]) -> ParsedDocuments:
     """Return the documents of files, given as names and texts (or what was wrong with reading them)."""
-    documents: list[Placed] = []
+    documents: list[SourceDocument] = []
     problems: list[ManifestError] = []
     for name, text in texts:
         if isinstance(text, ManifestError):
             problems.append(text)
             continue
-        parsed = yamlio.parse(text, name)
+        parsed = parser.parse(text, name)
         problems.extend(parsed.problems)
         roots = [item for root in parsed.documents for item in _unpacked(root)]
-        documents.extend(Placed(source=name, root=root) for root in roots)
-    return Found(documents=tuple(documents), problems=tuple(problems))
+        documents.extend(SourceDocument(source=name, root=root) for root in roots)
+    return ParsedDocuments(documents=tuple(documents), problems=tuple(problems))
 
 
-def _read_base(path: str) -> Found:
+def _read_base(path: str) -> ParsedDocuments:
     """Return what a base of an overlay holds."""
-    return parse(sources.read_all([path], recursive=True, stdin=None))
+    return parse_texts(sources.read_all([path], recursive=True, stdin=None))
 
 
-def _unpacked(root: Node) -> list[Node]:
+def _unpacked(root: YamlNode) -> list[YamlNode]:
     """Return the items of a `kind: List`, which `get -o yaml` writes for several objects."""
     content = root.content
     if not isinstance(content, dict) or set(content) - {"apiVersion", "kind", "metadata", "items"}:
         return [root]
-    kind, items = nodes.find(root, ("kind",)), nodes.find(root, ("items",))
+    kind, items = nodes.find_node(root, ("kind",)), nodes.find_node(root, ("items",))
     is_list = kind is not None and kind.content == "List"
     if not is_list or items is None or not isinstance(items.content, list):
         return [root]
     return items.content
 
 
-def _read(documents: Iterable[Document]) -> tuple[list[Loaded], list[ManifestError]]:
-    loaded: list[Loaded] = []
+def _read_documents(
+    documents: Iterable[Document],
+) -> tuple[list[LoadedObject], list[ManifestError]]:
+    loaded: list[LoadedObject] = []
     problems: list[ManifestError] = []
     places: dict[ObjectKey, Document] = {}
     for document in documents:
@@ -195,7 +288,7 @@ def _read(documents: Iterable[Document]) -> tuple[list[Loaded], list[ManifestErr
         if all(key) and key in places:
             problems.append(_duplicate(document, places[key]))
         elif isinstance(found, ApiObject):
-            loaded.append(Loaded(obj=found, document=document))
+            loaded.append(LoadedObject(obj=found, document=document))
         places.setdefault(key, document)
     return loaded, problems
 
@@ -211,7 +304,7 @@ def _duplicate(document: Document, first: Document) -> ManifestError:
 def _object(document: Document) -> ApiObject | list[ManifestError]:
     """Return the document as an object, or everything that is wrong with it."""
     if not isinstance(document.tree, dict):
-        message = f"expected an object, got {words.show(document.root)}"
+        message = f"expected an object, got {suggestions.describe_node(document.root)}"
         return [document.problem((), message, "Begin with: apiVersion, kind, metadata, spec")]
     problems = _version_problems(document)
     kind = _kind(document)
@@ -222,21 +315,21 @@ def _object(document: Document) -> ApiObject | list[ManifestError]:
     try:
         found = kind.type.model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
     except ValidationError as error:
-        details = complaints.of(error, document.root)
+        details = validation_errors.relevant_errors(error, document.root)
         # apiVersion was looked at above, in better words
         rest = [d for d in details if d["loc"] != ("apiVersion",)]
-        return [*problems, *(_translated(document, d, kind.type) for d in rest)]
+        return [*problems, *(_manifest_error(document, d, kind.type) for d in rest)]
     return problems or found
 
 
 def _version_problems(document: Document) -> list[ManifestError]:
     if document.text_at("apiVersion") == API_VERSION:
         return []
-    node = nodes.find(document.root, ("apiVersion",))
+    node = nodes.find_node(document.root, ("apiVersion",))
     hint = f"Write: apiVersion: {API_VERSION}"
     if node is None:
         return [document.problem(("apiVersion",), "is required but not given", hint)]
-    message = f"unknown version {words.show(node)}; there is only {API_VERSION}"
+    message = f"unknown version {suggestions.describe_node(node)}; there is only {API_VERSION}"
     return [document.problem(("apiVersion",), message, hint)]
 
 
@@ -245,18 +338,20 @@ def _kind(document: Document) -> Kind | ManifestError:
     known = [kind.name for kind in kinds.KINDS if kind.written_by_users]
     word = document.text_at("kind")
     if word is None:
-        node = nodes.find(document.root, ("kind",))
+        node = nodes.find_node(document.root, ("kind",))
         if node is None:
             every = f"One of: {', '.join(known)}"
             return document.problem(("kind",), "is required but not given", every)
-        return document.problem(("kind",), f"expected a string, got {words.show(node)}")
+        return document.problem(
+            ("kind",), f"expected a string, got {suggestions.describe_node(node)}"
+        )
     kind = kinds.by_name(word)
     if kind is None and word.lower() in ("apikey", "apikeys"):
         return document.problem(("kind",), _API_KEY, "Run: fleetctl create apikey NAME")
     if kind is None:
         alias = kinds.by_alias(word)
         options = [alias.name] if alias is not None and alias.written_by_users else known
-        hint = words.did_you_mean(alias.name if alias else word, options, "Known are")
+        hint = suggestions.did_you_mean(alias.name if alias else word, options, "Known are")
         return document.problem(("kind",), f"unknown kind {json.dumps(word)}", hint)
     if not kind.written_by_users:
         writer = _WRITERS.get(kind.name, "the fleet writes it")
@@ -292,10 +387,12 @@ def _without_derived_labels(tree: dict[str, Tree], printed: dict[str, Tree]) -> 
     return {**tree, "metadata": {**metadata, "labels": own}}
 
 
-def _translated(document: Document, found: ErrorDetails, model: type[ApiModel]) -> ManifestError:
+def _manifest_error(
+    document: Document, found: ErrorDetails, model: type[ApiModel]
+) -> ManifestError:
     is_key = bool(found["loc"]) and found["loc"][-1] == "[key]"
     path = found["loc"][:-1] if is_key else found["loc"]
-    node = nodes.find(document.root, path)
-    message, hint = wording.explain(found, path=path, node=node, model=model)
+    node = nodes.find_node(document.root, path)
+    message, hint = validation_errors.explain_error(found, path=path, node=node, model=model)
     at_key = is_key or found["type"] in ("missing", "extra_forbidden")
     return document.problem(path, message, hint, at_key=at_key)

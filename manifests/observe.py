@@ -6,8 +6,8 @@ One list per kind, however many objects: a thousand deployments are two pages, n
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from machinery.garbage import collector_held
-from manifests.validate import Known
+from machinery.gc_pause import pause_collection
+from manifests.validate import StoreNames
 from schemas import kinds
 from schemas.meta import ApiObject, ObjectKey
 from schemas.route import ModelRoute
@@ -22,15 +22,15 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ObservedObjects:
     """The store as it was looked at."""
 
     objects: Mapping[ObjectKey, ApiObject]
     """The objects that were asked for and are there, without status."""
-    known: Known
+    known: StoreNames
 
 
-async def observe(transport: Transport, wanted: Iterable[ObjectKey]) -> Observed:
+async def observe(transport: Transport, wanted: Iterable[ObjectKey]) -> ObservedObjects:
     """Return what the store has of the wanted objects and of those they depend on."""
     asked = frozenset(wanted)
     names = sorted({kind for kind, _ in asked})
@@ -38,14 +38,14 @@ async def observe(transport: Transport, wanted: Iterable[ObjectKey]) -> Observed
     every = list(dict.fromkeys((*names, *related)))
     items = {kind: (await transport.list(keys.spec_prefix(kind))).items for kind in every}
     # Others are not even decoded: one bad document must not stand in the way of every apply.
-    with collector_held():
+    with pause_collection():
         objects = {
             key: decode(kind, item)
             for kind in names
             for item in items[kind]
             if (key := keys.kind_and_name(item.key)) in asked
         }
-    return Observed(objects=objects, known=_known(items))
+    return ObservedObjects(objects=objects, known=_known(items))
 
 
 def decode(kind: str, item: KeyValue) -> ApiObject:
@@ -55,12 +55,12 @@ def decode(kind: str, item: KeyValue) -> ApiObject:
     return codec.decode_object(found.type, item)
 
 
-def _known(items: Mapping[str, tuple[KeyValue, ...]]) -> Known:
+def _known(items: Mapping[str, tuple[KeyValue, ...]]) -> StoreNames:
     def names(kind: str) -> frozenset[str]:
         return frozenset(keys.kind_and_name(item.key)[1] for item in items.get(kind, ()))
 
     routes = items.get("ModelRoute", ())
-    return Known(
+    return StoreNames(
         node_pools=names("NodePool"),
         model_deployments=names("ModelDeployment"),
         shard_groups=names("ShardGroup"),

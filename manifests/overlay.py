@@ -1,4 +1,9 @@
-"""Overlays: a folder that says what is different at one site, laid over the folders that say what is the same. Pure.
+"""One document laid over another: mappings merge, lists of named mappings merge by name, all else is replaced. Pure.
+
+A strategic merge as kustomize and kubectl have it, without schemas: what a list is merged by is read off its items.
+What a patch says keeps its file and line, so that a fault in the merged object is reported where it was written.
+
+Overlays: a folder that says what is different at one site, laid over the folders that say what is the same. Pure.
 
 A folder with a document of `kind: Overlay` (by custom `overlay.yaml`) is an overlay: its `base` names the folders or files
 that it is laid over, its other documents are patches of their objects, or further objects. A base may be an overlay again.
@@ -8,15 +13,215 @@ Files come through `Read`: from the disk for `fleetctl apply`, out of a commit f
 import json
 import posixpath
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from manifests import nodes, patching, words
+from manifests import suggestions
 from manifests.errors import ManifestError
-from manifests.nodes import Mark, Node
 from manifests.sources import SUFFIXES
-from manifests.tree import show_path
+from manifests.trees import Path, show_path
+from manifests.yaml import nodes
+from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 from schemas.meta import API_VERSION
+
+DIRECTIVE = "$patch"
+# By what items of a list are told apart; the first that all of them have.
+_IDENTITIES = ("name", "node", "deployment", "key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Patch:
+    """The document that is laid over another, for its complaints."""
+
+    source: str
+    about: str
+    problems: list[ManifestError]
+
+    def complain(self, mark: Mark, path: Path, message: str, hint: str) -> None:
+        self.problems.append(
+            ManifestError(
+                source=mark.source or self.source,
+                line=mark.line,
+                column=mark.column,
+                about=self.about,
+                path=show_path(path),
+                message=message,
+                hint=hint,
+            )
+        )
+
+
+def apply_patch(
+    base: YamlNode, patch: YamlNode, *, source: str, about: str
+) -> tuple[YamlNode | None, list[ManifestError]]:
+    """Return the base with the patch over it, None if the patch deletes it; and what is wrong with the patch.
+
+    `source` is the patch's file, `about` its object.
+    """
+    said = _Patch(source=source, about=about, problems=[])
+    stamped = with_source(patch, source)
+    return _merge(said, base, stamped, ()), said.problems
+
+
+def with_source(node: YamlNode, source: str) -> YamlNode:
+    """Return the node with every mark naming the file."""
+    content = node.content
+    if isinstance(content, dict):
+        content = {
+            key: MappingEntry(mark=_in(entry.mark, source), node=with_source(entry.node, source))
+            for key, entry in content.items()
+        }
+    elif isinstance(content, list):
+        content = [with_source(item, source) for item in content]
+    return replace(node, mark=_in(node.mark, source), content=content)
+
+
+def patch_directive(node: YamlNode) -> str | None:
+    """Return what `$patch` says of a mapping; None if it says nothing."""
+    if not isinstance(node.content, dict) or DIRECTIVE not in node.content:
+        return None
+    return str(node.content[DIRECTIVE].node.content)
+
+
+def _in(mark: Mark, source: str) -> Mark:
+    return mark if mark.source else replace(mark, source=source)
+
+
+def _merge(said: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode | None:
+    """Return what becomes of a value that both have; None if it goes."""
+    over = patch.content
+    if isinstance(over, dict):
+        order = patch_directive(patch)
+        if order == "delete":
+            return None
+        if order == "replace":
+            return _without_directive(said, patch, path)
+        if order is not None:
+            _report_unknown_directive(said, patch, path)
+        if isinstance(base.content, dict):
+            return _mappings(said, base, patch, path)
+        return _new_node(said, patch, path)
+    if isinstance(over, list):
+        return _lists(said, base, patch, path)
+    return patch
+
+
+def _mappings(said: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode:
+    assert isinstance(base.content, dict)
+    assert isinstance(patch.content, dict)
+    entries = dict(base.content)
+    for key, entry in patch.content.items():
+        if key == DIRECTIVE:
+            continue
+        here = (*path, key)
+        there = entries.get(key)
+        removes = entry.node.content is None or patch_directive(entry.node) == "delete"
+        if removes and there is None:
+            what = "null" if entry.node.content is None else f"{DIRECTIVE}: delete"
+            hint = "Remove the line, or look for how the base spells it"
+            said.complain(entry.mark, here, f"{what} removes what the base does not have", hint)
+        elif removes:
+            del entries[key]
+        elif there is None:
+            entries[key] = replace(entry, node=_new_node(said, entry.node, here))
+        else:
+            after = _merge(said, there.node, entry.node, here)
+            if after is not None:
+                entries[key] = replace(entry, node=after)
+    return replace(base, content=entries)
+
+
+def _lists(said: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode:
+    assert isinstance(patch.content, list)
+    replaces = any(_replaces_list(item) for item in patch.content)
+    items = [item for item in patch.content if not _replaces_list(item)]
+    there = base.content if isinstance(base.content, list) else []
+    identity = None if replaces else _identity(there, items)
+    if identity is None:
+        fresh = [_new_node(said, item, (*path, at)) for at, item in enumerate(items)]
+        return replace(patch, content=fresh)
+    kept: dict[object, YamlNode | None] = {_identity_value(item, identity): item for item in there}
+    for at, item in enumerate(items):
+        here, name = (*path, at), _identity_value(item, identity)
+        if name in kept:
+            found = kept[name]
+            kept[name] = None if found is None else _merge(said, found, item, here)
+        elif patch_directive(item) == "delete":
+            hint = f"There are: {', '.join(str(one) for one in kept)}"
+            message = f"{DIRECTIVE}: delete of {identity} {name}, which the base does not have"
+            said.complain(item.mark, here, message, hint)
+        else:
+            kept[name] = _new_node(said, item, here)
+    # It stands where the base has it: what is wrong with an item is reported at the item.
+    return replace(base, content=[item for item in kept.values() if item is not None])
+
+
+def _replaces_list(item: YamlNode) -> bool:
+    """Return whether an item only says that the list is replaced."""
+    content = item.content
+    return (
+        isinstance(content, dict)
+        and set(content) == {DIRECTIVE}
+        and patch_directive(item) == "replace"
+    )
+
+
+def _identity(there: Sequence[YamlNode], items: Sequence[YamlNode]) -> str | None:
+    """Return by which field the items of both lists are told apart; None if by none: then lists are atoms."""
+    if not there or not items:
+        return None
+    for name_field in _IDENTITIES:
+        ours, theirs = (
+            [_identity_value(item, name_field) for item in side] for side in (items, there)
+        )
+        is_telling = all(name is not None for name in (*ours, *theirs))
+        if is_telling and len(set(ours)) == len(ours) and len(set(theirs)) == len(theirs):
+            return name_field
+    return None
+
+
+def _identity_value(item: YamlNode, field: str) -> object:
+    if not isinstance(item.content, dict) or field not in item.content:
+        return None
+    name = item.content[field].node.content
+    return None if isinstance(name, dict | list) else name
+
+
+def _new_node(said: _Patch, node: YamlNode, path: Path) -> YamlNode:
+    """Return what the base does not have, as it is to be; directives have nothing to direct there."""
+    if isinstance(node.content, list):
+        items = [item for item in node.content if not _replaces_list(item)]
+        return replace(
+            node, content=[_new_node(said, item, (*path, at)) for at, item in enumerate(items)]
+        )
+    if not isinstance(node.content, dict):
+        return node
+    order = patch_directive(node)
+    if order == "delete":
+        hint = "Remove it, or look for how the base spells it"
+        said.complain(node.mark, path, f"{DIRECTIVE}: delete of what the base does not have", hint)
+    elif order not in (None, "replace"):
+        _report_unknown_directive(said, node, path)
+    return _without_directive(said, node, path)
+
+
+def _without_directive(said: _Patch, node: YamlNode, path: Path) -> YamlNode:
+    assert isinstance(node.content, dict)
+    entries = {
+        key: replace(entry, node=_new_node(said, entry.node, (*path, key)))
+        for key, entry in node.content.items()
+        if key != DIRECTIVE
+    }
+    return replace(node, content=entries)
+
+
+def _report_unknown_directive(said: _Patch, node: YamlNode, path: Path) -> None:
+    assert isinstance(node.content, dict)
+    entry = node.content[DIRECTIVE]
+    shown = entry.node.text or patch_directive(node)
+    hint = f"Write {DIRECTIVE}: delete or {DIRECTIVE}: replace; without it, mappings are merged"
+    said.complain(entry.mark, (*path, DIRECTIVE), f"unknown directive {shown}", hint)
+
 
 KIND = "Overlay"
 # Sites of a fleet of fleets; a chain that is longer is a mistake, and costs its length in copies.
@@ -25,47 +230,47 @@ _FIELDS = ("apiVersion", "kind", "metadata", "base")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class SourceDocument:
     """A parsed document and its file."""
 
     source: str
-    root: Node
+    root: YamlNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ParsedDocuments:
     """What files hold, and what is wrong with them."""
 
-    documents: tuple[Placed, ...] = ()
+    documents: tuple[SourceDocument, ...] = ()
     problems: tuple[ManifestError, ...] = ()
 
 
 # The documents of a file, or of a folder and all below it.
-Read: TypeAlias = Callable[[str], Found]
+ReadBase: TypeAlias = Callable[[str], ParsedDocuments]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _OverlayRun:
     """One combining on its way; `above` are the overlays that are being resolved, the outermost first."""
 
-    read: Read
+    read: ReadBase
     problems: list[ManifestError] = field(default_factory=list)
     above: list[str] = field(default_factory=list)
 
 
-def combine(documents: Sequence[Placed], read: Read) -> Found:
+def combine(documents: Sequence[SourceDocument], read: ReadBase) -> ParsedDocuments:
     """Return the documents with every overlay among them carried out."""
-    run = _Run(read=read)
+    run = _OverlayRun(read=read)
     combined = _combine(run, documents)
-    return Found(documents=tuple(combined), problems=tuple(run.problems))
+    return ParsedDocuments(documents=tuple(combined), problems=tuple(run.problems))
 
 
-def is_overlay(root: Node) -> bool:
-    kind = nodes.find(root, ("kind",))
+def is_overlay(root: YamlNode) -> bool:
+    kind = nodes.find_node(root, ("kind",))
     return kind is not None and kind.content == KIND
 
 
-def _combine(run: _Run, documents: Sequence[Placed]) -> list[Placed]:
+def _combine(run: _OverlayRun, documents: Sequence[SourceDocument]) -> list[SourceDocument]:
     overlays = _overlays(run, documents)
     plain = [
         one
@@ -82,25 +287,25 @@ def _combine(run: _Run, documents: Sequence[Placed]) -> list[Placed]:
             if _folder_of(one.source, inner) == folder and not is_overlay(one.root)
         ]
         run.problems.extend(there.problems)
-        plain.extend(_laid_over(run, folder, overlay, patches))
+        plain.extend(_overlaid(run, folder, overlay, patches))
     return plain
 
 
-def _overlays(run: _Run, documents: Sequence[Placed]) -> dict[str, Placed]:
+def _overlays(run: _OverlayRun, documents: Sequence[SourceDocument]) -> dict[str, SourceDocument]:
     """Return the overlays among the documents by their folders."""
-    overlays: dict[str, Placed] = {}
+    overlays: dict[str, SourceDocument] = {}
     for found in documents:
         if not is_overlay(found.root):
             continue
         if not found.source.endswith(SUFFIXES):
             hint = "Name the folder: fleetctl apply -f sites/berlin"
-            _complain(run, found, ("kind",), "is a folder's, not a stream's", hint)
+            _report(run, found, ("kind",), "is a folder's, not a stream's", hint)
             continue
         folder = posixpath.dirname(found.source)
         first = overlays.setdefault(folder, found)
         if first is not found:
             there = f"{first.source}:{first.root.mark.line}"
-            _complain(run, found, ("kind",), "is the folder's second", f"The first is {there}")
+            _report(run, found, ("kind",), "is the folder's second", f"The first is {there}")
     return overlays
 
 
@@ -110,19 +315,21 @@ def _folder_of(source: str, folders: Iterable[str]) -> str | None:
     return max(above, key=len, default=None)
 
 
-def _laid_over(run: _Run, folder: str, overlay: Placed, patches: Sequence[Placed]) -> list[Placed]:
+def _overlaid(
+    run: _OverlayRun, folder: str, overlay: SourceDocument, patches: Sequence[SourceDocument]
+) -> list[SourceDocument]:
     """Return what an overlay makes of its bases."""
     bases = _bases(run, overlay)
     name = folder or "."
     if name in run.above:
         circle = " -> ".join([*run.above[run.above.index(name) :], name])
-        _complain(run, overlay, ("base",), f"goes in a circle: {circle}", "Break it")
+        _report(run, overlay, ("base",), f"goes in a circle: {circle}", "Break it")
         return []
     if len(run.above) >= _MAX_DEPTH:
-        _complain(run, overlay, ("base",), f"is more than {_MAX_DEPTH} overlays deep", "")
+        _report(run, overlay, ("base",), f"is more than {_MAX_DEPTH} overlays deep", "")
         return []
     run.above.append(name)
-    below: list[Placed] = []
+    below: list[SourceDocument] = []
     for at, base in bases:
         found = run.read(posixpath.normpath(posixpath.join(folder, base)))
         run.problems.extend(_blamed(overlay, at, found.problems))
@@ -131,7 +338,9 @@ def _laid_over(run: _Run, folder: str, overlay: Placed, patches: Sequence[Placed
     return _patched(run, below, patches)
 
 
-def _blamed(overlay: Placed, at: int, problems: Sequence[ManifestError]) -> list[ManifestError]:
+def _blamed(
+    overlay: SourceDocument, at: int, problems: Sequence[ManifestError]
+) -> list[ManifestError]:
     """Return the problems; of what could not be read at all, where it was named."""
     mark = nodes.mark_of_value(overlay.root, ("base", at))
     return [
@@ -150,34 +359,38 @@ def _blamed(overlay: Placed, at: int, problems: Sequence[ManifestError]) -> list
     ]
 
 
-def _patched(run: _Run, below: Sequence[Placed], patches: Sequence[Placed]) -> list[Placed]:
-    there: dict[tuple[object, object], Placed | None] = {_key(one.root): one for one in below}
+def _patched(
+    run: _OverlayRun, below: Sequence[SourceDocument], patches: Sequence[SourceDocument]
+) -> list[SourceDocument]:
+    there: dict[tuple[object, object], SourceDocument | None] = {
+        _key(one.root): one for one in below
+    }
     twice = [one for one in below if there[_key(one.root)] is not one]
-    more: list[Placed] = []
+    more: list[SourceDocument] = []
     for patch in patches:
         key = _key(patch.root)
         base = there.get(key)
         if base is None:
             # What is in no base is an object of the overlay's own; nothing else can be meant by it.
-            if patching.directive(patch.root) is None:
+            if patch_directive(patch.root) is None:
                 more.append(patch)
             else:
                 names = [str(name) for kind, name in there if kind == key[0]]
-                hint = words.did_you_mean(str(key[1]), names, "The bases have")
+                hint = suggestions.did_you_mean(str(key[1]), names, "The bases have")
                 message = f"no base has {key[0]}/{key[1]}, so there is nothing to patch"
-                _complain(run, patch, (patching.DIRECTIVE,), message, hint)
+                _report(run, patch, (DIRECTIVE,), message, hint)
             continue
         about = f"{key[0]}/{key[1]}"
-        root, problems = patching.merged(base.root, patch.root, source=patch.source, about=about)
+        root, problems = apply_patch(base.root, patch.root, source=patch.source, about=about)
         run.problems.extend(problems)
-        there[key] = None if root is None else Placed(source=base.source, root=root)
+        there[key] = None if root is None else SourceDocument(source=base.source, root=root)
     kept = [one for one in there.values() if one is not None]
     # Declared twice is what the loader says of them, in its words.
     return [*kept, *twice, *more]
 
 
-def _key(root: Node) -> tuple[object, object]:
-    kind, name = nodes.find(root, ("kind",)), nodes.find(root, ("metadata", "name"))
+def _key(root: YamlNode) -> tuple[object, object]:
+    kind, name = nodes.find_node(root, ("kind",)), nodes.find_node(root, ("metadata", "name"))
     told = (
         None if one is None or isinstance(one.content, dict | list) else one.content
         for one in (kind, name)
@@ -187,39 +400,41 @@ def _key(root: Node) -> tuple[object, object]:
     return (kind_word, name_word) if kind_word and name_word else (None, id(root))
 
 
-def _bases(run: _Run, overlay: Placed) -> list[tuple[int, str]]:
+def _bases(run: _OverlayRun, overlay: SourceDocument) -> list[tuple[int, str]]:
     """Return the bases that an overlay names; complains of everything that is wrong with it."""
     content = overlay.root.content
     assert isinstance(content, dict)
     for key, entry in content.items():
         if key not in _FIELDS:
-            hint = words.did_you_mean(key, _FIELDS, "An Overlay has")
-            _complain(run, overlay, (key,), "unknown field", hint, mark=entry.mark)
-    version = nodes.find(overlay.root, ("apiVersion",))
+            hint = suggestions.did_you_mean(key, _FIELDS, "An Overlay has")
+            _report(run, overlay, (key,), "unknown field", hint, mark=entry.mark)
+    version = nodes.find_node(overlay.root, ("apiVersion",))
     if version is None or version.content != API_VERSION:
         shown = "is required but not given" if version is None else f"is not {API_VERSION}"
-        _complain(run, overlay, ("apiVersion",), shown, f"Write: apiVersion: {API_VERSION}")
-    base = nodes.find(overlay.root, ("base",))
+        _report(run, overlay, ("apiVersion",), shown, f"Write: apiVersion: {API_VERSION}")
+    base = nodes.find_node(overlay.root, ("base",))
     hint = "Write: base: [../../base]"
     if base is None or not isinstance(base.content, list) or not base.content:
         message = "is required but not given" if base is None else "expected a list of folders"
-        _complain(run, overlay, ("base",), message, hint)
+        _report(run, overlay, ("base",), message, hint)
         return []
     found: list[tuple[int, str]] = []
     for at, item in enumerate(base.content):
         text = item.content
         if not isinstance(text, str) or not text or text.startswith("/"):
-            shown = words.show(item) if not isinstance(text, str) else json.dumps(text)
+            shown = (
+                suggestions.describe_node(item) if not isinstance(text, str) else json.dumps(text)
+            )
             message = f"expected a folder relative to this one, got {shown}"
-            _complain(run, overlay, ("base", at), message, hint)
+            _report(run, overlay, ("base", at), message, hint)
         else:
             found.append((at, text))
     return found
 
 
-def _complain(
-    run: _Run,
-    found: Placed,
+def _report(
+    run: _OverlayRun,
+    found: SourceDocument,
     path: tuple[str | int, ...],
     message: str,
     hint: str,
@@ -228,7 +443,7 @@ def _complain(
 ) -> None:
     mark = mark or nodes.mark_of_value(found.root, path)
     _, name = _key(found.root)
-    kind = nodes.find(found.root, ("kind",))
+    kind = nodes.find_node(found.root, ("kind",))
     word = str(kind.content) if kind is not None else ""
     run.problems.append(
         ManifestError(

@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import TypeAlias
 from uuid import NAMESPACE_URL, uuid5
 
-from manifests import applyset, diff, ownership
+from manifests import apply_sets, diff, ownership
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.load import Loaded
-from manifests.merge3 import Force
-from manifests.ownership import Clash, Merged
-from manifests.tree import key_of, show_path
+from manifests.load import LoadedObject
+from manifests.ownership import FieldConflict, MergedObject
+from manifests.three_way import Force
+from manifests.trees import key_of, show_path
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
 from store.port import MAX_OPERATIONS
@@ -29,7 +29,7 @@ UidOf: TypeAlias = Callable[[str, str, datetime], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class ApplyMode:
     """Who applies, and what happens where others say something else."""
 
     manager: str = "fleetctl"
@@ -43,41 +43,41 @@ class How:
         return self.force is True and not self.manager.startswith("gitsource/")
 
 
-_BY_FLEETCTL = How()
+_BY_FLEETCTL = ApplyMode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Created:
+class CreatedObject:
     """The object is new."""
 
     obj: ApiObject
     """What to write."""
-    kept: tuple[Clash, ...] = ()
+    kept: tuple[FieldConflict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configured:
+class ConfiguredObject:
     """The object is there and becomes another."""
 
     obj: ApiObject
     """What to write."""
     before: ApiObject
-    kept: tuple[Clash, ...] = ()
+    kept: tuple[FieldConflict, ...] = ()
     """What stays as others set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unchanged:
+class UnchangedObject:
     """The object is there as it is declared: nothing is written."""
 
     obj: ApiObject
     """What is there."""
-    kept: tuple[Clash, ...] = ()
+    kept: tuple[FieldConflict, ...] = ()
     """What stays as others set it."""
 
 
-Change: TypeAlias = Created | Configured | Unchanged
-Write: TypeAlias = Created | Configured
+Change: TypeAlias = CreatedObject | ConfiguredObject | UnchangedObject
+Write: TypeAlias = CreatedObject | ConfiguredObject
 
 
 def uid_of(kind: str, name: str, now: datetime) -> str:
@@ -86,12 +86,12 @@ def uid_of(kind: str, name: str, now: datetime) -> str:
 
 
 def plan_changes(
-    loaded: Iterable[Loaded],
+    loaded: Iterable[LoadedObject],
     existing: Mapping[ObjectKey, ApiObject],
     *,
     now: datetime,
     uid_of: UidOf = uid_of,
-    how: How = _BY_FLEETCTL,
+    how: ApplyMode = _BY_FLEETCTL,
 ) -> list[Change]:
     """Return what becomes of each object, in the order in which they may be written.
 
@@ -108,7 +108,7 @@ def plan_changes(
         before = existing.get(item.key)
         uid = uid_of(item.obj.kind, item.obj.name, now) if before is None else ""
         try:
-            merged = ownership.merge(
+            merged = ownership.merge_manifest(
                 before, item, manager=how.manager, force=how.force, now=now, uid=uid
             )
         except ManifestErrors as errors:
@@ -117,26 +117,26 @@ def plan_changes(
         problems.extend(_conflict(item, one, how) for one in merged.conflicts)
         change = _change(before, merged, how.apply_set)
         changes.append(change)
-        if not isinstance(change, Unchanged):
+        if not isinstance(change, UnchangedObject):
             problems.extend(_too_large(item, change.obj))
     if problems:
         raise ManifestErrors(problems)
     return changes
 
 
-def _change(before: ApiObject | None, merged: Merged, apply_set: str) -> Change:
+def _change(before: ApiObject | None, merged: MergedObject, apply_set: str) -> Change:
     obj = merged.obj
     if apply_set or before is None:
-        obj = applyset.claimed(obj, apply_set)
+        obj = apply_sets.assign_to_set(obj, apply_set)
     if before is None:
-        return Created(obj=obj)
+        return CreatedObject(obj=obj)
     if obj is before:
-        return Unchanged(obj=before, kept=merged.kept)
-    return Configured(obj=obj, before=before, kept=merged.kept)
+        return UnchangedObject(obj=before, kept=merged.kept)
+    return ConfiguredObject(obj=obj, before=before, kept=merged.kept)
 
 
-def _conflict(item: Loaded, one: Clash, how: How) -> ManifestError:
-    ours, theirs = ownership.shown(one.ours), ownership.shown(one.theirs)
+def _conflict(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> ManifestError:
+    ours, theirs = ownership.show_value(one.ours), ownership.show_value(one.theirs)
     message = f"is {theirs}, set by {one.writer}; the manifest says {ours}"
     hint = "To have the manifest's, give --force-conflicts; to leave it to them, remove it from the manifest"
     if how.manager.startswith("gitsource/"):
@@ -145,15 +145,17 @@ def _conflict(item: Loaded, one: Clash, how: How) -> ManifestError:
     return replace(problem, path=show_path(one.place))
 
 
-def _too_large(item: Loaded, obj: ApiObject) -> Iterator[ManifestError]:
-    size = weight(obj)
+def _too_large(item: LoadedObject, obj: ApiObject) -> Iterator[ManifestError]:
+    size = stored_bytes(obj)
     if size > MAX_BYTES:
         message = f"takes {size:,} bytes in the store; at most {MAX_BYTES:,} are allowed"
         yield item.document.problem((), message, "Shorten its annotations")
 
 
-def refusals(
-    loaded: Iterable[Loaded], existing: Mapping[ObjectKey, ApiObject], how: How = _BY_FLEETCTL
+def find_refusals(
+    loaded: Iterable[LoadedObject],
+    existing: Mapping[ObjectKey, ApiObject],
+    how: ApplyMode = _BY_FLEETCTL,
 ) -> list[ManifestError]:
     """Return the objects that cannot be written as things are in the store."""
     problems: list[ManifestError] = []
@@ -174,7 +176,9 @@ def refusals(
     return problems
 
 
-def _of_another_set(item: Loaded, before: ApiObject | None, how: How) -> Iterator[ManifestError]:
+def _of_another_set(
+    item: LoadedObject, before: ApiObject | None, how: ApplyMode
+) -> Iterator[ManifestError]:
     """Yield that an object is another set's, or would be said to be by its manifest."""
     if before is None:
         # What `get -o yaml` printed says where the object was, which is no claim.
@@ -184,7 +188,7 @@ def _of_another_set(item: Loaded, before: ApiObject | None, how: How) -> Iterato
             hint = "Remove it; fleetctl apply --applyset NAME writes it"
             yield item.document.problem(place, "is written by fleetctl's verbs", hint)
         return
-    owner = applyset.set_of(before)
+    owner = apply_sets.apply_set_of(before)
     if how.apply_set and owner not in ("", how.apply_set) and not how.takes_over:
         message = (
             f"belongs to the apply set {owner}; the apply set {how.apply_set} cannot have it too"
@@ -193,9 +197,9 @@ def _of_another_set(item: Loaded, before: ApiObject | None, how: How) -> Iterato
         yield item.document.problem(("metadata", "name"), message, hint)
 
 
-def _not_for_manifests(item: Loaded, there: Mapping[str, str]) -> Iterator[ManifestError]:
+def _not_for_manifests(item: LoadedObject, there: Mapping[str, str]) -> Iterator[ManifestError]:
     """Yield the annotations that would undo what a verb wrote; an old `get -o yaml` has such."""
-    for key in diff.overridden(there, item.obj.metadata.annotations):
+    for key in diff.overridden_annotations(there, item.obj.metadata.annotations):
         now = f"{there[key]} now" if key in there else "not set now"
         yield item.document.problem(
             ("metadata", "annotations", key),
@@ -204,12 +208,12 @@ def _not_for_manifests(item: Loaded, there: Mapping[str, str]) -> Iterator[Manif
         )
 
 
-def waves(changes: Sequence[Change]) -> list[list[list[Write]]]:
+def plan_waves(changes: Sequence[Change]) -> list[list[list[Write]]]:
     """Return the writes as transactions in waves; a wave may begin when the one before is done.
 
     What fits into one transaction is one, of whatever kinds: then all of it is written, or nothing.
     """
-    writes = [change for change in changes if not isinstance(change, Unchanged)]
+    writes = [change for change in changes if not isinstance(change, UnchangedObject)]
     together = _transactions(writes)
     if len(together) <= 1:
         return [together] if together else []
@@ -221,7 +225,7 @@ def _transactions(writes: Iterable[Write]) -> list[list[Write]]:
     found: list[list[Write]] = []
     total = 0
     for write in writes:
-        size = weight(write.obj)
+        size = stored_bytes(write.obj)
         if not found or len(found[-1]) >= MAX_OBJECTS or total + size > MAX_BYTES:
             found.append([])
             total = 0
@@ -230,11 +234,11 @@ def _transactions(writes: Iterable[Write]) -> list[list[Write]]:
     return found
 
 
-def weight(obj: ApiObject) -> int:
+def stored_bytes(obj: ApiObject) -> int:
     """Return the bytes that writing the object takes: its document, and its key in put and guard."""
     put = codec.put_spec(obj)
     return len(put.value) + 2 * len(put.key)
 
 
-def keys_of(changes: Iterable[Change]) -> list[ObjectKey]:
+def changed_keys(changes: Iterable[Change]) -> list[ObjectKey]:
     return [key_of(change.obj) for change in changes]

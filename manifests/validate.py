@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from manifests import words
+from manifests import suggestions
 from manifests.errors import ManifestError
-from manifests.load import Loaded
-from manifests.tree import Path
+from manifests.load import LoadedObject
+from manifests.trees import Path
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
 from schemas.route import Backend, ModelRoute
@@ -24,7 +24,7 @@ _TAIL = len("-0123456789ab")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class StoreNames:
     """What the store has."""
 
     node_pools: frozenset[str] = frozenset()
@@ -34,19 +34,19 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _World:
+class _Names:
     """What there will be once everything is applied."""
 
     node_pools: frozenset[str]
     shard_groups: frozenset[str]
     model_deployments: frozenset[str]
-    declared_routes: Mapping[str, tuple[Loaded, ModelRoute]]
+    declared_routes: Mapping[str, tuple[LoadedObject, ModelRoute]]
     """For every model, the first manifest of a route that takes it."""
     other_routes: tuple[ModelRoute, ...]
     """Routes in the store that the manifests do not speak of."""
 
 
-def validate(loaded: Sequence[Loaded], known: Known) -> list[ManifestError]:
+def validate(loaded: Sequence[LoadedObject], known: StoreNames) -> list[ManifestError]:
     """Return what is wrong between the objects, at the fields where it is."""
     world = _world(loaded, known)
     problems: list[ManifestError] = []
@@ -65,13 +65,13 @@ def validate(loaded: Sequence[Loaded], known: Known) -> list[ManifestError]:
     return problems
 
 
-def _world(loaded: Sequence[Loaded], known: Known) -> _World:
+def _world(loaded: Sequence[LoadedObject], known: StoreNames) -> _Names:
     pools = {item.obj.name for item in loaded if isinstance(item.obj, NodePool)}
     groups = {item.obj.name for item in loaded if isinstance(item.obj, ShardGroup)}
     deployments = {item.obj.name for item in loaded if isinstance(item.obj, ModelDeployment)}
     routes = [(item, item.obj) for item in loaded if isinstance(item.obj, ModelRoute)]
     named = {route.name for _, route in routes}
-    return _World(
+    return _Names(
         node_pools=known.node_pools | pools,
         shard_groups=known.shard_groups | groups,
         model_deployments=known.model_deployments | deployments,
@@ -80,7 +80,7 @@ def _world(loaded: Sequence[Loaded], known: Known) -> _World:
     )
 
 
-def _deployment(item: Loaded, obj: ModelDeployment, world: _World) -> Iterator[ManifestError]:
+def _deployment(item: LoadedObject, obj: ModelDeployment, world: _Names) -> Iterator[ManifestError]:
     for index, pool in enumerate(obj.spec.placement.pools):
         if pool not in world.node_pools:
             path = ("spec", "placement", "pools", index)
@@ -105,7 +105,7 @@ def _deployment(item: Loaded, obj: ModelDeployment, world: _World) -> Iterator[M
             )
 
 
-def _pool(item: Loaded, obj: NodePool) -> Iterator[ManifestError]:
+def _pool(item: LoadedObject, obj: NodePool) -> Iterator[ManifestError]:
     if not obj.spec.nodes and obj.spec.selector is None:
         yield item.document.problem(
             ("spec",),
@@ -115,14 +115,14 @@ def _pool(item: Loaded, obj: NodePool) -> Iterator[ManifestError]:
     yield from _repeats(item, ("spec", "nodes"), "", obj.spec.nodes)
 
 
-def _group(item: Loaded, obj: ShardGroup) -> Iterator[ManifestError]:
+def _group(item: LoadedObject, obj: ShardGroup) -> Iterator[ManifestError]:
     members = [member.node for member in obj.spec.members]
     yield from _repeats(item, ("spec", "members"), "node", members)
     yield from _devices(item, obj, frozenset(members))
     yield from _fallbacks(item, obj)
 
 
-def _fallbacks(item: Loaded, obj: ShardGroup) -> Iterator[ManifestError]:
+def _fallbacks(item: LoadedObject, obj: ShardGroup) -> Iterator[ManifestError]:
     """Yield fallbacks that cannot be, or that come to what has failed already."""
     members, own = obj.spec.members, obj.spec.parallelism
     before: list[tuple[str, int, str | None]] = [(own, obj.spec.wanted_size, None)]
@@ -155,7 +155,9 @@ def _fallbacks(item: Loaded, obj: ShardGroup) -> Iterator[ManifestError]:
         before.append(made)
 
 
-def _devices(item: Loaded, obj: ShardGroup, members: frozenset[str]) -> Iterator[ManifestError]:
+def _devices(
+    item: LoadedObject, obj: ShardGroup, members: frozenset[str]
+) -> Iterator[ManifestError]:
     """Yield RDMA devices towards who is no member, or towards the member itself."""
     for index, member in enumerate(obj.spec.members):
         for towards in member.rdma:
@@ -169,7 +171,7 @@ def _devices(item: Loaded, obj: ShardGroup, members: frozenset[str]) -> Iterator
             )
 
 
-def _route(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestError]:
+def _route(item: LoadedObject, obj: ModelRoute, world: _Names) -> Iterator[ManifestError]:
     for path, name in obj.spec.deployments().items():
         if name not in world.model_deployments:
             there = world.model_deployments
@@ -192,7 +194,7 @@ def _route(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestErr
     yield from _rivals(item, obj, world)
 
 
-def _rivals(item: Loaded, obj: ModelRoute, world: _World) -> Iterator[ManifestError]:
+def _rivals(item: LoadedObject, obj: ModelRoute, world: _Names) -> Iterator[ManifestError]:
     """Yield the other route for the same model; of two manifests, the later one is at fault."""
     first, declared = world.declared_routes[obj.spec.model]
     rivals = [r.name for r in world.other_routes if r.spec.model == obj.spec.model]
@@ -211,7 +213,9 @@ def _shadows(route: ModelRoute, deployment: str) -> bool:
     return route.spec.model == deployment and deployment not in route.spec.deployments().values()
 
 
-def _repeats(item: Loaded, path: Path, field: str, found: Sequence[str]) -> Iterator[ManifestError]:
+def _repeats(
+    item: LoadedObject, path: Path, field: str, found: Sequence[str]
+) -> Iterator[ManifestError]:
     """Yield every name in the list that stands there for the second time."""
     counts: Counter[str] = Counter()
     for index, name in enumerate(found):
@@ -222,11 +226,11 @@ def _repeats(item: Loaded, path: Path, field: str, found: Sequence[str]) -> Iter
 
 
 def _absent(
-    item: Loaded, path: Path, named: tuple[str, str], there: frozenset[str]
+    item: LoadedObject, path: Path, named: tuple[str, str], there: frozenset[str]
 ) -> ManifestError:
     """Return the complaint about a name that nothing has: a typo must not wait for ever."""
     kind, name = named
-    close = words.nearest(name, sorted(there))
+    close = suggestions.nearest(name, sorted(there))
     guess = f"Did you mean {close}? " if close is not None else ""
     return item.document.problem(
         path,

@@ -11,21 +11,21 @@ from typing import IO, Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from machinery import logging as house_logging
+from machinery import process_log as house_logging
 from machinery.clock import SystemClock
-from machinery.logring import Ring
+from machinery.process_log import LogRing
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from nodeagent.agent import Agent, AgentConfig
-from nodeagent.hardware.facts import HardwareError, HardwareFacts
-from nodeagent.hardware.probe import probe
-from nodeagent.identity import Identity, IdentityError, load_or_create
-from nodeagent.presence import NameTakenError, session_name
+from nodeagent.hardware.probe import read_machine_facts
+from nodeagent.hardware.readings import HardwareError, HardwareFacts
+from nodeagent.node.identity import Identity, IdentityError, load_or_create
+from nodeagent.node.registration import NameTakenError, session_name
 from schemas import quantity
 from schemas.meta import Labels
 from schemas.node import NodeStatus
 from store.etcd.connect import connect
-from store.etcd.flags import address, etcd_options
+from store.etcd.flags import address_from_flags, etcd_options
 
 _LABELS = TypeAdapter(Labels)
 
@@ -91,13 +91,13 @@ _LABELS = TypeAdapter(Labels)
 )
 def main(log_level: str, **options: Any) -> None:
     """Run this Mac's part of the fleet: its engines, its lease, its status."""
-    ring = Ring()
+    ring = LogRing()
     house_logging.setup("nodeagent", log_level, ring=ring)
-    where = address(options)
+    where = address_from_flags(options)
     state_dir: Path = options["state_dir"].expanduser().resolve()
     lock = _lock(state_dir)
     try:
-        facts = asyncio.run(probe())
+        facts = asyncio.run(read_machine_facts())
         identity = load_or_create(
             state_dir,
             hardware_uuid=facts.hardware_uuid,

@@ -1,10 +1,13 @@
-"""What the agent can do about one replica: a closed set of values. Doing it is execute.py's job."""
+"""What the agent can do about one replica: a closed set of values. Doing it is execute.py's job.
+
+What a plan for one replica is, and the pieces that plans are made of. Decides nothing.
+"""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from nodeagent.observe import Over
-from schemas.formation import Golden
+from nodeagent.replicas.observed import EpochEnd, ObservedReplica
+from schemas.formation import GoldenAnswer
 from schemas.meta import Condition
 
 
@@ -26,25 +29,25 @@ class ProbeEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
+class PublishEndpoint:
     """Write the endpoint under our lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw:
+class WithdrawEndpoint:
     """Delete the endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
+class ForgetEngine:
     """Drop what is remembered about an engine that ended and is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class GiveUpEpoch:
     """Remember why the rank's epoch is over: what it does from now on changes nothing."""
 
-    over: Over
+    over: EpochEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +61,13 @@ class StopReference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReportRank:
     """Write the rank's status."""
 
     conditions: tuple[Condition, ...]
     peak_bytes: int = 0
     """Most memory that its engines were seen to take."""
-    golden: Golden | None = None
+    golden: GoldenAnswer | None = None
     """By what later epochs are checked."""
 
 
@@ -72,11 +75,28 @@ Action: TypeAlias = (
     StartEngine
     | StopEngine
     | ProbeEngine
-    | Publish
-    | Withdraw
-    | Forget
-    | GiveUp
+    | PublishEndpoint
+    | WithdrawEndpoint
+    | ForgetEngine
+    | GiveUpEpoch
     | MakeReference
     | StopReference
-    | Report
+    | ReportRank
 )
+
+
+FAST_REQUEUE_S: Final = 0.1
+SLOW_REQUEUE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionPlan:
+    """What to do now, and when to look again though nothing was heard."""
+
+    actions: tuple[Action, ...] = ()
+    requeue_after_s: float | None = None
+
+
+def withdraw_then(seen: ObservedReplica, *more: Action) -> tuple[Action, ...]:
+    """Return the actions, after taking the endpoint away if there is one."""
+    return (*((WithdrawEndpoint(),) if seen.is_published else ()), *more)

@@ -7,39 +7,39 @@ from pathlib import Path
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
-from machinery.logring import Ring
-from machinery.loop import Again, run_loop
-from machinery.workqueue import WorkQueue
-from nodeagent import groups, models, restoring
-from nodeagent.api.door import ApiDoor
-from nodeagent.api.view import View
-from nodeagent.engines import EngineProcess, Engines
-from nodeagent.execute import Beside, Executor, Node
-from nodeagent.fabrictests import FabricTests
-from nodeagent.geometry.splitting import Splitter
-from nodeagent.hardware.machine import Machine
-from nodeagent.health import HealthClient
-from nodeagent.local import Engine, Prober
-from nodeagent.named import fallback_models
-from nodeagent.observe import LocalState, Reference
-from nodeagent.parts import Parts
+from machinery.control_loop import Requeue, WorkQueue, run_loop
+from machinery.process_log import LogRing
+from models import inspection
+from models.split_options import SplitInspector
+from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.server import AgentApi
+from nodeagent.dependencies import Dependencies
+from nodeagent.engines import group_launch
+from nodeagent.engines.engine_processes import EngineProcess, EngineProcesses
+from nodeagent.engines.health_client import HealthClient
+from nodeagent.engines.references import GoldenReferences, ReferenceTasks
+from nodeagent.execute import ActionExecutor, BackgroundTasks, NodeState
+from nodeagent.fabric.node_tests import NodeFabricTests
+from nodeagent.hardware.probe import SystemMachineReader
+from nodeagent.node import registration
+from nodeagent.node.description import MachineStatus, fallback_models
+from nodeagent.node.registration import LEASE_TTL_S, NodeRegistration
 from nodeagent.plan import plan
-from nodeagent.presence import LEASE_TTL_S, Presence
-from nodeagent.references import ReferenceMaker, References
-from nodeagent.reports import Reports
-from nodeagent.vitals import Vitals
+from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
+from nodeagent.replicas.observed import ObservedReplica, ReferenceState
+from nodeagent.replicas.rank_reports import RankReports
 from schemas.deployment import ModelDeployment
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 from store import codec, keys
-from store.cache.informer import Informer
 from store.codec import NewerDocumentError
 from store.errors import StoreError
+from store.informer import Informer
 from store.port import Transport
 
 # While it is found out how a model can be split, which takes seconds: a group waits for it.
-_LOOKING_S = 0.5
+_SPLIT_POLL_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ class AgentConfig:
     lease_s: int = LEASE_TTL_S
     api_port: int | None = None
     """Where the agent answers over HTTP, 0 for any port; None: nowhere."""
-    ring: Ring = field(default_factory=Ring)
+    ring: LogRing = field(default_factory=LogRing)
     """The agent's own log."""
 
 
-def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts:
+def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -> Dependencies:
     """Return what an agent works with on a real Mac."""
-    splitter = Splitter(config.state_dir / "splitting", clock)
+    splitter = SplitInspector(config.state_dir / "splitting", clock)
     deployments = Informer(
         transport,
         keys.spec_prefix("ModelDeployment"),
@@ -87,7 +87,7 @@ def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts
         specs = [found.spec for found in deployments.items.values()]
         smaller = fallback_models(deployments.items.values(), shard_groups.items.values())
         return await asyncio.to_thread(
-            models.report_all,
+            inspection.report_models,
             paths,
             config.models_dir,
             casts_to_float32=config.casts_to_float32,
@@ -97,21 +97,21 @@ def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts
 
     async def report_adapters(paths: set[str]) -> tuple[AdapterReport, ...]:
         return await asyncio.to_thread(
-            models.report_all_adapters,
+            inspection.report_adapters,
             paths,
             config.models_dir,
             casts_to_float32=config.casts_to_float32,
         )
 
-    return Parts(
-        engines=Engines(
+    return Dependencies(
+        engines=EngineProcesses(
             config.state_dir / "engines",
             node=config.name,
             host=config.engine_host,
             first_port=config.first_port,
         ),
         health=HealthClient(config.engine_host),
-        references=References(config.state_dir),
+        references=GoldenReferences(config.state_dir),
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=Informer(
@@ -123,8 +123,10 @@ def real_parts(transport: Transport, clock: Clock, config: AgentConfig) -> Parts
         deployments=deployments,
         groups=shard_groups,
         is_looking=splitter.is_looking,
-        readings=Machine(config.models_dir),
-        fabric=FabricTests(transport, clock, node=config.name, folder=config.state_dir / "fabric"),
+        readings=SystemMachineReader(config.models_dir),
+        fabric=NodeFabricTests(
+            transport, clock, node=config.name, folder=config.state_dir / "fabric"
+        ),
     )
 
 
@@ -136,21 +138,21 @@ class Agent:
         transport: Transport,
         clock: Clock,
         config: AgentConfig,
-        parts: Parts | None = None,
+        parts: Dependencies | None = None,
     ) -> None:
-        self._parts = parts or real_parts(transport, clock, config)
+        self._parts = parts or real_dependencies(transport, clock, config)
         self._transport = transport
         self._clock = clock
         self._config = config
-        self._reports = Reports(transport, clock, config.name)
-        self._node = Node(
+        self._reports = RankReports(transport, clock, config.name)
+        self._node = NodeState(
             config.name,
             config.status,
             config.models_dir,
             self._parts.report_models,
             self._reports,
         )
-        self._presence = Presence(
+        self._presence = NodeRegistration(
             transport, clock, node=config.name, uid=config.status.uid, session=config.session
         )
         # While etcd is away every look fails at its end; engines must be tended all the same.
@@ -159,15 +161,17 @@ class Agent:
         readings = self._parts.readings
         # Looks at models come in bursts; the machine need not be asked at each.
         every_s = config.inspect_every_s / 2
-        self._vitals = Vitals(readings, clock, every_s=every_s) if readings is not None else None
+        self._vitals = (
+            MachineStatus(readings, clock, every_s=every_s) if readings is not None else None
+        )
         self._models_wanted = asyncio.Event()
         self._named = asyncio.Event()
         self._api = self._door(config.api_port) if config.api_port is not None else None
 
-    def _door(self, port: int) -> ApiDoor:
+    def _door(self, port: int) -> AgentApi:
         """Return the agent's API."""
         config = self._config
-        view = View(
+        view = AgentView(
             name=config.name,
             status=config.status,
             clock=self._clock,
@@ -179,7 +183,7 @@ class Agent:
             host=config.engine_host,
             ring=config.ring,
         )
-        return ApiDoor(view, self._transport, port=port, on_change=self._models_wanted.set)
+        return AgentApi(view, self._transport, port=port, on_change=self._models_wanted.set)
 
     async def run(self) -> None:
         """Run for ever. Ends engines only when told so by the store, never because it ends."""
@@ -190,15 +194,15 @@ class Agent:
         self._deployments.on_change(lambda _: self._models_wanted.set())
         try:
             async with asyncio.TaskGroup() as group:
-                making = ReferenceMaker(self._parts.references, group)
-                prober = Prober(self._parts.health, group, self._clock)
-                executor = Executor(
+                making = ReferenceTasks(self._parts.references, group)
+                prober = EngineProber(self._parts.health, group, self._clock)
+                executor = ActionExecutor(
                     self._node,
                     self._parts.engines,
                     self._presence,
                     self._transport,
                     clock=self._clock,
-                    beside=Beside(prober=prober, references=making),
+                    beside=BackgroundTasks(prober=prober, references=making),
                 )
                 group.create_task(self._replicas.run())
                 group.create_task(self._deployments.run())
@@ -221,7 +225,9 @@ class Agent:
 
     def _adopt(self, found: EngineProcess) -> None:
         now = self._clock.monotonic()
-        self._node.engines[found.replica] = Engine(process=found, started_at=now, heard_at=now)
+        self._node.engines[found.replica] = EngineTracker(
+            process=found, started_at=now, heard_at=now
+        )
         log.info("engine adopted", extra={"replica": found.replica, "pid": found.child.record.pid})
 
     def _replica_changed(self, key: str) -> None:
@@ -240,9 +246,9 @@ class Agent:
         return [r.name for r in self._replicas.items.values() if self._is_ours(r)]
 
     def _is_ours(self, replica: Replica) -> bool:
-        return groups.rank_on(replica, self._config.name) is not None
+        return group_launch.rank_of_node(replica, self._config.name) is not None
 
-    async def _tend(self, executor: Executor, making: ReferenceMaker) -> None:
+    async def _tend(self, executor: ActionExecutor, making: ReferenceTasks) -> None:
         # Until the name is known to be ours, its replicas may be another agent's to run.
         await self._named.wait()
         # Before the first list, an engine without a replica is no orphan: we do not know yet.
@@ -250,25 +256,29 @@ class Agent:
         for name in self._node.engines:
             self._queue.add(name)
 
-        async def look(name: str) -> Again | None:
+        async def look(name: str) -> Requeue | None:
             seen = await self._look(name, making)
             if seen is None:
                 return None
             decided = plan(seen)
             await executor.do(name, seen.replica, decided.actions)
-            return None if decided.look_again_s is None else Again(after_s=decided.look_again_s)
+            return (
+                None
+                if decided.requeue_after_s is None
+                else Requeue(after_s=decided.requeue_after_s)
+            )
 
         await run_loop(self._queue, look, transient=(StoreError, OSError))
 
-    async def _look(self, name: str, making: ReferenceMaker) -> LocalState | None:
+    async def _look(self, name: str, making: ReferenceTasks) -> ObservedReplica | None:
         """Return what is seen of a replica; None once it is none of ours, and nothing of it is left."""
         there = self._replicas.items.get(keys.spec_key("Replica", name))
-        rank = groups.rank_on(there, self._config.name) if there is not None else None
+        rank = group_launch.rank_of_node(there, self._config.name) if there is not None else None
         replica = there if rank is not None else None
         engine = self._node.engines.get(name)
         uid = replica.metadata.uid if replica is not None else None
         reference, found_reference = making.look(name, uid)
-        is_making = reference is Reference.RUNNING
+        is_making = reference is ReferenceState.RUNNING
         if not (replica or engine or is_making or name in self._node.published):
             if there is not None and there.spec.formation is not None:
                 await self._reports.retract(name)
@@ -278,11 +288,11 @@ class Agent:
         if engine is not None:
             await engine.look(self._parts.health, self._clock)
         is_stopping = engine is not None and engine.stopping_since is not None
-        return LocalState(
+        return ObservedReplica(
             replica=replica,
             is_unknown=there is None
             and not is_stopping
-            and not await restoring.is_gone(self._transport, name),
+            and not await registration.is_replica_deleted(self._transport, name),
             engine=engine.view(self._clock) if engine is not None else None,
             is_published=name in self._node.published,
             is_stale=self._node.is_stale(name),
@@ -297,15 +307,15 @@ class Agent:
     def _start_error(self, replica: Replica | None) -> str:
         if replica is None:
             return ""
-        return self._node.start_error(replica.name, groups.epoch_of(replica))
+        return self._node.start_error(replica.name, group_launch.wanted_epoch(replica))
 
-    def _used_epoch(self, replica: Replica | None, engine: Engine | None) -> int:
+    def _used_epoch(self, replica: Replica | None, engine: EngineTracker | None) -> int:
         """Return the last epoch of which a rank was started here; asked only where no engine says it."""
         if replica is None or replica.spec.formation is None or engine is not None:
             return 0
         return self._parts.engines.last_epoch(replica.name, replica.metadata.uid)
 
-    async def _describe(self, making: ReferenceMaker) -> None:
+    async def _describe(self, making: ReferenceTasks) -> None:
         """Look at deployed models and write the node's status, whenever either is news."""
         await self._deployments.wait_synced()
         told = ""
@@ -315,7 +325,7 @@ class Agent:
                 await self._describe_once(making)
                 told, wait_s = "", self._config.inspect_every_s
                 if self._parts.is_looking():
-                    wait_s = min(wait_s, _LOOKING_S)
+                    wait_s = min(wait_s, _SPLIT_POLL_S)
             except NewerDocumentError as error:
                 log.warning("status not written", extra={"why": str(error)})
                 wait_s = self._config.inspect_every_s
@@ -329,7 +339,7 @@ class Agent:
             except TimeoutError:
                 continue
 
-    async def _describe_once(self, making: ReferenceMaker) -> None:
+    async def _describe_once(self, making: ReferenceTasks) -> None:
         sources = [found.spec.model for found in self._deployments.items.values()]
         models_named = {one.path for one in sources} | {
             one.draft.path for one in sources if one.draft
@@ -352,7 +362,7 @@ class Agent:
             status = self._api.fill(status)
         await self._presence.describe(status)
 
-    async def _felt(self, status: NodeStatus, making: ReferenceMaker) -> NodeStatus:
+    async def _felt(self, status: NodeStatus, making: ReferenceTasks) -> NodeStatus:
         """Return the status with how the machine is."""
         if self._vitals is None:
             return status

@@ -7,27 +7,28 @@ from pathlib import Path
 from typing import assert_never
 
 from machinery.clock import Clock
-from nodeagent import engines, groups, models
+from models import inspection
 from nodeagent.actions import (
     Action,
-    Forget,
-    GiveUp,
+    ForgetEngine,
+    GiveUpEpoch,
     MakeReference,
     ProbeEngine,
-    Publish,
-    Report,
+    PublishEndpoint,
+    ReportRank,
     StartEngine,
     StopEngine,
     StopReference,
-    Withdraw,
+    WithdrawEndpoint,
 )
-from nodeagent.breakage import Breakages
-from nodeagent.engines import EngineOrder
-from nodeagent.local import Engine, Prober
-from nodeagent.parts import EnginesPort, ReportModels
-from nodeagent.presence import Presence
-from nodeagent.references import ReferenceMaker
-from nodeagent.reports import Reports
+from nodeagent.dependencies import EnginesPort, ReportModels
+from nodeagent.engines import engine_processes, group_launch
+from nodeagent.engines.engine_processes import EngineOrder
+from nodeagent.engines.references import ReferenceTasks
+from nodeagent.node.machine_conditions import LeakedResources
+from nodeagent.node.registration import NodeRegistration
+from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
+from nodeagent.replicas.rank_reports import RankReports
 from schemas import quantity
 from schemas.deployment import KvCache
 from schemas.meta import ObjectMeta
@@ -35,7 +36,7 @@ from schemas.node import ModelReport, NodeStatus
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from store import codec, keys
 from store.errors import StoreError, UnavailableError
-from store.port import Delete, Put, Transport, Unchanged
+from store.port import Delete, ModRevisionGuard, Put, Transport
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +51,14 @@ class StartError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class BackgroundTasks:
     """What takes long, and runs beside the loop."""
 
-    prober: Prober
-    references: ReferenceMaker
+    prober: EngineProber
+    references: ReferenceTasks
 
 
-class Node:
+class NodeState:
     """What the executor acts on: this node's engines, and what of them is in the store."""
 
     def __init__(
@@ -66,7 +67,7 @@ class Node:
         status: NodeStatus,
         models_dir: Path,
         report_models: ReportModels,
-        reports: Reports,
+        reports: RankReports,
     ) -> None:
         """`status`: what the machine is; `report_models` looks at models that nobody has looked at yet."""
         self.name = name
@@ -75,10 +76,10 @@ class Node:
         self.reports = reports
         self._report_models = report_models
         self._millions: dict[str, int] = {}
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, EngineTracker] = {}
         self.published: dict[str, int] = {}
         """The ports that our endpoints in the store lead to, by replica name."""
-        self.breakages = Breakages()
+        self.breakages = LeakedResources()
         self.start_errors: dict[str, StartError] = {}
         """Why engines could not be started, by replica name."""
 
@@ -110,18 +111,18 @@ class Node:
         return published is not None and (engine is None or engine.process.port != published)
 
 
-class Executor:
+class ActionExecutor:
     """Does one action after the other; the store being away stops none of the local ones."""
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         processes: EnginesPort,
-        presence: Presence,
+        presence: NodeRegistration,
         transport: Transport,
         *,
         clock: Clock,
-        beside: Beside,
+        beside: BackgroundTasks,
     ) -> None:
         self._node = node
         self._processes = processes
@@ -156,33 +157,36 @@ class Executor:
                 self._stop(self._node.engines[name], kill=kill)
             case ProbeEngine():
                 self._beside.prober.start(self._node.engines[name])
-            case Forget():
+            case ForgetEngine():
                 self._node.engines.pop(name, None)
-            case GiveUp() | MakeReference() | StopReference():
+            case GiveUpEpoch() | MakeReference() | StopReference():
                 self._do_of_rank(name, replica, action)
-            case Publish():
+            case PublishEndpoint():
                 assert replica is not None
                 await self._publish(replica)
-            case Withdraw():
+            case WithdrawEndpoint():
                 await self._withdraw(name)
-            case Report():
+            case ReportRank():
                 assert replica is not None
                 await self._report(replica, action)
             case _:
                 assert_never(action)
 
     def _do_of_rank(
-        self, name: str, replica: Replica | None, action: GiveUp | MakeReference | StopReference
+        self,
+        name: str,
+        replica: Replica | None,
+        action: GiveUpEpoch | MakeReference | StopReference,
     ) -> None:
         match action:
-            case GiveUp(over=over):
+            case GiveUpEpoch(over=over):
                 log.warning(
                     "epoch given up",
                     extra={"replica": name, "reason": over.reason, "why": over.message},
                 )
                 self._node.engines[name].give_up(over)
                 assert replica is not None
-                rank = groups.rank_on(replica, self._node.name)
+                rank = group_launch.rank_of_node(replica, self._node.name)
                 cables = replica.spec.ranks[rank].rdma if rank is not None else ()
                 devices = [device for towards in cables for device in towards]
                 self._node.breakages.ended_badly(devices, self._clock.monotonic())
@@ -209,7 +213,7 @@ class Executor:
             "engine started",
             extra={"replica": replica.name, "pid": process.child.record.pid, "port": process.port},
         )
-        self._node.engines[replica.name] = Engine(
+        self._node.engines[replica.name] = EngineTracker(
             process=process,
             started_at=now,
             heard_at=now,
@@ -218,20 +222,20 @@ class Executor:
 
     def _order(self, replica: Replica) -> EngineOrder:
         """Return what this node's engine is started with. Raises OSError: its ranks cannot meet."""
-        rank = groups.rank_on(replica, self._node.name)
+        rank = group_launch.rank_of_node(replica, self._node.name)
         assert rank is not None
         try:
-            return order_of(replica, self._node.models_dir, rank)
+            return engine_order(replica, self._node.models_dir, rank)
         except ValueError as error:
             self._note(replica, error)
             raise OSError(str(error)) from error
 
     def _note(self, replica: Replica, error: Exception) -> None:
         """Remember why the engine could not be started."""
-        noted = StartError(epoch=groups.epoch_of(replica), message=str(error))
+        noted = StartError(epoch=group_launch.wanted_epoch(replica), message=str(error))
         self._node.start_errors[replica.name] = noted
 
-    def _stop(self, engine: Engine, *, kill: bool) -> None:
+    def _stop(self, engine: EngineTracker, *, kill: bool) -> None:
         if engine.stopping_since is None:
             engine.stopping_since = self._clock.monotonic()
         if kill:
@@ -241,9 +245,9 @@ class Executor:
             )
             if engine.killed_at is None:
                 engine.killed_at = self._clock.monotonic()
-            engines.kill(engine.process)
+            engine_processes.kill(engine.process)
         else:
-            engines.ask_to_stop(engine.process)
+            engine_processes.ask_to_stop(engine.process)
 
     async def _publish(self, replica: Replica) -> None:
         lease = self._presence.lease
@@ -251,12 +255,12 @@ class Executor:
             raise UnavailableError("no lease to publish under yet")
         engine = self._node.engines[replica.name]
         millions = await self._node.millions(replica.spec.model.path)
-        endpoint = endpoint_of(replica, self._node, engine.process.port, millions)
+        endpoint = new_endpoint(replica, self._node, engine.process.port, millions)
         key = keys.endpoint_key(self._node.name, replica.name)
         put = Put(key=key, value=codec.encode(endpoint), lease=lease)
         # If the replica was assigned elsewhere meanwhile, it is not ours to publish.
         try:
-            await self._transport.commit([codec.unchanged(replica)], [put])
+            await self._transport.commit([codec.unchanged_guard(replica)], [put])
         except UnavailableError as error:
             if error.ambiguous:
                 # It may be there: port 0 is nobody's, so it is published again, and withdrawn in the end.
@@ -269,30 +273,30 @@ class Executor:
         key = keys.endpoint_key(self._node.name, name)
         there = await self._transport.get(key)
         if there is not None:
-            guard = Unchanged(key=key, mod_revision=there.mod_revision)
+            guard = ModRevisionGuard(key=key, mod_revision=there.mod_revision)
             await self._transport.commit([guard], [Delete(key=key)])
         self._node.published.pop(name, None)
         log.info("endpoint withdrawn", extra={"replica": name})
 
-    async def _report(self, replica: Replica, report: Report) -> None:
+    async def _report(self, replica: Replica, report: ReportRank) -> None:
         engine = self._node.engines.get(replica.name)
         formation = replica.spec.formation
         restarts = engine.failures if engine is not None else 0
         status = RankStatus(
             replica_uid=replica.metadata.uid,
             node=self._node.name,
-            epoch=groups.epoch_of(replica),
+            epoch=group_launch.wanted_epoch(replica),
             golden=report.golden,
             restarts=restarts if formation is None else formation.epoch - 1,
             peak_bytes=report.peak_bytes,
             conditions=report.conditions,
         )
         await self._node.reports.write(
-            replica, groups.rank_on(replica, self._node.name) or 0, status
+            replica, group_launch.rank_of_node(replica, self._node.name) or 0, status
         )
 
 
-def endpoint_of(replica: Replica, node: Node, port: int, millions: int) -> Endpoint:
+def new_endpoint(replica: Replica, node: NodeState, port: int, millions: int) -> Endpoint:
     """Return what gateways are told of the replica's engine, which listens on the port."""
     spec, status = replica.spec, node.status
     return Endpoint(
@@ -314,7 +318,7 @@ def endpoint_of(replica: Replica, node: Node, port: int, millions: int) -> Endpo
     )
 
 
-def order_of(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrder:
+def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrder:
     """Return what the replica's engine is started with: every field of its spec that an engine can be told.
 
     Raises:
@@ -327,7 +331,7 @@ def order_of(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrder:
     return EngineOrder(
         replica=replica.name,
         replica_uid=replica.metadata.uid,
-        model_dir=models.resolve(model.path, models_dir),
+        model_dir=inspection.resolve_path(model.path, models_dir),
         served_names=spec.served_names,
         context_length=spec.context_length,
         concurrency=spec.concurrency,
@@ -336,8 +340,10 @@ def order_of(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrder:
         kv_bits=kept.bits,
         kv_window=kept.window,
         prefix_cache_bytes=None if kept.prefix_bytes is None else quantity.parse(kept.prefix_bytes),
-        adapter=None if model.adapter is None else models.resolve(model.adapter, models_dir),
-        draft_model=None if draft is None else models.resolve(draft.path, models_dir),
+        adapter=None
+        if model.adapter is None
+        else inspection.resolve_path(model.adapter, models_dir),
+        draft_model=None if draft is None else inspection.resolve_path(draft.path, models_dir),
         draft_tokens=None if draft is None else draft.tokens,
-        group=groups.group_order(replica, rank),
+        group=group_launch.group_order(replica, rank),
     )

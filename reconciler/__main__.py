@@ -9,14 +9,14 @@ from typing import Any
 import click
 import platformdirs
 
-from machinery import logging as house_logging
+from machinery import process_log as house_logging
 from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller
-from reconciler.gitops.sources import Places
+from reconciler.gitops.source_reconciler import GitFolders
 from store.etcd.connect import connect
-from store.etcd.flags import address, etcd_options
+from store.etcd.flags import address_from_flags, etcd_options
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,11 +60,11 @@ def main(
 ) -> None:
     """Decide which Mac runs which replica. Run as many as you like: one leads."""
     house_logging.setup("reconciler", log_level)
-    where = address(etcd)
+    where = address_from_flags(etcd)
     # `fleetctl version` reads it: who leads, and which release that is.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
-    git = Places(
+    git = GitFolders(
         cache=git_dir.expanduser().absolute(), credentials=git_credentials.expanduser().absolute()
     )
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from reconciler.groups.view import Form
+from reconciler.groups.group_view import GroupForm
+from schemas.deployment import RevisionTemplate
 from schemas.replica import LeavingRank, RankAssignment
-from schemas.revision import Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,9 +14,9 @@ class CreateReplica:
 
     name: str
     ranks: tuple[RankAssignment, ...]
-    form: Form | None = None
+    form: GroupForm | None = None
     """How they work together; None where there is one."""
-    content: Template
+    content: RevisionTemplate
     """What it runs."""
 
 
@@ -26,8 +26,8 @@ class MoveReplica:
 
     name: str
     ranks: tuple[RankAssignment, ...]
-    form: Form | None = None
-    content: Template
+    form: GroupForm | None = None
+    content: RevisionTemplate
     version: int
 
 
@@ -37,7 +37,7 @@ class ReformReplica:
 
     name: str
     ranks: tuple[RankAssignment, ...]
-    form: Form
+    form: GroupForm
     failures: int
     """Epochs in a row that have failed by now."""
     because: str

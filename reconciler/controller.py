@@ -1,33 +1,65 @@
-"""Wires the caches to the queue, and runs the loop while this process leads."""
+"""What is left of objects that are gone: found by a new leader, once. Pure.
+
+Nothing of the kind comes about while everybody writes under guards; but a person may delete keys by hand, and a backup
+of an earlier release may bring some back.
+
+Wires the caches to the queue, and runs the loop while this process leads.
+"""
 
 import asyncio
 import logging
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from machinery.clock import Clock
-from machinery.loop import Again, LostError, run_loop
+from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
 from machinery.version import version
-from machinery.workqueue import WorkQueue
 from reconciler.autoscaling.autoscaler import Autoscaler
-from reconciler.demand.watch import DemandWatch
-from reconciler.deployments import Senses
+from reconciler.demand.scraper import DemandScraper
+from reconciler.event_handlers import EventHandlers
 from reconciler.execute import Executor
-from reconciler.garbage import leftovers
-from reconciler.gitops.leading import GitOps
-from reconciler.gitops.sources import Places
-from reconciler.known.caches import make_caches
-from reconciler.known.fleet import Fleet
-from reconciler.nodes.life import NodeLife
-from reconciler.nodes.views import NodeViews
-from reconciler.reconcile import Reconciler
-from reconciler.ripples import Ripples
-from reconciler.rollout.canary import CanaryBook
+from reconciler.gitops.controller import GitOpsController
+from reconciler.gitops.source_reconciler import GitFolders
+from reconciler.listers.caches import make_caches
+from reconciler.listers.lister import Lister
+from reconciler.nodes.liveness import NodeLiveness
+from reconciler.nodes.node_views import NodeViewCache
+from reconciler.reconcile import LeaderState, Reconciler
+from reconciler.rollout.canary import CanaryBaselines
 from schemas.event import ObjectReference
 from schemas.meta import ObjectKey
 from store import keys
-from store.election import Election, Leadership
 from store.errors import StoreError
 from store.events import EventRecorder
+from store.leases import Election, Leadership
 from store.port import Transport
+
+
+class Leftover(NamedTuple):
+    """A document, and the key of the object that it belongs to, which is not there."""
+
+    key: str
+    owner: str
+
+
+def find_leftovers(
+    specs: Iterable[str], statuses: Iterable[str], ranks: Iterable[str]
+) -> Iterator[Leftover]:
+    """Yield statuses and agents' reports without the object that they speak of.
+
+    A node's status is its agent's own, and needs no spec.
+    """
+    there = set(specs)
+    for key in statuses:
+        kind, name = keys.kind_and_name(key)
+        owner = keys.spec_key(kind, name)
+        if kind != "Node" and owner not in there:
+            yield Leftover(key, owner)
+    for key in ranks:
+        owner = keys.spec_key("Replica", keys.replica_of(key))
+        if owner not in there:
+            yield Leftover(key, owner)
+
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +78,22 @@ class Controller:
         *,
         identity: str,
         grace_s: float,
-        git: Places | None = None,
+        git: GitFolders | None = None,
     ) -> None:
         """Lead under a name, once there is nobody else; without places for Git, GitSources are left to others."""
         self._transport = transport
         self._clock = clock
         self._identity = identity
         self._caches = make_caches(transport, clock)
-        self._fleet = Fleet(self._caches)
-        self._life = NodeLife(grace_s)
+        self._fleet = Lister(self._caches)
+        self._life = NodeLiveness(grace_s)
         self._recorder = EventRecorder(transport, clock, source="reconciler")
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
-        self._ripples = Ripples(self._caches, self._life, self._queue, clock)
+        self._ripples = EventHandlers(self._caches, self._life, self._queue, clock)
         self._gitops = (
-            None if git is None else GitOps(transport, clock, self._caches, self._recorder, git)
+            None
+            if git is None
+            else GitOpsController(transport, clock, self._caches, self._recorder, git)
         )
 
     async def run(self) -> None:
@@ -85,37 +119,37 @@ class Controller:
             log.info("leading", extra={"epoch": leadership.epoch})
             try:
                 await self._lead(leadership)
-            except* LostError:
+            except* AuthorityLostError:
                 log.warning("no longer leading", extra={"epoch": leadership.epoch})
             finally:
                 await leadership.resign()
 
     async def _lead(self, leadership: Leadership) -> None:
         executor = Executor(self._transport, self._clock, lambda: leadership.guard)
-        demand = DemandWatch(
+        demand = DemandScraper(
             self._transport,
             self._clock,
             needed=self._fleet.wishes.watched,
             on_change=lambda name: self._queue.add(ObjectKey("ModelDeployment", name)),
         )
         # A new leader begins with an empty memory, and so with patience.
-        senses = Senses(
+        senses = LeaderState(
             life=self._life,
-            nodes=NodeViews(version()),
+            nodes=NodeViewCache(version()),
             autoscaler=Autoscaler(),
             demand=demand,
-            book=CanaryBook(),
-            short_of_room=self._ripples.short_of_room,
+            book=CanaryBaselines(),
+            waiting_for_room=self._ripples.waiting_for_room,
         )
         reconciler = Reconciler(self._caches, senses, executor, self._recorder, self._clock)
 
         async def keep() -> None:
             await leadership.keep()
-            raise LostError("the lease ended")
+            raise AuthorityLostError("the lease ended")
 
-        async def guarded(key: ObjectKey) -> Again | None:
+        async def guarded(key: ObjectKey) -> Requeue | None:
             if not leadership.valid():
-                raise LostError("the lease ended")
+                raise AuthorityLostError("the lease ended")
             return await reconciler.reconcile(key)
 
         self._ripples.everything()
@@ -131,7 +165,7 @@ class Controller:
     async def _sweep(self, executor: Executor) -> None:
         """Remove what is left of objects that are gone; what cannot be now is left to the next leader."""
         caches = self._caches
-        found = list(leftovers(caches.specs.items, caches.statuses.items, caches.ranks.items))
+        found = list(find_leftovers(caches.specs.items, caches.statuses.items, caches.ranks.items))
         for key, owner in found:
             version = caches.statuses.version(key) or caches.ranks.version(key)
             try:

@@ -6,16 +6,22 @@ from contextlib import aclosing
 
 from machinery.clock import Clock
 from reconciler.actions import Action
-from reconciler.batching import Write, batches, guards_of, operations_of
-from reconciler.writes import Stamp, status_write, write_of
+from reconciler.writes import (
+    GuardedWrite,
+    WriteContext,
+    guards_of,
+    make_write,
+    operations_of,
+    split_into_batches,
+    status_write,
+)
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectKey, ObjectMeta, Status
-from schemas.node import Node, NodeSpec
-from schemas.nodelife import NodeLifeStatus
+from schemas.node import Node, NodeLifeStatus, NodeSpec
 from schemas.replica import Replica
 from store import codec, keys
 from store.errors import ConflictError
-from store.port import Delete, Guard, KeyValue, Put, Transport, Unchanged
+from store.port import Delete, Guard, KeyValue, ModRevisionGuard, Put, Transport
 
 # The fence, and the ledger as guard and as operation.
 _SHARED = 3
@@ -61,7 +67,7 @@ class Executor:
         self, action: Action, deployment: ModelDeployment | None, replicas: Mapping[str, Replica]
     ) -> int:
         """Carry out one action; return the revision at which it was written."""
-        return await self._commit((write_of(action, deployment, replicas, self._stamp()),))
+        return await self._commit((make_write(action, deployment, replicas, self._stamp()),))
 
     async def do_all(
         self,
@@ -71,15 +77,17 @@ class Executor:
     ) -> AsyncGenerator[tuple[Sequence[Action], int]]:
         """Carry out a plan, many actions at once; yield what was done, and at which revision."""
         stamp = self._stamp()
-        writes = [write_of(action, deployment, replicas, stamp) for action in actions]
+        writes = [make_write(action, deployment, replicas, stamp) for action in actions]
         done = 0
         async with aclosing(self._in_batches(writes)) as batched:
             async for number, revision in batched:
                 yield actions[done : done + number], revision
                 done += number
 
-    def _stamp(self) -> Stamp:
-        return Stamp(now=self._clock.now(), secret=lambda: secrets.token_urlsafe(_SECRET_BYTES))
+    def _stamp(self) -> WriteContext:
+        return WriteContext(
+            now=self._clock.now(), secret=lambda: secrets.token_urlsafe(_SECRET_BYTES)
+        )
 
     async def write_status(self, key: ObjectKey, status: Status, *, version: int) -> int:
         """Write a status, if its object is still what it was computed from; return the revision."""
@@ -92,13 +100,13 @@ class Executor:
             async for _ in batched:
                 pass
 
-    async def _in_batches(self, writes: Iterable[Write]) -> AsyncGenerator[tuple[int, int]]:
+    async def _in_batches(self, writes: Iterable[GuardedWrite]) -> AsyncGenerator[tuple[int, int]]:
         """Commit the writes in order; yield how many were done at which revision.
 
         A batch of which something is refused is tried one by one, up to what is: what comes before it must not
         wait for what may never be done.
         """
-        for batch in batches(writes, shared=_SHARED):
+        for batch in split_into_batches(writes, shared=_SHARED):
             try:
                 revision = await self._commit(batch)
             except ConflictError:
@@ -109,14 +117,14 @@ class Executor:
             else:
                 yield len(batch), revision
 
-    async def _commit(self, batch: Sequence[Write]) -> int:
+    async def _commit(self, batch: Sequence[GuardedWrite]) -> int:
         guards, operations = [self._fence(), *guards_of(batch)], operations_of(batch)
         if not any(write.is_assignment for write in batch):
             return await self._transport.commit(guards, operations)
         ledger, self._ledger = self._ledger, None  # known again when the answer is in
         if ledger is None:
             raise ConflictError("something may have been assigned that the plan did not count")
-        guards.append(Unchanged(key=ledger.key, mod_revision=ledger.mod_revision))
+        guards.append(ModRevisionGuard(key=ledger.key, mod_revision=ledger.mod_revision))
         entry = Put(key=ledger.key, value=ledger.value, lease=ledger.lease)
         try:
             self._assigned_at = await self._transport.commit(guards, [*operations, entry])
@@ -134,23 +142,23 @@ class Executor:
         put = Put(key=keys.node_life_key(node), value=codec.encode(life))
         guards = [
             self._fence(),
-            Unchanged(key=put.key, mod_revision=version),
-            Unchanged(key=keys.spec_key("Node", node), mod_revision=registered),
+            ModRevisionGuard(key=put.key, mod_revision=version),
+            ModRevisionGuard(key=keys.spec_key("Node", node), mod_revision=registered),
         ]
         return await self._transport.commit(guards, [put])
 
     async def remove_life(self, node: str, *, version: int) -> int:
         """Remove what was found out about a node that is gone."""
         key = keys.node_life_key(node)
-        guards = [self._fence(), Unchanged(key=key, mod_revision=version)]
+        guards = [self._fence(), ModRevisionGuard(key=key, mod_revision=version)]
         return await self._transport.commit(guards, [Delete(key=key)])
 
     async def sweep(self, key: str, *, version: int, owner: str) -> int:
         """Remove a document whose object, under the key `owner`, is not there."""
         guards = [
             self._fence(),
-            Unchanged(key=owner, mod_revision=0),
-            Unchanged(key=key, mod_revision=version),
+            ModRevisionGuard(key=owner, mod_revision=0),
+            ModRevisionGuard(key=key, mod_revision=version),
         ]
         return await self._transport.commit(guards, [Delete(key=key)])
 
@@ -160,5 +168,5 @@ class Executor:
             name=name, uid=uid, generation=1, creation_timestamp=self._clock.now()
         )
         put = codec.put_spec(Node(metadata=metadata, spec=NodeSpec()))
-        guards = [self._fence(), Unchanged(key=put.key, mod_revision=0)]
+        guards = [self._fence(), ModRevisionGuard(key=put.key, mod_revision=0)]
         await self._transport.commit(guards, [put])

@@ -1,28 +1,37 @@
-"""What is true of each object, as conditions computed from what is seen. Pure."""
+"""What is true of each object, as conditions computed from what is seen. Pure.
 
-from collections.abc import Sequence
+What is true of a replica, as conditions: what the agents of its ranks say, and whether it answers. Pure.
+
+What the leading reconciler says of a node, as conditions. Pure.
+
+Whether it is ready is decided by its lease, and not by what is written here; here is since when.
+"""
+
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
 
-from reconciler.autoscaling.decision import Decision
-from reconciler.observe import Observed, ReplicaView
-from reconciler.placement.refusals import Unschedulable, is_crash_loop, one_line
-from reconciler.rollout.progress import Progress
-from schemas.deployment import (
-    ModelDeployment,
-    ModelDeploymentStatus,
-    NodeRefusal,
-)
+from reconciler.autoscaling.autoscaler import ScalingDecision
+from reconciler.groups.epochs import Epoch
+from reconciler.nodes.node_state import NodeContext, NodeState, flap_message
+from reconciler.placement.memory_proof import proof_corrections
+from reconciler.placement.refusals import CRASH_LOOPING, Unschedulable, is_crash_loop, summary_line
+from reconciler.rollout.progress import RolloutProgress
+from reconciler.views import DeploymentView, ReplicaView
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus, NodeRefusal
+from schemas.formation import Formation
 from schemas.meta import (
     ENDED_BECAUSE,
     Condition,
+    ConditionStatus,
     Status,
-    Truth,
     find_condition,
     with_condition,
 )
+from schemas.node import Node, NodeLifeStatus
 from schemas.pools import NodePool, NodePoolStatus
+from schemas.replica import RankStatus, ReplicaStatus
 from schemas.route import ModelRoute, ModelRouteStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
 
@@ -32,11 +41,11 @@ _PREEMPTED = "Preempted: "
 
 def condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Condition:
     """Return a condition; generation and time are put in by settle()."""
-    truth = Truth.TRUE if holds else Truth.FALSE
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
     return Condition(type=type_, status=truth, reason=reason, message=message)
 
 
-def settle(
+def stamp_conditions(
     old: Status | None, new: Sequence[Condition], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
     """Return the conditions as they are written: times move only where the truth moved."""
@@ -51,11 +60,11 @@ def settle(
     return settled
 
 
-def of_deployment(
+def deployment_status(
     deployment: ModelDeployment,
-    seen: Observed,
+    seen: DeploymentView,
     unschedulable: Unschedulable | None,
-    progress: Progress,
+    progress: RolloutProgress,
     *,
     old: ModelDeploymentStatus | None,
     now: datetime,
@@ -64,13 +73,13 @@ def of_deployment(
     placed = [r for r in seen.replicas if r.is_ours and not r.is_deleting]
     ready = [r for r in placed if r.is_ready]
     conditions = [
-        _available(seen.wanted, ready, placed, unschedulable),
-        _placed(seen.wanted, placed, unschedulable),
+        _available_condition(seen.wanted, ready, placed, unschedulable),
+        _placed_condition(seen.wanted, placed, unschedulable),
         progress.condition,
     ]
     if seen.scaling is not None:
         conditions.append(seen.scaling)
-    preempted = _preempted(seen, placed, old)
+    preempted = _preempted_condition(seen, placed, old)
     if preempted is not None:
         conditions.append(preempted)
     generation = deployment.metadata.generation
@@ -89,17 +98,17 @@ def of_deployment(
         refusals=tuple(
             NodeRefusal(node=node, reason=why.reason, message=why.message) for node, why in refusals
         ),
-        conditions=settle(old, conditions, generation=generation, now=now),
+        conditions=stamp_conditions(old, conditions, generation=generation, now=now),
     )
 
 
-def of_scaling(decided: Decision) -> Condition:
+def scaling_condition(decided: ScalingDecision) -> Condition:
     """Return why autoscaling wants as many replicas as it does."""
-    truth = Truth.UNKNOWN if decided.reason == "DemandUnknown" else Truth.TRUE
+    truth = ConditionStatus.UNKNOWN if decided.reason == "DemandUnknown" else ConditionStatus.TRUE
     return Condition(type="Scaling", status=truth, reason=decided.reason, message=decided.message)
 
 
-def _available(
+def _available_condition(
     wanted: int,
     ready: Sequence[ReplicaView],
     placed: Sequence[ReplicaView],
@@ -112,11 +121,11 @@ def _available(
     troubled = next((r for r in placed if r.trouble and not r.is_ready), None)
     if unschedulable is not None and is_crash_loop(unschedulable):
         return condition(
-            "Available", "CrashLooping", f"{count}; {one_line(unschedulable)}", holds=False
+            "Available", "CrashLooping", f"{count}; {summary_line(unschedulable)}", holds=False
         )
     if unschedulable is not None:
         return condition(
-            "Available", "Unschedulable", f"{count}; {one_line(unschedulable)}", holds=False
+            "Available", "Unschedulable", f"{count}; {summary_line(unschedulable)}", holds=False
         )
     if troubled is not None:
         message = f"{count}; {troubled.name} on {troubled.node}: {troubled.trouble}"
@@ -124,19 +133,19 @@ def _available(
     return condition("Available", "ReplicasStarting", count, holds=False)
 
 
-def _placed(
+def _placed_condition(
     wanted: int, placed: Sequence[ReplicaView], unschedulable: Unschedulable | None
 ) -> Condition:
     if unschedulable is not None and not is_crash_loop(unschedulable):
-        return condition("Placed", "Unschedulable", one_line(unschedulable), holds=False)
+        return condition("Placed", "Unschedulable", summary_line(unschedulable), holds=False)
     if len(placed) < wanted:
         message = f"{len(placed)} of {wanted} replicas have a node"
         return condition("Placed", "Placing", message, holds=False)
     return condition("Placed", "AllPlaced", holds=True)
 
 
-def _preempted(
-    seen: Observed, placed: Sequence[ReplicaView], old: ModelDeploymentStatus | None
+def _preempted_condition(
+    seen: DeploymentView, placed: Sequence[ReplicaView], old: ModelDeploymentStatus | None
 ) -> Condition | None:
     """Return who made way for others, until all have a node again."""
     before = find_condition(old.conditions, "Preempted") if old is not None else None
@@ -146,12 +155,12 @@ def _preempted(
         return condition("Preempted", "HigherPriority", "; ".join(told), holds=True)
     if before is None:
         return None
-    if before.status is Truth.TRUE and len(placed) < seen.wanted:
+    if before.status is ConditionStatus.TRUE and len(placed) < seen.wanted:
         return before
     return condition("Preempted", "NotPreempted", holds=False)
 
 
-def of_pool(
+def pool_status(
     pool: NodePool, members: Sequence[str], ready: set[str], *, old: Status | None, now: datetime
 ) -> NodePoolStatus:
     """Return the status of a pool."""
@@ -163,12 +172,12 @@ def of_pool(
         observed_generation=generation,
         nodes=len(members),
         ready_nodes=len(alive),
-        conditions=settle(old, (own,), generation=generation, now=now),
+        conditions=stamp_conditions(old, (own,), generation=generation, now=now),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSurroundings:
+class GroupContext:
     """What beside itself decides about a ShardGroup."""
 
     members: Sequence[str]
@@ -181,8 +190,8 @@ class GroupSurroundings:
     """What runs on it."""
 
 
-def of_group(
-    group: ShardGroup, around: GroupSurroundings, *, old: Status | None, now: datetime
+def group_status(
+    group: ShardGroup, around: GroupContext, *, old: Status | None, now: datetime
 ) -> ShardGroupStatus:
     """Return the status of a group: ready if as many of its members are as a model is split over."""
     members, known, ready = around.members, around.known, around.ready
@@ -205,11 +214,11 @@ def of_group(
         members=len(members),
         ready_members=len(alive),
         replicas=tuple(around.replicas),
-        conditions=settle(old, (own,), generation=generation, now=now),
+        conditions=stamp_conditions(old, (own,), generation=generation, now=now),
     )
 
 
-def of_route(
+def route_status(
     route: ModelRoute, deployments: set[str], *, old: Status | None, now: datetime
 ) -> ModelRouteStatus:
     """Return the status of a route: accepted if every deployment that it names exists."""
@@ -223,5 +232,117 @@ def of_route(
     generation = route.metadata.generation
     return ModelRouteStatus(
         observed_generation=generation,
-        conditions=settle(old, (own,), generation=generation, now=now),
+        conditions=stamp_conditions(old, (own,), generation=generation, now=now),
     )
+
+
+def replica_status(
+    view: ReplicaView,
+    reports: Sequence[RankStatus | None],
+    *,
+    old: Status | None,
+    now: datetime,
+) -> ReplicaStatus:
+    """Return the status of a replica; `reports` are of its ranks, in this epoch."""
+    found = [_replica_ready(view, reports)]
+    corrected = proof_corrections(view.replica, reports)
+    if corrected:
+        found.append(condition("ProofCorrected", "MeasuredMore", corrected, holds=True))
+    formation = view.replica.spec.formation
+    if formation is not None and view.epoch is not None:
+        found += _epoch_conditions(formation, view.epoch)
+    generation = view.replica.metadata.generation
+    return ReplicaStatus(
+        observed_generation=generation,
+        conditions=stamp_conditions(old, found, generation=generation, now=now),
+    )
+
+
+def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> Condition:
+    """Return whether it answers; if not, what the first rank says that is not ready."""
+    if view.is_ready:
+        return condition("Ready", "Serving", holds=True)
+    if view.epoch is not None and view.epoch.over:
+        return condition("Ready", view.epoch.over, view.epoch.message, holds=False)
+    ranks = view.replica.spec.ranks
+    prefix = [f"rank {number} on {rank.node}: " for number, rank in enumerate(ranks)]
+    said = [
+        (number, found)
+        for number, report in enumerate(reports)
+        if report is not None and (found := find_condition(report.conditions, "Ready"))
+    ]
+    for number, found in said:
+        if found.status is not ConditionStatus.TRUE:
+            head = prefix[number] if len(ranks) > 1 and found.message else ""
+            return condition("Ready", found.reason, f"{head}{found.message}", holds=False)
+    if reports[0] is not None and said:
+        message = f"its agent on {view.node} is away; the engine may go on all the same"
+        return condition("Ready", "AgentAway", message, holds=False)
+    silent = [rank.node for rank, one in zip(ranks, reports, strict=True) if one is None]
+    who = "its agent" if len(ranks) == 1 else f"the agent on {', '.join(silent)}"
+    message = f"{who} has not reported yet"
+    return condition("Ready", "WaitingForAgent", message, holds=False)
+
+
+def _epoch_conditions(formation: Formation, epoch: Epoch) -> Iterator[Condition]:
+    """Yield what of a group's epoch later looks go by, and people want to know."""
+    number = f"epoch {formation.epoch}"
+    if epoch.over:
+        yield condition("EpochOver", epoch.over, f"{number}: {epoch.message}", holds=True)
+    else:
+        yield condition("EpochOver", "GoesOn", number, holds=False)
+    yield condition("Steady", "Served" if epoch.is_steady else "New", number, holds=epoch.is_steady)
+    if epoch.is_given_up:
+        yield condition(CRASH_LOOPING, "TriedEverything", epoch.message, holds=True)
+    else:
+        yield condition(CRASH_LOOPING, "MayGoOn", holds=False)
+
+
+def node_life_status(
+    node: Node,
+    state: NodeState,
+    around: NodeContext,
+    *,
+    is_ready: bool,
+    old: Status | None,
+    now: datetime,
+) -> NodeLifeStatus:
+    """Return the document about a node; the same as `old` if nothing is new."""
+    conditions = (
+        _node_ready(is_ready=is_ready),
+        _flapping(around),
+        _version_skew(state),
+        _held(state, "DuplicateHardware", "DuplicateHardware", other="SameHardware"),
+        _held(state, "Withheld", "NodeWithheld", other="PoolPolicy"),
+    )
+    generation = node.metadata.generation
+    return NodeLifeStatus(
+        observed_generation=generation,
+        conditions=stamp_conditions(old, conditions, generation=generation, now=now),
+    )
+
+
+def _node_ready(*, is_ready: bool) -> Condition:
+    if is_ready:
+        return condition("Ready", "LeaseHeld", holds=True)
+    return condition("Ready", "LeaseLost", "its agent does not renew its lease", holds=False)
+
+
+def _flapping(around: NodeContext) -> Condition:
+    if around.flap is None:
+        return condition("Flapping", "Steady", holds=False)
+    return condition("Flapping", "CameBackTooOften", flap_message(around.flap), holds=True)
+
+
+def _version_skew(state: NodeState) -> Condition:
+    if not state.skew:
+        return condition("VersionSkew", "VersionsAgree", holds=False)
+    reason = "AgentVersion" if state.hold("VersionSkew") is not None else "MlxLmVersion"
+    return condition("VersionSkew", reason, state.skew, holds=True)
+
+
+def _held(state: NodeState, type_: str, reason: str, *, other: str) -> Condition:
+    hold = state.hold(reason)
+    if hold is None:
+        return condition(type_, "NothingFound", holds=False)
+    return condition(type_, other, hold.message, holds=True)

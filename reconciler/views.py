@@ -1,235 +1,212 @@
-"""From what the fleet is to what the planner sees. Pure but for the caches behind `Fleet`."""
+"""What the planner sees: frozen values. How they are made of the caches is views.py's job."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from reconciler.groups.epochs import Epoch, epoch_of, given_up
-from reconciler.groups.epochs import next_look_s as next_epoch_look_s
-from reconciler.groups.view import GroupView, shapes
-from reconciler.known import groups
-from reconciler.known.fleet import Fleet
-from reconciler.observe import NodeView, Observed, ReplicaView
-from reconciler.placement.want import Rival, want_of
-from schemas.deployment import ModelDeployment
-from schemas.meta import ObjectKey, Truth, find_condition, is_true
-from schemas.node import matches
-from schemas.pools import NodePool, in_pool
-from schemas.replica import LeavingRank, RankStatus, Replica
-from schemas.revision import Revision
-
-# How long an agent lets a rank end before it kills it, and as long again for it to take note and report.
-_END_S = 30.0
-_END_S_PER_GIB = 1.5
+from reconciler.groups.epochs import Epoch
+from reconciler.groups.group_view import GroupView
+from reconciler.placement.inputs import Rival
+from schemas.deployment import CanaryStatus, ModelDeployment, ModelSource, Revision
+from schemas.meta import Condition
+from schemas.node import AdapterReport, ModelReport, Taint
+from schemas.replica import LeavingRank, Replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """When somebody looks, and what that one knows beside the caches."""
+class NodeHold:
+    """Why a node takes nothing new, whatever it is; `need` and `have` are what it is short of, in bytes."""
 
-    now: datetime
-    lost: frozenset[str] = frozenset()
-    """The nodes whose grace period is over."""
-    next_look_s: float | None = None
-    """When the nodes are different though nothing changes."""
-
-
-def observe(fleet: Fleet, name: str, looked: Looked, *, nodes: tuple[NodeView, ...]) -> Observed:
-    """Return everything that decides about one deployment."""
-    found = fleet.spec(ObjectKey("ModelDeployment", name))
-    deployment = found if isinstance(found, ModelDeployment) else None
-    mine = fleet.replicas_of(name)
-    told = fleet.wishes.status(name)
-    revisions = tuple(fleet.wishes.revisions_of(name))
-    rivals = _rivals(fleet, deployment) if deployment is not None else ()
-    known = groups.views_of(fleet, _wishes(deployment, mine, revisions, rivals))
-    replicas = tuple(_tried(_replica(fleet, r, deployment, looked), known) for r in mine)
-    return Observed(
-        name=name,
-        deployment=deployment,
-        replicas=replicas,
-        nodes=nodes,
-        apart_from=_apart_from(fleet, deployment) if deployment is not None else frozenset(),
-        rivals=rivals,
-        desired=None if deployment is None else fleet.wishes.desired(deployment),
-        revisions=revisions,
-        stable=told.stable_template if told is not None else "",
-        canary=told.canary if told is not None else None,
-        groups=known,
-        next_look_s=_next_look_s(replicas, looked, looked.next_look_s),
-    )
+    reason: str
+    message: str
+    need: int = 0
+    have: int = 0
 
 
-def _deployments(fleet: Fleet) -> list[ModelDeployment]:
-    return [d for d in fleet.of_kind("ModelDeployment") if isinstance(d, ModelDeployment)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One replica's rank on a node, whoever's it is."""
+
+    replica: str
+    deployment: str
+    bytes: int
+    priority: int = 0
+    """Its deployment's."""
+    version: int = 0
+    """The mod_revision of the replica that was read."""
+    is_ending: bool = False
+    """Whether it drains already: its memory is on its way back."""
+    nodes: tuple[str, ...] = ()
+    """All nodes that have a rank of the replica, where there are several: they give it up together."""
 
 
-def _apart_from(fleet: Fleet, deployment: ModelDeployment) -> frozenset[str]:
-    """Return the deployments to keep apart from: those it names, and those that name it."""
-    return frozenset(
-        other.name
-        for other in _deployments(fleet)
-        if other.name != deployment.name
-        and (_repels(deployment, other) or _repels(other, deployment))
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One Mac as placement sees it."""
+
+    name: str
+    is_ready: bool
+    is_cordoned: bool = False
+    allocatable_bytes: int = 0
+    """What models may use, after what its pools reserve."""
+    reserved_bytes: int = 0
+    """What its pools keep back of what its agent offers."""
+    used_bytes: int = 0
+    """What is assigned to it, running or not."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    pools: frozenset[str] = frozenset()
+    models: Mapping[str, ModelReport] = field(default_factory=dict)
+    """By path; a path that is missing has not been looked at yet."""
+    adapters: Mapping[str, AdapterReport] = field(default_factory=dict)
+    """The same for LoRA adapters."""
+    reserved_by_group: str = ""
+    """The ShardGroup that keeps single-Mac replicas away."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """How many replicas of each deployment are assigned to it."""
+    allocations: tuple[Allocation, ...] = ()
+    """What is assigned to it, one by one."""
+    promised_bytes: int = 0
+    """What is kept for replicas of a higher priority, which wait for others to end."""
+    chip: str = ""
+    gpu_cores: int = 0
+    memory_bytes: int = 0
+    """Unified memory of the machine."""
+    bandwidth_gbps: float = 0.0
+    """How fast it reads its memory; 0 if nobody knows."""
+    taints: tuple[Taint, ...] = ()
+    pool_priority: int = 0
+    """The highest among its pools."""
+    holds: tuple[NodeHold, ...] = ()
+    """Why nothing new is placed here (nodestate.py), the first to be told first."""
+    leave: str = ""
+    """Why what runs here should go elsewhere, as far as minAvailable allows; empty if it may stay."""
+
+    def has_looked_at(self, source: ModelSource) -> bool:
+        """Return whether its agent has looked at all folders of the model, whatever it found."""
+        paths = {source.path} if source.draft is None else {source.path, source.draft.path}
+        has_adapter = source.adapter is None or source.adapter in self.adapters
+        return has_adapter and paths <= self.models.keys()
+
+    @property
+    def free_bytes(self) -> int:
+        return self.allocatable_bytes - self.used_bytes
+
+    @property
+    def hardware(self) -> tuple[str, int, int]:
+        """Return what the node is, as far as size goes."""
+        return self.chip, self.gpu_cores, self.memory_bytes
+
+    @property
+    def ending_bytes(self) -> int:
+        """Return what is used by replicas that drain."""
+        return sum(tenant.bytes for tenant in self.allocations if tenant.is_ending)
+
+    @property
+    def room_bytes(self) -> int:
+        """Return what may be assigned now: free, and not promised to somebody else."""
+        return min(self.free_bytes, self.free_bytes + self.ending_bytes - self.promised_bytes)
 
 
-def _repels(one: ModelDeployment, other: ModelDeployment) -> bool:
-    wish = one.spec.placement.anti_affinity
-    if wish is None:
-        return False
-    by_labels = bool(wish.match_labels) and matches(other.metadata.labels, wish.match_labels)
-    return by_labels or other.name in wish.deployments
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """One replica of the deployment in question."""
+
+    replica: Replica
+    version: int
+    """The mod_revision that was read."""
+    is_ours: bool = True
+    """Whether its owner is this very deployment, not an earlier one of the name."""
+    is_ready: bool = False
+    """Whether it has an endpoint, which lives as long as its node's lease."""
+    reported_ready: bool = False
+    """Whether its agent said last that it answers. While the agent is away nobody knows better: it is not idle."""
+    is_stopped: bool = False
+    """Whether nothing of it runs any more, as far as anybody can know: each agent says so, or is lost."""
+    is_node_lost: bool = False
+    """Whether a node of it has been away for longer than the grace period."""
+    trouble: str = ""
+    """What an agent of it says is wrong."""
+    epoch: Epoch | None = None
+    """How its ranks get on together; None where there is one."""
+    away: frozenset[str] = frozenset()
+    """Nodes of it whose agents renew no lease now."""
+    leaving_ranks: tuple[LeavingRank, ...] = ()
+    """Ranks of its earlier epochs that may still be there, as far as anybody knows."""
+
+    @property
+    def name(self) -> str:
+        return self.replica.metadata.name
+
+    @property
+    def node(self) -> str:
+        """Return the node of rank 0, which answers."""
+        return self.replica.spec.ranks[0].node
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Return the nodes of all its ranks."""
+        return frozenset(rank.node for rank in self.replica.spec.ranks)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it serves nobody, as far as anybody knows."""
+        return not self.is_ready and not self.reported_ready
+
+    @property
+    def ordinal(self) -> int:
+        """Return the number in its name."""
+        tail = self.name.rpartition("-")[2]
+        return int(tail) if tail.isdigit() else 0
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.replica.metadata.deletion_timestamp is not None
+
+    @property
+    def is_orphan(self) -> bool:
+        """Return whether nobody owns it: its deployment was deleted with --cascade=orphan."""
+        return not self.replica.metadata.owner_references
 
 
-def _rivals(fleet: Fleet, deployment: ModelDeployment) -> tuple[Rival, ...]:
-    """Return what of a higher priority has no place yet, the highest first: it chooses before us."""
-    above = [d for d in _deployments(fleet) if d.spec.priority > deployment.spec.priority]
-    if not above:
-        return ()
-    # One that drains will be wanted again, unless it is too many.
-    there = Counter(
-        found.spec.deployment
-        for found in fleet.replicas()
-        if found.metadata.deletion_timestamp is None
-    )
-    found = []
-    for one in sorted(above, key=lambda one: (-one.spec.priority, one.name)):
-        missing = fleet.wishes.desired(one) - there[one.name]
-        if missing > 0 and one.metadata.deletion_timestamp is None:
-            want = want_of(one, apart_from=_apart_from(fleet, one))
-            found.append(Rival(want=want, missing=missing))
-    return tuple(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentView:
+    """Everything that decides about one deployment."""
 
+    name: str
+    deployment: ModelDeployment | None
+    """None if it is gone and only replicas of it are left."""
+    replicas: tuple[ReplicaView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    apart_from: frozenset[str] = frozenset()
+    """Deployments whose replicas must not be on the same node: its own wish, or theirs."""
+    rivals: tuple[Rival, ...] = ()
+    """What of a higher priority has no place yet, the highest first: it chooses before us."""
+    desired: int | None = None
+    """How many replicas autoscaling wants; None: it is not asked."""
+    scaling: Condition | None = None
+    """Why it wants so many."""
+    revisions: tuple[Revision, ...] = ()
+    """What was kept of what the replicas ran."""
+    stable: str = ""
+    """The version whose rollout was completed last, by hash; empty if none was."""
+    canary: CanaryStatus | None = None
+    """How far the trial of a version is."""
+    groups: tuple[GroupView, ...] = ()
+    """The ShardGroups that matter: those it names, or that its replicas run on; all of them for Auto."""
+    requeue_after_s: float | None = None
+    """When to look again though nothing changed: a grace period or a wait ends."""
+    awaits_reports: bool = False
+    """Whether ready nodes are still about to look at the model: placing now would be too early."""
 
-def _replica(
-    fleet: Fleet, replica: Replica, deployment: ModelDeployment | None, looked: Looked
-) -> ReplicaView:
-    reports = fleet.ranks(replica)
-    leading = reports[0].conditions if reports[0] is not None else ()
-    ready = find_condition(leading, "Ready")
-    owners = {owner.uid for owner in replica.metadata.owner_references}
-    nodes = [rank.node for rank in replica.spec.ranks]
-    away = frozenset(name for name in nodes if not fleet.is_ready(name))
-    epoch = epoch_of(
-        replica,
-        reports,
-        away=away,
-        lost=looked.lost,
-        old=fleet.status(ObjectKey("Replica", replica.name)),
-        now=looked.now,
-    )
-    is_over = epoch is not None and epoch.over != ""
-    return ReplicaView(
-        replica=replica,
-        version=fleet.version(replica),
-        is_ours=deployment is not None and (not owners or deployment.metadata.uid in owners),
-        is_ready=fleet.is_serving(replica) and not is_over,
-        said_ready=ready is not None and ready.status is Truth.TRUE and not is_over,
-        is_stopped=_is_stopped(fleet, replica, looked.lost),
-        is_node_lost=not looked.lost.isdisjoint(nodes),
-        trouble=_trouble(replica, reports, away, epoch),
-        epoch=epoch,
-        away=away,
-        unended=tuple(_unended(fleet, replica, looked)),
-    )
+    @property
+    def wanted(self) -> int:
+        """Return how many replicas there should be."""
+        if self.deployment is None or self.is_ending:
+            return 0
+        return self.deployment.spec.replicas if self.desired is None else self.desired
 
-
-def _tried(view: ReplicaView, known: Sequence[GroupView]) -> ReplicaView:
-    """Return the replica with whether everything that its group may run was tried."""
-    formation = view.replica.spec.formation
-    group = next((one for one in known if formation and one.name == formation.group), None)
-    if group is None:
-        return view
-    return replace(view, epoch=given_up(view.replica, view.epoch, len(shapes(group.spec))))
-
-
-def _is_stopped(fleet: Fleet, replica: Replica, lost: AbstractSet[str]) -> bool:
-    """Return whether nothing of it runs on any node, as far as anybody can know."""
-    for number, rank in enumerate(replica.spec.ranks):
-        said = fleet.report(replica, rank.node, number)
-        has_stopped = said is not None and is_true(said.conditions, "Stopped")
-        if not has_stopped and rank.node not in lost:
-            return False
-    return True
-
-
-def _unended(fleet: Fleet, replica: Replica, looked: Looked) -> Iterator[LeavingRank]:
-    """Yield the ranks of earlier epochs that may still be there.
-
-    Its agent removes the report of a rank that it has no more once that has ended, or reports the next one. Who does
-    neither has had the time that agents give a rank, and then killed it (nodeagent/plan.py).
-    """
-    formation = replica.spec.formation
-    if formation is None:
-        return
-    for one in replica.spec.leaving:
-        had_s = _END_S + _END_S_PER_GIB * one.memory_bytes / 2**30
-        in_time = looked.now < formation.formed_at + timedelta(seconds=had_s)
-        if in_time and not _has_ended(fleet, replica, one):
-            yield one
-
-
-def _has_ended(fleet: Fleet, replica: Replica, left: LeavingRank) -> bool:
-    """Return whether the agent of a rank of an earlier epoch has done with it, by what it reports."""
-    pairs = zip(replica.spec.ranks, fleet.ranks(replica), strict=True)
-    for rank, report in pairs:
-        if rank.node == left.node:
-            # Until then it says of the next one that it is about to start.
-            ready = find_condition(report.conditions, "Ready") if report is not None else None
-            return ready is not None and ready.reason != "Starting"
-    return fleet.report(replica, left.node, left.rank) is None
-
-
-def _trouble(
-    replica: Replica,
-    reports: Sequence[RankStatus | None],
-    away: AbstractSet[str],
-    epoch: Epoch | None,
-) -> str:
-    """Return what is wrong with the first rank that has something to say; empty if nothing is."""
-    if epoch is not None and epoch.over:
-        return f"{epoch.over}: {epoch.message}"
-    for number, rank in enumerate(replica.spec.ranks):
-        if rank.node in away:
-            return f"{rank.node} is NotReady: its agent does not renew its lease"
-        report = reports[number]
-        ready = find_condition(report.conditions, "Ready") if report is not None else None
-        if ready is not None and ready.status is not Truth.TRUE:
-            return ready.message
-    return ""
-
-
-def _next_look_s(
-    replicas: Sequence[ReplicaView], looked: Looked, next_look_s: float | None
-) -> float | None:
-    """Return when something is different though nothing changes."""
-    looks = [next_look_s]
-    for one in replicas:
-        looks.append(next_epoch_look_s(one.replica, one.epoch))
-        formation = one.replica.spec.formation
-        if one.unended and formation is not None:
-            most = max(rank.memory_bytes for rank in one.unended)
-            age_s = (looked.now - formation.formed_at) / timedelta(seconds=1)
-            looks.append(max(0.0, _END_S + _END_S_PER_GIB * most / 2**30 - age_s))
-    return min((look for look in looks if look is not None), default=None)
-
-
-def _wishes(
-    deployment: ModelDeployment | None,
-    replicas: Sequence[Replica],
-    revisions: Sequence[Revision],
-    rivals: Sequence[Rival],
-) -> set[str]:
-    """Return everything that is said about sharding, by this deployment and those that choose before it."""
-    found = {one.spec.content.sharding for one in revisions}
-    found |= {rival.want.spec.sharding for rival in rivals}
-    found |= {one.spec.formation.group for one in replicas if one.spec.formation is not None}
-    return found if deployment is None else found | {deployment.spec.sharding}
-
-
-def pool_members(fleet: Fleet, pool: NodePool) -> list[str]:
-    """Return the nodes that belong to the pool."""
-    return [name for name in fleet.node_names() if in_pool(pool, fleet.node(name))]
+    @property
+    def is_ending(self) -> bool:
+        """Return whether the deployment is being deleted."""
+        return (
+            self.deployment is not None and self.deployment.metadata.deletion_timestamp is not None
+        )

@@ -1,6 +1,9 @@
-"""What each action writes, and what must still hold for it. Pure: doing it is execute.py's job."""
+"""Many guarded writes in few transactions: a round trip and an fsync are what a write costs, not what is in it. Pure.
 
-from collections.abc import Callable, Mapping
+What each action writes, and what must still hold for it. Pure: doing it is execute.py's job.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_never
@@ -21,20 +24,68 @@ from reconciler.actions import (
     RemoveRevision,
     SaveRevision,
 )
-from reconciler.batching import Write
-from reconciler.groups.view import Form
+from reconciler.groups.group_view import GroupForm
 from reconciler.rollout.revisions import content_of, digest
-from schemas.deployment import ModelDeployment, ModelSource
+from schemas.deployment import ModelDeployment, ModelSource, Revision, RevisionSpec
 from schemas.formation import Formation
 from schemas.meta import ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
 from schemas.replica import LeavingRank, Replica, ReplicaSpec
-from schemas.revision import Revision, RevisionSpec
 from store import codec, keys
-from store.port import Delete, Operation, Put, Unchanged
+from store.port import MAX_OPERATIONS, Delete, Guard, ModRevisionGuard, Operation, Put
+
+# etcd refuses requests of more than 1.5 MiB.
+_MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
+class GuardedWrite:
+    """One change and what it was planned on: done if all of its guards hold, else left undone."""
+
+    guards: tuple[Guard, ...]
+    operations: tuple[Operation, ...]
+    is_assignment: bool = False
+    """Whether it gives a node something to run."""
+
+
+def split_into_batches(
+    writes: Iterable[GuardedWrite], *, shared: int
+) -> Iterator[tuple[GuardedWrite, ...]]:
+    """Yield the writes in their order, as many at once as a transaction takes.
+
+    `shared` is how many guards and operations are added to each batch. No key is written twice in
+    one: the store refuses that. A write that is too big by itself is a batch by itself.
+    """
+    batch: list[GuardedWrite] = []
+    for write in writes:
+        if batch and not _fits([*batch, write], shared):
+            yield tuple(batch)
+            batch = []
+        batch.append(write)
+    if batch:
+        yield tuple(batch)
+
+
+def guards_of(batch: Iterable[GuardedWrite]) -> tuple[Guard, ...]:
+    """Return what has to hold for all of them, each guard once."""
+    return tuple(dict.fromkeys(guard for write in batch for guard in write.guards))
+
+
+def operations_of(batch: Iterable[GuardedWrite]) -> tuple[Operation, ...]:
+    return tuple(operation for write in batch for operation in write.operations)
+
+
+def _fits(batch: Sequence[GuardedWrite], shared: int) -> bool:
+    operations = operations_of(batch)
+    size = sum(len(one.value) for one in operations if isinstance(one, Put))
+    return (
+        len(guards_of(batch)) + len(operations) + shared <= MAX_OPERATIONS
+        and size <= _MOST_BYTES
+        and len({one.key for one in operations}) == len(operations)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteContext:
     """What a write needs that no plan may draw or read itself."""
 
     now: datetime
@@ -42,14 +93,14 @@ class Stamp:
     """Returns another word each time, which nobody can guess."""
 
 
-def write_of(
+def make_write(
     action: Action,
     deployment: ModelDeployment | None,
     replicas: Mapping[str, Replica],
-    stamp: Stamp,
-) -> Write:
+    stamp: WriteContext,
+) -> GuardedWrite:
     """Return what carries out one action for a deployment; `replicas` are those it may be about."""
-    written: Write
+    written: GuardedWrite
     now = stamp.now
     match action:
         case CreateReplica() | MoveReplica() | ReformReplica():
@@ -79,7 +130,7 @@ def write_of(
 
 def _forget(
     action: RemoveReplica | RemoveRevision | RemoveDeployment, replicas: Mapping[str, Replica]
-) -> Write:
+) -> GuardedWrite:
     match action:
         case RemoveReplica(name=name, version=version):
             return _remove("Replica", name, version, *reports_of(replicas[name]))
@@ -89,11 +140,11 @@ def _forget(
             return _remove("ModelDeployment", name, version)
 
 
-def status_write(key: ObjectKey, status: Status, *, version: int) -> Write:
+def status_write(key: ObjectKey, status: Status, *, version: int) -> GuardedWrite:
     """Return what writes a status, if its object is still what it was computed from."""
     # An object that is deleted meanwhile would leave a status behind that its namesake inherits.
-    return Write(
-        guards=(Unchanged(key=keys.spec_key(*key), mod_revision=version),),
+    return GuardedWrite(
+        guards=(ModRevisionGuard(key=keys.spec_key(*key), mod_revision=version),),
         operations=(Put(key=keys.status_key(*key), value=codec.encode(status)),),
     )
 
@@ -102,8 +153,8 @@ def _assigned(
     action: CreateReplica | MoveReplica | ReformReplica,
     deployment: ModelDeployment,
     replicas: Mapping[str, Replica],
-    stamp: Stamp,
-) -> Write:
+    stamp: WriteContext,
+) -> GuardedWrite:
     match action:
         case CreateReplica():
             return _assign(make_replica(action, deployment, stamp), deployment, version=0)
@@ -123,44 +174,48 @@ def _assign(
     *,
     version: int,
     stale: tuple[Operation, ...] = (),
-) -> Write:
-    return Write(
+) -> GuardedWrite:
+    return GuardedWrite(
         guards=(
-            Unchanged(key=keys.spec_key("Replica", replica.name), mod_revision=version),
+            ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
             # A deployment that was edited or deleted meanwhile is planned anew.
-            codec.unchanged(deployment),
+            codec.unchanged_guard(deployment),
         ),
         operations=(codec.put_spec(replica), *stale),
         is_assignment=True,
     )
 
 
-def _mark_deleted(replica: Replica, version: int, because: str, now: datetime) -> Write:
+def _mark_deleted(replica: Replica, version: int, because: str, now: datetime) -> GuardedWrite:
     notes = {**replica.metadata.annotations, ENDED_BECAUSE: because}
     return _edit(replica, version, {"deletion_timestamp": now, "annotations": notes})
 
 
-def _edit(replica: Replica, version: int, marks: dict[str, Any]) -> Write:
+def _edit(replica: Replica, version: int, marks: dict[str, Any]) -> GuardedWrite:
     """Write a replica with other metadata; what it runs stays as it is."""
     metadata = replica.metadata.model_copy(update=marks)
     edited = replica.model_copy(update={"metadata": metadata})
-    return Write(
-        guards=(Unchanged(key=keys.spec_key("Replica", replica.name), mod_revision=version),),
+    return GuardedWrite(
+        guards=(
+            ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
+        ),
         operations=(codec.put_spec(edited),),
     )
 
 
-def _release(replica: Replica, leaving: tuple[LeavingRank, ...], version: int) -> Write:
+def _release(replica: Replica, leaving: tuple[LeavingRank, ...], version: int) -> GuardedWrite:
     """Write a replica without the ranks that have ended, and forget what their agents said of them."""
     spec = replica.spec.model_copy(update={"leaving": leaving})
     edited = replica.model_copy(update={"spec": spec})
-    return Write(
-        guards=(Unchanged(key=keys.spec_key("Replica", replica.name), mod_revision=version),),
+    return GuardedWrite(
+        guards=(
+            ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
+        ),
         operations=(codec.put_spec(edited), *_no_more(replica, edited)),
     )
 
 
-def _save(action: SaveRevision, deployment: ModelDeployment, now: datetime) -> Write:
+def _save(action: SaveRevision, deployment: ModelDeployment, now: datetime) -> GuardedWrite:
     metadata = ObjectMeta(
         name=action.name,
         labels=deployment.metadata.labels,
@@ -176,22 +231,22 @@ def _save(action: SaveRevision, deployment: ModelDeployment, now: datetime) -> W
         change_cause=action.cause,
     )
     key = keys.spec_key("Revision", action.name)
-    return Write(
+    return GuardedWrite(
         guards=(
-            Unchanged(key=key, mod_revision=action.version),
+            ModRevisionGuard(key=key, mod_revision=action.version),
             # Its content is the deployment's as it was planned from.
-            codec.unchanged(deployment),
+            codec.unchanged_guard(deployment),
         ),
         operations=(codec.put_spec(Revision(metadata=metadata, spec=spec)),),
     )
 
 
-def _remove(kind: str, name: str, version: int, *more: Operation) -> Write:
+def _remove(kind: str, name: str, version: int, *more: Operation) -> GuardedWrite:
     key = keys.spec_key(kind, name)
     # A revision has no status, and the key where it would be is not ours to write.
     status = () if kind == "Revision" else (Delete(key=keys.status_key(kind, name)),)
-    return Write(
-        guards=(Unchanged(key=key, mod_revision=version),),
+    return GuardedWrite(
+        guards=(ModRevisionGuard(key=key, mod_revision=version),),
         operations=(Delete(key=key), *status, *more),
     )
 
@@ -218,7 +273,7 @@ def owner_of(deployment: ModelDeployment) -> OwnerReference:
 
 
 def make_replica(
-    action: CreateReplica | MoveReplica, deployment: ModelDeployment, stamp: Stamp
+    action: CreateReplica | MoveReplica, deployment: ModelDeployment, stamp: WriteContext
 ) -> Replica:
     """Return the replica that the action assigns; its uid tells it from earlier ones of the name."""
     content, form, now = action.content, action.form, stamp.now
@@ -246,7 +301,7 @@ def make_replica(
     )
 
 
-def remake_replica(action: ReformReplica, before: Replica, stamp: Stamp) -> Replica:
+def remake_replica(action: ReformReplica, before: Replica, stamp: WriteContext) -> Replica:
     """Return the replica in its next epoch: the same one, with other ranks maybe."""
     old = before.spec.formation
     assert old is not None
@@ -275,7 +330,7 @@ def _with_path(source: ModelSource, path: str) -> ModelSource:
     return source if source.path == path else source.model_copy(update={"path": path})
 
 
-def _formation(form: Form, stamp: Stamp) -> Formation:
+def _formation(form: GroupForm, stamp: WriteContext) -> Formation:
     return Formation(
         group=form.group,
         backend=form.backend,

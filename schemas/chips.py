@@ -84,13 +84,13 @@ CHIPS: Final = (
 )
 
 
-def designation(name: str) -> Designation | None:
+def parse_designation(name: str) -> Designation | None:
     """Read generation and variant: "Apple M4 Pro" is 4 and "Pro". A virtual machine's chip has neither."""
     match = _DESIGNATION.fullmatch(_normal(name))
     return Designation(generation=int(match[1]), variant=match[2] or "") if match else None
 
 
-def find(name: str, *, gpu_cores: int | None, memory_bytes: int | None) -> Chip | None:
+def find_chip(name: str, *, gpu_cores: int | None, memory_bytes: int | None) -> Chip | None:
     """Return the row for this machine; where the bins differ GPU cores decide, then memory, then caution."""
     rows = [chip for chip in CHIPS if chip.name == _normal(name)]
     if not rows:

@@ -1,4 +1,7 @@
-"""ModelDeployment: which model should run, how often, and where it may go."""
+"""ModelDeployment: which model should run, how often, and where it may go.
+
+Revision: what a deployment's replicas ran once, kept to go back to.
+"""
 
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -6,11 +9,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from schemas.amount import Amount
 from schemas.autoscaling import Autoscaling
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
 from schemas.placement import Placement
-from schemas.quantity import PositiveQuantity, Quantity
+from schemas.quantity import Amount, PositiveQuantity, Quantity
 from schemas.rollout import Rollout
 from schemas.routing import Routing
 
@@ -35,7 +37,7 @@ ModelPath = Annotated[
 ]
 
 
-class Draft(ApiModel):
+class DraftModel(ApiModel):
     """A small model that guesses the next tokens, which the model then checks all at once."""
 
     path: ModelPath
@@ -51,7 +53,7 @@ class ModelSource(ApiModel):
     """A folder in MLX format on the node: absolute, or below the agent's models folder."""
     adapter: ModelPath | None = None
     """A folder with a LoRA adapter for the model, as `mlx_lm.lora` writes it; found as model.path is."""
-    draft: Draft | None = None
+    draft: DraftModel | None = None
     """A small model that guesses tokens, so that one request is answered faster."""
 
     @model_validator(mode="after")
@@ -88,7 +90,7 @@ class KvCache(ApiModel):
         return self
 
 
-# The golden question and its answer, in the words of any tokenizer (nodeagent/engine/probe.py).
+# The golden question and its answer, in the words of any tokenizer (models/golden_question.py).
 LEAST_SPLIT_CONTEXT = 256
 # The words cannot be names, which have no capital letters.
 Sharding = Literal["Never", "Auto"] | ObjectName
@@ -238,3 +240,39 @@ class ModelDeployment(ApiObject):
 def served_names(deployment: ModelDeployment) -> tuple[str, ...]:
     """Return every name that clients may use for it, its own first, without repeats."""
     return tuple(dict.fromkeys((deployment.metadata.name, *deployment.spec.served_names)))
+
+
+class RevisionTemplate(ApiModel):
+    """All of a deployment's spec that an engine is started with: when it changes, replicas roll."""
+
+    model: ModelSource
+    served_names: tuple[ServedName, ...] = ()
+    context_length: int
+    concurrency: int
+    queue_depth: int | None = None
+    kv_cache: KvCache | None = None
+    resources: Resources | None = None
+    sharding: Sharding = "Never"
+    restarted_at: str = ""
+    """What `fleetctl rollout restart` wrote: nothing but a reason to start engines anew."""
+
+
+class RevisionSpec(ApiModel):
+    """One version of a deployment."""
+
+    deployment: ObjectName
+    template: str
+    """Hash of the template."""
+    revision: Annotated[int, Field(ge=1)]
+    """Counts up; one that is gone back to becomes the newest again."""
+    content: RevisionTemplate
+    """What its replicas run."""
+    change_cause: str = ""
+    """Why there is it: the deployment's annotation kubernetes.io/change-cause when it was new, else what differed."""
+
+
+class Revision(ApiObject):
+    """What a deployment's replicas ran once."""
+
+    kind: Literal["Revision"] = "Revision"
+    spec: RevisionSpec

@@ -26,7 +26,7 @@ class FabricTestSpec(ApiModel):
     """What is summed, how often, and by whom."""
 
     formation: Formation
-    """How the ranks connect; as for a replica (schemas/rendezvous.py)."""
+    """How the ranks connect; as for a replica (schemas/formation.py)."""
     seats: Annotated[tuple[Seat, ...], Field(min_length=2, max_length=MOST_RANKS)]
     """The Mac of each rank."""
     sizes: Sizes = SIZES

@@ -51,7 +51,7 @@ KINDS: tuple[Kind, ...] = (
     _declared("Node", "node", "no"),
     _observed("Replica", "replica", "rep"),
     _observed("Endpoint", "replica", "ep"),
-    _observed("Revision", "revision", "rev"),
+    _observed("Revision", "deployment", "rev"),
     _observed("Event", "event", "ev"),
     _observed("FabricTest", "fabrictest", "ft"),
 )

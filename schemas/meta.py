@@ -65,7 +65,7 @@ class OwnerReference(ApiModel):
     uid: str
 
 
-class ManagedFields(ApiModel):
+class ManagedFieldsEntry(ApiModel):
     """Who says what of an object: one entry for each writer and way of writing (see manifests/ownership.py)."""
 
     manager: str
@@ -103,7 +103,7 @@ class ObjectMeta(ApiModel):
     """Set by the fleet: who must clean up before the object may go."""
     owner_references: tuple[OwnerReference, ...] = ()
     """Set by the fleet: who created this object."""
-    managed_fields: tuple[ManagedFields, ...] = ()
+    managed_fields: tuple[ManagedFieldsEntry, ...] = ()
     """Set by the fleet: who says what of the object."""
 
 
@@ -114,7 +114,7 @@ RESTARTED_AT = "fleet/restarted-at"
 ENDED_BECAUSE = "fleet/ended-because"
 """Why a replica drains: the reason in one word, then what people should know."""
 APPLY_SET = "fleet/apply-set"
-"""The set of manifests that an object belongs to (schemas/applyset.py); only that set prunes it."""
+"""The set of manifests that an object belongs to (schemas/records.py); only that set prunes it."""
 CHANGE_CAUSE = "kubernetes.io/change-cause"
 """Why a deployment was changed, as kubectl knows it; kept with the revision."""
 
@@ -135,7 +135,7 @@ FLEET_OWNED = (
 )
 
 
-class Truth(StrEnum):
+class ConditionStatus(StrEnum):
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -146,7 +146,7 @@ class Condition(ApiModel):
 
     type: str
     """An adjective or participle: Available, Placed, Ready."""
-    status: Truth
+    status: ConditionStatus
     reason: str
     """One CamelCase word for machines."""
     message: str = ""
@@ -173,7 +173,7 @@ def find_condition(conditions: Sequence[Condition], type_: str) -> Condition | N
 def is_true(conditions: Sequence[Condition], type_: str) -> bool:
     """Return whether the condition is there and true."""
     found = find_condition(conditions, type_)
-    return found is not None and found.status == Truth.TRUE
+    return found is not None and found.status == ConditionStatus.TRUE
 
 
 class Status(ApiModel):

@@ -1,11 +1,69 @@
-"""Node: one Mac; what its agent found out about it, and whether new work may go there."""
+"""What an agent reports of its Mac's cables: addresses, Thunderbolt, RDMA.
+
+Node: one Mac; what its agent found out about it, and whether new work may go there.
+
+NodeLife: what the leading reconciler found out about a node, beside what its agent says of itself.
+"""
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from schemas.fabric import NodeFabric
 from schemas.meta import ApiModel, ApiObject, LabelKey, Labels, LabelValue, Status
+
+
+class FabricInterface(ApiModel):
+    """A network interface with an address."""
+
+    name: str
+    """Such as "en5"."""
+    address: str
+    """Its IPv4 address."""
+    is_thunderbolt: bool = False
+
+
+class ThunderboltPort(ApiModel):
+    """A Thunderbolt port of the Mac, and what is at the other end of its cable."""
+
+    receptacle: str
+    """The number that macOS gives it, such as "3"."""
+    interface: str = ""
+    """The network interface of the port; empty if nobody could tell."""
+    domain: str = ""
+    """The UUID by which the other end knows this port; the same after a restart."""
+    peer: str = ""
+    """The UUID of the port at the other end, if that is a Mac's and no dock is between; else empty."""
+    speed_gbps: int = 0
+    """What the cable carries, in Gbit/s; 0 where there is none. RDMA needs Thunderbolt 5: 80 or more."""
+    is_bridged: bool = False
+    """Whether its interface belongs to the Thunderbolt Bridge, which RDMA does not go with."""
+
+
+class RdmaDevice(ApiModel):
+    """An RDMA device, which is one Thunderbolt port."""
+
+    name: str
+    """Such as "rdma_en5"."""
+    interface: str = ""
+    """The network interface of the same port; empty if nobody could tell."""
+    state: Literal["Active", "Down", "Unknown"] = "Unknown"
+    """Active means that a cable with a Mac at its other end is in the port."""
+
+
+class NodeFabric(ApiModel):
+    """The cables of one Mac."""
+
+    interfaces: tuple[FabricInterface, ...] = ()
+    ports: tuple[ThunderboltPort, ...] = ()
+    """Its Thunderbolt ports, in order of the numbers."""
+    rdma: tuple[RdmaDevice, ...] = ()
+    is_rdma_enabled: bool | None = None
+    """Whether `rdma_ctl` says that RDMA is on; None where there is no such command."""
+    thunderbolt: int = 0
+    """The newest Thunderbolt that the Mac speaks, such as 5; 0 if nobody could tell."""
+    os_build: str = ""
+    """Such as "25C56": JACCL wants the same build everywhere."""
+
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
@@ -30,7 +88,7 @@ class LayerGroup(ApiModel):
     """What a State layer keeps for one request."""
 
 
-class Splitting(ApiModel):
+class SplitOptions(ApiModel):
     """Over how many Macs the installed mlx-lm can split a model."""
 
     tensor: tuple[int, ...] = ()
@@ -52,7 +110,7 @@ class Splitting(ApiModel):
 
 
 class ModelGeometry(ApiModel):
-    """What the memory proof needs to know of a model (see reconciler/placement/proof.py)."""
+    """What the memory proof needs to know of a model (see reconciler/placement/memory_proof.py)."""
 
     model_type: str
     weights_bytes: int
@@ -85,7 +143,7 @@ class ModelGeometry(ApiModel):
     """Whether attention scores are never written out, as in Metal's kernels for some head sizes."""
     unknown: str = ""
     """What nobody could understand of the model; what it needs is then not known."""
-    splitting: Splitting | None = None
+    splitting: SplitOptions | None = None
     """None where nobody looked: no deployment wants it split."""
 
 
@@ -224,3 +282,7 @@ def effective_labels(node: Node) -> dict[str, str]:
 def matches(labels: dict[str, str], wanted: dict[str, str]) -> bool:
     """Return whether all wanted labels are there."""
     return all(labels.get(key) == value for key, value in wanted.items())
+
+
+class NodeLifeStatus(Status):
+    """Conditions Ready, Flapping, VersionSkew, DuplicateHardware and Withheld of one node."""

@@ -22,7 +22,7 @@ class NodeSelector(ApiModel):
     """The least unified memory of a node, such as "64Gi"."""
 
 
-class Reserved(ApiModel):
+class ReservedResources(ApiModel):
     """What the fleet keeps its hands off, on every node of the pool."""
 
     memory: Quantity = "0"
@@ -71,7 +71,7 @@ class NodePoolSpec(ApiModel):
     """Nodes by name."""
     selector: NodeSelector | None = None
     """Nodes by their properties."""
-    reserved: Reserved | None = None
+    reserved: ReservedResources | None = None
     """What is left to the owners of the Macs."""
     policy: PoolPolicy | None = None
     """When the pool's Macs may be used; left out, always."""

@@ -1,8 +1,12 @@
-"""Quantities of bytes as people write them ("96Gi") and as tables show them. Pure."""
+"""Quantities of bytes as people write them ("96Gi") and as tables show them. Pure.
 
+A number of replicas, or a part of them: 2 or "25%", as Kubernetes' IntOrString. Pure.
+"""
+
+import re
 from typing import Annotated
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from schemas import sizes
 
@@ -22,3 +26,34 @@ def _not_zero(text: str) -> str:
 
 
 PositiveQuantity = Annotated[Quantity, AfterValidator(_not_zero)]
+
+
+Percent = Annotated[str, StringConstraints(pattern=r"^(100|[1-9]?[0-9])%$")]
+
+
+def _checked_amount(value: object) -> object:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10_000
+    is_part = isinstance(value, str) and re.fullmatch(r"(100|[1-9]?[0-9])%", value) is not None
+    if not is_number and not is_part:
+        raise ValueError(
+            'is neither a number of replicas (0 to 10000) nor a part of them; write 1, or "25%"'
+        )
+    return value
+
+
+Amount = Annotated[
+    Annotated[int, Field(ge=0, le=10_000)] | Percent, BeforeValidator(_checked_amount)
+]
+
+
+def resolve_amount(amount: int | str, whole: int, *, round_up: bool) -> int:
+    """Return how many of `whole` are meant; a percentage is rounded up or down."""
+    if isinstance(amount, int):
+        return amount
+    hundredths = int(amount.removesuffix("%")) * whole
+    return -(-hundredths // 100) if round_up else hundredths // 100
+
+
+def percent_fraction(percent: str) -> float:
+    """Return "25%" as 0.25."""
+    return int(percent.removesuffix("%")) / 100

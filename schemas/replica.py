@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.deployment import KvCache, ModelSource
-from schemas.formation import Formation, Golden, Seat
+from schemas.formation import Formation, GoldenAnswer, Seat
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
 
 
@@ -102,7 +102,7 @@ class RankStatus(ApiModel):
     node: ObjectName
     epoch: int = 0
     """The epoch that this speaks of; 0 where there is one rank."""
-    golden: Golden | None = None
+    golden: GoldenAnswer | None = None
     """What rank 0 answered when this epoch was checked; None before, and from other ranks."""
     restarts: int = 0
     """How often the engine was started again after it had ended by itself."""

@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.amount import Amount, Percent
 from schemas.duration import Duration, PositiveDuration
 from schemas.meta import ApiModel
+from schemas.quantity import Amount, Percent
 
 
 class CanaryStep(ApiModel):

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.meta import ApiModel, ApiObject, Status
 from store import errors, keys, versions
-from store.port import KeyValue, Put, Unchanged
-from store.versions import HISTORIES, History
+from store.port import KeyValue, ModRevisionGuard, Put
+from store.versions import HISTORIES, VersionHistory
 
 Obj = TypeVar("Obj", bound=ApiObject)
 M = TypeVar("M", bound=ApiModel)
-Histories: TypeAlias = Mapping[str, History]
+Histories: TypeAlias = Mapping[str, VersionHistory]
 
 _NOT_IN_SPEC: dict[str, bool | set[str]] = {"status": True, "metadata": {"resource_version"}}
 
@@ -28,13 +28,13 @@ NewerDocumentError = errors.NewerDocumentError
 def encode(model: BaseModel, histories: Histories = HISTORIES) -> bytes:
     """Return the document: JSON without what is None, its stored version first."""
     raw = model.model_dump_json(by_alias=True, exclude_none=True).encode()
-    return versions.stamp(raw, versions.history_of(type(model).__name__, histories).current)
+    return versions.stamp_version(raw, versions.history_of(type(model).__name__, histories).current)
 
 
 def encode_spec(obj: ApiObject) -> bytes:
     """Return what belongs under the object's spec key: everything but status and version."""
     raw = obj.model_dump_json(by_alias=True, exclude_none=True, exclude=_NOT_IN_SPEC).encode()
-    return versions.stamp(raw, versions.history_of(type(obj).__name__).current)
+    return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
 
 
 def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> M:
@@ -46,7 +46,7 @@ def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> 
 
     """
     try:
-        raw = versions.to_current(item.value, versions.history_of(model.__name__, histories))
+        raw = versions.migrate(item.value, versions.history_of(model.__name__, histories))
         return model.model_validate_json(raw)
     except versions.VersionError as error:
         kind = NewerDocumentError if error.is_newer else UndecodableError
@@ -119,7 +119,7 @@ def put_spec(obj: ApiObject) -> Put:
     return Put(key=keys.spec_key(obj.kind, obj.name), value=encode_spec(obj))
 
 
-def unchanged(obj: ApiObject) -> Unchanged:
+def unchanged_guard(obj: ApiObject) -> ModRevisionGuard:
     """Return the guard that nobody wrote the object's spec since it was read (or created it)."""
     version = int(obj.metadata.resource_version or 0)
-    return Unchanged(key=keys.spec_key(obj.kind, obj.name), mod_revision=version)
+    return ModRevisionGuard(key=keys.spec_key(obj.kind, obj.name), mod_revision=version)

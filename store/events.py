@@ -11,7 +11,7 @@ from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import ObjectMeta
 from store import codec, keys
 from store.errors import LeaseLostError, StoreError, UnavailableError
-from store.port import Put, Transport, Unchanged
+from store.port import ModRevisionGuard, Put, Transport
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,9 @@ class EventRecorder:
             if there is not None:
                 seen = codec.decode(Event, there).spec
                 merged = _again(event, seen.count, seen)
-            guards.append(Unchanged(key=key, mod_revision=there.mod_revision if there else 0))
+            guards.append(
+                ModRevisionGuard(key=key, mod_revision=there.mod_revision if there else 0)
+            )
             puts.append(Put(key=key, value=codec.encode(merged), lease=lease))
         await self._transport.commit(guards, puts)
 

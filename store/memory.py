@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
 
 from machinery.clock import Clock
-from store import paging
+from store import reads
 from store.errors import (
     CompactedError,
     ConflictError,
@@ -15,16 +15,16 @@ from store.errors import (
 )
 from store.port import (
     MAX_OPERATIONS,
-    Change,
-    CreatedAt,
+    CreateRevisionGuard,
     Delete,
     Guard,
+    KeyChange,
     KeyValue,
     Listing,
+    ModRevisionGuard,
     Operation,
     Put,
     ServerStatus,
-    Unchanged,
     WatchBatch,
 )
 
@@ -49,7 +49,7 @@ class MemoryTransport:
         self._waiting: dict[asyncio.Event, str] = {}
         self._version = version
         self._keys: dict[str, KeyValue] = {}
-        self._history: list[Change] = []
+        self._history: list[KeyChange] = []
         self._revision = 1
         self._compacted = 0
         self._leases: dict[int, tuple[int, float]] = {}
@@ -59,16 +59,16 @@ class MemoryTransport:
         return self._keys.get(key)
 
     async def list(self, prefix: str) -> Listing:
-        return await paging.collect(lambda: self.pages(prefix))
+        return await reads.collect(lambda: self.pages(prefix))
 
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         self.expire()
         revision = self._revision
         found = [self._keys[key] for key in sorted(self._keys) if key.startswith(prefix)]
-        for start in range(0, max(len(found), 1), paging.PAGE):
+        for start in range(0, max(len(found), 1), reads.PAGE):
             if revision < self._compacted:
                 raise CompactedError("the revision that is being listed is gone")
-            items = tuple(found[start : start + paging.PAGE])
+            items = tuple(found[start : start + reads.PAGE])
             yield Listing(revision=revision, items=items)
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
@@ -90,9 +90,9 @@ class MemoryTransport:
 
     def _holds(self, guard: Guard) -> bool:
         now = self._keys.get(guard.key)
-        if isinstance(guard, CreatedAt):
+        if isinstance(guard, CreateRevisionGuard):
             return (now.create_revision if now else 0) == guard.create_revision
-        assert isinstance(guard, Unchanged)
+        assert isinstance(guard, ModRevisionGuard)
         return (now.mod_revision if now else 0) == guard.mod_revision
 
     def _apply(self, operations: Sequence[Operation]) -> None:
@@ -104,16 +104,16 @@ class MemoryTransport:
         self._history.extend(changes)
         self._wake(changes)
 
-    def _wake(self, changes: Sequence[Change]) -> None:
+    def _wake(self, changes: Sequence[KeyChange]) -> None:
         """Wake the watches that one of the changes concerns."""
         for moved, prefix in self._waiting.items():
             if any(change.key.startswith(prefix) for change in changes):
                 moved.set()
 
-    def _change(self, operation: Operation) -> Change:
+    def _change(self, operation: Operation) -> KeyChange:
         if isinstance(operation, Delete):
             self._keys.pop(operation.key, None)
-            return Change(key=operation.key, mod_revision=self._revision, now=None)
+            return KeyChange(key=operation.key, mod_revision=self._revision, now=None)
         before = self._keys.get(operation.key)
         now = KeyValue(
             key=operation.key,
@@ -123,7 +123,7 @@ class MemoryTransport:
             lease=operation.lease,
         )
         self._keys[operation.key] = now
-        return Change(key=now.key, mod_revision=self._revision, now=now)
+        return KeyChange(key=now.key, mod_revision=self._revision, now=now)
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         yield WatchBatch(revision=after_revision, changes=())

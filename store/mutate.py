@@ -23,7 +23,7 @@ from store.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from store.port import Guard, Put, Transport, Unchanged
+from store.port import Guard, ModRevisionGuard, Put, Transport
 
 T = TypeVar("T")
 Obj = TypeVar("Obj", bound=ApiObject)
@@ -72,7 +72,7 @@ async def mutate(
             seen=seen,
             raw=item.value,
             put=Put(key=key, value=value, lease=item.lease) if value != item.value else None,
-            on=(Unchanged(key=key, mod_revision=item.mod_revision),),
+            on=(ModRevisionGuard(key=key, mod_revision=item.mod_revision),),
             written=lambda revision: codec.with_version(wanted or seen, revision),
         )
 
@@ -108,8 +108,8 @@ async def mutate_status(
             raw=status.value if status is not None else None,
             put=Put(key=status_key, value=value) if value is not None and is_news else None,
             on=(
-                Unchanged(key=status_key, mod_revision=status.mod_revision if status else 0),
-                Unchanged(key=spec_key, mod_revision=item.mod_revision),
+                ModRevisionGuard(key=status_key, mod_revision=status.mod_revision if status else 0),
+                ModRevisionGuard(key=spec_key, mod_revision=item.mod_revision),
             ),
             written=lambda _: seen.model_copy(update={"status": wanted}),
         )
@@ -125,7 +125,7 @@ class _Plan(Generic[T]):
     raw: bytes | None
     """The document that is to be written, as it was read; None if it is not there yet."""
     put: Put | None
-    on: tuple[Unchanged, ...]
+    on: tuple[ModRevisionGuard, ...]
     """What it was made on, that document first."""
     written: Callable[[int], T]
     """What is in the store when it was written at that revision."""
@@ -194,7 +194,7 @@ class _Change(Generic[T]):
         self._in_doubt = None
         return was_first
 
-    async def _first_value_after(self, before: Unchanged) -> bytes | None:
+    async def _first_value_after(self, before: ModRevisionGuard) -> bytes | None:
         """Return the value that the very next write of the key gave it; None if that deleted it."""
         watch = self._transport.watch(before.key, after_revision=before.mod_revision)
         try:

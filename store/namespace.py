@@ -8,24 +8,24 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import assert_never
 
-from store import paging
+from store import reads
 from store.port import (
-    Change,
-    CreatedAt,
+    CreateRevisionGuard,
     Delete,
     Guard,
+    KeyChange,
     KeyValue,
     Listing,
+    ModRevisionGuard,
     Operation,
     Put,
     ServerStatus,
     Transport,
-    Unchanged,
     WatchBatch,
 )
 
 
-def below(inner: Transport, prefix: str) -> Transport:
+def with_prefix(inner: Transport, prefix: str) -> Transport:
     """Return a transport whose keys lie below the prefix in the other's; the same for an empty one.
 
     Raises:
@@ -52,7 +52,7 @@ class NamespacedTransport:
         return None if found is None else self._inside(found)
 
     async def list(self, prefix: str) -> Listing:
-        return await paging.collect(lambda: self.pages(prefix))
+        return await reads.collect(lambda: self.pages(prefix))
 
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         async with aclosing(self.inner.pages(self._outside(prefix))) as pages:
@@ -102,8 +102,8 @@ class NamespacedTransport:
             lease=item.lease,
         )
 
-    def _change(self, change: Change) -> Change:
-        return Change(
+    def _change(self, change: KeyChange) -> KeyChange:
+        return KeyChange(
             key=change.key[len(self._prefix) :],
             mod_revision=change.mod_revision,
             now=None if change.now is None else self._inside(change.now),
@@ -111,10 +111,10 @@ class NamespacedTransport:
 
     def _guard(self, guard: Guard) -> Guard:
         match guard:
-            case Unchanged(key=key, mod_revision=revision):
-                return Unchanged(key=self._outside(key), mod_revision=revision)
-            case CreatedAt(key=key, create_revision=revision):
-                return CreatedAt(key=self._outside(key), create_revision=revision)
+            case ModRevisionGuard(key=key, mod_revision=revision):
+                return ModRevisionGuard(key=self._outside(key), mod_revision=revision)
+            case CreateRevisionGuard(key=key, create_revision=revision):
+                return CreateRevisionGuard(key=self._outside(key), create_revision=revision)
             case _:
                 assert_never(guard)
 

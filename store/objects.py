@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TypeVar
 
-from machinery.garbage import collector_held
+from machinery.gc_pause import pause_collection
 from schemas.meta import ApiObject
 from store import codec, keys
 from store.port import KeyValue, Transport
@@ -45,7 +45,7 @@ async def list_all(transport: Transport, kind: type[Obj]) -> list[Obj]:
 def decode_all(kind: type[Obj], items: Iterable[KeyValue]) -> list[Obj]:
     """Return the objects under these keys."""
     # The collector would look at tens of thousands of them again and again: twice the decoding's cost.
-    with collector_held():
+    with pause_collection():
         return [codec.decode_object(kind, item) for item in items]
 
 

@@ -7,27 +7,27 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from store.listing import KeyValue, Listing, Reads
+from store.reads import KeyValue, Listing, StoreReader
 
 __all__ = [
     "MAX_OPERATIONS",
-    "Change",
-    "CreatedAt",
+    "CreateRevisionGuard",
     "Delete",
     "Guard",
+    "KeyChange",
     "KeyValue",
     "Listing",
+    "ModRevisionGuard",
     "Operation",
     "Put",
-    "Reads",
     "ServerStatus",
+    "StoreReader",
     "Transport",
-    "Unchanged",
     "WatchBatch",
 ]
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """One event: the key has this value now; None means that it was deleted."""
 
     key: str
@@ -40,13 +40,13 @@ class WatchBatch:
     """Changes in order; without changes it says that nothing happened up to `revision`."""
 
     revision: int
-    changes: tuple[Change, ...]
+    changes: tuple[KeyChange, ...]
     store: str = ""
     """Which store this is; see `Listing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unchanged:
+class ModRevisionGuard:
     """Guard: the key's last change is this revision; 0 means that the key is not there."""
 
     key: str
@@ -54,14 +54,14 @@ class Unchanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreatedAt:
+class CreateRevisionGuard:
     """Guard: the key was created at this revision (the fence of an election)."""
 
     key: str
     create_revision: int
 
 
-Guard: TypeAlias = Unchanged | CreatedAt
+Guard: TypeAlias = ModRevisionGuard | CreateRevisionGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 # A document of an earlier shape has no type any more: within this file and its steps it is a tree.
 Tree: TypeAlias = dict[str, Any]
-Step: TypeAlias = Callable[[Tree], Tree]
+Migration: TypeAlias = Callable[[Tree], Tree]
 
 # What the first fleets wrote, before documents said their version.
 _UNSTAMPED = 1
@@ -30,11 +30,11 @@ class VersionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class VersionHistory:
     """One document's versions, from the oldest that can still be read to the one that is written."""
 
     current: int = 1
-    steps: Mapping[int, Step] = field(default_factory=dict)
+    steps: Mapping[int, Migration] = field(default_factory=dict)
     """By the version that it starts from: a pure function to the next version's tree."""
 
     def __post_init__(self) -> None:
@@ -53,11 +53,11 @@ class History:
 
 
 # By the name of the document's model. Who is not here has had one shape so far.
-HISTORIES: Mapping[str, History] = {}
-_FIRST = History()
+HISTORIES: Mapping[str, VersionHistory] = {}
+_FIRST = VersionHistory()
 
 
-def history_of(name: str, histories: Mapping[str, History] = HISTORIES) -> History:
+def history_of(name: str, histories: Mapping[str, VersionHistory] = HISTORIES) -> VersionHistory:
     return histories.get(name, _FIRST)
 
 
@@ -66,13 +66,13 @@ def _prefix(version: int) -> bytes:
     return f'{{"{_MEMBER}":{version},'.encode()
 
 
-def stamp(raw: bytes, version: int) -> bytes:
+def stamp_version(raw: bytes, version: int) -> bytes:
     """Return the document (canonical JSON) with its version as the first member."""
     prefix = _prefix(version)
     return (prefix if raw != b"{}" else prefix[:-1]) + raw[1:]
 
 
-def split(raw: bytes) -> tuple[int, bytes]:
+def split_version(raw: bytes) -> tuple[int, bytes]:
     """Return the document's version and the document without it, also if somebody edited it."""
     found = _STAMP.match(raw)
     if found is not None:
@@ -90,7 +90,7 @@ def split(raw: bytes) -> tuple[int, bytes]:
     return (version, orjson.dumps(tree)) if type(version) is int else (_UNSTAMPED, raw)
 
 
-def to_current(raw: bytes, history: History) -> bytes:
+def migrate(raw: bytes, history: VersionHistory) -> bytes:
     """Return the document in its present shape, without its version.
 
     Raises:
@@ -100,7 +100,7 @@ def to_current(raw: bytes, history: History) -> bytes:
     prefix = _prefix(history.current)
     if raw.startswith(prefix):  # what we wrote ourselves, which is nearly everything
         return b"{" + raw[len(prefix) :]
-    version, document = split(raw)
+    version, document = split_version(raw)
     if version == history.current:
         return document
     known = f"this process reads {history.known}"
@@ -116,10 +116,10 @@ def to_current(raw: bytes, history: History) -> bytes:
             "the key",
             is_newer=False,
         )
-    return _migrated(document, version, history)
+    return _run_migrations(document, version, history)
 
 
-def _migrated(document: bytes, version: int, history: History) -> bytes:
+def _run_migrations(document: bytes, version: int, history: VersionHistory) -> bytes:
     import orjson  # noqa: PLC0415 - as in `split`
 
     try:

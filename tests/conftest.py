@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from nodeagent.engine.model import blas
+from engine.linux import blas
 from tests.support import forker, turns
 
 pytest_plugins = ["tests.support.models"]

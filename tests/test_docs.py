@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from docs.generate import generated
-from manifests import nodes
 from manifests.load import load_objects
-from manifests.validate import Known, validate
+from manifests.validate import StoreNames, validate
+from manifests.yaml import nodes
 from schemas import kinds
-from schemas.export import json_schema, user_kinds
+from schemas.json_schema import json_schema, user_kinds
 from schemas.routing import Routing
 
 ROOT = Path(__file__).parent.parent
@@ -64,16 +64,16 @@ def test_examples_are_good_manifests() -> None:
     assert {item.obj.kind for item in loaded} >= {
         "ModelDeployment", "ModelRoute", "NodePool", "ShardGroup",
     }  # fmt: skip
-    assert validate(loaded, Known()) == []  # all of them can be applied together
+    assert validate(loaded, StoreNames()) == []  # all of them can be applied together
 
 
 def test_an_example_has_every_field_of_routing() -> None:
     """With the values that count without it, as it says, where there are any."""
     loaded = load_objects([str(ROOT / "examples" / "manifests" / "routing.yaml")])
     (document,) = (item.document for item in loaded if item.obj.name == "coder")
-    node = nodes.find(document.root, ("spec", "routing"))
+    node = nodes.find_node(document.root, ("spec", "routing"))
     assert node is not None
-    declared = nodes.plain(node)
+    declared = nodes.plain_value(node)
     complete = Routing.model_validate_json(json.dumps(declared))
     assert json.loads(complete.model_dump_json(by_alias=True)) == declared
     optional = ("timeouts", "hedging", "queueing")

@@ -10,9 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PRODUCTION = (
-    "schemas", "machinery", "store", "manifests", "reconciler", "nodeagent", "gateway", "fleetctl",
+    "schemas", "machinery", "store", "models", "manifests",
+    "reconciler", "nodeagent", "engine", "gateway", "fleetctl",
 )  # fmt: skip
-_LINES, _FUNCTIONS, _FUNCTION_LINES = 400, 20, 60
+_LINES, _FUNCTION_LINES = 600, 60
 _SUPPRESSIONS_PER_1000 = 1.5
 
 
@@ -52,13 +53,10 @@ def test_no_file_does_several_jobs(room: str) -> None:
 
 
 @every_room
-def test_functions_are_short_and_few(room: str) -> None:
+def test_functions_are_short(room: str) -> None:
     wrong: list[str] = []
     for path in sources(room):
-        found = list(functions(parsed(path)))
-        if len(found) > _FUNCTIONS:
-            wrong.append(f"{label(path)} has {len(found)} functions")
-        for function in found:
+        for function in functions(parsed(path)):
             assert function.end_lineno is not None
             length = function.end_lineno - function.lineno + 1
             if length > _FUNCTION_LINES:
@@ -94,12 +92,12 @@ def test_the_environment_is_read_at_the_edge_only(room: str) -> None:
 # Who may catch everything: the loop that decides about retries, the outermost edge of a process or a
 # thread, and the wall around mlx-lm, which raises whatever its own libraries raise.
 MAY_CATCH_ALL = {
-    "machinery/loop.py",
+    "machinery/control_loop.py",
     "machinery/process_main.py",
-    "nodeagent/engine/batch/batch.py",
-    "nodeagent/engine/batch/embed.py",
-    "nodeagent/engine/model/loading.py",
-    "nodeagent/engine/worker.py",
+    "engine/batch/loop.py",
+    "engine/batch/embedder.py",
+    "engine/model/loader.py",
+    "engine/worker.py",
 }
 
 

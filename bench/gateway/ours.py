@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bench.gateway.parts import Engine, answers, child, free_port
 from machinery.clock import SystemClock
-from schemas.apikey import ApiKey
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
+from schemas.records import ApiKey
 from schemas.replica import Endpoint, EndpointSpec
 from schemas.routing import Routing, Timeouts
 from store import codec, keys

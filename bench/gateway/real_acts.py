@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from nodeagent.engines import EngineProcess, Engines
+from nodeagent.engines.engine_processes import EngineProcess, EngineProcesses
 from tests.support.fleet import Fleet
 from tests.support.waiting import until_async
 
@@ -51,7 +51,7 @@ class Scene:
         return [
             (name, engine)
             for name in names
-            for engine in Engines(
+            for engine in EngineProcesses(
                 self.fleet.root / name / "engines", node="", host="", first_port=0
             ).find()
         ]

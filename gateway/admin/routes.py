@@ -1,35 +1,97 @@
-"""The admin API's routes: `/api/cluster`, `/api/dashboard`, `/queue`, `/metrics/snapshot`. Only keys for admins may ask.
+"""`/model/info`: what is known of the models that clients may use. Whoever has a key sees those that it is for.
+
+The admin API's routes: `/api/cluster`, `/api/dashboard`, `/queue`, `/metrics/snapshot`. Only keys for admins may ask.
 
 Nothing here changes the fleet: what runs where is declared (`fleetctl apply`), also for whoever used to press a button.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, TypeAlias
 
 import orjson
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.access.door import admin_only
-from gateway.admin import figures, workers
-from gateway.admin.sight import DAY_S, Sight
+from gateway import errors
+from gateway.admin import dashboard
+from gateway.admin.admin_context import DAY_S, AdminContext, endpoints_of
+from gateway.auth.access_control import can_see, principal_of, require_admin
 from gateway.errors import Refusal, RefusedError, invalid
-from gateway.record import journal
-from gateway.record.series import METRICS, STEP_S
-from gateway.watch.outcomes import OUTCOMES
+from gateway.metrics.outcomes import OUTCOMES
+from gateway.routing.selection import nearest
+from gateway.routing.table import ServedModel
+from gateway.telemetry import request_journal
+from gateway.telemetry.time_series import SERIES_METRICS, STEP_S
 from schemas import duration
+from schemas.deployment import ModelDeployment
 
 Json: TypeAlias = dict[str, object]
+
+
+def make_model_router(sight: AdminContext) -> APIRouter:
+    """Return the route."""
+    router = APIRouter()
+    router.add_api_route("/model/info", ModelInfoRoute(sight).info, methods=["GET", "HEAD"])
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfoRoute:
+    """One method a route."""
+
+    sight: AdminContext
+
+    async def info(self, request: Request, model: str = "") -> Response:
+        """Tell of one model, or of all."""
+        keeper = self.sight.known.keeper
+        if not keeper.is_synced:
+            raise RefusedError(errors.not_synced())
+        table = keeper.table
+        deployments = keeper.known().deployments
+        if not model:
+            seen = [found for found in table.models.values() if can_see(request, found.name)]
+            seen.sort(key=lambda found: found.name)
+            return _model_response({"data": [_model_body(found, deployments) for found in seen]})
+        self.sight.known.access.allow(principal_of(request), model)
+        found = table.models.get(model)
+        if found is None:
+            near = nearest(table, model)
+            raise RefusedError(errors.unknown_model(model, sorted(table.models), near))
+        return _model_response(_model_body(found, deployments))
+
+
+def _model_body(model: ServedModel, deployments: Mapping[str, ModelDeployment]) -> Json:
+    names = dict.fromkeys(name for share in model.shares for name in share.deployments)
+    found = [deployments.get(name) for name in names]
+    specs = [one.spec for one in found if one is not None]
+    leased = {target for target, is_leased in endpoints_of(model) if is_leased}
+    return {
+        "id": model.name,
+        "created": model.created,
+        "deployments": list(names),
+        "source": [spec.model.path for spec in specs],
+        # What every one of them can take: a client cannot know which one answers.
+        "contextLength": min((spec.context_length for spec in specs), default=None),
+        "concurrency": sum(target.concurrency for target in leased),
+        "replicasReady": len({target.replica for target in leased}),
+        "deviceCount": len({target.node for target in leased}),
+    }
+
+
+def _model_response(body: Json) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
 
 _MOST_REQUESTS = 1000
 # What a graph has room for, in pixels.
 _MOST_POINTS = 360
 
 
-def make_router(sight: Sight) -> APIRouter:
+def make_admin_router(sight: AdminContext) -> APIRouter:
     """Return the routes of one gateway."""
-    router = APIRouter(dependencies=[Depends(admin_only)])
-    admin = Admin(sight)
+    router = APIRouter(dependencies=[Depends(require_admin)])
+    admin = AdminRoutes(sight)
     for path, answer in (
         ("/api/cluster/status", admin.status),
         ("/api/cluster/workers", admin.workers),
@@ -53,25 +115,25 @@ def make_router(sight: Sight) -> APIRouter:
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
+class AdminRoutes:
     """One method a route."""
 
-    sight: Sight
+    sight: AdminContext
 
     async def status(self) -> Response:
         """Say how the fleet is."""
         macs = await self.sight.nodes.macs()
-        counts = workers.counted(figures.all_workers(self.sight, macs))
-        return _json(figures.cluster(self.sight, counts, macs))
+        counts = dashboard.count_workers(dashboard.all_workers(self.sight, macs))
+        return _json(dashboard.cluster(self.sight, counts, macs))
 
     async def workers(self) -> Response:
         """List the Macs."""
-        found = figures.all_workers(self.sight, await self.sight.nodes.macs())
+        found = dashboard.all_workers(self.sight, await self.sight.nodes.macs())
         return _json({"workers": found})
 
     async def worker(self, name: str) -> Response:
         """Tell of one Mac."""
-        found = figures.all_workers(self.sight, await self.sight.nodes.macs())
+        found = dashboard.all_workers(self.sight, await self.sight.nodes.macs())
         for worker in found:
             if worker["id"] == name:
                 return _json(worker)
@@ -87,17 +149,17 @@ class Admin:
     async def overview(self) -> Response:
         """Return the cards of a dashboard."""
         macs = await self.sight.nodes.macs()
-        counts = workers.counted(figures.all_workers(self.sight, macs))
-        return _json(figures.overview(self.sight, counts))
+        counts = dashboard.count_workers(dashboard.all_workers(self.sight, macs))
+        return _json(dashboard.overview(self.sight, counts))
 
     async def timeseries(
         self, metric: str = "rps", duration: Annotated[str, Query(max_length=20)] = "1h"
     ) -> Response:
         """Return one figure over time; null where there was nothing to measure."""
-        if metric not in METRICS:
-            known = ", ".join(METRICS)
+        if metric not in SERIES_METRICS:
+            known = ", ".join(SERIES_METRICS)
             raise invalid(f"There is no metric '{metric[:50]}'; there are {known}.", "metric")
-        unit, value = METRICS[metric]
+        unit, value = SERIES_METRICS[metric]
         now_s, length_s = self.sight.clock.now().timestamp(), _seconds(duration)
         recorder = self.sight.recorder
         points = recorder.series.points(now_s, length_s, _MOST_POINTS)
@@ -129,15 +191,17 @@ class Admin:
             raise invalid(f"No request ends as '{strange[0][:50]}'; they end as {known}.", "status")
         kept = self.sight.recorder.journal
         found = kept.last(limit, outcomes=outcomes, model=model, node=node)
-        return _json({"requests": journal.shown(found, self.sight.id), "kept": len(kept)})
+        return _json(
+            {"requests": request_journal.render_entries(found, self.sight.id), "kept": len(kept)}
+        )
 
     async def queue(self) -> Response:
         """Say who waits."""
-        return _json(figures.queue(self.sight))
+        return _json(dashboard.queue(self.sight))
 
     async def snapshot(self) -> Response:
         """Return the figures of a small dashboard at once."""
-        return _json(figures.snapshot(self.sight))
+        return _json(dashboard.snapshot(self.sight))
 
     async def declared(self) -> Response:
         """Refuse to do by hand what is declared."""

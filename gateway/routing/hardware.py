@@ -18,7 +18,7 @@ _VARIANTS: Final = {"": 5, "Pro": 15, "Max": 25, "Ultra": 35}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Minimum:
+class ModelMinimum:
     """What a Mac must have for models from this size on."""
 
     parameters: int
@@ -29,17 +29,17 @@ class Minimum:
 
 # The proposal leaves 27 to 30 thousand millions out; they go with those just below.
 MINIMUMS: Final = (
-    Minimum(parameters=30_000, gpu_cores=30, memory_gib=64),
-    Minimum(parameters=13_000, gpu_cores=20, memory_gib=32),
-    Minimum(parameters=7_000, gpu_cores=15, memory_gib=16),
-    Minimum(parameters=3_000, gpu_cores=10, memory_gib=8),
-    Minimum(parameters=1, gpu_cores=8, memory_gib=8),
+    ModelMinimum(parameters=30_000, gpu_cores=30, memory_gib=64),
+    ModelMinimum(parameters=13_000, gpu_cores=20, memory_gib=32),
+    ModelMinimum(parameters=7_000, gpu_cores=15, memory_gib=16),
+    ModelMinimum(parameters=3_000, gpu_cores=10, memory_gib=8),
+    ModelMinimum(parameters=1, gpu_cores=8, memory_gib=8),
 )
 
 
 def points(hardware: EndpointHardware) -> float:
     """Return what the Mac counts by itself; what is not known of it counts nothing."""
-    named = chips.designation(hardware.chip)
+    named = chips.parse_designation(hardware.chip)
     chip = 0
     if named is not None:
         chip = _GENERATION * named.generation + _VARIANTS.get(named.variant, _VARIANTS[""])

@@ -1,35 +1,103 @@
-"""Where a rank of the test begins: the only file here that writes the environment."""
+"""One rank of the test: connect, sum arrays of each size with the others, say how it went. The only importer of mlx here.
+
+Deadlines are SIGALRM's with its default action: while MLX connects no Python runs, for it holds the interpreter's lock,
+and rank 0 would wait for ever. The kernel ends the process all the same.
+
+Where a rank of the test begins: the only file here that writes the environment.
+"""
 
 import os
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from machinery.clock import SystemClock
-from nodeagent.fabric import orders
-from nodeagent.fabric.orders import Word
-from nodeagent.fabric.sweep import run
+from machinery.clock import Clock, SystemClock
+from nodeagent.fabric import rank_process
+from nodeagent.fabric.rank_process import (
+    CONNECT_TIMEOUT_S,
+    ROUND_TIMEOUT_S,
+    FabricRankOrder,
+    RankBroken,
+    RankMessage,
+    RanksConnected,
+    SumRound,
+)
 
-_EXIT_ORPHAN = 4
+_FLOAT_BYTES = 4
+# Sums stay below 2^24, where every whole number is a float32: any order of adding gives the same.
+_VALUE_PERIOD = 251
+_SHIFT_PERIOD = 97
+
+
+def run_sweep(order: FabricRankOrder, say: Callable[[RankMessage], None], clock: Clock) -> int:
+    """Do the sweep; return the exit code: 0 done, 1 MLX gave up."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(CONNECT_TIMEOUT_S)
+    try:
+        for word in _measure(order, clock):
+            say(word)
+            signal.alarm(ROUND_TIMEOUT_S)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        say(RankBroken(why=" ".join(str(error).split()) or type(error).__name__))
+        return 1
+    finally:
+        signal.alarm(0)
+    return 0
+
+
+def _measure(order: FabricRankOrder, clock: Clock) -> Iterator[RankMessage]:
+    import mlx.core as mx  # noqa: PLC0415 - reads the variables that __main__ sets
+
+    # The links are measured, not the way to and from the GPU.
+    mx.set_default_device(mx.cpu)
+    backend = "ring" if order.backend == "ring" else "jaccl"
+    group = mx.distributed.init(strict=True, backend=backend)
+    if (group.rank(), group.size()) != (order.rank, order.size):
+        raise RuntimeError(f"MLX took this for rank {group.rank()} of {group.size()}")
+    yield RanksConnected()
+    for size in order.sizes:
+        base = mx.arange(size // _FLOAT_BYTES, dtype=mx.int32) % _VALUE_PERIOD
+        base = base.astype(mx.float32)
+        together = base * order.size + order.size * (order.size - 1) // 2
+        mx.eval(base, together)
+        # The first is not counted: buffers are made, and pages touched.
+        for number in range(order.rounds + 1):
+            shift = number % _SHIFT_PERIOD
+            mine = base + (order.rank + shift)
+            # Nobody's clock runs while another still checks its last sum.
+            mx.eval(mine, mx.distributed.all_sum(mx.ones(1), group=group))
+            began = clock.monotonic()
+            got = mx.distributed.all_sum(mine, group=group)
+            mx.eval(got)
+            took_s = clock.monotonic() - began
+            is_right = bool(mx.array_equal(got, together + order.size * shift).item())
+            if number > 0 or not is_right:
+                yield SumRound(size=size, took_us=round(took_s * 1e6, 1), is_right=is_right)
+    # Who is done first must not break the others' connection to it.
+    mx.eval(mx.distributed.all_sum(mx.ones(1), group=group))
+
+
+_EXIT_ORPHANED = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank; return its exit code."""
-    order = orders.parse(arguments)
+    order = rank_process.parse_order(arguments)
     os.environ.update(order.variables())
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    return run(order, _say, SystemClock())
+    return run_sweep(order, _print_message, SystemClock())
 
 
-def _say(word: Word) -> None:
-    print(orders.spell(word), flush=True)  # noqa: T201 - the parent reads it
+def _print_message(word: RankMessage) -> None:
+    print(rank_process.encode_message(word), flush=True)  # noqa: T201 - the parent reads it
 
 
 def _die_with_parent() -> None:
     """End when standard input does: it is a pipe whose other end nobody but the parent holds."""
     while os.read(0, 4096):
         continue
-    os._exit(_EXIT_ORPHAN)
+    os._exit(_EXIT_ORPHANED)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,33 @@
 
 These readers have never run on a Mac, only against the captures in tests/nodeagent/captures: plausible output,
 modelled on what owners published. The README there says which parts are assumed.
+
+How a Mac is now, from the commands that macOS ships. Parsing is pure; only `read` touches the machine.
+
+None of this has run on a Mac, only against texts in tests/nodeagent/captures/live: output as others published it.
 """
 
 import asyncio
 import json
+import logging
 import re
 import socket
 from dataclasses import dataclass
 from typing import Final
 
-from nodeagent.hardware import command
-from nodeagent.hardware.facts import HardwareError, HardwareFacts, LimitSource
-from nodeagent.hardware.parsing import pairs, positive
+from nodeagent.hardware import readings, system_text
+from nodeagent.hardware.readings import (
+    HardwareError,
+    HardwareFacts,
+    HeatReading,
+    MachineReading,
+    MacMemory,
+    MemoryLimitSource,
+    MemoryReading,
+    PowerSource,
+    RebootReading,
+)
+from nodeagent.hardware.system_text import parse_pairs, parse_positive
 from schemas import chips
 
 UNKNOWN: Final = "unknown"
@@ -31,12 +46,12 @@ _SYSCTLS: Final = (
     "hw.model",
     "iogpu.wired_limit_mb",
 )
-_QUICK_S: Final = 5.0
-_PROFILER_S: Final = 20.0  # system_profiler takes seconds when it is cold
+_COMMAND_TIMEOUT_S: Final = 5.0
+_PROFILER_TIMEOUT_S: Final = 20.0  # system_profiler takes seconds when it is cold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class FactsOutput:
     """What the commands printed; "" for each one that could not be run."""
 
     sysctl: str = ""
@@ -47,7 +62,7 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class SystemProfile:
     """What system_profiler says, as far as it says it."""
 
     chip: str | None = None
@@ -58,7 +73,7 @@ class Profile:
     platform_uuid: str | None = None
 
 
-def parse_profiler(text: str) -> Profile:
+def parse_profiler(text: str) -> SystemProfile:
     """Read `system_profiler SPHardwareDataType SPDisplaysDataType -json`.
 
     Of number_processors only the total counts: the order of the levels after it differs between versions
@@ -67,13 +82,13 @@ def parse_profiler(text: str) -> Profile:
     try:
         tree: object = json.loads(text)
     except ValueError:
-        return Profile()
+        return SystemProfile()
     hardware = next(iter(_sections(tree, "SPHardwareDataType")), {})
-    gpus = [positive(gpu.get("sppci_cores")) for gpu in _sections(tree, "SPDisplaysDataType")]
-    return Profile(
+    gpus = [parse_positive(gpu.get("sppci_cores")) for gpu in _sections(tree, "SPDisplaysDataType")]
+    return SystemProfile(
         chip=hardware.get("chip_type") or hardware.get("cpu_type"),
         machine=hardware.get("machine_model"),
-        cpu_cores=positive(hardware.get("number_processors", "").removeprefix("proc ")),
+        cpu_cores=parse_positive(hardware.get("number_processors", "").removeprefix("proc ")),
         gpu_cores=max((cores for cores in gpus if cores), default=None),
         memory_bytes=parse_size(hardware.get("physical_memory", "")),
         platform_uuid=hardware.get("platform_UUID"),
@@ -99,7 +114,7 @@ def parse_size(text: str) -> int | None:
 
 def parse_os_version(sw_vers: str) -> str:
     """Read `sw_vers` as "26.2 (25C56)"."""
-    said = pairs(sw_vers)
+    said = parse_pairs(sw_vers)
     version, build = said.get("ProductVersion"), said.get("BuildVersion")
     if not version:
         return UNKNOWN
@@ -109,7 +124,7 @@ def parse_os_version(sw_vers: str) -> str:
 def parse_gpu_cores(ioreg: str) -> int | None:
     """Read "gpu-core-count" = 20 from the I/O registry."""
     match = re.search(r'"gpu-core-count" = (\d+)', ioreg)
-    return positive(match[1]) if match else None
+    return parse_positive(match[1]) if match else None
 
 
 def parse_platform_uuid(ioreg: str) -> str | None:
@@ -118,12 +133,14 @@ def parse_platform_uuid(ioreg: str) -> str | None:
     return match[1] if match else None
 
 
-def gpu_memory_limit(memory_bytes: int, wired_limit_mb: int | None) -> tuple[int, LimitSource]:
+def gpu_memory_limit(
+    memory_bytes: int, wired_limit_mb: int | None
+) -> tuple[int, MemoryLimitSource]:
     """Return what models may use, and by whom that was decided. A limit beyond the memory is capped."""
     if wired_limit_mb:
-        return min(wired_limit_mb * MIB, memory_bytes), LimitSource.WIRED_LIMIT
+        return min(wired_limit_mb * MIB, memory_bytes), MemoryLimitSource.WIRED_LIMIT
     percent = 66 if memory_bytes <= _SMALL_MAC_BYTES else 75
-    return memory_bytes * percent // 100, LimitSource.ESTIMATE
+    return memory_bytes * percent // 100, MemoryLimitSource.ESTIMATE
 
 
 def supports_rdma(os_version: str) -> bool:
@@ -132,11 +149,11 @@ def supports_rdma(os_version: str) -> bool:
     return match is not None and (int(match[1]), int(match[2] or 0)) >= RDMA_SINCE
 
 
-def assemble(seen: Captured) -> HardwareFacts:
+def assemble_facts(seen: FactsOutput) -> HardwareFacts:
     """Make the facts, each from its best source that answered. Only memory has no last resort."""
     profile = parse_profiler(seen.profiler)
-    sysctl = pairs(seen.sysctl)
-    memory_bytes = positive(sysctl.get("hw.memsize")) or profile.memory_bytes
+    sysctl = parse_pairs(seen.sysctl)
+    memory_bytes = parse_positive(sysctl.get("hw.memsize")) or profile.memory_bytes
     if memory_bytes is None:
         raise HardwareError(
             "this Mac's memory could not be read: neither `sysctl hw.memsize` nor "
@@ -145,21 +162,21 @@ def assemble(seen: Captured) -> HardwareFacts:
         )
     name = sysctl.get("machdep.cpu.brand_string") or profile.chip or UNKNOWN
     gpu_cores = profile.gpu_cores or parse_gpu_cores(seen.ioreg)
-    chip = chips.find(name, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
+    chip = chips.find_chip(name, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
     os_version = parse_os_version(seen.sw_vers)
     limit_bytes, limit_source = gpu_memory_limit(
-        memory_bytes, positive(sysctl.get("iogpu.wired_limit_mb"))
+        memory_bytes, parse_positive(sysctl.get("iogpu.wired_limit_mb"))
     )
     return HardwareFacts(
         chip=name,
         machine=sysctl.get("hw.model") or profile.machine or UNKNOWN,
         os="macOS",
         os_version=os_version,
-        cpu_cores=positive(sysctl.get("hw.ncpu"))
+        cpu_cores=parse_positive(sysctl.get("hw.ncpu"))
         or profile.cpu_cores
-        or _smallest(chip.cpu_cores if chip else ()),
-        performance_cores=positive(sysctl.get("hw.perflevel0.physicalcpu")),
-        gpu_cores=gpu_cores or _smallest(chip.gpu_cores if chip else ()),
+        or _smallest_or_one(chip.cpu_cores if chip else ()),
+        performance_cores=parse_positive(sysctl.get("hw.perflevel0.physicalcpu")),
+        gpu_cores=gpu_cores or _smallest_or_one(chip.gpu_cores if chip else ()),
         memory_bytes=memory_bytes,
         gpu_memory_limit_bytes=limit_bytes,
         gpu_memory_limit_source=limit_source,
@@ -171,35 +188,43 @@ def assemble(seen: Captured) -> HardwareFacts:
     )
 
 
-def _smallest(options: tuple[int, ...]) -> int:
+def _smallest_or_one(options: tuple[int, ...]) -> int:
     return min(options, default=1)  # there is at least one, whatever this chip is
 
 
-async def capture() -> Captured:
+async def capture_facts() -> FactsOutput:
     """Run the commands, all at once, each within its own time. One that fails leaves its text empty."""
     async with asyncio.TaskGroup() as group:
         sysctl = group.create_task(
-            command.output(("/usr/sbin/sysctl", *_SYSCTLS), timeout_s=_QUICK_S)
-        )
-        profiler = group.create_task(
-            command.output(
-                ("/usr/sbin/system_profiler", "SPHardwareDataType", "SPDisplaysDataType", "-json"),
-                timeout_s=_PROFILER_S,
+            system_text.command_output(
+                ("/usr/sbin/sysctl", *_SYSCTLS), timeout_s=_COMMAND_TIMEOUT_S
             )
         )
-        sw_vers = group.create_task(command.output(("/usr/bin/sw_vers",), timeout_s=_QUICK_S))
+        profiler = group.create_task(
+            system_text.command_output(
+                ("/usr/sbin/system_profiler", "SPHardwareDataType", "SPDisplaysDataType", "-json"),
+                timeout_s=_PROFILER_TIMEOUT_S,
+            )
+        )
+        sw_vers = group.create_task(
+            system_text.command_output(("/usr/bin/sw_vers",), timeout_s=_COMMAND_TIMEOUT_S)
+        )
         # A second source for the two that would otherwise hang on system_profiler alone.
         gpu, board = (
             group.create_task(
-                command.output(("/usr/sbin/ioreg", "-rd1", "-c", entry), timeout_s=_QUICK_S)
+                system_text.command_output(
+                    ("/usr/sbin/ioreg", "-rd1", "-c", entry), timeout_s=_COMMAND_TIMEOUT_S
+                )
             )
             for entry in ("AGXAccelerator", "IOPlatformExpertDevice")
         )
         # gethostname() follows DHCP; the name the owner chose does not.
         local_name = group.create_task(
-            command.output(("/usr/sbin/scutil", "--get", "LocalHostName"), timeout_s=_QUICK_S)
+            system_text.command_output(
+                ("/usr/sbin/scutil", "--get", "LocalHostName"), timeout_s=_COMMAND_TIMEOUT_S
+            )
         )
-    return Captured(
+    return FactsOutput(
         sysctl=sysctl.result() or "",
         profiler=profiler.result() or "",
         sw_vers=sw_vers.result() or "",
@@ -208,6 +233,103 @@ async def capture() -> Captured:
     )
 
 
-async def read() -> HardwareFacts:
+async def read_facts() -> HardwareFacts:
     """Return what this Mac is."""
-    return assemble(await capture())
+    return assemble_facts(await capture_facts())
+
+
+_READING_TIMEOUT_S: Final = 5.0
+_MEMORY_SYSCTL: Final = "hw.memsize"
+# Darwin's own levels, without root: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping. `pmset -g therm` says
+# little on Apple silicon. The kernel begins to slow down for good at "heavy"; ProcessInfo's "fair" hides that.
+_THERMAL_NAME: Final = "com.apple.system.thermalpressurelevel"
+_THERMAL_LEVELS: Final = {2: "heavy", 3: "trapping", 4: "sleeping"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingOutput:
+    """What the commands printed; "" for each one that could not be run, or hung."""
+
+    vm_stat: str = ""
+    sysctl: str = ""
+    thermal_level: str = ""
+    therm: str = ""
+    batt: str = ""
+    hid: str = ""
+
+
+def parse_heat(thermal_level: str, therm: str) -> HeatReading | None:
+    """Read `notifyutil -g` of the thermal level and `pmset -g therm`; None if neither says anything."""
+    if not thermal_level.strip() and not therm.strip():
+        return None
+    level = re.search(rf"{re.escape(_THERMAL_NAME)}\s+(\d+)", thermal_level, re.ASCII)
+    word = _THERMAL_LEVELS.get(min(int(level[1][:3]), 4), "") if level else ""
+    limit = re.search(r"CPU_Speed_Limit\s*=\s*(\d+)", therm, re.ASCII)
+    if word:
+        return HeatReading(throttled=f"macOS reports the thermal level {word}")
+    if limit and int(limit[1][:4]) < 100:
+        return HeatReading(throttled=f"macOS holds the processor at {limit[1][:4]} % of its speed")
+    return HeatReading()
+
+
+def parse_power(batt: str) -> PowerSource:
+    """Read the first line of `pmset -g batt`. A UPS is a battery: it will not last either."""
+    match = re.search(r"[Nn]ow drawing from '([^']*)'", batt)
+    if match is None:
+        return "Unknown"
+    return "Mains" if match[1].startswith("AC") else "Battery"
+
+
+def parse_idle_s(hid: str) -> float | None:
+    """Read HIDIdleTime, in nanoseconds, of `ioreg -c IOHIDSystem`; None where there is no such thing."""
+    match = re.search(r'"HIDIdleTime" = (\d{1,19})\b', hid, re.ASCII)
+    return int(match[1]) / 1e9 if match else None
+
+
+def assemble_reading(printed: ReadingOutput) -> MachineReading:
+    """Make a reading of what the commands printed, without the disk."""
+    seen = readings.parse_mac_memory(printed.vm_stat, printed.sysctl)
+    total = parse_positive(parse_pairs(printed.sysctl).get(_MEMORY_SYSCTL))
+    return MachineReading(
+        memory=_memory_reading(seen, total),
+        heat=parse_heat(printed.thermal_level, printed.therm),
+        reboot=None
+        if seen is None or total is None
+        else RebootReading(total_bytes=total, wired_bytes=seen.wired_bytes),
+        power=parse_power(printed.batt),
+        owner_idle_s=parse_idle_s(printed.hid),
+    )
+
+
+def _memory_reading(seen: MacMemory | None, total: int | None) -> MemoryReading | None:
+    if seen is None or total is None:
+        return None
+    available = seen.free_bytes + seen.inactive_bytes
+    return MemoryReading(total_bytes=total, available_bytes=available, level=seen.pressure)
+
+
+async def read_reading() -> MachineReading:
+    """Run the commands, all at once, each within its own time; those that fail leave their part unknown."""
+    commands = (
+        ("/usr/bin/vm_stat",),
+        ("/usr/sbin/sysctl", readings.PRESSURE_SYSCTL, _MEMORY_SYSCTL),
+        ("/usr/bin/notifyutil", "-g", _THERMAL_NAME),
+        ("/usr/bin/pmset", "-g", "therm"),
+        ("/usr/bin/pmset", "-g", "batt"),
+        ("/usr/sbin/ioreg", "-rd1", "-c", "IOHIDSystem"),
+    )
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(
+                system_text.command_output(
+                    argv, timeout_s=_READING_TIMEOUT_S, log_level=logging.DEBUG
+                )
+            )
+            for argv in commands
+        ]
+    vm_stat, sysctl, level, therm, batt, hid = (task.result() or "" for task in tasks)
+    return assemble_reading(
+        ReadingOutput(
+            vm_stat=vm_stat, sysctl=sysctl, thermal_level=level, therm=therm, batt=batt, hid=hid
+        )
+    )

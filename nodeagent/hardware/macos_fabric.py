@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nodeagent.hardware import command
-from nodeagent.hardware.parsing import pairs, positive
+from nodeagent.hardware import system_text
+from nodeagent.hardware.system_text import parse_pairs, parse_positive
 from schemas import chips
-from schemas.fabric import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
+from schemas.node import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
 
-_QUICK_S: Final = 5.0
-_PROFILER_S: Final = 15.0  # system_profiler takes seconds when it is cold
+_COMMAND_TIMEOUT_S: Final = 5.0
+_PROFILER_TIMEOUT_S: Final = 15.0  # system_profiler takes seconds when it is cold
 _CHIP: Final = "machdep.cpu.brand_string"
 # A port says what it could do, "Up to 120 Gb/s", or what its cable does, "80 Gb/s". Only Thunderbolt 5 reaches 80.
 _SPEED: Final = re.compile(r"(?:Up to )?(\d{1,4}) Gb/s", re.ASCII)
@@ -27,7 +27,7 @@ _STATES: Final = {"PORT_ACTIVE": "Active", "PORT_DOWN": "Down"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
+class FabricOutput:
     """What the commands printed; "" for each one that could not be run, or hung."""
 
     thunderbolt: str = ""
@@ -40,7 +40,7 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configured:
+class InterfaceConfig:
     """What `ifconfig` says."""
 
     addresses: tuple[tuple[str, str], ...] = ()
@@ -84,7 +84,7 @@ def parse_hardware_ports(networksetup: str) -> dict[str, str]:
     return found
 
 
-def parse_ifconfig(text: str) -> Configured:
+def parse_ifconfig(text: str) -> InterfaceConfig:
     """Read `ifconfig`: who has which address, and who is a member of a bridge."""
     addresses: list[tuple[str, str]] = []
     bridged: set[str] = set()
@@ -102,7 +102,7 @@ def parse_ifconfig(text: str) -> Configured:
         member = re.match(r"\s+member: (\S+) flags=", line, re.ASCII)
         if member and is_up and name.startswith("bridge"):
             bridged.add(member[1])
-    return Configured(addresses=tuple(addresses), bridged=frozenset(bridged))
+    return InterfaceConfig(addresses=tuple(addresses), bridged=frozenset(bridged))
 
 
 def parse_ports(
@@ -117,40 +117,46 @@ def parse_ports(
     for bus in _buses(profiler):
         tag = bus.get("receptacle_1_tag")
         socket = tag if isinstance(tag, dict) else {}
-        number, domain = _word(socket, "receptacle_id_key"), _word(bus, "domain_uuid_key").upper()
+        number, domain = (
+            _text_field(socket, "receptacle_id_key"),
+            _text_field(bus, "domain_uuid_key").upper(),
+        )
         if not number and not domain:
             continue
         interface = names.get(f"Thunderbolt {number}", "")
-        speed = _word(socket, "current_speed_key")
-        is_used = _word(socket, "receptacle_status_key") == "receptacle_connected"
+        speed = _text_field(socket, "current_speed_key")
+        is_used = _text_field(socket, "receptacle_status_key") == "receptacle_connected"
         found.append(
             ThunderboltPort(
                 receptacle=number,
                 interface=interface,
                 domain=domain,
-                peer=next(filter(None, map(_domain, _items(bus))), ""),
+                peer=next(filter(None, map(_domain_uuid, _items(bus))), ""),
                 speed_gbps=_gbps(speed) if is_used and not speed.startswith("Up to") else 0,
                 is_bridged=interface in bridged,
             )
         )
-    return tuple(sorted(found, key=lambda port: (positive(port.receptacle) or 0, port.domain)))
+    return tuple(
+        sorted(found, key=lambda port: (parse_positive(port.receptacle) or 0, port.domain))
+    )
 
 
 def parse_thunderbolt(sysctl: str, profiler: str) -> int:
     """Return the newest Thunderbolt by the chip's name, and if that is new to us by what the ports could do; or 0."""
-    chip = chips.find(pairs(sysctl).get(_CHIP, ""), gpu_cores=None, memory_bytes=None)
+    chip = chips.find_chip(parse_pairs(sysctl).get(_CHIP, ""), gpu_cores=None, memory_bytes=None)
     if chip is not None:
         return max(int(word) for word in chip.thunderbolt.split() if word.isdecimal())
     tags = [bus.get("receptacle_1_tag") for bus in _buses(profiler)]
     fastest = max(
-        (_gbps(_word(tag, "current_speed_key")) for tag in tags if isinstance(tag, dict)), default=0
+        (_gbps(_text_field(tag, "current_speed_key")) for tag in tags if isinstance(tag, dict)),
+        default=0,
     )
     if fastest >= _TB5_GBPS:
         return 5
     return 4 if fastest >= _TB4_GBPS else 0
 
 
-def assemble(printed: Printed) -> NodeFabric:
+def assemble_fabric(printed: FabricOutput) -> NodeFabric:
     """Make of the commands' output what the node reports."""
     names = parse_hardware_ports(printed.hardware_ports)
     seen = parse_ifconfig(printed.ifconfig)
@@ -185,11 +191,11 @@ def _dicts(found: object) -> list[dict[str, object]]:
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
-def _domain(item: Mapping[str, object]) -> str:
-    return _word(item, "domain_uuid_key").upper()
+def _domain_uuid(item: Mapping[str, object]) -> str:
+    return _text_field(item, "domain_uuid_key").upper()
 
 
-def _word(tree: Mapping[str, object], key: str) -> str:
+def _text_field(tree: Mapping[str, object], key: str) -> str:
     found = tree.get(key)
     return found if isinstance(found, str) else ""
 
@@ -199,31 +205,33 @@ def _gbps(speed: str) -> int:
     return int(match[1]) if match else 0
 
 
-async def read() -> NodeFabric | None:
+async def read_fabric() -> NodeFabric | None:
     """Run the commands, all at once, each within its own time.
 
     None if one that every Mac has did not answer: half a picture would be news of cables that nobody pulled.
     `rdma_ctl` and the `ibv_` tools came with macOS 26.2 and are not in a folder that we could rely on: PATH has them.
     """
     commands = (
-        (("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"), _PROFILER_S),
-        (("/usr/sbin/networksetup", "-listallhardwareports"), _QUICK_S),
-        (("/sbin/ifconfig",), _QUICK_S),
-        (("rdma_ctl", "status"), _QUICK_S),
-        (("ibv_devinfo",), _QUICK_S),
-        (("/usr/sbin/sysctl", _CHIP), _QUICK_S),
-        (("/usr/bin/sw_vers", "-buildVersion"), _QUICK_S),
+        (("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"), _PROFILER_TIMEOUT_S),
+        (("/usr/sbin/networksetup", "-listallhardwareports"), _COMMAND_TIMEOUT_S),
+        (("/sbin/ifconfig",), _COMMAND_TIMEOUT_S),
+        (("rdma_ctl", "status"), _COMMAND_TIMEOUT_S),
+        (("ibv_devinfo",), _COMMAND_TIMEOUT_S),
+        (("/usr/sbin/sysctl", _CHIP), _COMMAND_TIMEOUT_S),
+        (("/usr/bin/sw_vers", "-buildVersion"), _COMMAND_TIMEOUT_S),
     )
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(command.output(argv, timeout_s=limit_s, log_level=logging.DEBUG))
+            group.create_task(
+                system_text.command_output(argv, timeout_s=limit_s, log_level=logging.DEBUG)
+            )
             for argv, limit_s in commands
         ]
     profiler, ports, ifconfig, rdma_ctl, ibv, sysctl, build = (t.result() or "" for t in tasks)
     if not (profiler and ports and ifconfig and build):
         return None
-    return assemble(
-        Printed(
+    return assemble_fabric(
+        FabricOutput(
             thunderbolt=profiler,
             hardware_ports=ports,
             ifconfig=ifconfig,

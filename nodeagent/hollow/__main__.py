@@ -7,20 +7,19 @@ from typing import Any
 
 import click
 
-from machinery import logging as house_logging
+from machinery import process_log as house_logging
 from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
-from nodeagent.hollow.engines import Pace
-from nodeagent.hollow.feed import SharedFeed
-from nodeagent.hollow.node import HollowMac, describe
-from nodeagent.presence import LEASE_TTL_S
+from nodeagent.hollow.engines import HollowTiming
+from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status
+from nodeagent.node.registration import LEASE_TTL_S
 from schemas import quantity
 from schemas.node import ModelGeometry, ModelReport
 from store.etcd.connect import connect
-from store.etcd.flags import address, etcd_options
+from store.etcd.flags import address_from_flags, etcd_options
 
 # Eight thousand million parameters in four bits, as Llama 3.1 8B: what every path is taken for.
-_MODEL = ModelGeometry(
+_MODEL_GEOMETRY = ModelGeometry(
     model_type="llama",
     weights_bytes=4_500_000_000,
     layers=32,
@@ -36,7 +35,7 @@ _MODEL = ModelGeometry(
 )
 
 # A connection renews one lease after another; a thousand in turn would take longer than they live.
-_MACS_A_LINE = 25
+_MACS_PER_CONNECTION = 25
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -63,17 +62,17 @@ _MACS_A_LINE = 25
 def main(log_level: str, **options: Any) -> None:
     """Run agents without engines, many in one process: for load tests. Nothing they "serve" answers."""
     house_logging.setup("hollow", log_level)
-    where, clock = address(options), SystemClock()
-    pace = Pace(load_s=options["load"])
+    where, clock = address_from_flags(options), SystemClock()
+    pace = HollowTiming(load_s=options["load"])
     last = options["first"] + options["count"]
     memory = quantity.parse(options["memory"])
     macs = [
         HollowMac(
             clock=clock,
-            status=describe(
+            status=hollow_status(
                 f"{options['name']}-{number}", chip=options["chip"], memory_bytes=memory
             ),
-            models=lambda path: ModelReport(path=path, geometry=_MODEL),
+            models=lambda path: ModelReport(path=path, geometry=_MODEL_GEOMETRY),
             pace=lambda _: pace,
             lease_s=options["lease"],
         )
@@ -82,15 +81,15 @@ def main(log_level: str, **options: Any) -> None:
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            lines = [connect(where) for _ in range(0, len(macs), _MACS_A_LINE)]
+            lines = [connect(where) for _ in range(0, len(macs), _MACS_PER_CONNECTION)]
             for line in lines:
                 stack.push_async_callback(line.close)
-            feed = SharedFeed(lines[0], clock)
+            feed = SharedCaches(lines[0], clock)
 
             async def live(number: int) -> None:
                 # Who begins with the others renews with them, for ever, and each burst makes the last one late.
                 await clock.sleep(options["lease"] / 3 * number / len(macs))
-                await macs[number].agent(lines[number // _MACS_A_LINE], feed).run()
+                await macs[number].agent(lines[number // _MACS_PER_CONNECTION], feed).run()
 
             async with asyncio.TaskGroup() as group:
                 group.create_task(feed.run())

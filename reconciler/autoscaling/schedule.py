@@ -13,7 +13,7 @@ from schemas.autoscaling import Autoscaling, ScheduleWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ReplicaBounds:
     """Fewest and most replicas at a moment."""
 
     low: int
@@ -24,31 +24,31 @@ class Bounds:
     """Which window of the schedule they are from, by its place; None for the deployment's own."""
 
 
-def bounds_at(autoscaling: Autoscaling, now: datetime) -> Bounds:
+def bounds_at(autoscaling: Autoscaling, now: datetime) -> ReplicaBounds:
     """Return the bounds that hold now: of open windows the last in the list counts."""
     edges = [
         edge
         for window in autoscaling.schedule
         for cron in (window.start, window.end)
-        if (edge := following(cron, window.time_zone, now)) is not None
+        if (edge := next_occurrence(cron, window.time_zone, now)) is not None
     ]
     until = min(edges, default=None)
     for place, window in reversed(list(enumerate(autoscaling.schedule))):
         if is_open(window, now):
             low, high = _of_window(autoscaling, window)
-            return Bounds(low=low, high=high, until=until, window=place)
+            return ReplicaBounds(low=low, high=high, until=until, window=place)
     low, high = autoscaling.min_replicas, autoscaling.max_replicas
-    return Bounds(low=low, high=high, until=until)
+    return ReplicaBounds(low=low, high=high, until=until)
 
 
 def is_open(window: ScheduleWindow, now: datetime) -> bool:
     """Return whether the window was last opened rather than closed; both at once leaves it open."""
-    opened = latest(window.start, window.time_zone, now)
-    closed = latest(window.end, window.time_zone, now)
+    opened = last_occurrence(window.start, window.time_zone, now)
+    closed = last_occurrence(window.end, window.time_zone, now)
     return opened is not None and (closed is None or opened >= closed)
 
 
-def latest(cron: str, time_zone: str, now: datetime) -> datetime | None:
+def last_occurrence(cron: str, time_zone: str, now: datetime) -> datetime | None:
     """Return the last moment up to now that the expression names; None within the last 50 years."""
     local = _local(now + timedelta(seconds=1), time_zone)
     found = next(CronSim(cron, local, reverse=True), None)
@@ -61,7 +61,7 @@ def latest(cron: str, time_zone: str, now: datetime) -> datetime | None:
     return None if found is None else found.astimezone(UTC)
 
 
-def following(cron: str, time_zone: str, now: datetime) -> datetime | None:
+def next_occurrence(cron: str, time_zone: str, now: datetime) -> datetime | None:
     """Return the first moment after now that the expression names; None in the next 50 years."""
     for found in CronSim(cron, _local(now, time_zone)):
         if found.astimezone(UTC) > now:

@@ -13,46 +13,46 @@ import psutil
 from pydantic import ValidationError
 
 from machinery.clock import Clock
-from manifests.overlay import Placed
-from reconciler.gitops.asking import Answer, Ask, Failure, document_of
+from manifests.overlay import SourceDocument
+from reconciler.gitops.fetch_messages import FetchFailure, FetchRequest, FetchResponse, document_of
 
 log = logging.getLogger(__name__)
 
 # Resident memory; on Linux its address space is limited besides.
 _MEMORY = 1536 * 2**20
 _LOOK_S = 0.25
-# One document of 100,000 values (manifests/builder.py) with all its places; and all of a source's together.
+# One document of 100,000 values (manifests/yaml/builder.py) with all its places; and all of a source's together.
 _LINE = 32 * 2**20
 _TOTAL = 256 * 2**20
 _WORDS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class FetchResult:
     """What the fetching process answered."""
 
-    answer: Answer
-    documents: tuple[Placed, ...]
+    answer: FetchResponse
+    documents: tuple[SourceDocument, ...]
 
 
 class _TooLargeError(Exception):
     """The process takes or sends more than it may."""
 
 
-async def fetch(ask: Ask, clock: Clock) -> Fetched:
+async def fetch(ask: FetchRequest, clock: Clock) -> FetchResult:
     """Return the answer; whatever happens to the process is one, too."""
     try:
         async with asyncio.timeout(ask.timeout_s), _started() as process:
             return await _talk(process, ask, clock)
     except TimeoutError:
         message = f"{ask.repository} did not answer within {ask.timeout_s:g} s (spec.timeout)"
-        return _failed(Failure(reason="TimedOut", message=message))
+        return _failed(FetchFailure(reason="TimedOut", message=message))
     except OSError as error:
         message = f"the fetching process cannot be started: {error}"
-        return _failed(Failure(reason="FetchingFailed", message=message))
+        return _failed(FetchFailure(reason="FetchingFailed", message=message))
     except _TooLargeError as error:
         message = f"{ask.repository} is too much for the fetching process: {error}"
-        return _failed(Failure(reason="TooLarge", message=message))
+        return _failed(FetchFailure(reason="TooLarge", message=message))
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def _started() -> AsyncIterator[Process]:
     """Start the process, and have it gone at the end."""
     # -I would leave out the folder that we were started from in a checkout.
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "reconciler.gitops.fetching"),
+        *(sys.executable, "-m", "reconciler.gitops.fetch_process"),
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -76,7 +76,7 @@ async def _started() -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def _talk(process: Process, ask: Ask, clock: Clock) -> Fetched:
+async def _talk(process: Process, ask: FetchRequest, clock: Clock) -> FetchResult:
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):  # it has ended already, and says why
         process.stdin.write(ask.model_dump_json(by_alias=True).encode() + b"\n")
@@ -93,11 +93,11 @@ async def _talk(process: Process, ask: Ask, clock: Clock) -> Fetched:
     return found or _failed(await _ended(process, complaints.result()))
 
 
-async def _read(process: Process) -> Fetched | None:
+async def _read(process: Process) -> FetchResult | None:
     """Return the answer; None if the process ended before it was complete."""
     assert process.stdout is not None
     try:
-        answer = Answer.model_validate_json(await process.stdout.readline(), by_alias=True)
+        answer = FetchResponse.model_validate_json(await process.stdout.readline(), by_alias=True)
         lines: list[bytes] = []
         total = 0
         for _ in range(answer.documents):
@@ -113,7 +113,7 @@ async def _read(process: Process) -> Fetched | None:
         return None
     except ValueError as error:  # a line longer than the limit
         raise _TooLargeError(str(error)) from error
-    return Fetched(answer=answer, documents=documents)
+    return FetchResult(answer=answer, documents=documents)
 
 
 async def _words(process: Process) -> str:
@@ -139,15 +139,15 @@ async def _watch(process: Process, clock: Clock) -> None:
             raise _TooLargeError(f"it used more than {_MEMORY >> 20:,} MiB of memory")
 
 
-async def _ended(process: Process, complaint: str) -> Failure:
+async def _ended(process: Process, complaint: str) -> FetchFailure:
     code = await process.wait()
     log.warning("fetching ended early", extra={"code": code, "said": complaint})
     if code < 0 or "MemoryError" in complaint:
         what = f"signal {-code}" if code < 0 else "want of memory"
         message = f"the fetching process was ended by {what}: what the repository sends is too much for it"
-        return Failure(reason="TooLarge", message=f"{message}. {complaint}".rstrip(". "))
-    return Failure(reason="FetchingFailed", message=f"the fetching process broke: {complaint}")
+        return FetchFailure(reason="TooLarge", message=f"{message}. {complaint}".rstrip(". "))
+    return FetchFailure(reason="FetchingFailed", message=f"the fetching process broke: {complaint}")
 
 
-def _failed(failure: Failure) -> Fetched:
-    return Fetched(answer=Answer(failure=failure), documents=())
+def _failed(failure: FetchFailure) -> FetchResult:
+    return FetchResult(answer=FetchResponse(failure=failure), documents=())

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from schemas.formation import Formation, Golden
-from schemas.meta import Condition, Status, Truth, find_condition, is_true
+from schemas.formation import Formation, GoldenAnswer
+from schemas.meta import Condition, ConditionStatus, Status, find_condition, is_true
 from schemas.replica import RankStatus, Replica
 
 STEADY_S: Final = 60.0
@@ -39,18 +39,18 @@ class Epoch:
     """For how long it has served, in seconds; 0 while it does not."""
     is_given_up: bool = False
     """Whether everything that may be run was tried, and failed."""
-    golden: Golden | None = None
+    golden: GoldenAnswer | None = None
     """What it answered when it was checked, or what it was to be checked by."""
 
     def wait_s(self, formation: Formation) -> float:
         """Return in how many seconds the next one may begin, once this one is over."""
         if self.is_lost:
             return 0.0
-        number = failures(formation, self)
+        number = count_failures(formation, self)
         return max(0.0, _WAITS_S[min(number, len(_WAITS_S)) - 1] - self.over_s)
 
 
-def failures(formation: Formation, epoch: Epoch) -> int:
+def count_failures(formation: Formation, epoch: Epoch) -> int:
     """Return how many epochs in a row will have failed once this one is over.
 
     A lost Mac is no failure, and what was tried on it gets its three tries again.
@@ -64,7 +64,7 @@ def next_shapes(formation: Formation, epoch: Epoch, number: int) -> tuple[int, .
     if epoch.is_lost:
         first = 0 if epoch.is_steady else min(formation.fallback, number - 1)
         return (*range(first, number), *range(first))
-    has_failed = failures(formation, epoch) % TRIES == 0
+    has_failed = count_failures(formation, epoch) % TRIES == 0
     return tuple(range(formation.fallback + has_failed, number))
 
 
@@ -111,7 +111,7 @@ def epoch_of(
     )
 
 
-def given_up(replica: Replica, epoch: Epoch | None, number: int) -> Epoch | None:
+def mark_given_up(replica: Replica, epoch: Epoch | None, number: int) -> Epoch | None:
     """Return the epoch with whether all of the `number` shapes of its group were tried and failed."""
     formation = replica.spec.formation
     if (
@@ -128,7 +128,7 @@ def _over(replica: Replica, reports: Sequence[RankStatus | None]) -> tuple[str, 
     """Return why agents say that the epoch is over: the first to say so by rank."""
     for number, report in enumerate(reports):
         said = find_condition(report.conditions, "EpochOver") if report is not None else None
-        if said is not None and said.status is Truth.TRUE:
+        if said is not None and said.status is ConditionStatus.TRUE:
             words = f": {said.message}" if said.message else ""
             return said.reason, f"rank {number} on {replica.spec.ranks[number].node}{words}"
     return "", ""
@@ -137,12 +137,16 @@ def _over(replica: Replica, reports: Sequence[RankStatus | None]) -> tuple[str, 
 def _since(conditions: Sequence[Condition], type_: str, now: datetime) -> float:
     """Return for how long the condition has been true, in seconds; 0 if it is not."""
     found = find_condition(conditions, type_)
-    if found is None or found.status is not Truth.TRUE or found.last_transition_time is None:
+    if (
+        found is None
+        or found.status is not ConditionStatus.TRUE
+        or found.last_transition_time is None
+    ):
         return 0.0
     return max(0.0, (now - found.last_transition_time) / timedelta(seconds=1))
 
 
-def next_look_s(replica: Replica, epoch: Epoch | None) -> float | None:
+def epoch_requeue_after_s(replica: Replica, epoch: Epoch | None) -> float | None:
     """Return when the epoch is to be looked at though nothing changes; None if it need not be."""
     formation = replica.spec.formation
     if formation is None or epoch is None or epoch.is_given_up:

@@ -1,22 +1,255 @@
-"""Whether Macs are connected as a group's backend needs it, and how its ranks then reach each other. Pure.
+"""What keeps Macs from working as one. A value only.
+
+The Thunderbolt cables between the Macs of a group, out of what their agents report; what is wrong with each. Pure.
+
+Whether Macs are connected as a group's backend needs it, and how its ranks then reach each other. Pure.
 
 Nothing about JACCL has run on hardware: rules are those of Apple's TN3205, MLX's source (`jaccl.cpp`, `rdma.cpp`) and
 of what people reported.
 """
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
-from reconciler.groups import cables
-from reconciler.groups.cables import Cable, Named, around, between
-from reconciler.groups.missing import Missing
-from schemas.fabric import NodeFabric
 from schemas.formation import Seat
-from schemas.node import NodeStatus
-from schemas.shardgroup import MOST_JACCL_RANKS, ShardGroupSpec
+from schemas.node import NodeFabric, NodeStatus, RdmaDevice, ThunderboltPort
+from schemas.shardgroup import MOST_JACCL_RANKS, GroupMember, ShardGroupSpec
 
-__all__ = ["Missing", "links", "missing", "seats", "unable"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricFault:
+    """One cable or setting that is not as it must be."""
+
+    reason: str
+    """For machines, such as "NoCable"."""
+    message: str
+    """For people: which cable or setting, where, and what to do."""
+
+
+# Thunderbolt 5 carries 80 Gbit/s each way; a cable of before holds two such ports down to 40.
+_TB5_GBPS = 80
+# The port next to Ethernet of a Mac Studio has a device, but does no RDMA (exo PR 1543): M4 Max, M3 Ultra.
+_STUDIOS = ("Mac16,9", "Mac15,14")
+_NEXT_TO_ETHERNET = "en2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CableEnd:
+    """One end of a cable."""
+
+    node: str
+    status: NodeStatus
+    device: str
+    """The RDMA device; empty if the port has none."""
+    port: ThunderboltPort | None
+    """None if a person named the device and the agent knows no port of it."""
+
+    @property
+    def seen(self) -> RdmaDevice | None:
+        """Return the device as the agent reports it."""
+        return next((one for one in self.status.fabric.rdma if one.name == self.device), None)
+
+    @property
+    def interface(self) -> str:
+        if self.port is not None and self.port.interface:
+            return self.port.interface
+        return self.seen.interface if self.seen is not None else ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the IPv4 addresses of its interface."""
+        found = self.status.fabric.interfaces
+        return tuple(one.address for one in found if one.name == self.interface)
+
+    @property
+    def place(self) -> str:
+        """Return which end it is, for people."""
+        if self.port is not None and self.port.receptacle:
+            return f"Thunderbolt {self.port.receptacle} of {self.node}"
+        return f"{self.device} of {self.node}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cable:
+    """A cable between two Macs."""
+
+    here: CableEnd
+    there: CableEnd
+
+    def turned(self) -> "Cable":
+        return Cable(here=self.there, there=self.here)
+
+
+NamedStatus = tuple[str, NodeStatus]
+Members = Mapping[str, GroupMember]
+
+
+def cables_between(
+    one: NamedStatus, other: NamedStatus, members: Members
+) -> tuple[Cable, ...] | FabricFault:
+    """Return the cables between two Macs, seen from the first: as the members say, else as the agents found them.
+
+    Both ends list them in the same order: MLX joins the n-th device here to the n-th there.
+    """
+    here, there = _given(one[0], other[0], members), _given(other[0], one[0], members)
+    if not here and not there:
+        return _found(one, other)
+    if len(here) != len(there):
+        return FabricFault(
+            reason="DevicesDiffer",
+            message=f"spec.members names {len(here)} RDMA devices of {one[0]} towards {other[0]}, and {len(there)} "
+            f"of {other[0]} towards {one[0]}; name one for each cable at both ends, or none at either",
+        )
+    ends = zip(here, there, strict=True)
+    return tuple(Cable(here=_end(one, a), there=_end(other, b)) for a, b in ends)
+
+
+def _given(node: str, towards: str, members: Members) -> tuple[str, ...]:
+    return members[node].rdma.get(towards, ()) if node in members else ()
+
+
+def _end(node: NamedStatus, device: str) -> CableEnd:
+    fabric = node[1].fabric
+    seen = next((one for one in fabric.rdma if one.name == device), None)
+    interface = seen.interface if seen is not None else ""
+    port = next((one for one in fabric.ports if interface and one.interface == interface), None)
+    return CableEnd(node=node[0], status=node[1], device=device, port=port)
+
+
+def _found(one: NamedStatus, other: NamedStatus) -> tuple[Cable, ...]:
+    """Return the cables by the UUIDs of their ends; one end is enough, as agents do not look at the same moment."""
+    pairs = [
+        (a, b)
+        for a in one[1].fabric.ports
+        for b in other[1].fabric.ports
+        if (a.domain and a.domain == b.peer) or (b.domain and b.domain == a.peer)
+    ]
+    # In an order that does not depend on who is first: by the ports of the Mac whose name is first.
+    is_first = one[0] < other[0]
+    pairs.sort(key=lambda pair: _port_number(pair[0] if is_first else pair[1]))
+    return tuple(Cable(here=_at(one, a), there=_at(other, b)) for a, b in pairs)
+
+
+def _port_number(port: ThunderboltPort) -> tuple[int, str, str]:
+    return (len(port.receptacle), port.receptacle, port.domain)
+
+
+def _at(node: NamedStatus, port: ThunderboltPort) -> CableEnd:
+    devices = node[1].fabric.rdma
+    device = next((d.name for d in devices if d.interface and d.interface == port.interface), "")
+    return CableEnd(node=node[0], status=node[1], device=device, port=port)
+
+
+def cable_faults(cable: Cable) -> Iterator[FabricFault]:
+    """Yield what is wrong with a cable and the settings of its ends."""
+    here, there = cable.here, cable.there
+    speeds = [end.port.speed_gbps for end in (here, there) if end.port is not None]
+    known = [speed for speed in speeds if speed > 0]
+    if known and min(known) < _TB5_GBPS:
+        yield FabricFault(
+            reason="SlowCable",
+            message=f"the cable from {here.place} to {there.place} carries {min(known)} Gbit/s: RDMA needs "
+            f"Thunderbolt 5, which carries {_TB5_GBPS}; use such a cable",
+        )
+    for end, other in ((here, there), (there, here)):
+        yield from _wrong_end(end, other)
+    same = set(here.addresses) & set(there.addresses)
+    if same:
+        yield FabricFault(
+            reason="SameAddress",
+            message=f"both ends of the cable from {here.place} to {there.place} have the address {min(same)}; give "
+            "each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30",
+        )
+
+
+def _wrong_end(end: CableEnd, other: CableEnd) -> Iterator[FabricFault]:
+    seen = end.seen
+    if seen is None:
+        # That a Mac has no devices at all was said of the Mac.
+        if end.status.fabric.rdma:
+            yield _no_device(end, other)
+        return
+    if _leads_elsewhere(end, other):
+        yield FabricFault(
+            reason="WrongCable",
+            message=f"the cable in {end.place} ({end.device}) does not lead to {other.place}: names may have changed "
+            "at a restart; correct spec.members[].rdma, or leave it out and agents find the cables",
+        )
+        return
+    if seen.state == "Down":
+        yield FabricFault(reason="PortDown", message=_port_down(end, other))
+    if end.port is not None and end.port.is_bridged:
+        yield FabricFault(
+            reason="InBridge",
+            message=f"{end.interface} of {end.node}, the cable to {other.node}, belongs to the Thunderbolt Bridge; "
+            "delete the bridge in System Settings, Network, ..., Manage Virtual Interfaces (`sudo ifconfig bridge0 "
+            "down` does until the next restart)",
+        )
+    if end.interface and not end.addresses:
+        yield FabricFault(
+            reason="NoLinkAddress",
+            message=f"{end.interface} of {end.node}, the cable to {other.node}, has no IPv4 address, without which "
+            f"JACCL cannot use it; give each cable a small network of its own, such as `sudo ifconfig {end.interface} "
+            "inet 10.0.1.1 netmask 255.255.255.252` (until the next restart), or the same by hand in System Settings",
+        )
+
+
+def _leads_elsewhere(end: CableEnd, other: CableEnd) -> bool:
+    if end.port is None or not end.port.peer:
+        return False
+    if other.port is None:
+        known = {port.domain for port in other.status.fabric.ports}
+        return bool(known) and end.port.peer not in known
+    return end.port.peer != other.port.domain and other.port.peer != end.port.domain
+
+
+def _no_device(end: CableEnd, other: CableEnd) -> FabricFault:
+    listed = ", ".join(one.name for one in end.status.fabric.rdma)
+    what = f"no RDMA device {end.device}" if end.device else f"no RDMA device for {end.place}"
+    return FabricFault(
+        reason="NoDevice",
+        message=f"{end.node} has {what}, the cable to {other.node}; it has {listed}. Use a port that has one; "
+        "names change at restarts, so leave spec.members[].rdma out unless agents cannot find the cables",
+    )
+
+
+def _port_down(end: CableEnd, other: CableEnd) -> str:
+    said = (
+        f"{end.device} of {end.node}, the cable to {other.node}, is PORT_DOWN: see that RDMA is on at both ends, "
+        f"and pull and replug the cable; if it stays so, restart {end.node}"
+    )
+    if end.status.machine in _STUDIOS and end.interface == _NEXT_TO_ETHERNET:
+        said += (
+            ". On a Mac Studio take another port than the one next to Ethernet, which does no RDMA"
+        )
+    return said
+
+
+def find_ring(nodes: Sequence[str], cabled: set[frozenset[str]]) -> tuple[str, ...]:
+    """Return an order in which each has a cable to the next, and the last to the first; () if there is none."""
+
+    def going_on(path: tuple[str, ...]) -> tuple[str, ...]:
+        if len(path) == len(nodes):
+            return path if frozenset((path[-1], path[0])) in cabled else ()
+        onward = (
+            going_on((*path, node))
+            for node in nodes
+            if node not in path and frozenset((path[-1], node)) in cabled
+        )
+        return next(filter(None, onward), ())
+
+    return going_on((nodes[0],))
+
+
+def ring_pairs(ring: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return each with the next, and the last with the first; of two only one pair."""
+    pairs = tuple(zip(ring, (*ring[1:], ring[0]), strict=True))
+    return pairs[:1] if len(ring) == 2 else pairs
+
+
+__all__ = ["FabricFault", "assign_seats", "find_faults", "group_cables", "rdma_faults"]
 
 # JACCL's ring takes this many cables between two neighbours (`RING_MAX_CONNS`); its mesh uses the first.
 _MOST_WIRES = 4
@@ -26,11 +259,11 @@ _RECOVERY = (
 )
 
 
-def seats(
+def assign_seats(
     group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]
-) -> tuple[Seat, ...] | Missing:
+) -> tuple[Seat, ...] | FabricFault:
     """Return how the ranks on these nodes, in rank order, reach each other; or the first thing that is missing."""
-    first = next(missing(group, nodes), None)
+    first = next(find_faults(group, nodes), None)
     if first is not None:
         return first
     rdma = _devices(group, nodes) if group.backend != "ring" else [()] * len(nodes)
@@ -39,16 +272,18 @@ def seats(
             node=name,
             addresses=_addresses(group, name, status),
             rdma=devices,
-            meeting=_meeting(group, name, status, len(nodes)),
+            meeting=_meeting_address(group, name, status, len(nodes)),
         )
         for (name, status), devices in zip(nodes, rdma, strict=True)
     )
 
 
-def missing(group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]) -> Iterator[Missing]:
+def find_faults(
+    group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]
+) -> Iterator[FabricFault]:
     """Yield everything that keeps these nodes from being the ranks of the group, in rank order."""
     if len(nodes) < 2:
-        yield Missing(reason="TooFew", message="a group needs two Macs at least")
+        yield FabricFault(reason="TooFew", message="a group needs two Macs at least")
         return
     for name, status in nodes:
         yield from _unreachable(group, name, status, nodes)
@@ -56,25 +291,25 @@ def missing(group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]) -> I
     if group.backend == "ring":
         return
     if len(nodes) > MOST_JACCL_RANKS:
-        yield Missing(
+        yield FabricFault(
             reason="TooMany",
             message=f"JACCL connects {MOST_JACCL_RANKS} Macs at most, and these are {len(nodes)}; write backend: ring, "
             "or a smaller size",
         )
         return
     for name, status in nodes:
-        yield from unable(name, status)
+        yield from rdma_faults(name, status)
     yield from _unlike_builds(nodes)
     yield from _uncabled(group, nodes)
 
 
-def links(
+def group_cables(
     group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]
 ) -> tuple[tuple[Cable, ...], ...]:
     """Return the cables that the backend needs, pair by pair, seen from the lower rank; () for a pair without."""
     members = {member.node: member for member in group.members}
-    found = (between(one, other, members) for one, other in _pairs(group, nodes))
-    return tuple(() if isinstance(some, Missing) else some for some in found)
+    found = (cables_between(one, other, members) for one, other in _pairs(group, nodes))
+    return tuple(() if isinstance(some, FabricFault) else some for some in found)
 
 
 def _addresses(group: ShardGroupSpec, name: str, status: NodeStatus) -> tuple[str, ...]:
@@ -83,7 +318,7 @@ def _addresses(group: ShardGroupSpec, name: str, status: NodeStatus) -> tuple[st
     return own or ((status.address,) if status.address else ())
 
 
-def _meeting(group: ShardGroupSpec, name: str, status: NodeStatus, size: int) -> str:
+def _meeting_address(group: ShardGroupSpec, name: str, status: NodeStatus, size: int) -> str:
     """Return where all ranks reach this one, if that is not the first of its addresses."""
     return status.address if _is_on_a_cable(group, name, status, size) else ""
 
@@ -101,22 +336,22 @@ def _is_on_a_cable(group: ShardGroupSpec, name: str, status: NodeStatus, size: i
 
 
 def _unreachable(
-    group: ShardGroupSpec, name: str, status: NodeStatus, nodes: Sequence[Named]
-) -> Iterator[Missing]:
+    group: ShardGroupSpec, name: str, status: NodeStatus, nodes: Sequence[NamedStatus]
+) -> Iterator[FabricFault]:
     addresses = _addresses(group, name, status)
     if not addresses:
-        yield Missing(
+        yield FabricFault(
             reason="NoAddress",
             message=f"{name} reports no address; write one in spec.members[].addresses",
         )
     there = [one.address for one in status.fabric.interfaces]
     is_one_machine = len({other.hardware_uuid for _, other in nodes}) == 1
     for address in addresses:
-        number = _number(address)
+        number = _ip_address(address)
         if number is None:
             continue  # a name: agents resolve it
         if number.is_loopback and not is_one_machine:
-            yield Missing(
+            yield FabricFault(
                 reason="LoopbackAddress",
                 message=f"{address} of {name} is reached from that machine alone; start its agent with "
                 "--node-address, or write spec.members[].addresses",
@@ -124,140 +359,148 @@ def _unreachable(
         # A rank binds its address, so it must be the machine's own; IPv6 ones are not reported.
         is_known = bool(there) and number.version == 4 and not number.is_loopback
         if is_known and address not in there:
-            yield Missing(
+            yield FabricFault(
                 reason="NotItsAddress",
                 message=f"{name} has no address {address}; it has {', '.join(there)}. Correct "
                 "spec.members[].addresses or the agent's --node-address",
             )
 
 
-def _nowhere_to_meet(group: ShardGroupSpec, nodes: Sequence[Named]) -> Iterator[Missing]:
+def _nowhere_to_meet(group: ShardGroupSpec, nodes: Sequence[NamedStatus]) -> Iterator[FabricFault]:
     name, status = nodes[0]
     if not _is_on_a_cable(group, name, status, len(nodes)):
         return
-    number = _number(status.address)
+    number = _ip_address(status.address)
     if not status.address or (number is not None and number.is_loopback):
-        yield Missing(
+        yield FabricFault(
             reason="NoMeetingPlace",
             message=f"the address of {name} in spec.members is that of one cable, and all ranks have to meet there; "
             "start its agent with a --node-address on a network that every member is in",
         )
 
 
-def _number(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _ip_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(address)
     except ValueError:
         return None
 
 
-def unable(name: str, status: NodeStatus) -> Iterator[Missing]:
+def rdma_faults(name: str, status: NodeStatus) -> Iterator[FabricFault]:
     """Yield why a Mac can do no RDMA at all: the first reason, as the later ones follow from it."""
     fabric = status.fabric
     if status.os != "macOS":
-        yield Missing(
+        yield FabricFault(
             reason="NotAMac",
             message=f"{name} runs {status.os}; JACCL needs Macs with Thunderbolt 5. Write backend: ring",
         )
     elif fabric == NodeFabric():
-        yield Missing(
+        yield FabricFault(
             reason="FabricUnknown",
             message=f"{name} has not reported its cables; its agent's log says why, or it is of an older version",
         )
     elif fabric.thunderbolt < 5:
         speaks = f"speaks Thunderbolt {fabric.thunderbolt}" if fabric.thunderbolt else "has none"
-        yield Missing(
+        yield FabricFault(
             reason="NoThunderbolt5",
             message=f"RDMA needs Thunderbolt 5, and {name} ({status.chip}) {speaks}; write backend: ring",
         )
     elif fabric.is_rdma_enabled is None:
-        yield Missing(
+        yield FabricFault(
             reason="NoRdma",
             message=f"{name} has no working rdma_ctl; RDMA came with macOS 26.2, and it runs {status.os_version}",
         )
     elif not fabric.is_rdma_enabled:
-        yield Missing(reason="RdmaOff", message=f"RDMA is off on {name}: {_RECOVERY}")
+        yield FabricFault(reason="RdmaOff", message=f"RDMA is off on {name}: {_RECOVERY}")
     elif not fabric.rdma:
-        yield Missing(
+        yield FabricFault(
             reason="NoRdmaDevice",
             message=f"rdma_ctl says that RDMA is on at {name}, but ibv_devinfo lists no device; restart it, and if "
             "that does not help switch RDMA off and on again in Recovery (mlx#3777)",
         )
 
 
-def _unlike_builds(nodes: Sequence[Named]) -> Iterator[Missing]:
+def _unlike_builds(nodes: Sequence[NamedStatus]) -> Iterator[FabricFault]:
     by_build: dict[str, list[str]] = {}
     for name, status in nodes:
         if status.os == "macOS" and status.fabric != NodeFabric():
             by_build.setdefault(status.fabric.os_build or "an unknown build", []).append(name)
     if len(by_build) > 1:
         said = "; ".join(f"{', '.join(names)}: {build}" for build, names in by_build.items())
-        yield Missing(
+        yield FabricFault(
             reason="BuildsDiffer",
             message=f"JACCL needs the same build of macOS everywhere ({said}); update the older ones",
         )
 
 
-def _pairs(group: ShardGroupSpec, nodes: Sequence[Named]) -> tuple[tuple[Named, Named], ...]:
+def _pairs(
+    group: ShardGroupSpec, nodes: Sequence[NamedStatus]
+) -> tuple[tuple[NamedStatus, NamedStatus], ...]:
     """Return who must have a cable to whom."""
     if group.backend == "jaccl-ring":
         known = dict(nodes)
-        return tuple(((a, known[a]), (b, known[b])) for a, b in around([name for name, _ in nodes]))
+        return tuple(
+            ((a, known[a]), (b, known[b])) for a, b in ring_pairs([name for name, _ in nodes])
+        )
     return tuple(combinations(nodes, 2))
 
 
-def _uncabled(group: ShardGroupSpec, nodes: Sequence[Named]) -> Iterator[Missing]:
+def _uncabled(group: ShardGroupSpec, nodes: Sequence[NamedStatus]) -> Iterator[FabricFault]:
     members = {member.node: member for member in group.members}
     bare: list[tuple[str, str]] = []
     for one, other in _pairs(group, nodes):
-        found = between(one, other, members)
-        if isinstance(found, Missing):
+        found = cables_between(one, other, members)
+        if isinstance(found, FabricFault):
             yield found
         elif not found:
             # Who reports no ports was named above.
             if one[1].fabric.ports and other[1].fabric.ports:
                 bare.append((one[0], other[0]))
         elif not any(_is_sound(cable) for cable in found):
-            yield from cables.faults(found[0])
+            yield from cable_faults(found[0])
     if bare:
         yield _no_cables(group, nodes, bare)
 
 
 def _is_sound(cable: Cable) -> bool:
-    return next(cables.faults(cable), None) is None
+    return next(cable_faults(cable), None) is None
 
 
 def _no_cables(
-    group: ShardGroupSpec, nodes: Sequence[Named], bare: Sequence[tuple[str, str]]
-) -> Missing:
+    group: ShardGroupSpec, nodes: Sequence[NamedStatus], bare: Sequence[tuple[str, str]]
+) -> FabricFault:
     """Name the cables that are not there, and what would do with those that are."""
     names = [name for name, _ in nodes]
     cabled = {
         frozenset((one[0], other[0]))
         for one, other in combinations(nodes, 2)
-        if not isinstance(found := between(one, other, {m.node: m for m in group.members}), Missing)
+        if not isinstance(
+            found := cables_between(one, other, {m.node: m for m in group.members}), FabricFault
+        )
         and found
     }
     wants = "between any two" if group.backend == "jaccl" else "from each to the next, in a circle"
     said = ", ".join(f"{one} and {other}" for one, other in bare)
-    ring = cables.circle(names, cabled) if len(names) > 2 else ()
+    ring = find_ring(names, cabled) if len(names) > 2 else ()
     hint = ""
     if ring and group.backend == "jaccl":
         hint = f", or write backend: jaccl-ring with members in the order {', '.join(ring)}"
     elif ring:
         hint = f", or write members in the order {', '.join(ring)}"
-    return Missing(
+    return FabricFault(
         reason="NoCable",
         message=f"no Thunderbolt cable between {said}; backend {group.backend} needs one {wants}: plug in what is "
         f"missing{hint}",
     )
 
 
-def _devices(group: ShardGroupSpec, nodes: Sequence[Named]) -> list[tuple[tuple[str, ...], ...]]:
+def _devices(
+    group: ShardGroupSpec, nodes: Sequence[NamedStatus]
+) -> list[tuple[tuple[str, ...], ...]]:
     """Return each rank's devices towards each rank; of parallel cables the sound ones, as many for every pair."""
     found = {
         (some[0].here.node, some[0].there.node): [one for one in some if _is_sound(one)]
-        for some in links(group, nodes)
+        for some in group_cables(group, nodes)
     }
     most = 1 if group.backend == "jaccl" else _MOST_WIRES
     wires = min(most, *(len(some) for some in found.values()))

@@ -8,71 +8,71 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from reconciler.observe import NodeView
+from reconciler.views import NodeView
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class FieldColumn:
     """One field of a node."""
 
     field: str
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class LabelsColumn:
     """The values that a node has for these labels."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelColumn:
     """What a node reports about a model."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterColumn:
     """What a node reports about an adapter."""
 
     path: str
 
 
-Column: TypeAlias = Plain | Labels | Model | Adapter
+Column: TypeAlias = FieldColumn | LabelsColumn | ModelColumn | AdapterColumn
 
 
-class Both(NamedTuple):
+class ColumnPair(NamedTuple):
     """Two columns at once, or more where the first is two already."""
 
-    one: "Column | Both"
+    one: "Column | ColumnPair"
     other: Column
 
 
-Asked: TypeAlias = Column | Both
+AnyColumn: TypeAlias = Column | ColumnPair
 
 
-READY = Plain("is_ready")
-CORDONED = Plain("is_cordoned")
-HOLDS = Plain("holds")
-GROUP = Plain("reserved_by_group")
-POOLS = Plain("pools")
-CHIP = Plain("chip")
-GPU_CORES = Plain("gpu_cores")
-TAINTS = Plain("taints")
-BANDWIDTH = Plain("bandwidth_gbps")
-POOL_PRIORITY = Plain("pool_priority")
-HARDWARE = Plain("hardware")
+READY = FieldColumn("is_ready")
+CORDONED = FieldColumn("is_cordoned")
+HOLDS = FieldColumn("holds")
+GROUP = FieldColumn("reserved_by_group")
+POOLS = FieldColumn("pools")
+CHIP = FieldColumn("chip")
+GPU_CORES = FieldColumn("gpu_cores")
+TAINTS = FieldColumn("taints")
+BANDWIDTH = FieldColumn("bandwidth_gbps")
+POOL_PRIORITY = FieldColumn("pool_priority")
+HARDWARE = FieldColumn("hardware")
 
 
-def read(column: Column, nodes: Sequence[NodeView]) -> list[Hashable]:
+def read_column(column: Column, nodes: Sequence[NodeView]) -> list[Hashable]:
     """Return the nodes' values in the column."""
     match column:
-        case Plain(field):
+        case FieldColumn(field):
             return [getattr(node, field) for node in nodes]
-        case Labels(keys):
+        case LabelsColumn(keys):
             return [tuple([node.labels.get(key) for key in keys]) for node in nodes]
-        case Model(path):
+        case ModelColumn(path):
             return [node.models.get(path) for node in nodes]
-        case Adapter(path):
+        case AdapterColumn(path):
             return [node.adapters.get(path) for node in nodes]

@@ -59,7 +59,7 @@ def qualifies(found: Tier, *, gpu_cores: int, memory_bytes: int) -> bool:
 
 def chip_points(name: str) -> int:
     """Return the PRD's points for a chip; a newer generation counts as the newest we know, others as 0."""
-    found = chips.designation(name)
+    found = chips.parse_designation(name)
     if found is None or found.variant not in _VARIANTS:
         return 0
     return _POINTS[min(found.generation, max(_POINTS))][_VARIANTS.index(found.variant)]

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconciler.placement import columns, scores
-from reconciler.placement.answers import Bools, Floats, Ints, Rows
-from reconciler.placement.draft import Draft
-from reconciler.placement.table import Judged
-from reconciler.placement.want import Want
+from reconciler.placement.assumed_state import AssumedState
+from reconciler.placement.inputs import PlacementRequest
+from reconciler.placement.table import Bools, EvaluatedRequest, Floats, Ints, Rows
 from schemas.replica import MemoryProof
 
 Numbers: TypeAlias = float | NDArray[Any]
@@ -32,18 +31,20 @@ class Ranking:
     With `after_endings`, memory of replicas that drain counts as free: where could it go soon?
     """
 
-    def __init__(self, draft: Draft, want: Want, *, after_endings: bool = False) -> None:
+    def __init__(
+        self, draft: AssumedState, want: PlacementRequest, *, after_endings: bool = False
+    ) -> None:
         self._draft = draft
         self.want = want
         self._after_endings = after_endings
-        self.judged: Judged = draft.table.judged(want)
+        self.judged: EvaluatedRequest = draft.table.judged(want)
         self._need: Ints = self.judged.need.of_node
         self._unpreferred: Floats = _NEVER[self.judged.is_preferred.astype(np.intp)]
         self._weights = scores.weights_of(want)
         self._weight = max(1, sum(weight for weight in self._weights.values() if weight > 0))
         self._limit = want.spec.placement.max_replicas_per_node
         self._domains = [
-            draft.table.coded(columns.Labels((key,))).of_node
+            draft.table.coded(columns.LabelsColumn((key,))).of_node
             for key in want.spec.placement.spread_by
         ]
         self._score: Floats = np.zeros(len(draft.table), np.float64)

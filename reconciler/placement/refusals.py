@@ -7,21 +7,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconciler.placement.draft import Draft
-from reconciler.placement.filters import reject
+from reconciler.placement.assumed_state import AssumedState
+from reconciler.placement.filters import find_rejection
+from reconciler.placement.inputs import PlacementRequest, Rejection
 from reconciler.placement.ranking import Ranking
-from reconciler.placement.rejected import Rejected
-from reconciler.placement.table import Judged
-from reconciler.placement.want import Want
+from reconciler.placement.table import EvaluatedRequest
 from schemas import quantity
 
 # A status is read by people; a thousand refusals say no more than twenty.
-SHOWN: Final = 20
+MAX_LISTED: Final = 20
 CRASH_LOOPING: Final = "CrashLooping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class RefusalCount:
     """How many nodes have a reason, and the one of them that is nearest to fitting."""
 
     reason: str
@@ -37,8 +36,8 @@ class Unschedulable:
     """Why no node, or too few of them, can take the replica."""
 
     nodes: int
-    tallies: tuple[Tally, ...]
-    refusals: tuple[tuple[str, Rejected], ...]
+    tallies: tuple[RefusalCount, ...]
+    refusals: tuple[tuple[str, Rejection], ...]
     """The first nodes by name, with their reasons."""
     fitting: int = 0
     note: str = ""
@@ -47,7 +46,7 @@ class Unschedulable:
     """The ShardGroup whose members the nodes are; empty for a replica that has one Mac."""
     ranks: int = 1
     """How many of them were needed at once."""
-    whole: Rejected | None = None
+    whole: Rejection | None = None
     """What is wrong about the group as one."""
 
     def noting(self, note: str) -> "Unschedulable":
@@ -60,7 +59,9 @@ def is_crash_loop(unschedulable: Unschedulable) -> bool:
     return unschedulable.whole is not None and unschedulable.whole.reason == CRASH_LOOPING
 
 
-def refusals(draft: Draft, want: Want, ranking: Ranking) -> Unschedulable:
+def collect_refusals(
+    draft: AssumedState, want: PlacementRequest, ranking: Ranking
+) -> Unschedulable:
     """Return why the nodes do not fit, as the draft has them now."""
     judged = ranking.judged
     apart, below = ranking.is_apart, ranking.is_below_limit
@@ -75,27 +76,29 @@ def refusals(draft: Draft, want: Want, ranking: Ranking) -> Unschedulable:
     for reason, where in groups:
         if where.any():
             tallies.append(_moving(draft, want, reason, where, ranking))
-    rows = map(int, np.flatnonzero(~fits)[:SHOWN])
+    rows = map(int, np.flatnonzero(~fits)[:MAX_LISTED])
     listed = [(draft.table.nodes[row].name, _of_node(draft, want, judged, row)) for row in rows]
     return Unschedulable(
         nodes=len(draft.table),
-        tallies=tuple(sorted(tallies, key=order)),
+        tallies=tuple(sorted(tallies, key=sort_key)),
         refusals=tuple((name, why) for name, why in listed if why is not None),
         fitting=int(fits.sum()),
     )
 
 
-def _of_node(draft: Draft, want: Want, judged: Judged, row: int) -> Rejected | None:
+def _of_node(
+    draft: AssumedState, want: PlacementRequest, judged: EvaluatedRequest, row: int
+) -> Rejection | None:
     for verdict in judged.verdicts:
         why = verdict.refusals[int(verdict.of_node[row])]
         if why is not None:
             return why
-    return reject(want, draft.view(row))
+    return find_rejection(want, draft.view(row))
 
 
-def _fixed(judged: Judged) -> list[Tally]:
+def _fixed(judged: EvaluatedRequest) -> list[RefusalCount]:
     """Count the refusals that do not change, each node by the first filter that refuses it."""
-    counted: list[tuple[Rejected, int]] = []
+    counted: list[tuple[Rejection, int]] = []
     open_ = np.ones(len(judged.passes), np.bool_)
     for verdict in judged.verdicts:
         if len(verdict.refusals) == 1:
@@ -104,21 +107,21 @@ def _fixed(judged: Judged) -> list[Tally]:
         pairs = zip(verdict.refusals, counts, strict=True)
         counted.extend((why, int(count)) for why, count in pairs if why is not None and count)
         open_ &= verdict.passes
-    return tallies_of(counted)
+    return count_refusals(counted)
 
 
-def tallies_of(counted: Iterable[tuple[Rejected, int]]) -> list[Tally]:
+def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCount]:
     """Return the refusals by reason; each comes with the number of nodes that have it."""
-    found: dict[str, Tally] = {}
+    found: dict[str, RefusalCount] = {}
     for why, count in counted:
         old = found.get(why.reason)
         if old is None:
-            found[why.reason] = Tally(
+            found[why.reason] = RefusalCount(
                 reason=why.reason, count=count, need=why.need, have=why.have, message=why.message
             )
             continue
         nearer = (old.need, old.have) if old.have >= why.have else (why.need, why.have)
-        found[why.reason] = Tally(
+        found[why.reason] = RefusalCount(
             reason=why.reason,
             count=old.count + count,
             need=nearer[0],
@@ -129,23 +132,29 @@ def tallies_of(counted: Iterable[tuple[Rejected, int]]) -> list[Tally]:
 
 
 def _moving(
-    draft: Draft, want: Want, reason: str, where: NDArray[np.bool_], ranking: Ranking
-) -> Tally:
+    draft: AssumedState,
+    want: PlacementRequest,
+    reason: str,
+    where: NDArray[np.bool_],
+    ranking: Ranking,
+) -> RefusalCount:
     rows = np.flatnonzero(where)
     nearest = (
         int(rows[np.argmax(ranking.room[rows])]) if reason == "InsufficientMemory" else int(rows[0])
     )
-    why = reject(want, draft.view(nearest))
+    why = find_rejection(want, draft.view(nearest))
     assert why is not None
-    return Tally(reason=reason, count=len(rows), need=why.need, have=why.have, message=why.message)
+    return RefusalCount(
+        reason=reason, count=len(rows), need=why.need, have=why.have, message=why.message
+    )
 
 
-def order(tally: Tally) -> tuple[int, str]:
+def sort_key(tally: RefusalCount) -> tuple[int, str]:
     """Return by what tallies are sorted: what most nodes have comes first."""
     return -tally.count, tally.reason
 
 
-def _short(of: str, tally: Tally) -> str:
+def _short(of: str, tally: RefusalCount) -> str:
     need, have = quantity.show(tally.need), quantity.show(max(0, tally.have))
     number, _, unit = have.partition(" ")
     best = number if need.partition(" ")[2] == unit else have
@@ -153,7 +162,7 @@ def _short(of: str, tally: Tally) -> str:
 
 
 # In people's words, after "3 " or "1 ". What is not here is named by its code, with what one node says.
-_PHRASES: Final[dict[str, Callable[[Tally], str]]] = {
+_PHRASES: Final[dict[str, Callable[[RefusalCount], str]]] = {
     "NodeNotReady": lambda _: "NotReady",
     "NodeDraining": lambda _: "draining",
     "NodeWithheld": lambda tally: f"withheld ({tally.message})",
@@ -182,7 +191,7 @@ _PHRASES: Final[dict[str, Callable[[Tally], str]]] = {
 }
 
 
-def one_line(unschedulable: Unschedulable) -> str:
+def summary_line(unschedulable: Unschedulable) -> str:
     """Return the refusals as kubectl does: "0/5 nodes fit: 3 short of memory (...), 1 cordoned, 1 NotReady"."""
     if not unschedulable.nodes and not unschedulable.group:
         return "no node has joined the fleet yet; start fleet-nodeagent on a Mac"
@@ -208,5 +217,5 @@ def _of_group(unschedulable: Unschedulable) -> str:
     )
 
 
-def _coded(tally: Tally) -> str:
+def _coded(tally: RefusalCount) -> str:
     return f"{tally.reason} ({tally.message})"

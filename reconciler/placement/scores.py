@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
-from reconciler.observe import NodeView
 from reconciler.placement import columns, hardware
 from reconciler.placement.columns import Column
-from reconciler.placement.sources import proof_of
-from reconciler.placement.want import Want
+from reconciler.placement.filters import proof_of
+from reconciler.placement.inputs import PlacementRequest
+from reconciler.views import NodeView
 from schemas.placement import Profile, ScoreName, tolerates
 
 Weights: TypeAlias = Mapping[ScoreName, int]
@@ -33,7 +33,7 @@ _PROFILES: Final[dict[Profile, dict[ScoreName, int]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ScorePart:
     """One reason to prefer a node, 0..100, and how much it counts."""
 
     name: ScoreName
@@ -42,10 +42,10 @@ class Part:
 
 
 # How many replicas of the deployment run on nodes with a value for a label: (label, value) to number.
-Crowd: TypeAlias = Mapping[tuple[str, str | None], int]
+SpreadCounts: TypeAlias = Mapping[tuple[str, str | None], int]
 
 
-def crowd_of(want: Want, nodes: Iterable[NodeView]) -> Crowd:
+def count_spread(want: PlacementRequest, nodes: Iterable[NodeView]) -> SpreadCounts:
     """Return how the deployment's replicas are spread over the labels that it asks for."""
     found: dict[tuple[str, str | None], int] = {}
     for node in nodes:
@@ -57,38 +57,38 @@ def crowd_of(want: Want, nodes: Iterable[NodeView]) -> Crowd:
     return found
 
 
-def speed(_: Want, node: NodeView) -> float:
+def speed(_: PlacementRequest, node: NodeView) -> float:
     """Estimate decoding: a token reads all weights once, so memory bandwidth decides (facts 4.6)."""
     return min(100.0, 100.0 * node.bandwidth_gbps / hardware.FASTEST_GBPS)
 
 
-def machine(_: Want, node: NodeView) -> float:
+def machine(_: PlacementRequest, node: NodeView) -> float:
     return hardware.points(chip=node.chip, gpu_cores=node.gpu_cores, memory_bytes=node.memory_bytes)
 
 
-def pool(_: Want, node: NodeView) -> float:
+def pool(_: PlacementRequest, node: NodeView) -> float:
     return float(node.pool_priority)
 
 
-def taints(want: Want, node: NodeView) -> float:
+def taints(want: PlacementRequest, node: NodeView) -> float:
     """Avoid nodes with taints that say PreferNoSchedule."""
     tolerations = want.spec.placement.tolerations
     soft = [taint for taint in node.taints if taint.effect == "PreferNoSchedule"]
     return 100.0 if all(tolerates(tolerations, taint) for taint in soft) else 0.0
 
 
-def headroom(want: Want, node: NodeView) -> float:
+def headroom(want: PlacementRequest, node: NodeView) -> float:
     """Return which part of the node would be left."""
     left = node.free_bytes - proof_of(want, node).total_bytes
     return 100.0 * max(0, left) / max(1, node.allocatable_bytes)
 
 
-def siblings(want: Want, node: NodeView) -> float:
+def siblings(want: PlacementRequest, node: NodeView) -> float:
     """Keep replicas of a deployment apart: one Mac's end should cost one of them."""
     return 100.0 / (1 + node.replicas.get(want.name, 0))
 
 
-def spreading(want: Want, node: NodeView, crowd: Crowd) -> float:
+def spreading(want: PlacementRequest, node: NodeView, crowd: SpreadCounts) -> float:
     """Spread replicas over the values of labels such as rack and site."""
     keys = want.spec.placement.spread_by
     if not keys:
@@ -99,12 +99,12 @@ def spreading(want: Want, node: NodeView, crowd: Crowd) -> float:
     return total / len(keys)
 
 
-def movement(want: Want, node: NodeView) -> float:
+def movement(want: PlacementRequest, node: NodeView) -> float:
     """Take the place of a replica that ends: its node has the weights, and in its page cache.
 
     It decides between nodes that are equal otherwise: never to stack replicas that could be spread.
     """
-    is_there = any(one.is_ending and one.deployment == want.name for one in node.tenants)
+    is_there = any(one.is_ending and one.deployment == want.name for one in node.allocations)
     return 100.0 if is_there else 0.0
 
 
@@ -113,10 +113,10 @@ class FixedScore:
     """A part that does not change while replicas are placed."""
 
     name: ScoreName
-    score: Callable[[Want, NodeView], float]
+    score: Callable[[PlacementRequest, NodeView], float]
     column: Column
     """All of a node that it looks at."""
-    aspect: Callable[[Want], Hashable] = lambda _: None
+    aspect: Callable[[PlacementRequest], Hashable] = lambda _: None
     """All of a want that it looks at."""
 
 
@@ -133,14 +133,16 @@ FIXED: Final = (
 )
 
 
-def weights_of(want: Want) -> Weights:
+def weights_of(want: PlacementRequest) -> Weights:
     """Return the weights of the profile, with what the deployment says instead."""
     placement = want.spec.placement
     said = cast("dict[ScoreName, int]", placement.weights.model_dump(exclude_none=True))
     return {**_PROFILES[placement.profile], **said}
 
 
-def parts_of(want: Want, node: NodeView, crowd: Crowd) -> tuple[Part, ...]:
+def score_parts(
+    want: PlacementRequest, node: NodeView, crowd: SpreadCounts
+) -> tuple[ScorePart, ...]:
     """Return why the node is preferred, part by part; only those that count."""
     weights = weights_of(want)
     left = headroom(want, node)
@@ -153,13 +155,13 @@ def parts_of(want: Want, node: NodeView, crowd: Crowd) -> tuple[Part, ...]:
         ("movement", movement(want, node)),
     ]
     return tuple(
-        Part(name=name, score=score, weight=weights[name])
+        ScorePart(name=name, score=score, weight=weights[name])
         for name, score in found
         if weights.get(name, 0) > 0
     )
 
 
-def total(parts: Iterable[Part]) -> float:
+def total(parts: Iterable[ScorePart]) -> float:
     """Return 0..100: the parts by their weights."""
     # In the order of the parts, one after the other: ranking.py adds up in the same order, and floats
     # that are added in another differ in their last digit.
@@ -170,7 +172,7 @@ def total(parts: Iterable[Part]) -> float:
     return weighed / max(1, weights)
 
 
-def is_preferred(want: Want, node: NodeView) -> bool:
+def is_preferred(want: PlacementRequest, node: NodeView) -> bool:
     """Return whether the node is big enough for a model of this size; others are for want of better."""
     if want.spec.placement.tier == "Off":
         return True

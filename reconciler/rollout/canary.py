@@ -7,8 +7,8 @@ under way from then on: that is when its weight counts, and `since` is set.
 from dataclasses import dataclass
 from datetime import datetime
 
-from reconciler.demand.measured import Measured
-from schemas import amount, duration
+from reconciler.demand.gateway_metrics import VersionMetrics
+from schemas import duration, quantity
 from schemas.deployment import CanaryStatus
 from schemas.rollout import Canary, CanaryAnalysis
 
@@ -23,7 +23,7 @@ def advance(
     template: str,
     *,
     is_new_ready: bool,
-    measured: Measured | None,
+    measured: VersionMetrics | None,
     now: datetime,
 ) -> tuple[CanaryStatus, float | None]:
     """Return where the trial of `template` is now, and after how many seconds to look again.
@@ -72,10 +72,10 @@ def canary_replicas(wanted: int, weight: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Baseline:
     status: CanaryStatus
-    total: Measured
+    total: VersionMetrics
 
 
-class CanaryBook:
+class CanaryBaselines:
     """What was measured before the step that is under way began, by deployment.
 
     A new leader's is empty: it counts a step's requests anew.
@@ -85,8 +85,8 @@ class CanaryBook:
         self._baselines: dict[str, _Baseline] = {}
 
     def measured(
-        self, name: str, status: CanaryStatus | None, total: Measured | None
-    ) -> Measured | None:
+        self, name: str, status: CanaryStatus | None, total: VersionMetrics | None
+    ) -> VersionMetrics | None:
         """Return what happened since the step began; `total` is `DemandWatch.measured`."""
         if status is None or total is None:
             return None
@@ -111,12 +111,12 @@ def _same_step(one: CanaryStatus, other: CanaryStatus) -> bool:
     )
 
 
-def _says_enough(rules: CanaryAnalysis, measured: Measured | None) -> bool:
+def _says_enough(rules: CanaryAnalysis, measured: VersionMetrics | None) -> bool:
     return measured is not None and measured.requests >= rules.min_requests
 
 
 def _next(
-    canary: Canary, status: CanaryStatus, measured: Measured, now: datetime
+    canary: Canary, status: CanaryStatus, measured: VersionMetrics, now: datetime
 ) -> tuple[CanaryStatus, float | None]:
     """Return what follows a step that was passed: it is prepared, unless it needs nothing more."""
     after = status.step + 1
@@ -132,13 +132,15 @@ def _next(
     return _moved(status, now, step=after, message=message), pause_s
 
 
-def _faults(rules: CanaryAnalysis, measured: Measured, *, is_over: bool) -> list[str]:
+def _faults(rules: CanaryAnalysis, measured: VersionMetrics, *, is_over: bool) -> list[str]:
     """Return what is worse than allowed; nothing while there are too few requests to say so."""
     few = rules.min_requests or _FEWEST
     # At a step's end, what little was streamed has to do.
     few_streamed = min(few, _FEWEST) if is_over else few
     found = []
-    if measured.requests >= few and measured.error_rate > amount.fraction(rules.max_error_rate):
+    if measured.requests >= few and measured.error_rate > quantity.percent_fraction(
+        rules.max_error_rate
+    ):
         rate = f"{measured.error_rate:.1%}"
         found.append(f"{rate} of the requests failed, and {rules.max_error_rate} may")
     ttft_s, most = measured.first_token_quantile(_P95), rules.max_ttft_p95
@@ -152,7 +154,7 @@ def _faults(rules: CanaryAnalysis, measured: Measured, *, is_over: bool) -> list
     return found
 
 
-def _figures(measured: Measured) -> str:
+def _figures(measured: VersionMetrics) -> str:
     ttft_s, speed = measured.first_token_quantile(_P95), measured.tokens_per_second
     said = [f"{measured.requests:.0f} requests", f"{measured.errors:.0f} failed"]
     said.append("no streams" if ttft_s is None else f"first token p95 {ttft_s:.2f} s")

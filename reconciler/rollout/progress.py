@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from reconciler.observe import Observed, ReplicaView
-from reconciler.placement.refusals import Unschedulable, one_line
-from reconciler.rollout.revisions import template
-from reconciler.rollout.steps import Phase, goal_of
+from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.rollout.revisions import template_hash
+from reconciler.rollout.steps import RolloutPhase, rollout_goal
+from reconciler.views import DeploymentView, ReplicaView
 from schemas import duration
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Condition, Truth, find_condition
+from schemas.meta import Condition, ConditionStatus, find_condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RolloutProgress:
     """What there is to say of a rollout."""
 
     condition: Condition
@@ -25,21 +25,21 @@ class Progress:
     updated_replicas: int
     canary: CanaryStatus | None
     progressed_at: datetime
-    look_again_s: float | None = None
+    requeue_after_s: float | None = None
     """When the deadline ends."""
 
 
-def of(
+def compute_progress(
     deployment: ModelDeployment,
-    seen: Observed,
+    seen: DeploymentView,
     hindrance: Unschedulable | None,
     *,
     canary: CanaryStatus | None,
     old: ModelDeploymentStatus | None,
     now: datetime,
-) -> Progress:
+) -> RolloutProgress:
     """Return how far the rollout is; `canary` is where the trial is by now, `hindrance` what could not be placed."""
-    newest = template(deployment)
+    newest = template_hash(deployment)
     active = [r for r in seen.replicas if r.is_ours and not r.is_deleting]
     updated = [r for r in active if r.replica.spec.template == newest]
     progressed_at = None if old is None else old.progressed_at
@@ -49,20 +49,22 @@ def of(
     limit_s = duration.parse(deployment.spec.rollout.progress_deadline)
     left_s = limit_s - (now - progressed_at).total_seconds()
     is_done = _is_done(seen, active, updated, newest, old)
-    phase = goal_of(seen, deployment).phase
-    waits = phase in (Phase.PAUSED, Phase.ROLLED_BACK) or (
-        phase is Phase.CANARY and _is_under_way(deployment, canary)
+    phase = rollout_goal(seen, deployment).phase
+    waits = phase in (RolloutPhase.PAUSED, RolloutPhase.ROLLED_BACK) or (
+        phase is RolloutPhase.CANARY and _is_under_way(deployment, canary)
     )
     if is_done or waits or left_s > 0:
         found = _condition_of(deployment, seen, canary, active, is_done=is_done)
         if found.reason in ("RollingOut", "CanaryRunning") and hindrance is not None and not waits:
-            message = f"{found.message}; {one_line(hindrance)}"
+            message = f"{found.message}; {summary_line(hindrance)}"
             found = found.model_copy(update={"message": message})
     else:
         why = f"no progress for {duration.show(limit_s)} (progressDeadline)"
-        found = _condition(Truth.FALSE, "Stalled", f"{why}: {_hindrance(active, hindrance)}")
+        found = _condition(
+            ConditionStatus.FALSE, "Stalled", f"{why}: {_hindrance(active, hindrance)}"
+        )
     stable = old.stable_template if old is not None else ""
-    return Progress(
+    return RolloutProgress(
         condition=found,
         template=newest,
         revision=_number(seen, newest),
@@ -70,7 +72,7 @@ def of(
         updated_replicas=len(updated),
         canary=canary,
         progressed_at=progressed_at,
-        look_again_s=(
+        requeue_after_s=(
             left_s if found.reason in ("RollingOut", "CanaryRunning") and not waits else None
         ),
     )
@@ -85,7 +87,7 @@ def _is_under_way(deployment: ModelDeployment, canary: CanaryStatus | None) -> b
 
 
 def _is_done(
-    seen: Observed,
+    seen: DeploymentView,
     active: Sequence[ReplicaView],
     updated: Sequence[ReplicaView],
     newest: str,
@@ -103,49 +105,56 @@ def _is_done(
 
 def _condition_of(
     deployment: ModelDeployment,
-    seen: Observed,
+    seen: DeploymentView,
     canary: CanaryStatus | None,
     active: Sequence[ReplicaView],
     *,
     is_done: bool,
 ) -> Condition:
     """Return the condition of a rollout that is not stalled."""
-    newest, goal = template(deployment), goal_of(seen, deployment)
+    newest, goal = template_hash(deployment), rollout_goal(seen, deployment)
     revision = _number(seen, newest)
     updated = [r for r in active if r.replica.spec.template == newest]
     trial = canary.message if canary is not None else ""
     match goal.phase:
-        case Phase.PAUSED if not is_done:
+        case RolloutPhase.PAUSED if not is_done:
             said = f"{len(updated)} of {seen.wanted} replicas run revision {revision}"
-            return _condition(Truth.UNKNOWN, "Paused", f"spec.rollout.paused is true; {said}")
-        case Phase.ROLLED_BACK:
+            return _condition(
+                ConditionStatus.UNKNOWN, "Paused", f"spec.rollout.paused is true; {said}"
+            )
+        case RolloutPhase.ROLLED_BACK:
             back = f"replicas run revision {_number(seen, goal.target)} again"
-            return _condition(Truth.FALSE, "CanaryFailed", f"{trial}; {back}")
+            return _condition(ConditionStatus.FALSE, "CanaryFailed", f"{trial}; {back}")
         case _ if is_done:
             message = f"every replica runs revision {revision}"
-            return _condition(Truth.TRUE, "RolloutComplete", message)
-        case Phase.CANARY:
-            return _condition(Truth.TRUE, "CanaryRunning", trial)
+            return _condition(ConditionStatus.TRUE, "RolloutComplete", message)
+        case RolloutPhase.CANARY:
+            return _condition(ConditionStatus.TRUE, "CanaryRunning", trial)
         case _:
-            return _condition(Truth.TRUE, "RollingOut", _count(seen, active, updated, revision))
+            return _condition(
+                ConditionStatus.TRUE, "RollingOut", _count(seen, active, updated, revision)
+            )
 
 
 def _numbers(old: ModelDeploymentStatus) -> tuple[object, ...]:
     return (old.replicas, old.ready_replicas, old.updated_replicas, old.template, old.canary)
 
 
-def _number(seen: Observed, hash_: str) -> int:
+def _number(seen: DeploymentView, hash_: str) -> int:
     """Return a version's number; the newest that is not saved yet comes after all others."""
     found = {one.spec.template: one.spec.revision for one in seen.revisions}
     return found.get(hash_) or max(found.values(), default=0) + 1
 
 
-def _condition(status: Truth, reason: str, message: str) -> Condition:
+def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:
     return Condition(type="Progressing", status=status, reason=reason, message=message)
 
 
 def _count(
-    seen: Observed, active: Sequence[ReplicaView], updated: Sequence[ReplicaView], revision: int
+    seen: DeploymentView,
+    active: Sequence[ReplicaView],
+    updated: Sequence[ReplicaView],
+    revision: int,
 ) -> str:
     ready = sum(r.is_ready for r in updated)
     said = f"{ready} of {seen.wanted} replicas of revision {revision} are ready"
@@ -161,7 +170,7 @@ def _hindrance(active: Sequence[ReplicaView], unschedulable: Unschedulable | Non
     if troubled is not None:
         return f"{troubled.name} on {troubled.node}: {troubled.trouble}"
     if unschedulable is not None:
-        return one_line(unschedulable)
+        return summary_line(unschedulable)
     waiting = next((r for r in active if not r.is_ready), None)
     if waiting is not None:
         return f"{waiting.name} on {waiting.node} is not ready"

@@ -1,22 +1,65 @@
-"""A deployment's revisions: what its replicas run, by hash, and which of them are kept. Pure."""
+"""Why there is a revision: what somebody wrote, else what differs from the one before. Pure.
+
+Saved with the revision: its neighbours may be gone later, or renumbered.
+
+A deployment's revisions: what its replicas run, by hash, and which of them are kept. Pure.
+"""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import orjson
 
 from reconciler.actions import RemoveRevision, SaveRevision
-from reconciler.observe import Observed
-from reconciler.rollout.causes import cause
-from schemas.deployment import ModelDeployment
-from schemas.meta import RESTARTED_AT, ObjectName
-from schemas.revision import Revision, Template
+from reconciler.views import DeploymentView
+from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
+from schemas.meta import CHANGE_CAUSE, RESTARTED_AT, ObjectName
 
 
-def content_of(deployment: ModelDeployment) -> Template:
+def change_cause(
+    deployment: ModelDeployment, before: RevisionTemplate | None, now: RevisionTemplate
+) -> str:
+    """Return why the deployment's engines are started with `now`; empty for a first version."""
+    said = deployment.metadata.annotations.get(CHANGE_CAUSE, "")
+    return said or (describe_difference(before, now) if before is not None else "")
+
+
+def describe_difference(before: RevisionTemplate, now: RevisionTemplate) -> str:
+    """Return the fields that differ, as in "contextLength 2048 -> 4096"."""
+    old, new = dict(_flat("", _tree(before))), dict(_flat("", _tree(now)))
+    changed = [path for path in dict.fromkeys((*old, *new)) if old.get(path) != new.get(path)]
+    return ", ".join(_words(path, old.get(path), new.get(path)) for path in changed)
+
+
+def _tree(content: RevisionTemplate) -> dict[str, Any]:
+    return content.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _flat(prefix: str, tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _words(path: str, old: Any, new: Any) -> str:
+    if path == "restartedAt":
+        return f"restarted at {new}" if new else "restart taken back"
+    return f"{path} {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return "none" if value is None else str(value)
+
+
+def content_of(deployment: ModelDeployment) -> RevisionTemplate:
     """Return all of the deployment that its engines are started with."""
     spec = deployment.spec
-    return Template(
+    return RevisionTemplate(
         model=spec.model,
         served_names=spec.served_names,
         context_length=spec.context_length,
@@ -29,7 +72,7 @@ def content_of(deployment: ModelDeployment) -> Template:
     )
 
 
-def digest(content: Template) -> str:
+def digest(content: RevisionTemplate) -> str:
     """Return the hash by which replicas and endpoints carry the version.
 
     What has its default does not count: a field that a later release adds must not restart the fleet.
@@ -38,12 +81,12 @@ def digest(content: Template) -> str:
     return hashlib.sha256(orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
 
 
-def template(deployment: ModelDeployment) -> str:
+def template_hash(deployment: ModelDeployment) -> str:
     """Return the hash of what the deployment's engines are started with now."""
     return digest(content_of(deployment))
 
 
-def with_content(deployment: ModelDeployment, content: Template) -> ModelDeployment:
+def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> ModelDeployment:
     """Return the deployment as it was when its engines were started with `content`."""
     fields = {
         "model": content.model,
@@ -63,7 +106,7 @@ def revision_name(deployment: ObjectName, hash_: str) -> ObjectName:
     return f"{deployment}-{hash_}"
 
 
-def contents(seen: Observed) -> dict[str, Template]:
+def known_contents(seen: DeploymentView) -> dict[str, RevisionTemplate]:
     """Return every version that replicas can be made of, by hash."""
     found = {one.spec.template: one.spec.content for one in _ours(seen)}
     if seen.deployment is not None:
@@ -72,14 +115,14 @@ def contents(seen: Observed) -> dict[str, Template]:
     return found
 
 
-def keep_books(seen: Observed) -> list[SaveRevision | RemoveRevision]:
+def collect_revisions(seen: DeploymentView) -> list[SaveRevision | RemoveRevision]:
     """Return what to do about the revisions: the newest is saved, the oldest are dropped."""
     ours = _ours(seen)
     strangers = [one for one in seen.revisions if one not in ours]
     if seen.deployment is None or seen.is_ending:
         is_over = all(one.is_orphan for one in seen.replicas)
         return [_remove(one) for one in seen.revisions] if is_over else []
-    newest = template(seen.deployment)
+    newest = template_hash(seen.deployment)
     latest = max((one.spec.revision for one in ours), default=0)
     saved = next((one for one in ours if one.spec.template == newest), None)
     actions: list[SaveRevision | RemoveRevision] = []
@@ -91,7 +134,7 @@ def keep_books(seen: Observed) -> list[SaveRevision | RemoveRevision]:
                 name=name,
                 template=newest,
                 number=latest + 1,
-                cause=cause(seen.deployment, _last(ours), content_of(seen.deployment)),
+                cause=change_cause(seen.deployment, _last(ours), content_of(seen.deployment)),
                 version=_version(there),
             )
         )
@@ -99,7 +142,7 @@ def keep_books(seen: Observed) -> list[SaveRevision | RemoveRevision]:
     return [*actions, *map(_remove, strangers), *map(_remove, _too_many(seen, ours, newest))]
 
 
-def _ours(seen: Observed) -> tuple[Revision, ...]:
+def _ours(seen: DeploymentView) -> tuple[Revision, ...]:
     """Return the revisions of this very deployment, not of an earlier one of the name."""
     uid = None if seen.deployment is None else seen.deployment.metadata.uid
     return tuple(
@@ -109,13 +152,13 @@ def _ours(seen: Observed) -> tuple[Revision, ...]:
     )
 
 
-def _last(ours: Iterable[Revision]) -> Template | None:
+def _last(ours: Iterable[Revision]) -> RevisionTemplate | None:
     """Return what was the newest until now."""
     last = max(ours, key=lambda one: one.spec.revision, default=None)
     return None if last is None else last.spec.content
 
 
-def _too_many(seen: Observed, ours: Iterable[Revision], newest: str) -> list[Revision]:
+def _too_many(seen: DeploymentView, ours: Iterable[Revision], newest: str) -> list[Revision]:
     assert seen.deployment is not None
     in_use = {newest, seen.stable, *(r.replica.spec.template for r in seen.replicas)}
     idle = sorted(

@@ -9,14 +9,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reconciler.observe import Observed, ReplicaView
 from reconciler.rollout.canary import canary_replicas, next_weight
-from reconciler.rollout.revisions import contents, template
-from schemas import amount
+from reconciler.rollout.revisions import known_contents, template_hash
+from reconciler.views import DeploymentView, ReplicaView
+from schemas import quantity
 from schemas.deployment import ModelDeployment
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     """What a rollout is doing."""
 
     ROLLING = "Rolling"
@@ -26,10 +26,10 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class RolloutGoal:
     """Which versions there should be."""
 
-    phase: Phase
+    phase: RolloutPhase
     target: str
     """What replicas are to run, but for those on trial."""
     trial: str = ""
@@ -38,7 +38,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Termination:
     """A replica that is to drain."""
 
     replica: ReplicaView
@@ -46,30 +46,30 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RolloutStep:
     """What brings the replicas nearer to the goal, as far as is allowed now."""
 
-    endings: tuple[Ending, ...] = ()
+    endings: tuple[Termination, ...] = ()
     makes: tuple[str, ...] = ()
     """The versions of replicas to make, in order."""
 
 
-def goal_of(seen: Observed, deployment: ModelDeployment) -> Goal:
+def rollout_goal(seen: DeploymentView, deployment: ModelDeployment) -> RolloutGoal:
     """Return which versions of the deployment there should be."""
-    newest, rollout = template(deployment), deployment.spec.rollout
-    stable = seen.stable if seen.stable in contents(seen) else ""
+    newest, rollout = template_hash(deployment), deployment.spec.rollout
+    stable = seen.stable if seen.stable in known_contents(seen) else ""
     trial = seen.canary if seen.canary and seen.canary.template == newest else None
     if rollout.paused:
-        return Goal(phase=Phase.PAUSED, target=stable or newest)
+        return RolloutGoal(phase=RolloutPhase.PAUSED, target=stable or newest)
     if rollout.canary is None or not seen.wanted or stable in ("", newest):
-        return Goal(phase=Phase.ROLLING, target=newest)
+        return RolloutGoal(phase=RolloutPhase.ROLLING, target=newest)
     if trial is not None and trial.outcome == "Failed":
-        return Goal(phase=Phase.ROLLED_BACK, target=stable)
+        return RolloutGoal(phase=RolloutPhase.ROLLED_BACK, target=stable)
     if trial is not None and trial.outcome == "Passed":
-        return Goal(phase=Phase.ROLLING, target=newest)
+        return RolloutGoal(phase=RolloutPhase.ROLLING, target=newest)
     weight = next_weight(rollout.canary, trial, newest)
-    return Goal(
-        phase=Phase.CANARY,
+    return RolloutGoal(
+        phase=RolloutPhase.CANARY,
         target=stable,
         trial=newest,
         trial_replicas=canary_replicas(seen.wanted, weight),
@@ -77,34 +77,42 @@ def goal_of(seen: Observed, deployment: ModelDeployment) -> Goal:
 
 
 def next_step(
-    goal: Goal, seen: Observed, deployment: ModelDeployment, staying: Sequence[ReplicaView]
-) -> Step:
+    goal: RolloutGoal,
+    seen: DeploymentView,
+    deployment: ModelDeployment,
+    staying: Sequence[ReplicaView],
+) -> RolloutStep:
     """Return the next step for the replicas that may stay where they are."""
     match goal.phase:
-        case Phase.PAUSED:
+        case RolloutPhase.PAUSED:
             return _paused(goal, seen, staying)
-        case Phase.CANARY:
+        case RolloutPhase.CANARY:
             return _canary(goal, seen, deployment, staying)
-        case Phase.ROLLING | Phase.ROLLED_BACK:
+        case RolloutPhase.ROLLING | RolloutPhase.ROLLED_BACK:
             if deployment.spec.rollout.strategy == "Recreate":
                 return _recreate(goal, seen, staying)
             return _roll(goal.target, seen.wanted, deployment, staying)
 
 
-def replaceable(
-    goal: Goal, seen: Observed, staying: Sequence[ReplicaView], *, has_surge: bool, is_stuck: bool
+def replaceable_in_place(
+    goal: RolloutGoal,
+    seen: DeploymentView,
+    staying: Sequence[ReplicaView],
+    *,
+    has_surge: bool,
+    is_stuck: bool,
 ) -> tuple[ReplicaView, ...]:
     """Return the replicas of which one may be replaced where it is, because there is no room for one more.
 
     Only while all of them answer and nothing ends already. `is_stuck`: one more could not be placed.
     """
-    if goal.phase is Phase.PAUSED or (has_surge and not is_stuck):
+    if goal.phase is RolloutPhase.PAUSED or (has_surge and not is_stuck):
         return ()
-    kept = {goal.target} if goal.phase is not Phase.CANARY else {goal.trial}
+    kept = {goal.target} if goal.phase is not RolloutPhase.CANARY else {goal.trial}
     old = [r for r in _by_name(staying) if r.replica.spec.template not in kept]
     # While a version is tried the others stay, but for those whose places the trial needs.
     tried = len(staying) - len(old)
-    if goal.phase is Phase.CANARY and tried >= goal.trial_replicas:
+    if goal.phase is RolloutPhase.CANARY and tried >= goal.trial_replicas:
         return ()
     # Those that are missing for want of room would be missing anyway.
     is_full = is_stuck or len(staying) >= seen.wanted
@@ -113,35 +121,39 @@ def replaceable(
     return () if any(r.is_deleting for r in seen.replicas) else tuple(old)
 
 
-def limits(deployment: ModelDeployment, wanted: int) -> tuple[int, int]:
+def surge_limits(deployment: ModelDeployment, wanted: int) -> tuple[int, int]:
     """Return how many replicas there may be above the wanted number, and how many of it may be missing."""
     rollout = deployment.spec.rollout
-    surge = amount.of(rollout.max_surge, wanted, round_up=True)
-    return surge, min(wanted, amount.of(rollout.max_unavailable, wanted, round_up=False))
+    surge = quantity.resolve_amount(rollout.max_surge, wanted, round_up=True)
+    return surge, min(
+        wanted, quantity.resolve_amount(rollout.max_unavailable, wanted, round_up=False)
+    )
 
 
-def renewed(goal: Goal, seen: Observed, replica: ReplicaView) -> str:
+def version_after_move(goal: RolloutGoal, seen: DeploymentView, replica: ReplicaView) -> str:
     """Return the version that a replica gets when it is moved off a lost node."""
     own = replica.replica.spec.template
-    if own == goal.trial or (goal.phase is Phase.PAUSED and own in contents(seen)):
+    if own == goal.trial or (goal.phase is RolloutPhase.PAUSED and own in known_contents(seen)):
         return own
     return goal.target
 
 
-def _paused(goal: Goal, seen: Observed, staying: Sequence[ReplicaView]) -> Step:
-    return Step(
+def _paused(goal: RolloutGoal, seen: DeploymentView, staying: Sequence[ReplicaView]) -> RolloutStep:
+    return RolloutStep(
         endings=_surplus(staying, len(staying) - seen.wanted, keep={goal.target}),
         makes=(goal.target,) * max(0, seen.wanted - len(staying)),
     )
 
 
-def _recreate(goal: Goal, seen: Observed, staying: Sequence[ReplicaView]) -> Step:
+def _recreate(
+    goal: RolloutGoal, seen: DeploymentView, staying: Sequence[ReplicaView]
+) -> RolloutStep:
     old = [r for r in _by_name(staying) if r.replica.spec.template != goal.target]
     fresh = [r for r in staying if r not in old]
     is_free = all(r.replica.spec.template == goal.target for r in seen.replicas)
-    return Step(
+    return RolloutStep(
         endings=(
-            *(Ending(replica=r, because="Outdated") for r in old),
+            *(Termination(replica=r, because="Outdated") for r in old),
             *_surplus(fresh, len(fresh) - seen.wanted, keep={goal.target}),
         ),
         makes=(goal.target,) * max(0, seen.wanted - len(fresh)) if is_free else (),
@@ -149,15 +161,18 @@ def _recreate(goal: Goal, seen: Observed, staying: Sequence[ReplicaView]) -> Ste
 
 
 def _canary(
-    goal: Goal, seen: Observed, deployment: ModelDeployment, staying: Sequence[ReplicaView]
-) -> Step:
+    goal: RolloutGoal,
+    seen: DeploymentView,
+    deployment: ModelDeployment,
+    staying: Sequence[ReplicaView],
+) -> RolloutStep:
     tried = [r for r in staying if r.replica.spec.template == goal.trial]
     others = [r for r in staying if r not in tried]
     missing = max(0, goal.trial_replicas - len(tried))
     # Where the trial took a place of theirs they need not get it back: together they are enough.
     wanted = min(seen.wanted, max(len(others), seen.wanted - goal.trial_replicas))
     rest = _roll(goal.target, wanted, deployment, others)
-    return Step(
+    return RolloutStep(
         endings=(
             *_surplus(tried, len(tried) - goal.trial_replicas, keep={goal.trial}),
             *rest.endings,
@@ -169,8 +184,8 @@ def _canary(
 
 def _roll(
     target: str, wanted: int, deployment: ModelDeployment, staying: Sequence[ReplicaView]
-) -> Step:
-    surge, unavailable = limits(deployment, wanted)
+) -> RolloutStep:
+    surge, unavailable = surge_limits(deployment, wanted)
     # One on a lost node is moved, which renews it; one of several ranks begins another epoch of the same version.
     moved = [r for r in staying if r.is_node_lost and r.epoch is None]
     old = [r for r in _by_name(staying) if r.replica.spec.template != target and r not in moved]
@@ -184,15 +199,15 @@ def _roll(
     spare = max(0, answering - (wanted - unavailable))
     ready = [r for r in old if r.is_ready][:spare]
     because = "Outdated" if wanted else "ScaledDown"
-    return Step(
-        endings=(*surplus, *(Ending(replica=r, because=because) for r in (*idle, *ready))),
+    return RolloutStep(
+        endings=(*surplus, *(Termination(replica=r, because=because) for r in (*idle, *ready))),
         makes=(target,) * max(0, min(wanted - len(fresh), wanted + surge - kept)),
     )
 
 
 def _surplus(
     replicas: Sequence[ReplicaView], number: int, *, keep: AbstractSet[str]
-) -> tuple[Ending, ...]:
+) -> tuple[Termination, ...]:
     """Return those that are too many: rather what does not answer, what is outdated, and the highest."""
     if number <= 0:
         return ()
@@ -206,7 +221,7 @@ def _surplus(
             -r.ordinal,
         ),
     )
-    return tuple(Ending(replica=r, because="ScaledDown") for r in order[:number])
+    return tuple(Termination(replica=r, because="ScaledDown") for r in order[:number])
 
 
 def _by_name(replicas: Sequence[ReplicaView]) -> list[ReplicaView]:

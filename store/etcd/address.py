@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from machinery.overriding import override
+from machinery.typing_compat import override
 
 if TYPE_CHECKING:  # a fourth of what `fleetctl get` imports, for https alone
     import ssl

@@ -1,8 +1,8 @@
 """The way to etcd. Makes the adapter that the address asks for; does no I/O."""
 
+from store.etcd.adapter import IDLE_S
 from store.etcd.address import EtcdAddress
-from store.etcd.calls import IDLE_S
-from store.namespace import below
+from store.namespace import with_prefix
 from store.port import Transport
 
 
@@ -12,7 +12,7 @@ def connect(address: EtcdAddress, *, idle_s: float = IDLE_S) -> Transport:
     Keys lie below the address's prefix. A watch that hears nothing for `idle_s` seconds counts as
     broken.
     """
-    return below(_adapter(address, idle_s), address.prefix)
+    return with_prefix(_adapter(address, idle_s), address.prefix)
 
 
 def _adapter(address: EtcdAddress, idle_s: float) -> Transport:

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from store.auth import credentials
-from store.auth.credentials import Credentials, CredentialsError
+from store.etcd import users
 from store.etcd.address import EtcdAddress
+from store.etcd.users import Credentials, CredentialsError
 
 Command = Callable[..., Any]
 
@@ -78,7 +78,7 @@ def etcd_options(command: Command) -> Command:
     return command
 
 
-def address(options: dict[str, Any], default: EtcdAddress | None = None) -> EtcdAddress:
+def address_from_flags(options: dict[str, Any], default: EtcdAddress | None = None) -> EtcdAddress:
     """Return the address that the flags say.
 
     Raises:
@@ -172,7 +172,7 @@ def _credentials(options: dict[str, Any]) -> Credentials:
                 "Keep one"
             )
         try:
-            said = credentials.read(path)
+            said = users.read_credentials(path)
         except CredentialsError as error:
             raise click.UsageError(f"--etcd-password-file: {error}") from error
         user, password = user or said.user, said.password

@@ -165,7 +165,7 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
     ) -> Engine:
         """Start an engine; `shadow` is a folder of modules that go before the installed ones."""
         port = port or free_port()
-        command = [sys.executable, "-m", "nodeagent.engine", *told(model, port, cache, flags)]
+        command = [sys.executable, "-m", "engine", *told(model, port, cache, flags)]
         stderr = folder / f"stderr-{len(started)}"
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": shadow} if shadow else {}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent import adapterdir, modeldir
-from nodeagent.engine.config import EngineConfig
-from nodeagent.engine.flags import parse
-from nodeagent.engine.state import Gauges
-from nodeagent.modeldir import ModelUnusableError
+from engine.config import EngineConfig
+from engine.flags import parse
+from engine.gauges import Gauges
+from models import adapter_files, model_files
+from models.model_files import ModelUnusableError
 from tests.engine.conftest import Start, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -71,10 +71,10 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, adapter: Path | None = None, gauges: Gauges | None = None) -> Any:
-    loading = module("nodeagent.engine.model.loading")
+    loading = module("engine.model.loader")
     return loading.load(
         folder,
-        modeldir.inspect(folder),
+        model_files.inspect_model(folder),
         gauges or Gauges(),
         is_stopping=lambda: False,
         adapter=adapter,
@@ -111,7 +111,7 @@ def test_its_bytes_are_loaded_and_are_those_that_the_agent_reports(
     plain, with_adapter = Gauges(), Gauges()
     load(tiny, gauges=plain)
     load(tiny, adapter, gauges=with_adapter)
-    size = adapterdir.inspect(adapter).bytes_in_memory(casts_to_float32=False)
+    size = adapter_files.inspect_adapter(adapter).bytes_in_memory(casts_to_float32=False)
     assert with_adapter.loaded_bytes == with_adapter.total_bytes == plain.loaded_bytes + size
 
 
@@ -196,7 +196,7 @@ def config_of(folder: Path, draft: Path, *, context: int = 1024) -> EngineConfig
 
 def drafted(folder: Path, draft: Path, *, context: int = 1024, gauges: Gauges | None = None) -> Any:
     gauges = gauges or Gauges()
-    return module("nodeagent.engine.model.draft").with_draft(
+    return module("engine.model.draft_model").with_draft(
         load(folder, gauges=gauges),
         config_of(folder, draft, context=context),
         gauges,
@@ -209,7 +209,7 @@ def test_a_draft_model_comes_with_the_model(tiny: Path, other: Path) -> None:
     found = drafted(tiny, other, gauges=gauges)
     assert len(found.draft.layers) == 1
     assert logits(found.draft).shape == logits(found.model).shape
-    weights = sum(modeldir.inspect(folder).weight_bytes for folder in (tiny, other))
+    weights = sum(model_files.inspect_model(folder).weight_bytes for folder in (tiny, other))
     assert gauges.loaded_bytes == gauges.total_bytes == weights
     assert load(tiny).draft is None
 

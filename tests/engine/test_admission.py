@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nodeagent.engine import errors
-from nodeagent.engine.admission import Admission, Ticket
-from nodeagent.engine.errors import RefusedError
-from nodeagent.engine.jobs import Cancel, Embed, Fault, Job, Made, Sampling
+from engine import errors
+from engine.admission import Admission, Ticket
+from engine.errors import RefusedError
+from engine.jobs import CancelJob, EmbedJob, Job, JobFailure, SamplingParams, TokenOutput
 from tests.support.clock import FakeClock
 
 
 def job(number: int) -> Job:
-    sampling = Sampling(temperature=0, top_p=1, seed=0)
+    sampling = SamplingParams(temperature=0, top_p=1, seed=0)
     return Job(id=number, prompt=(1,), max_tokens=9, sampling=sampling)
 
 
@@ -27,8 +27,8 @@ class Desk:
     def admission(self) -> Admission:
         return Admission(concurrency=2, queue_limit=2, send=self._note, clock=self.clock)
 
-    def _note(self, order: Job | Embed | Cancel) -> None:
-        self.orders.append(-order.job_id if isinstance(order, Cancel) else order.id)
+    def _note(self, order: Job | EmbedJob | CancelJob) -> None:
+        self.orders.append(-order.job_id if isinstance(order, CancelJob) else order.id)
 
 
 def fill() -> tuple[Desk, Admission, list[Ticket]]:
@@ -37,8 +37,8 @@ def fill() -> tuple[Desk, Admission, list[Ticket]]:
     return desk, admission, [admission.enter([job(number)]) for number in (1, 2, 3, 4)]
 
 
-def last(number: int) -> Made:
-    return Made(job_id=number, token=5, finish="stop")
+def last(number: int) -> TokenOutput:
+    return TokenOutput(job_id=number, token=5, finish="stop")
 
 
 async def test_two_run_two_wait_and_the_fifth_is_refused() -> None:
@@ -71,7 +71,7 @@ async def test_who_waits_may_leave_unheard() -> None:
 
 async def test_a_fault_frees_the_slot_and_is_told() -> None:
     desk, admission, tickets = fill()
-    admission.deliver([Fault(job_id=1, reason="boom")])
+    admission.deliver([JobFailure(job_id=1, reason="boom")])
     with pytest.raises(RefusedError, match="boom") as caught:
         await tickets[0].next()
     assert caught.value.refusal.status == 500
@@ -115,7 +115,7 @@ async def test_a_ticket_tells_its_story() -> None:
     for second in range(3):
         await desk.clock.advance(1)
         admission.deliver(
-            [Made(job_id=number, token=7, cached=9 * (second == 0)) for number in (2, 3)]
+            [TokenOutput(job_id=number, token=7, cached=9 * (second == 0)) for number in (2, 3)]
         )
     assert (ticket.first_s, ticket.last_s, ticket.made, ticket.cached) == (3, 5, 6, 9)
     assert ticket.per_token_s() == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.engine.model import blas
+from engine.linux import blas
 
 pytestmark = [
     pytest.mark.mlx,
@@ -16,7 +16,7 @@ pytestmark = [
 PRODUCTS = """
 import sys
 from pathlib import Path
-from nodeagent.engine.model import blas
+from engine.model import blas
 assert blas.install(Path(sys.argv[1]))
 import mlx.core as mx, numpy as np
 random = np.random.default_rng(0)

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from engine.gauges import Gauges
+from engine.jobs import WorkerEvent
+from engine.ports import ServedModel
+from engine.worker import Worker
 from machinery.clock import SystemClock
-from nodeagent.engine.jobs import Event
-from nodeagent.engine.ports import Ready
-from nodeagent.engine.state import Gauges
-from nodeagent.engine.worker import Worker
-from nodeagent.modeldir import ModelUnusableError
+from models.model_files import ModelUnusableError
 from tests.engine.batch.batches import CONFIG, module
 from tests.engine.conftest import START_S, Start
 from tests.engine.test_embeddings import make_embedder
@@ -244,11 +244,11 @@ class Ear:
     def on_loading(self) -> None:
         raise AssertionError
 
-    def on_ready(self, _: Ready) -> None:
+    def on_ready(self, _: ServedModel) -> None:
         assert self.worker is not None
         self.worker.stop()
 
-    def on_events(self, events: list[Event]) -> None:
+    def on_events(self, events: list[WorkerEvent]) -> None:
         raise AssertionError(events)
 
     def on_end(self, error: Exception | None) -> None:
@@ -257,7 +257,7 @@ class Ear:
 
 def end_of(folder: Path, blas_cache: Path) -> Exception | None:
     """Return what a worker's thread ends with on this folder."""
-    module("nodeagent.engine.model.loading")  # restores what mlx_lm does to the process
+    module("engine.model.loader")  # restores what mlx_lm does to the process
     config = dataclasses.replace(
         CONFIG, model_dir=folder, context_length=4096, concurrency=1, blas_cache=blas_cache
     )

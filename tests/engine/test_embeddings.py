@@ -13,14 +13,22 @@ import numpy as np
 import openai
 import pytest
 
-from nodeagent import modeldir
-from nodeagent.engine.errors import Refusal, RefusedError
-from nodeagent.engine.jobs import Embed, Embedded, Event, Fault, Job, Made, Sampling
-from nodeagent.engine.model import pooling
-from nodeagent.engine.openai import embeddings
-from nodeagent.engine.openai.prompts import Lanes, Prompter
-from nodeagent.engine.ports import Ready
-from nodeagent.modeldir import ModelUnusableError
+from engine.errors import Refusal, RefusedError
+from engine.jobs import (
+    EmbeddingOutput,
+    EmbedJob,
+    Job,
+    JobFailure,
+    SamplingParams,
+    TokenOutput,
+    WorkerEvent,
+)
+from engine.model import pooler
+from engine.openai import embeddings
+from engine.openai.input_processor import InputProcessor, TokenizerPool
+from engine.ports import ServedModel
+from models import model_files
+from models.model_files import ModelUnusableError
 from tests.engine.batch.batches import load, load_once, module, new_batch
 from tests.engine.conftest import START_S, Engine, eventually, launching
 
@@ -68,13 +76,13 @@ def loaded(folder: Path) -> Any:
     return load_once(folder)
 
 
-def how(mode: str, *, normalize: bool = False) -> pooling.Pooling:
-    return pooling.Pooling(mode=mode, width=64, is_normalized=normalize)  # type: ignore[arg-type]
+def how(mode: str, *, normalize: bool = False) -> pooler.PoolerConfig:
+    return pooler.PoolerConfig(mode=mode, width=64, is_normalized=normalize)  # type: ignore[arg-type]
 
 
-def run(embedder: Any, tokens: int, most: int = 10_000) -> tuple[list[Event], int]:
+def run(embedder: Any, tokens: int, most: int = 10_000) -> tuple[list[WorkerEvent], int]:
     """Step until idle; return the events and the number of steps."""
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     for count in range(1, most):
         events += embedder.step(tokens)
         if embedder.is_idle:
@@ -82,14 +90,14 @@ def run(embedder: Any, tokens: int, most: int = 10_000) -> tuple[list[Event], in
     raise AssertionError("it never ends")
 
 
-def vectors(event: Event) -> Any:
-    assert isinstance(event, Embedded), event
+def vectors(event: WorkerEvent) -> Any:
+    assert isinstance(event, EmbeddingOutput), event
     return np.array([np.frombuffer(vector, "<f4") for vector in event.vectors])
 
 
-def embedded(model: Any, pool: pooling.Pooling, texts: Any = TEXTS, tokens: int = 10**6) -> Any:
-    embedder = module("nodeagent.engine.batch.embed").Embedder(model, pool)
-    embedder.add(Embed(id=1, prompts=tuple(texts)))
+def embedded(model: Any, pool: pooler.PoolerConfig, texts: Any = TEXTS, tokens: int = 10**6) -> Any:
+    embedder = module("engine.batch.embedder").Embedder(model, pool)
+    embedder.add(EmbedJob(id=1, prompts=tuple(texts)))
     (event,), _ = run(embedder, tokens)
     return vectors(event)
 
@@ -116,16 +124,16 @@ def test_vectors_are_what_the_mode_says_however_they_are_cut(loaded: Any, mode: 
         found = embedded(loaded.model, how(mode), tokens=tokens)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     found = embedded(loaded.model, how(mode, normalize=True))
-    np.testing.assert_allclose(found, pooling.unit(wanted), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, pooler.normalize(wanted), rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_reads_no_more_than_it_may_and_jobs_come_and_go(loaded: Any) -> None:
     alone = embedded(loaded.model, how("mean"))
-    embedder = module("nodeagent.engine.batch.embed").Embedder(loaded.model, how("mean"))
-    embedder.add(Embed(id=1, prompts=(TEXTS[4],)))
+    embedder = module("engine.batch.embedder").Embedder(loaded.model, how("mean"))
+    embedder.add(EmbedJob(id=1, prompts=(TEXTS[4],)))
     assert embedder.step(50) == []
-    embedder.add(Embed(id=2, prompts=tuple(TEXTS)))
-    embedder.add(Embed(id=3, prompts=(TEXTS[1],)))
+    embedder.add(EmbedJob(id=2, prompts=tuple(TEXTS)))
+    embedder.add(EmbedJob(id=3, prompts=(TEXTS[1],)))
     embedder.remove(1)  # in the middle of its text
     embedder.remove(99)
     events, steps = run(embedder, 50)
@@ -135,28 +143,28 @@ def test_a_step_reads_no_more_than_it_may_and_jobs_come_and_go(loaded: Any) -> N
 
 
 def test_a_failed_step_costs_what_waits_here_and_nothing_else(loaded: Any) -> None:
-    embedder = module("nodeagent.engine.batch.embed").Embedder(loaded.model, how("cls"))
+    embedder = module("engine.batch.embedder").Embedder(loaded.model, how("cls"))
     inner, embedder._inner = embedder._inner, None
-    embedder.add(Embed(id=1, prompts=(TEXTS[0],)))
-    embedder.add(Embed(id=2, prompts=(TEXTS[1],)))
+    embedder.add(EmbedJob(id=1, prompts=(TEXTS[0],)))
+    embedder.add(EmbedJob(id=2, prompts=(TEXTS[1],)))
     faults = embedder.step(8)
-    assert [(type(fault), fault.job_id) for fault in faults] == [(Fault, 1), (Fault, 2)]
+    assert [(type(fault), fault.job_id) for fault in faults] == [(JobFailure, 1), (JobFailure, 2)]
     embedder._inner = inner
-    embedder.add(Embed(id=3, prompts=(TEXTS[0],)))
+    embedder.add(EmbedJob(id=3, prompts=(TEXTS[0],)))
     assert len(run(embedder, 8)[0]) == 1
 
 
 def test_streams_go_on_between_the_pieces_of_a_long_list(loaded: Any, folder: Path) -> None:
     batch = new_batch(loaded, folder)
-    batch.add(Job(id=1, prompt=TEXTS[1], max_tokens=4000, sampling=Sampling(temperature=0)))
+    batch.add(Job(id=1, prompt=TEXTS[1], max_tokens=4000, sampling=SamplingParams(temperature=0)))
     for _ in range(5):
         list(batch.step())
-    batch.add(Embed(id=2, prompts=tuple(TEXTS * 40)))
+    batch.add(EmbedJob(id=2, prompts=tuple(TEXTS * 40)))
     made, steps, done = 0, 0, False
     while not done:
         events = [event for some in batch.step() for event in some]
-        made += sum(isinstance(event, Made) for event in events)
-        done = any(isinstance(event, Embedded) for event in events)
+        made += sum(isinstance(event, TokenOutput) for event in events)
+        done = any(isinstance(event, EmbeddingOutput) for event in events)
         steps += 1
     assert steps > 3
     assert made >= steps - 1  # a token of the stream in every step
@@ -184,14 +192,14 @@ def test_a_checkpoint_without_a_head_or_a_prefix(loaded: Any, folder: Path, tmp_
 
 
 async def test_a_model_without_a_head_generates_nothing(loaded: Any) -> None:
-    lanes = Lanes()
-    ready = Ready(codec=loaded.codec, vocab_size=512, pooling=how("mean"), has_head=False)
-    prompter = Prompter(
+    lanes = TokenizerPool()
+    ready = ServedModel(codec=loaded.codec, vocab_size=512, pooling=how("mean"), has_head=False)
+    processor = InputProcessor(
         ready=ready, context_length=100, concurrency=1, lanes=lanes, fingerprint="f"
     )
-    bodies = sys.modules["nodeagent.engine.openai.bodies"]
+    bodies = sys.modules["engine.openai.request_body"]
     with pytest.raises(RefusedError, match="generates no text") as caught:
-        await prompter.choices(
+        await processor.choices(
             bodies.parse_completion(b'{"model":"m","prompt":"x"}'), first_id=1, fresh_seed=1
         )
     lanes.close()
@@ -211,16 +219,16 @@ def old_names(folder: Path) -> None:
 
 
 def test_all_that_a_folder_says_is_read(tiny: Path, tmp_path: Path) -> None:
-    facts = modeldir.inspect(tiny)
-    assert pooling.read(tiny, facts) is None
+    facts = model_files.inspect_model(tiny)
+    assert pooler.read_config(tiny, facts) is None
     made = make_embedder(tiny, tmp_path / "one", normalize=False)
-    assert pooling.read(made, facts) == how("lasttoken")
+    assert pooler.read_config(made, facts) == how("lasttoken")
     old_names(made)
-    assert pooling.read(made, facts) == pooling.Pooling(
+    assert pooler.read_config(made, facts) == pooler.PoolerConfig(
         mode="mean", width=64, is_normalized=False, max_tokens=77, prefix="doc: "
     )
     write(made, "modules.json", [{"path": "", "type": "x.Transformer"}])
-    assert pooling.read(made, facts) is None
+    assert pooler.read_config(made, facts) is None
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -251,14 +259,14 @@ def test_what_would_make_wrong_vectors_is_refused(
     tiny: Path, tmp_path: Path, name: str, tree: Any, words: str
 ) -> None:
     made = make_embedder(tiny, tmp_path / "wrong")
-    facts = modeldir.inspect(made)
+    facts = model_files.inspect_model(made)
     write(made, name, tree)
     with pytest.raises(ModelUnusableError, match=words) as caught:
-        pooling.read(made, facts)
+        pooler.read_config(made, facts)
     assert name in str(caught.value)
     (made / "1_Pooling/config.json").unlink()
     with pytest.raises(ModelUnusableError):
-        pooling.read(made, facts)
+        pooler.read_config(made, facts)
 
 
 def refused(**fields: Any) -> Refusal:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.engine.flags import parse
+from engine.flags import parse
 
 GROUP = "--rank 1 --world-size 2 --coordinator 10.0.0.1:20001"
 PIPELINE = "--parallelism Pipeline"

@@ -20,7 +20,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.api import openapi
+from engine.api import openapi
 from tests.engine.conftest import START_S, Engine, Json, Reply, eventually, launching
 from tests.engine.test_embeddings import make_embedder
 
@@ -108,7 +108,7 @@ BASES: dict[str, Json] = {
 
 def bodies_by_hand(document: Json, path: str) -> list[bytes]:
     """Return a good body with some things wrong, or some bytes of it."""
-    kind = openapi.bodies()[path].body.__name__
+    kind = openapi.route_bodies()[path].body.__name__
     names = sorted(document["components"]["schemas"][kind]["properties"])
     found: list[bytes] = []
 
@@ -225,7 +225,7 @@ def test_the_document_has_every_route_and_every_parameter(own: Engine, document:
     assert document["openapi"] == "3.1.0"
     paths = document["paths"]
     assert {"/health", "/ready", "/metrics", "/v1/models", "/openapi.json", *BASES} <= set(paths)
-    for path, taken in openapi.bodies().items():
+    for path, taken in openapi.route_bodies().items():
         schema = document["components"]["schemas"][taken.body.__name__]
         assert set(schema["properties"]) == taken.dialect.names, path
         assert schema["additionalProperties"] is False

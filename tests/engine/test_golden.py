@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine import probe
-from schemas.formation import Golden
+from models import golden_question
+from schemas.formation import GoldenAnswer
 from tests.engine.conftest import Engine
 
 pytestmark = pytest.mark.timeout(120)
 
 
 def ask(model: Path, *flags: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "nodeagent.engine.golden", "--model-dir", str(model), *flags]
+    command = [sys.executable, "-m", "engine.golden", "--model-dir", str(model), *flags]
     return subprocess.run(command, capture_output=True, check=False, timeout=100)
 
 
@@ -25,14 +25,14 @@ def test_one_process_answers_as_an_engine_does(
 ) -> None:
     done = ask(tiny, "--blas-cache", str(blas_cache))
     assert done.returncode == 0, done.stderr
-    answer = Golden.model_validate_json(done.stdout)
+    answer = GoldenAnswer.model_validate_json(done.stdout)
     assert answer.is_reference
-    assert len(answer.pieces) == probe.TOKENS
-    response = engine.post(probe.PATH, **probe.body("tiny")).json
-    other = probe.golden(response, is_reference=False)
+    assert len(answer.pieces) == golden_question.MAX_TOKENS
+    response = engine.post(golden_question.PATH, **golden_question.request_body("tiny")).json
+    other = golden_question.read_answer(response, is_reference=False)
     assert other.pieces == answer.pieces
     assert other.logprobs == pytest.approx(answer.logprobs, abs=1e-4)
-    assert probe.insanity(other) == ""
+    assert golden_question.sanity_error(other) == ""
 
 
 @pytest.mark.mlx
@@ -54,7 +54,9 @@ def test_a_broken_model_has_no_answer(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_sound_model_answers(logprobs: tuple[float, ...], complaint: str) -> None:
-    found = probe.insanity(Golden(pieces=("a",) * len(logprobs), logprobs=logprobs))
+    found = golden_question.sanity_error(
+        GoldenAnswer(pieces=("a",) * len(logprobs), logprobs=logprobs)
+    )
     assert complaint in found
     assert bool(complaint) == bool(found)
 
@@ -64,4 +66,4 @@ def test_what_no_sound_model_answers(logprobs: tuple[float, ...], complaint: str
 )
 def test_what_is_no_answer(response: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="golden question is none"):
-        probe.golden(response, is_reference=False)
+        golden_question.read_answer(response, is_reference=False)

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 LOOK = """
 import sys
 from pathlib import Path
-from nodeagent.engine.model import imports
+from engine.model import imports
 if len(sys.argv) > 1:
     imports.quicken(Path(sys.argv[1]))
 import transformers

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import modeldir
-from nodeagent.engine.errors import PromptRefusedError, StoppedError
-from nodeagent.engine.state import Gauges
+from engine.errors import PromptRefusedError, StoppedError
+from engine.gauges import Gauges
+from models import model_files
 from tests.engine.batch.batches import PROMPTS, drain, job, load, module, new_batch
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 def test_progress_is_seen_while_loading(tiny: Path) -> None:
     gauges = Gauges()
     load(tiny, gauges)
-    assert gauges.loaded_bytes == gauges.total_bytes == modeldir.inspect(tiny).weight_bytes
+    assert gauges.loaded_bytes == gauges.total_bytes == model_files.inspect_model(tiny).weight_bytes
     assert gauges.active_bytes > 0
 
 
 def test_loading_stops_when_told(tiny: Path) -> None:
-    loading = module("nodeagent.engine.model.loading")
-    facts = modeldir.inspect(tiny)
+    loading = module("engine.model.loader")
+    facts = model_files.inspect_model(tiny)
     with pytest.raises(StoppedError):
         loading.load(tiny, facts, Gauges(), is_stopping=lambda: True)
 

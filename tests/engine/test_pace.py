@@ -2,8 +2,8 @@
 
 import pytest
 
-from nodeagent.engine.state import Gauges
-from nodeagent.engine.watch.pace import Ends, Speed, retry_after_s
+from engine.gauges import Gauges
+from engine.metrics import CompletionRate, Throughput, retry_after_s
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_retry_after(queued: int, ended: int, within_s: float, wanted: int) -> N
 
 
 def test_the_pace_is_that_of_the_last_minute_of_work() -> None:
-    ends = Ends()
+    ends = CompletionRate()
     ends.begin(1000.0)
     for second in range(1, 11):
         ends.add(1000.0 + second)
@@ -33,7 +33,7 @@ def test_the_pace_is_that_of_the_last_minute_of_work() -> None:
 
 
 def test_more_ends_than_are_kept() -> None:
-    ends = Ends()
+    ends = CompletionRate()
     ends.begin(0.0)
     for millisecond in range(5000):
         ends.add(millisecond / 1000)
@@ -42,7 +42,7 @@ def test_more_ends_than_are_kept() -> None:
 
 def test_speed_is_of_the_time_at_work() -> None:
     gauges = Gauges()
-    speed = Speed(gauges)
+    speed = Throughput(gauges)
     assert (speed.prefill(), speed.decode()) == (0.0, 0.0)
     speed.look(0.0)
     for second in range(1, 200):

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine.cache.options import KvOptions
+from engine.cache.interface import KvOptions
 from tests.engine.mlx_models import BASE, GEMMA, MAMBA, Late, build
 from tests.support import tiny_model
 
 pytestmark = pytest.mark.mlx
 mx: Any = Late("mlx.core")
 theirs: Any = Late("mlx_lm.models.cache")
-making: Any = Late("nodeagent.engine.cache.making")
-quantized: Any = Late("nodeagent.engine.cache.quantized")
-stepped: Any = Late("nodeagent.engine.cache.stepped")
+making: Any = Late("engine.cache.layer_caches")
+quantized: Any = Late("engine.cache.quantized_kv")
+stepped: Any = Late("engine.cache.stepped_kv")
 
 PROMPTS = [list(range(5, 5 + 40)), [7, 8, 9], list(range(100, 117)), [300]]
 

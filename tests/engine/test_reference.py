@@ -8,15 +8,17 @@ import openai.types
 import openai.types.chat
 import pytest
 
-from nodeagent.engine.openai import parameters
-from nodeagent.engine.openai.parameters import Dialect
+from engine.openai import parameters
+from engine.openai.parameters import EndpointParameters
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "openai.md"
 CHAT = openai.types.chat.completion_create_params
 COMPLETION = openai.types.completion_create_params
 ENDPOINTS = [
-    pytest.param("## Chat", parameters.chat(), CHAT, id="chat"),
-    pytest.param("## Completions", parameters.completion(), COMPLETION, id="completions"),
+    pytest.param("## Chat", parameters.chat_parameters(), CHAT, id="chat"),
+    pytest.param(
+        "## Completions", parameters.completion_parameters(), COMPLETION, id="completions"
+    ),
 ]
 
 
@@ -29,7 +31,7 @@ def rows(heading: str) -> dict[str, str]:
     return dict(found)
 
 
-def verdict(name: str, dialect: Dialect) -> str:
+def verdict(name: str, dialect: EndpointParameters) -> str:
     """Return what the code does with a parameter, in the page's words."""
     if name in dialect.honoured:
         return "honoured"
@@ -39,7 +41,9 @@ def verdict(name: str, dialect: Dialect) -> str:
 
 
 @pytest.mark.parametrize(("heading", "dialect", "_params"), ENDPOINTS)
-def test_the_page_says_what_the_code_does(heading: str, dialect: Dialect, _params: object) -> None:
+def test_the_page_says_what_the_code_does(
+    heading: str, dialect: EndpointParameters, _params: object
+) -> None:
     assert {name: said.split()[0] for name, said in rows(heading).items()} == {
         name: verdict(name, dialect) for name in dialect.names
     }
@@ -47,7 +51,7 @@ def test_the_page_says_what_the_code_does(heading: str, dialect: Dialect, _param
 
 @pytest.mark.parametrize(("heading", "_dialect", "params"), ENDPOINTS)
 def test_every_parameter_of_openais_client_is_on_the_page(
-    heading: str, _dialect: Dialect, params: typing.Any
+    heading: str, _dialect: EndpointParameters, params: typing.Any
 ) -> None:
     known = {
         name

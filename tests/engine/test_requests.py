@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine.errors import Refusal, RefusedError
-from nodeagent.engine.jobs import Sampling
-from nodeagent.engine.openai import bodies, limits
-from nodeagent.engine.openai.bodies import Conversation, Request, Texts
+from engine.errors import Refusal, RefusedError
+from engine.jobs import SamplingParams
+from engine.openai import limits, request_body
+from engine.openai.request_body import Conversation, GenerationRequest, TextPrompts
 
 TURNS = [{"role": "user", "content": "hi"}]
 
 
-def chat(**fields: Any) -> Request:
-    return bodies.parse_chat(json.dumps({"model": "m", "messages": TURNS} | fields).encode())
+def chat(**fields: Any) -> GenerationRequest:
+    return request_body.parse_chat(json.dumps({"model": "m", "messages": TURNS} | fields).encode())
 
 
-def complete(**fields: Any) -> Request:
-    return bodies.parse_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode())
+def complete(**fields: Any) -> GenerationRequest:
+    return request_body.parse_completion(
+        json.dumps({"model": "m", "prompt": "hi"} | fields).encode()
+    )
 
 
 def refused(call: Any, *arguments: Any, **fields: Any) -> Refusal:
@@ -65,17 +67,17 @@ def test_every_way_to_sample_reaches_the_job() -> None:
         "xtc_probability": 0.5,
         "xtc_threshold": 0.2,
     }
-    wanted = Sampling(**given, logit_bias=((7, 100.0), (9, -3.5)))  # type: ignore[arg-type]
+    wanted = SamplingParams(**given, logit_bias=((7, 100.0), (9, -3.5)))  # type: ignore[arg-type]
     bias = {"9": -3.5, "7": 100}
     assert chat(**given, logit_bias=bias).sampling == wanted
     assert complete(**given, logit_bias=bias).sampling == wanted
-    assert chat().sampling == Sampling(temperature=1.0)
+    assert chat().sampling == SamplingParams(temperature=1.0)
     assert (chat(seed=5).seed, chat().seed) == (5, None)
 
 
 def test_the_smallest_share_is_the_likeliest_alone() -> None:
-    assert chat(top_p=0, top_k=7).sampling == Sampling(temperature=1.0, top_k=1)
-    assert chat(temperature=1e-9).sampling == Sampling(temperature=0.0)
+    assert chat(top_p=0, top_k=7).sampling == SamplingParams(temperature=1.0, top_k=1)
+    assert chat(temperature=1e-9).sampling == SamplingParams(temperature=0.0)
 
 
 def test_likelihoods_are_asked_for_in_two_ways() -> None:
@@ -282,7 +284,7 @@ def test_messages_become_what_templates_take() -> None:
 )
 def test_prompts_come_in_four_shapes(prompt: Any, contents: Any) -> None:
     request = complete(prompt=prompt, n=2)
-    assert request.prompt == Texts(contents=contents)
+    assert request.prompt == TextPrompts(contents=contents)
     assert request.size == 2 * len(contents)
 
 
@@ -293,7 +295,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff{", b"[1]", b'"x"', b"[" * 5000, b'{"a":NaN}'])
 def test_a_body_that_is_no_json_object_is_refused(raw: bytes) -> None:
-    assert refused(bodies.parse_chat, raw).status == 400
+    assert refused(request_body.parse_chat, raw).status == 400
 
 
 def test_both_limits_at_once_are_refused() -> None:
@@ -314,8 +316,8 @@ def test_tokens_must_exist(tokens: list[int]) -> None:
         pytest.param(chat(max_completion_tokens=10), 90, 10, id="an exact fit"),
     ],
 )
-def test_budget(request_: Request, prompt_tokens: int, budget: int) -> None:
-    assert limits.budget(request_, prompt_tokens, 100) == budget
+def test_budget(request_: GenerationRequest, prompt_tokens: int, budget: int) -> None:
+    assert limits.resolve_max_tokens(request_, prompt_tokens, 100) == budget
 
 
 @pytest.mark.parametrize(
@@ -326,7 +328,7 @@ def test_budget(request_: Request, prompt_tokens: int, budget: int) -> None:
         (complete(max_tokens=1), 100, ("100 tokens", "your prompt resulted in 100")),
     ],
 )
-def test_no_room(request_: Request, prompt_tokens: int, numbers: tuple[str, str]) -> None:
-    refusal = refused(limits.budget, request_, prompt_tokens, 100)
+def test_no_room(request_: GenerationRequest, prompt_tokens: int, numbers: tuple[str, str]) -> None:
+    refusal = refused(limits.resolve_max_tokens, request_, prompt_tokens, 100)
     assert refusal.code == "context_length_exceeded"
     assert all(number in refusal.message for number in numbers)

@@ -8,13 +8,13 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from nodeagent.engine.errors import Refusal, RefusedError
-from nodeagent.engine.openai import bodies, responses
-from nodeagent.engine.openai.bodies import Conversation
-from nodeagent.engine.openai.envelope import Usage
-from nodeagent.engine.openai.responses import ResponseRequest
-from nodeagent.engine.openai.unfolding import Unfolding
-from nodeagent.engine.text.deltas import Delta, ToolCall
+from engine.errors import Refusal, RefusedError
+from engine.openai import request_body, responses
+from engine.openai.request_body import Conversation
+from engine.openai.response_body import Usage
+from engine.openai.response_events import ResponseEventBuilder
+from engine.openai.responses import ResponsesRequest
+from engine.text.output_parser import Delta, ToolCallDelta
 from tests.engine.conftest import Engine, eventually
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -31,7 +31,7 @@ WEATHER: dict[str, Any] = {
 }
 
 
-def parse(**fields: Any) -> ResponseRequest:
+def parse(**fields: Any) -> ResponsesRequest:
     return responses.parse(json.dumps({"model": "m", "input": "hi"} | fields).encode())
 
 
@@ -41,7 +41,7 @@ def refused(**fields: Any) -> Refusal:
     return caught.value.refusal
 
 
-def messages(request: ResponseRequest) -> list[Any]:
+def messages(request: ResponsesRequest) -> list[Any]:
     assert isinstance(request.chat.prompt, Conversation)
     return list(request.chat.prompt.messages)
 
@@ -52,7 +52,7 @@ def test_it_is_the_chat_request_it_stands_for() -> None:
     )
     turns = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
     chat = {"model": "m", "messages": turns, "max_completion_tokens": 7, "temperature": 0.5}
-    assert given.chat == bodies.parse_chat(
+    assert given.chat == request_body.parse_chat(
         json.dumps(chat | {"top_p": 0.9, "stream": True}).encode()
     )
 
@@ -174,8 +174,8 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
     assert messages(parse(**fields)) == messages(parse())
 
 
-def unfolding() -> Unfolding:
-    return Unfolding(id="resp_1", created=1, echo=parse(tools=[WEATHER]).echo)
+def event_builder() -> ResponseEventBuilder:
+    return ResponseEventBuilder(id="resp_1", created=1, echo=parse(tools=[WEATHER]).echo)
 
 
 def events(out: bytes) -> list[Any]:
@@ -194,14 +194,19 @@ TURN = [
     Delta(reasoning="me", content="I "),
     Delta(),
     Delta(content="look"),
-    Delta(tool_calls=(ToolCall(index=0, id="c1", name="weather", arguments='{"ci'),)),
-    Delta(tool_calls=(ToolCall(index=0, arguments="ty"), ToolCall(index=0, arguments='":"x"}'))),
-    Delta(tool_calls=(ToolCall(index=1, id="c2", name="weather", arguments="{}"),)),
+    Delta(tool_calls=(ToolCallDelta(index=0, id="c1", name="weather", arguments='{"ci'),)),
+    Delta(
+        tool_calls=(
+            ToolCallDelta(index=0, arguments="ty"),
+            ToolCallDelta(index=0, arguments='":"x"}'),
+        )
+    ),
+    Delta(tool_calls=(ToolCallDelta(index=1, id="c2", name="weather", arguments="{}"),)),
 ]
 
 
 def test_a_turn_of_all_kinds_unfolds() -> None:
-    one = unfolding()
+    one = event_builder()
     found = events(
         one.begin()
         + b"".join(one.take(delta) for delta in TURN)
@@ -233,7 +238,7 @@ def test_a_turn_of_all_kinds_unfolds() -> None:
     assert len({item.id for item in answer.output}) == 4
     assert answer.usage.output_tokens_details.reasoning_tokens == 2
     assert answer.usage.input_tokens_details.cached_tokens == 4
-    whole = unfolding()
+    whole = event_builder()
     for delta in TURN:
         whole.take(delta)
     assert whole.body("tool_calls", USAGE, now=9) == json.loads(one_body(found[-1]))
@@ -244,19 +249,19 @@ def one_body(event: BaseModel) -> str:
 
 
 def test_an_answer_that_was_cut_or_broke_off() -> None:
-    cut = unfolding()
+    cut = event_builder()
     found = events(cut.begin() + cut.take(Delta(content="x")) + cut.end("length", USAGE, now=9))
     assert found[-1].type == "response.incomplete"
     assert found[-1].response.incomplete_details.reason == "max_output_tokens"
     assert found[-1].response.output[0].status == "incomplete"
-    broken = unfolding()
+    broken = event_builder()
     refusal = Refusal(status=503, message="shutting down")
     found = events(broken.begin() + broken.take(Delta(content="x")) + broken.fail(refusal))
     assert (found[-1].type, found[-1].response.error.message) == (
         "response.failed",
         "shutting down",
     )
-    silent = unfolding()
+    silent = event_builder()
     found = events(silent.begin() + silent.end("stop", USAGE, now=9))
     assert (found[-1].response.status, found[-1].response.output_text) == ("completed", "")
 

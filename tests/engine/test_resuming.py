@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.engine.errors import RefusedError
-from nodeagent.engine.jobs import Job, Made, Sampling
-from nodeagent.engine.openai import resuming
-from nodeagent.engine.openai.bodies import Resumed
-from nodeagent.engine.text.reading import Reading
-from nodeagent.engine.text.reasoning import Opening, Thinking, ThoughtReader
-from nodeagent.engine.text.stopping import StopMatcher
+from engine.errors import RefusedError
+from engine.jobs import Job, SamplingParams, TokenOutput
+from engine.openai import input_processor
+from engine.openai.request_body import ResumePoint
+from engine.text.output_parser import OutputParser
+from engine.text.reasoning import ReasoningParser, ThinkingMarkers, ThinkingState
+from engine.text.spans import StopMatcher
 from tests.engine.conftest import Engine
 from tests.gateway.marked import check
 
@@ -46,11 +46,11 @@ class Bytes:
         return found
 
 
-def reading(*stops: str) -> Reading:
-    return Reading(detokenizer=Bytes(), stops=StopMatcher(stops))
+def reading(*stops: str) -> OutputParser:
+    return OutputParser(detokenizer=Bytes(), stops=StopMatcher(stops))
 
 
-def run(one: Reading, tokens: list[int], limit: int) -> tuple[list[int], str]:
+def run(one: OutputParser, tokens: list[int], limit: int) -> tuple[list[int], str]:
     """Read tokens as a worker makes them; return those that were taken, and the text."""
     shown = ""
     for token in tokens:
@@ -58,12 +58,12 @@ def run(one: Reading, tokens: list[int], limit: int) -> tuple[list[int], str]:
             break
         last = len(one.tokens) + 1 == limit
         finish: Any = "stop" if token == END else "length" if last else None
-        shown += one.take(Made(job_id=1, token=token, finish=finish)).content
+        shown += one.take(TokenOutput(job_id=1, token=token, finish=finish)).content
     return one.tokens, shown
 
 
 def job(tokens: list[int], limit: int) -> Job:
-    sampling = Sampling(temperature=0)
+    sampling = SamplingParams(temperature=0)
     return Job(id=1, prompt=(1,), max_tokens=limit, sampling=sampling, emitted=tuple(tokens))
 
 
@@ -79,7 +79,7 @@ def test_a_text_cut_at_any_token_goes_on_the_same(text: str, stops: list[str], l
     for cut in range(len(taken) + 1):
         first, second = reading(*stops), reading(*stops)
         _, begun = run(first, tokens[:cut], limit)
-        resuming.replay(second, job(tokens[:cut], limit), ends=(END,))
+        input_processor.replay_tokens(second, job(tokens[:cut], limit), ends=(END,))
         assert second.is_over == first.is_over
         _, rest = run(second, tokens[cut:], limit)
         assert begun + rest == shown
@@ -88,20 +88,20 @@ def test_a_text_cut_at_any_token_goes_on_the_same(text: str, stops: list[str], l
 
 
 def test_reasoning_is_counted_in_both_processes() -> None:
-    thinking = Thinking(start="<t>", end="</t>")
+    thinking = ThinkingMarkers(start="<t>", end="</t>")
     tokens = list(b"<t>ab</t>c")
     for cut in range(len(tokens)):
-        thoughts = ThoughtReader(thinking, Opening.FREE)
-        one = Reading(detokenizer=Bytes(), stops=StopMatcher(()), thoughts=thoughts)
-        resuming.replay(one, job(tokens[:cut], 99), ends=(END,))
+        thoughts = ReasoningParser(thinking, ThinkingState.FREE)
+        one = OutputParser(detokenizer=Bytes(), stops=StopMatcher(()), thoughts=thoughts)
+        input_processor.replay_tokens(one, job(tokens[:cut], 99), ends=(END,))
         run(one, tokens[cut:], 99)
         assert one.reasoning_tokens == len(">ab</t>")
 
 
 def refusal(tokens: tuple[int, ...] = (), mark: str = "m") -> Any:
-    resumed = Resumed(tokens=tokens, seed=1, prompt=mark, id="x", created=1, cached_tokens=0)
+    resumed = ResumePoint(tokens=tokens, seed=1, prompt=mark, id="x", created=1, cached_tokens=0)
     with pytest.raises(RefusedError) as caught:
-        resuming.resume(job([], 3), resumed, "m", vocab_size=10)
+        input_processor.resume_job(job([], 3), resumed, "m", vocab_size=10)
     return caught.value.refusal
 
 
@@ -113,8 +113,13 @@ def test_what_does_not_belong_here_is_refused() -> None:
 
 
 def test_a_prompts_digest_tells_tokens_apart() -> None:
-    assert resuming.digest((1, 2)) == resuming.digest([1, 2])
-    assert len({resuming.digest(one) for one in ((), (1,), (2,), (1, 2), (2, 1), (258,))}) == 6
+    assert input_processor.prompt_digest((1, 2)) == input_processor.prompt_digest([1, 2])
+    assert (
+        len(
+            {input_processor.prompt_digest(one) for one in ((), (1,), (2,), (1, 2), (2, 1), (258,))}
+        )
+        == 6
+    )
 
 
 # Against an engine.

@@ -5,13 +5,19 @@ from pathlib import Path
 import orjson
 import pytest
 
-from nodeagent.engine.jobs import Likelihood, Sampling
-from nodeagent.engine.openai import fingerprint, logprobs, performance
-from nodeagent.engine.openai.bodies import Conversation, Request, Texts
-from nodeagent.engine.openai.envelope import Envelope, Totals, Usage, Whole
-from nodeagent.engine.openai.logprobs import Offset
-from nodeagent.engine.openai.performance import Story
-from nodeagent.engine.text.deltas import Delta, Scored, ToolCall
+from engine.jobs import SamplingParams, TokenLogprobs
+from engine.openai import response_body
+from engine.openai.request_body import Conversation, GenerationRequest, TextPrompts
+from engine.openai.response_body import (
+    CompleteChoice,
+    RequestTiming,
+    ResponseFormatter,
+    ResponseTotals,
+    TextOffset,
+    Usage,
+)
+from engine.text.output_parser import Delta, ScoredToken, ToolCallDelta
+from models import fingerprint
 
 WORLD = "世".encode()
 PIECES = {1: b"a", 2: WORLD[:1], 3: WORLD[1:], 4: b" bc"}
@@ -21,24 +27,24 @@ def spell(token: int) -> bytes:
     return PIECES[token]
 
 
-def scored(*tokens: int, logprob: float = -0.5) -> tuple[Scored, ...]:
-    likelihood = Likelihood(logprob=logprob, top=((1, -0.25), (2, float("-inf"))))
-    return tuple(Scored(token=token, likelihood=likelihood) for token in tokens)
+def scored(*tokens: int, logprob: float = -0.5) -> tuple[ScoredToken, ...]:
+    likelihood = TokenLogprobs(logprob=logprob, top=((1, -0.25), (2, float("-inf"))))
+    return tuple(ScoredToken(token=token, likelihood=likelihood) for token in tokens)
 
 
 def test_half_a_character_is_told_by_its_bytes() -> None:
-    found = logprobs.chat(scored(2, 3), spell)
+    found = response_body.chat_logprobs(scored(2, 3), spell)
     assert [one["bytes"] for one in found["content"]] == [[0xE4], [0xB8, 0x96]]
     assert [one["token"] for one in found["content"]] == ["\ufffd", "\ufffd\ufffd"]
     assert found["content"][0]["top_logprobs"][1]["logprob"] == -9999.0
 
 
 def test_offsets_count_characters_and_halves_begin_where_the_whole_does() -> None:
-    offset = Offset()
-    first = logprobs.completion(scored(1, 2, 3), spell, offset)
-    rest = logprobs.completion(scored(4, 1), spell, offset)
+    offset = TextOffset()
+    first = response_body.completion_logprobs(scored(1, 2, 3), spell, offset)
+    rest = response_body.completion_logprobs(scored(4, 1), spell, offset)
     assert first["text_offset"] + rest["text_offset"] == [0, 1, 1, 2, 5]
-    stray = Offset()
+    stray = TextOffset()
     pieces = (b"a", WORLD[:1], b"b", WORLD[1:2], b"c", WORLD)
     text = b"".join(pieces).decode(errors="replace")
     assert [text[stray.take(piece)] for piece in pieces] == [
@@ -52,35 +58,37 @@ def test_offsets_count_characters_and_halves_begin_where_the_whole_does() -> Non
     assert first["top_logprobs"][0] == {"a": -0.25, "\ufffd": -9999.0}
 
 
-def envelope(*, is_chat: bool = True, top_logprobs: int | None = None) -> Envelope:
-    request = Request(
+def envelope(*, is_chat: bool = True, top_logprobs: int | None = None) -> ResponseFormatter:
+    request = GenerationRequest(
         model="m",
-        prompt=Conversation(messages=()) if is_chat else Texts(contents=("x",)),
+        prompt=Conversation(messages=()) if is_chat else TextPrompts(contents=("x",)),
         max_tokens=None,
-        sampling=Sampling(temperature=0),
+        sampling=SamplingParams(temperature=0),
         seed=None,
         stops=(),
         is_streamed=True,
         has_usage=False,
         top_logprobs=top_logprobs,
     )
-    return Envelope(
-        id="i", created=1, request=request, fingerprint="fp", spell=spell, offsets=(Offset(),)
+    return ResponseFormatter(
+        id="i", created=1, request=request, fingerprint="fp", spell=spell, offsets=(TextOffset(),)
     )
 
 
-TOTALS = Totals(usage=Usage(prompt_tokens=2, completion_tokens=3, cached_tokens=1))
+TOTALS = ResponseTotals(usage=Usage(prompt_tokens=2, completion_tokens=3, cached_tokens=1))
 CALLS = (
-    ToolCall(index=0, id="a", name="f", arguments='{"x"'),
-    ToolCall(index=1, id="b", name="g"),
-    ToolCall(index=0, arguments=":1}"),
-    ToolCall(index=1, arguments="{}"),
+    ToolCallDelta(index=0, id="a", name="f", arguments='{"x"'),
+    ToolCallDelta(index=1, id="b", name="g"),
+    ToolCallDelta(index=0, arguments=":1}"),
+    ToolCallDelta(index=1, arguments="{}"),
 )
 
 
 def test_a_message_of_calls_alone_has_no_content() -> None:
     delta = Delta(tool_calls=CALLS, reasoning="hm")
-    body = orjson.loads(envelope().whole([Whole(delta=delta, finish="tool_calls")], TOTALS))
+    body = orjson.loads(
+        envelope().whole([CompleteChoice(delta=delta, finish="tool_calls")], TOTALS)
+    )
     assert body["choices"] == [
         {
             "index": 0,
@@ -121,7 +129,7 @@ def test_streamed_calls_carry_their_name_once() -> None:
 
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_an_empty_answer_has_its_shape_nevertheless(*, is_chat: bool) -> None:
-    whole = Whole(delta=Delta(), finish="stop")
+    whole = CompleteChoice(delta=Delta(), finish="stop")
     (choice,) = orjson.loads(envelope(is_chat=is_chat, top_logprobs=1).whole([whole], TOTALS))[
         "choices"
     ]
@@ -137,7 +145,7 @@ def test_an_empty_answer_has_its_shape_nevertheless(*, is_chat: bool) -> None:
 
 
 def test_figures_of_a_story() -> None:
-    story = Story(
+    story = RequestTiming(
         arrived_s=10.0,
         started_s=11.0,
         first_s=13.0,
@@ -147,7 +155,7 @@ def test_figures_of_a_story() -> None:
         made_tokens=22,
         choices=2,
     )
-    assert performance.figures(story) == {
+    assert response_body.performance_body(story) == {
         "queue_s": 1.0,
         "prefill_s": 2.0,
         "ttft_s": 3.0,
@@ -160,9 +168,9 @@ def test_figures_of_a_story() -> None:
 def test_a_fingerprint_changes_with_what_changes_answers(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\0" * 9000)
-    plain = fingerprint.of(tmp_path, (None, 4))
-    assert fingerprint.of(tmp_path, (None, 4)) == plain
-    assert fingerprint.of(tmp_path, (None, 8)) != plain
+    plain = fingerprint.compute(tmp_path, (None, 4))
+    assert fingerprint.compute(tmp_path, (None, 4)) == plain
+    assert fingerprint.compute(tmp_path, (None, 8)) != plain
     weights.write_bytes(b"\0" * 8999 + b"\1")
-    assert fingerprint.of(tmp_path, (None, 4)) != plain
-    assert fingerprint.of(tmp_path / "gone", ()).startswith("fp_")
+    assert fingerprint.compute(tmp_path, (None, 4)) != plain
+    assert fingerprint.compute(tmp_path / "gone", ()).startswith("fp_")

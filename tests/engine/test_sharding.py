@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent import modeldir
-from nodeagent.engine.state import Gauges
+from engine.gauges import Gauges
+from models import model_files
 from tests.engine.batch.batches import PROMPTS, drain, job, load, module, new_batch
 from tests.engine.mlx_models import BASE, build
 
@@ -29,17 +29,15 @@ class Group:
 
 
 def split(model: Any, group: Any, parallelism: str, *layers: int) -> Any:
-    sharding = module("nodeagent.engine.model.sharding")
+    sharding = module("engine.model.mlx_group")
     how = sharding.Split(group=group, parallelism=parallelism, layers=layers)
     sharding.split(model, how)
     return model
 
 
 def test_a_group_of_one_has_all_of_the_model(tiny: Path) -> None:
-    loading, sharding = (
-        module(f"nodeagent.engine.model.{name}") for name in ("loading", "sharding")
-    )
-    gauges, facts = Gauges(), modeldir.inspect(tiny)
+    loading, sharding = (module(f"engine.model.{name}") for name in ("loading", "sharding"))
+    gauges, facts = Gauges(), model_files.inspect_model(tiny)
     how = sharding.Split(group=module("mlx.core").distributed.init())
     whole = loading.load(tiny, facts, gauges, is_stopping=lambda: False, split=how)
     assert gauges.loaded_bytes == facts.weight_bytes

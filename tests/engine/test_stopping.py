@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.engine.text.stopping import StopMatcher
+from engine.text.spans import StopMatcher
 
 TEXTS = st.text(alphabet="abc", max_size=20)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4)

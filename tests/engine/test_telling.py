@@ -4,14 +4,14 @@ import random
 
 import pytest
 
+from engine.api.generation_stream import Deadline, GenerationStream
+from engine.errors import RefusedError
+from engine.jobs import Job, SamplingParams, TokenLogprobs, TokenOutput
+from engine.openai.input_processor import GenerationChoice
+from engine.service import Service
+from engine.text.output_parser import OutputParser
+from engine.text.spans import StopMatcher
 from machinery.clock import SystemClock
-from nodeagent.engine.api.telling import Deadline, Telling
-from nodeagent.engine.errors import RefusedError
-from nodeagent.engine.jobs import Job, Likelihood, Made, Sampling
-from nodeagent.engine.openai.prompts import Choice
-from nodeagent.engine.service import Service
-from nodeagent.engine.text.reading import Reading
-from nodeagent.engine.text.stopping import StopMatcher
 from tests.engine.batch.batches import CONFIG
 from tests.engine.test_resuming import Bytes
 
@@ -21,26 +21,28 @@ def service() -> Service:
     return Service(CONFIG, clock=SystemClock(), entropy=random.Random(0))
 
 
-def telling(*stops: str, deadline: Deadline | None = None) -> Telling:
+def telling(*stops: str, deadline: Deadline | None = None) -> GenerationStream:
     """Return that of a request with two prompts, the second with two choices."""
     one = service()
     jobs = [
-        Job(id=at, prompt=(1,) * length, max_tokens=9, sampling=Sampling(temperature=0))
+        Job(id=at, prompt=(1,) * length, max_tokens=9, sampling=SamplingParams(temperature=0))
         for at, length in ((7, 3), (8, 5), (9, 5))
     ]
     choices = [
-        Choice(job=job, prompt=at, reading=Reading(detokenizer=Bytes(), stops=StopMatcher(stops)))
+        GenerationChoice(
+            job=job, prompt=at, reading=OutputParser(detokenizer=Bytes(), stops=StopMatcher(stops))
+        )
         for job, at in zip(jobs, (0, 1, 1), strict=True)
     ]
-    return Telling(one, tuple(choices), one.admission.enter(jobs), deadline)
+    return GenerationStream(one, tuple(choices), one.admission.enter(jobs), deadline)
 
 
-def made(job_id: int, text: str, cached: int = 0) -> Made:
-    return Made(
+def made(job_id: int, text: str, cached: int = 0) -> TokenOutput:
+    return TokenOutput(
         job_id=job_id,
         token=ord(text),
         cached=cached,
-        likelihood=Likelihood(logprob=-1.0, top=()),
+        likelihood=TokenLogprobs(logprob=-1.0, top=()),
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from store import keys
-from store.auth import credentials
 from store.errors import PermissionDeniedError
+from store.etcd import users
 from store.etcd.connect import connect
 from store.port import Put
 from tests.store.tcp_etcd import TcpEtcd
@@ -51,7 +51,7 @@ async def guarded_fleet(root: Path, models_dir: Path) -> AsyncIterator[Fleet]:
         nodes = ("--node", "node-1", "--node", "node-2")
         ran = await fleetctl("init-auth", *words, *nodes)
         assert ran.code == 0, ran.err
-        admin = credentials.read(fleet.passwords / "admin.env")
+        admin = users.read_credentials(fleet.passwords / "admin.env")
         etcd.address = replace(
             etcd.address, username=admin.user, password=admin.password, prefix="/lab"
         )
@@ -101,7 +101,7 @@ async def the_store_is_shown(fleet: Fleet) -> None:
 
 async def a_stolen_password_is_of_little_use(fleet: Fleet) -> None:
     assert fleet.passwords is not None
-    thief = credentials.read(fleet.passwords / "node-node-1.env")
+    thief = users.read_credentials(fleet.passwords / "node-node-1.env")
     address = replace(fleet.etcd.address, username=thief.user, password=thief.password)
     for way in ("grpc", "http"):
         transport = connect(replace(address, transport="http" if way == "http" else "grpc"))

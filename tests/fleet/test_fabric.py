@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nodeagent.fabric.orders import MODULE
+from nodeagent.fabric.rank_process import FABRIC_MODULE
 from store import keys
 from store.etcd.connect import connect
 from tests.support.fleet import Fleet, fleetctl
@@ -54,7 +54,7 @@ def ranks(fleet: Fleet) -> list[psutil.Process]:
             is_alive = process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        if is_alive and MODULE in argv and any(str(fleet.root) in word for word in argv):
+        if is_alive and FABRIC_MODULE in argv and any(str(fleet.root) in word for word in argv):
             found.append((argv[argv.index("--rank") + 1], process))
     return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 

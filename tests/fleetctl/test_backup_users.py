@@ -6,7 +6,7 @@ import pytest
 
 from store import keys
 from store.etcd.connect import connect
-from store.namespace import below
+from store.namespace import with_prefix
 from store.port import Put
 from tests.store.guarded import guarded_etcd
 from tests.support.fleet import fleetctl
@@ -38,7 +38,7 @@ async def test_the_admin_backs_up_and_root_restores(tmp_path: Path) -> None:
         assert not (tmp_path / "s").exists()
         done = await fleetctl("restore", file, *flags("root", "/moved"))
         assert done.code == 0, done.err
-        found = await below(root, "/moved").get(key)
+        found = await with_prefix(root, "/moved").get(key)
         assert found is not None
         assert found.value == b"{}"
         theirs = await root.get(key)

@@ -8,7 +8,7 @@ import pytest
 from store.errors import NoSpaceError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.grpc import methods
+from store.etcd.grpc import wire
 from store.etcd.grpc.channel import GrpcChannel
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.member.sockets import client_socket
@@ -72,5 +72,5 @@ async def announce_peer(address: EtcdAddress) -> None:
     """Have a second member announced, as somebody might by hand."""
     channel = GrpcChannel(address)
     request = pb.MemberAddRequest(peer_urls=["http://127.0.0.1:1"], is_learner=True)
-    await channel.call(methods.MEMBER_ADD, request, limit_s=10)
+    await channel.call(wire.MEMBER_ADD, request, limit_s=10)
     await channel.close()

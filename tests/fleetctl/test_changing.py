@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.errors import FleetctlError
-from fleetctl.patch.verb import Patch
-from manifests import nodes, yamlio
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.verbs.patch import PatchRequest
+from manifests.yaml import nodes, parser
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from store import codec, keys, objects
 from store.port import Put, Transport
@@ -116,9 +116,9 @@ def test_what_no_patch_may_do(patch: str, said: str) -> None:
     [item] = read(MANIFEST.replace("NAME", "still"))
     metadata = item.obj.metadata.model_copy(update={"uid": "u", "resource_version": "7"})
     now = item.obj.model_copy(update={"metadata": metadata})
-    [root] = yamlio.parse(patch, "--patch").documents
+    [root] = parser.parse(patch, "--patch").documents
     with pytest.raises(FleetctlError) as caught:
-        Patch(nodes.plain(root), "merge").edit(now)
+        PatchRequest(nodes.plain_value(root), "merge").edit(now)
     assert said in caught.value.message
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.gateway.access.test_keys import give
@@ -135,7 +135,7 @@ async def test_what_can_go_wrong_is_said() -> None:
 
 async def test_a_gateway_that_asks_for_keys(tmp_path: Path) -> None:
     world = World(MemoryTransport(SystemClock()))
-    limits = Limits(drain_timeout_s=0.0, asks_for_keys=True)
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
     async with (
         running(FakeEngine("qwen-0", echoes)) as engine,
         running_gateway(world.transport, limits) as gateway,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleetctl import connect
-from fleetctl.errors import FleetctlError
+from fleetctl.cli import connect
+from fleetctl.cli.errors import FleetctlError
 from schemas.deployment import ModelDeployment
 from store import codec
 from store.errors import ConflictError

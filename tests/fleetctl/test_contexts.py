@@ -8,15 +8,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fleetctl.config import contexts, editing
-from fleetctl.connect import (
+from fleetctl.cli import contexts
+from fleetctl.cli.connect import (
     Command,
     cluster_options,
     data_dir_option,
     gateway_options,
     store_options,
 )
-from fleetctl.errors import FleetctlError
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.verbs import config as verbs_config
 from tests.support.fleet import Done, Fleet, fleetctl
 
 LAB = """# our fleets
@@ -269,11 +270,17 @@ async def test_refusals_change_nothing(words: tuple[str, ...], refusal: str, con
 def test_changes_keep_comments_and_order(config: Path, tmp_path: Path) -> None:
     linked = tmp_path / "link.toml"
     linked.symlink_to(config)
-    editing.edit(
-        linked, lambda document: editing.put(document, "lab", {"gateway": "http://mac-9:4000"})
+    verbs_config.edit_file(
+        linked,
+        lambda document: verbs_config.put_settings(
+            document, "lab", {"gateway": "http://mac-9:4000"}
+        ),
     )
-    editing.edit(
-        linked, lambda document: editing.put(document, "home", {"etcd": ("http://mac-3:2379",)})
+    verbs_config.edit_file(
+        linked,
+        lambda document: verbs_config.put_settings(
+            document, "home", {"etcd": ("http://mac-3:2379",)}
+        ),
     )
     text = config.read_text()
     assert linked.is_symlink()
@@ -311,8 +318,8 @@ async def test_a_file_that_the_command_line_names_is_there(
 
 def test_names_are_told_as_they_were_written(tmp_path: Path) -> None:
     known = contexts.Configuration(path=tmp_path, current="", contexts={"a": {}})
-    assert contexts.missing(known, "x\\y").startswith("there is no context 'x\\y' in")
-    assert contexts.missing(known, "x\x1b[1m").startswith("there is no context 'x\\x1b[1m' in")
+    assert contexts.missing_text(known, "x\\y").startswith("there is no context 'x\\y' in")
+    assert contexts.missing_text(known, "x\x1b[1m").startswith("there is no context 'x\\x1b[1m' in")
 
 
 async def test_a_context_leads_to_its_store(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.create import generated
-from fleetctl.create.writing import create_all
-from fleetctl.errors import FleetctlError
-from fleetctl.replace import replaced
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects.writer import create_all
+from fleetctl.verbs import create_flags
+from fleetctl.verbs.replace import replacement
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
 from schemas.pools import NodePool
@@ -221,18 +221,18 @@ async def test_nothing_is_written_over_what_another_created_meanwhile() -> None:
 def test_replacing_keeps_what_verbs_wrote_below_fleet() -> None:
     [item] = read(pool("a"))
     marked = item.obj.metadata.model_copy(update={"annotations": {"fleet/x": "1", "note": "n"}})
-    after = replaced(
+    after = replacement(
         item.obj.model_copy(update={"metadata": marked}), item, "fleetctl", InstantClock()
     )
     assert after is not None
     assert after.metadata.annotations == {"fleet/x": "1"}
-    assert replaced(after, item, "fleetctl", InstantClock()) is None
+    assert replacement(after, item, "fleetctl", InstantClock()) is None
 
 
 def test_flags_are_named_by_the_field_they_wrote() -> None:
     flags = {"spec.model.path": "--model", "spec.autoscaling": "--max", "spec": "--spec"}
     found = [
-        generated.flag_of(path, flags)
+        create_flags.flag_of(path, flags)
         for path in ("spec.model.path", "spec.autoscaling.x", "spec.b[0]", "specs", "")
     ]
     assert found == ["--model", "--max", "--spec", "specs", ""]

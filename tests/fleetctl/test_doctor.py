@@ -5,12 +5,21 @@ from typing import Any
 
 import pytest
 
-from fleetctl.doctor.finding import Finding, count, summary, text, tree
-from fleetctl.doctor.judging import judge
-from fleetctl.doctor.seen import Answer, Disk, Seen, Store
-from fleetctl.skew import Running, Versions
+from fleetctl.doctor.checks import (
+    DiskSpace,
+    Finding,
+    FleetObservation,
+    ProbeResult,
+    StoreHealth,
+    count_level,
+    findings_tree,
+    format_findings,
+    run_checks,
+    summary_line,
+)
+from fleetctl.fleets.version_skew import ComponentVersion, FleetVersions
 from schemas.gitsource import GitSource
-from schemas.meta import Condition, Truth
+from schemas.meta import Condition, ConditionStatus
 from schemas.node import Node, NodeStatus
 from tests.support.fleet import Fleet, fleetctl
 
@@ -28,16 +37,16 @@ def node(name: str, *conditions: Condition, free: int = 500 * GIB) -> Node:
     return bare.model_copy(update={"status": status})
 
 
-def condition(type_: str, status: Truth, message: str) -> Condition:
+def condition(type_: str, status: ConditionStatus, message: str) -> Condition:
     return Condition(type=type_, status=status, reason="Because", message=message)
 
 
 WELL: dict[str, Any] = {
-    "store": Store(address="http://mac-1:2379", version="3.6.1", read_s=0.004),
-    "versions": Versions(
-        client=Running(part="fleetctl", version="0.1.0"),
-        etcd=Running(part="etcd", version="3.6.1"),
-        reconciler=Running(part="reconciler", name="mac-1/7", version="0.1.0"),
+    "store": StoreHealth(address="http://mac-1:2379", version="3.6.1", read_s=0.004),
+    "versions": FleetVersions(
+        client=ComponentVersion(part="fleetctl", version="0.1.0"),
+        etcd=ComponentVersion(part="etcd", version="3.6.1"),
+        reconciler=ComponentVersion(part="reconciler", name="mac-1/7", version="0.1.0"),
     ),
     "skew": (),
     "nodes": (node("mac-1"),),
@@ -45,18 +54,18 @@ WELL: dict[str, Any] = {
     "replicas": (),
     "objects": (),
     "verdicts": (),
-    "agents": (Answer(label="node/mac-1", url="http://mac-1:4001", offset_s=-0.4),),
-    "gateways": (Answer(label="gateway/a", url="http://mac-1:4000", offset_s=0.1),),
+    "agents": (ProbeResult(label="node/mac-1", url="http://mac-1:4001", offset_s=-0.4),),
+    "gateways": (ProbeResult(label="gateway/a", url="http://mac-1:4000", offset_s=0.1),),
     "engines": (),
 }
 
 
 def found(**different: Any) -> list[Finding]:
-    return judge(Seen(**{**WELL, **different}))
+    return run_checks(FleetObservation(**{**WELL, **different}))
 
 
 def test_a_fleet_that_is_well() -> None:
-    assert text(found()) == (
+    assert format_findings(found()) == (
         "OK    store     etcd 3.6.1 at http://mac-1:2379 answers in 4 ms\n"
         "OK    leader    reconciler mac-1/7 leads\n"
         "OK    versions  3 parts of the fleet get along\n"
@@ -75,22 +84,22 @@ def test_a_fleet_that_is_well() -> None:
     ("different", "line"),
     [
         pytest.param(
-            {"store": Store(address="unix:/x", version="3.6.1", read_s=0.9)},
+            {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.9)},
             "WARN store: etcd 3.6.1 at unix:/x took 900 ms to answer",
             id="slow-store",
         ),
         pytest.param(
-            {"store": Store(address="unix:/x", version="3.6.1", read_s=0.1, write_error="no space")},
+            {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, write_error="no space")},
             "FAIL store: it takes no writes: no space",
             id="full-store",
         ),
         pytest.param(
-            {"store": Store(address="unix:/x", version="3.6.1", read_s=0.1, is_restoring=True)},
+            {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, is_restoring=True)},
             "WARN store: `fleetctl restore` is at work, or was ended in the middle",
             id="restoring",
         ),
         pytest.param(
-            {"versions": Versions(client=WELL["versions"].client, etcd=WELL["versions"].etcd)},
+            {"versions": FleetVersions(client=WELL["versions"].client, etcd=WELL["versions"].etcd)},
             "FAIL leader: no reconciler leads: what runs goes on, and nothing is placed, replaced or scaled",
             id="nobody-leads",
         ),
@@ -104,12 +113,12 @@ def test_a_fleet_that_is_well() -> None:
         ),
         pytest.param({"nodes": ()}, "WARN nodes: there are no nodes, so no model can run", id="no-nodes"),
         pytest.param(
-            {"nodes": (node("mac-1", condition("MemoryPressure", Truth.TRUE, "2 GB are left")),)},
+            {"nodes": (node("mac-1", condition("MemoryPressure", ConditionStatus.TRUE, "2 GB are left")),)},
             "WARN nodes: node/mac-1: MemoryPressure=True: 2 GB are left",
             id="pressure",
         ),
         pytest.param(
-            {"nodes": (node("mac-1", condition("ApiServing", Truth.FALSE, "port 4001 is taken")),)},
+            {"nodes": (node("mac-1", condition("ApiServing", ConditionStatus.FALSE, "port 4001 is taken")),)},
             "WARN nodes: node/mac-1: ApiServing=False: port 4001 is taken",
             id="port-taken",
         ),
@@ -119,27 +128,27 @@ def test_a_fleet_that_is_well() -> None:
             id="little-disk",
         ),
         pytest.param(
-            {"disk": Disk(path="/data", size_bytes=100 * GIB, free_bytes=2**20)},
+            {"disk": DiskSpace(path="/data", size_bytes=100 * GIB, free_bytes=2**20)},
             "FAIL disk: /data: 1.0 MiB free of 100.0 GiB",
             id="no-disk",
         ),
         pytest.param(
-            {"agents": (Answer(label="node/mac-1", url="", error="no answer"),)},
+            {"agents": (ProbeResult(label="node/mac-1", url="", error="no answer"),)},
             "WARN agents: node/mac-1: no answer",
             id="agent-silent",
         ),
         pytest.param(
-            {"agents": (Answer(label="node/mac-1", url="x", holds_lease=False),)},
+            {"agents": (ProbeResult(label="node/mac-1", url="x", holds_lease=False),)},
             "WARN agents: node/mac-1 answers, but has lost its lease",
             id="agent-lost",
         ),
         pytest.param(
-            {"agents": (Answer(label="node/mac-1", url="x", offset_s=7.2),)},
+            {"agents": (ProbeResult(label="node/mac-1", url="x", offset_s=7.2),)},
             "WARN clocks: node/mac-1: its clock is 7 s ahead of this machine's",
             id="clock-ahead",
         ),
         pytest.param(
-            {"agents": (Answer(label="node/mac-1", url="x", offset_s=-90.0),)},
+            {"agents": (ProbeResult(label="node/mac-1", url="x", offset_s=-90.0),)},
             "FAIL clocks: node/mac-1: its clock is 90 s behind this machine's",
             id="clock-far-behind",
         ),
@@ -147,12 +156,12 @@ def test_a_fleet_that_is_well() -> None:
             {"gateways": ()}, "WARN gateways: no gateway is registered, so no client is served through one", id="no-gateway"
         ),
         pytest.param(
-            {"gateways": (Answer(label="gateway/a", url="x", error="refused"),)},
+            {"gateways": (ProbeResult(label="gateway/a", url="x", error="refused"),)},
             "FAIL gateways: gateway/a: refused",
             id="gateway-silent",
         ),
         pytest.param(
-            {"engines": (Answer(label="replica/q-0", url="x", error="nobody listens at x"),)},
+            {"engines": (ProbeResult(label="replica/q-0", url="x", error="nobody listens at x"),)},
             "WARN engines: replica/q-0: nobody listens at x",
             id="engine-silent",
         ),
@@ -180,10 +189,10 @@ def test_a_source_that_somebody_suspended_is_no_trouble() -> None:
 
 def test_findings_for_programs() -> None:
     several = found(gateways=())
-    assert tree(several)["ok"] is True
-    assert tree(found(ready=frozenset()))["ok"] is False
-    assert summary(several) == "8 OK, 1 WARN, 0 FAIL"
-    assert count(several, "WARN") == 1
+    assert findings_tree(several)["ok"] is True
+    assert findings_tree(found(ready=frozenset()))["ok"] is False
+    assert summary_line(several) == "8 OK, 1 WARN, 0 FAIL"
+    assert count_level(several, "WARN") == 1
 
 
 async def test_a_store_without_a_fleet(shared: Fleet) -> None:

@@ -9,39 +9,39 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetctl import documents, reader, selector
-from fleetctl.columns import cells
-from fleetctl.labels import MADE_OF_DEPLOYMENTS, labels_of
-from fleetctl.printers import COLUMNS, Look, Moment, rows
+from fleetctl.objects import reader, selectors
+from fleetctl.objects.selectors import DEPLOYMENT_OWNED_KINDS, tree_labels
+from fleetctl.output import columns
+from fleetctl.output.printers import COLUMNS, TableContext, TableOptions, rows
 from machinery.clock import SystemClock
-from manifests.tree import tree_of
+from manifests.trees import object_tree
 from schemas import kinds, quantity
 from schemas.kinds import KINDS, Kind
 from schemas.meta import API_VERSION, ApiObject
 from schemas.node import Node, NodeSpec, effective_labels
 from schemas.replica import Replica
-from store import codec, keys
+from store import codec, keys, object_trees
 from store.errors import NewerDocumentError, UndecodableError
-from store.listing import KeyValue
 from store.memory import MemoryTransport
 from store.port import Put
+from store.reads import KeyValue
 from tests.schemas.strategies import objects
 from tests.support.examples import few
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 slowly = settings(max_examples=few(6), suppress_health_check=[HealthCheck.too_slow])
-MOMENT = Moment(now=SystemClock().now())
+MOMENT = TableContext(now=SystemClock().now())
 
 
 def item(key: str, value: bytes, revision: int = 9) -> KeyValue:
     return KeyValue(key=key, value=value, create_revision=1, mod_revision=revision)
 
 
-def tree_from_store(obj: ApiObject) -> documents.Tree:
-    tree = documents.of_item(item("/k", codec.encode_spec(obj)), obj.kind)
+def tree_from_store(obj: ApiObject) -> object_trees.Tree:
+    tree = object_trees.of_item(item("/k", codec.encode_spec(obj)), obj.kind)
     status = getattr(obj, "status", None)
     there = None if status is None else item("/s", codec.encode(status))
-    return documents.with_status(tree, there, obj.kind)
+    return object_trees.with_status(tree, there, obj.kind)
 
 
 @every_kind
@@ -53,10 +53,10 @@ def test_a_tree_is_what_the_typed_object_prints_and_has_a_row(
     obj = data.draw(objects(kind.type))
     assert isinstance(obj, ApiObject)
     tree = tree_from_store(obj)
-    typed = tree_of(codec.with_version(obj, 9))
+    typed = object_tree(codec.with_version(obj, 9))
     assert tree == typed
     assert list(tree["metadata"]) == list(typed["metadata"])  # type: ignore[arg-type]  # it is a mapping
-    (row,) = rows([tree], MOMENT, Look(is_wide=True, has_labels=True))
+    (row,) = rows([tree], MOMENT, TableOptions(is_wide=True, has_labels=True))
     assert len(row) == len(COLUMNS[kind.name]) + 1
     assert "<invalid>" not in row
     assert "None" not in row
@@ -67,17 +67,17 @@ def test_a_tree_is_what_the_typed_object_prints_and_has_a_row(
 def test_nodes_have_the_labels_that_placement_sees(data: st.DataObject) -> None:
     node = data.draw(objects(Node))
     assert isinstance(node, Node)
-    assert labels_of(tree_from_store(node)) == effective_labels(node)
+    assert tree_labels(tree_from_store(node)) == effective_labels(node)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in MADE_OF_DEPLOYMENTS])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in DEPLOYMENT_OWNED_KINDS])
 @slowly
 @given(data=st.data())
 def test_what_is_of_a_deployment_says_so_in_its_labels(kind: Kind, data: st.DataObject) -> None:
     obj = data.draw(objects(kind.type))
     assert isinstance(obj, ApiObject)
-    labels = selector.labels(tree_from_store(obj))
-    assert labels == selector.labels(obj)
+    labels = selectors.selectable_labels(tree_from_store(obj))
+    assert labels == selectors.selectable_labels(obj)
     assert labels.keys() >= {"fleet/deployment", *obj.metadata.labels}
 
 
@@ -92,9 +92,9 @@ def test_a_replica_shows_the_memory_that_was_proven(data: st.DataObject) -> None
 
 
 def test_a_new_node_is_as_its_type_says() -> None:
-    assert documents.API_VERSION == API_VERSION
+    assert object_trees.API_VERSION == API_VERSION
     spec = json.loads(NodeSpec().model_dump_json(by_alias=True))
-    assert spec == documents.NEW_NODE
+    assert spec == object_trees.NEW_NODE
 
 
 async def stored(*pairs: tuple[str, bytes]) -> MemoryTransport:
@@ -121,13 +121,13 @@ async def test_what_is_no_document_says_where_it_is(value: bytes, reason: str) -
     key = keys.spec_key("NodePool", "a")
     store = await stored((key, value))
     with pytest.raises(UndecodableError, match=rf"^{key} \(NodePool\): {reason}.*delete the key"):
-        await documents.list_all(store, "NodePool")
+        await object_trees.list_all(store, "NodePool")
 
 
 async def test_a_newer_document_is_not_guessed_at() -> None:
     store = await stored((keys.spec_key("NodePool", "a"), b'{"storedVersion":7,"metadata":{}}'))
     with pytest.raises(NewerDocumentError, match="upgrade this process"):
-        await documents.get(store, "NodePool", "a")
+        await object_trees.get(store, "NodePool", "a")
 
 
 @pytest.mark.parametrize("spec", [{"replicas": []}, {"autoscaling": 3}, {"model": "x"}, {}])
@@ -137,7 +137,7 @@ async def test_a_newer_document_is_not_guessed_at() -> None:
 def test_a_document_of_another_shape_hides_no_other(spec: dict[str, Any], status: Any) -> None:
     tree = {"kind": "ModelDeployment", "metadata": {"name": "odd"}, "spec": spec}
     found = rows(
-        [tree if status is None else {**tree, "status": status}], MOMENT, Look(is_wide=True)
+        [tree if status is None else {**tree, "status": status}], MOMENT, TableOptions(is_wide=True)
     )
     assert found[0][0] == "odd"
 
@@ -153,27 +153,27 @@ async def test_events_come_by_time_to_the_fraction_of_a_second() -> None:
         event("a", "2026-01-01T02:00:00+02:00"),
         event("d", "at noon"),
     )
-    names = [documents.name_of(tree) for tree in await documents.list_all(store, "Event")]
+    names = [object_trees.name_of(tree) for tree in await object_trees.list_all(store, "Event")]
     assert names == ["d", "a", "b", "c"]
 
 
 async def test_keys_are_shown_without_their_hashes() -> None:
     value = b'{"name": "ci", "hash": "abc", "isAdmin": true, "created": "2000-01-01T00:00:00Z"}'
     store = await stored((f"{keys.API_KEY_PREFIX}ci", value))
-    (key,) = await documents.list_all(store, "ApiKey")
+    (key,) = await object_trees.list_all(store, "ApiKey")
     assert list(key) == ["apiVersion", "kind", "metadata", "spec"]
     assert key["spec"] == {"isAdmin": True}
     assert "abc" not in str(key)
 
 
-async def nodes(*pairs: tuple[str, bytes]) -> Sequence[documents.Tree]:
+async def nodes(*pairs: tuple[str, bytes]) -> Sequence[object_trees.Tree]:
     """Return the nodes, after seeing that typed ones are the same."""
     store = await stored(*pairs)
-    found = await documents.list_all(store, "Node")
+    found = await object_trees.list_all(store, "Node")
     kind = kinds.by_name("Node")
     assert kind is not None
     typed = await reader.read(store, kind, ())
-    assert [obj.name for obj in typed] == [documents.name_of(tree) for tree in found]
+    assert [obj.name for obj in typed] == [object_trees.name_of(tree) for tree in found]
     return found
 
 
@@ -200,17 +200,17 @@ async def test_a_lease_makes_a_node_ready_since_when_the_reconciler_says() -> No
         (keys.status_key("Node", "a"), json.dumps(STATUS).encode()),
         (keys.spec_key("Node", "c"), b'{"metadata": {"name": "c"}}'),
     )
-    assert [documents.name_of(node) for node in found] == ["a", "b", "c"]
+    assert [object_trees.name_of(node) for node in found] == ["a", "b", "c"]
     joined, led, silent = found
-    assert documents.is_true(led, "Ready")
-    assert documents.is_true(led, "Flapping")
-    condition = documents.condition(led, "Ready")
+    assert object_trees.is_true(led, "Ready")
+    assert object_trees.is_true(led, "Flapping")
+    condition = object_trees.condition(led, "Ready")
     assert condition is not None
     assert condition["lastTransitionTime"] == "2026-01-01T00:00:00Z"
     assert condition["observedGeneration"] == led["status"]["observedGeneration"] == 4
-    assert not documents.is_true(joined, "Ready")
+    assert not object_trees.is_true(joined, "Ready")
     assert joined["spec"] == {"unschedulable": False, "draining": False, "taints": []}
-    assert documents.condition(silent, "Ready") is None
+    assert object_trees.condition(silent, "Ready") is None
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ async def test_a_lease_makes_a_node_ready_since_when_the_reconciler_says() -> No
     [(-5, "0s"), (59, "59s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172800, "2d")],
 )
 def test_ages_are_kubectls(seconds: int, shown: str) -> None:
-    assert cells.age(MOMENT.now - timedelta(seconds=seconds), MOMENT.now) == shown
+    assert columns.age(MOMENT.now - timedelta(seconds=seconds), MOMENT.now) == shown

@@ -13,9 +13,9 @@ from store import codec, keys, objects
 from store.etcd.connect import connect
 from store.port import Delete, Operation, Put, Transport
 from tests.fleetctl.streaming import streaming
-from tests.reconciler.agents import FakeAgent, put_lease, put_node
 from tests.support.fleet import Fleet
 from tests.support.fleets import GIB, PROOF, deployment
+from tests.support.reconciler_agents import FakeAgent, put_lease, put_node
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

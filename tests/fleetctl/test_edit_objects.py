@@ -6,11 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetctl import rewriting
-from fleetctl.edit import text
-from fleetctl.edit.objects import Session, load_text
-from fleetctl.patch import jsonpatch, merge
-from manifests.tree import Tree
+from fleetctl.objects import patches, writer
+from fleetctl.verbs import edit_session
+from fleetctl.verbs.edit_session import EditSession, load_text
+from manifests.trees import Tree
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiObject
@@ -41,28 +40,33 @@ def test_what_goes_in_comes_out(kind: Kind, data: st.DataObject, seed: int, form
 
 
 def is_saved_as_it_was_shown(obj: ApiObject, form: str) -> None:
-    session = Session.of([obj])
-    shown = text.with_notes(text.HOW, session.text(form))
-    found = session.read(text.without_notes(text.HOW, shown), f".{form}")
+    session = EditSession.of([obj])
+    shown = edit_session.with_notes(edit_session.INSTRUCTIONS, session.text(form))
+    found = session.read(edit_session.without_notes(edit_session.INSTRUCTIONS, shown), f".{form}")
     assert session.changed(found) == []
     merged = session.merged(found[0], obj)
     assert merged.conflicts == ()
-    assert rewriting.onto(obj, rewriting.edited(obj, merged.tree)) is None
+    assert writer.merge_onto(obj, writer.load_edited(obj, merged.tree)) is None
 
 
 def comments_change_nothing(obj: ApiObject, draw: random.Random) -> None:
     commented = ""
-    for line in Session.of([obj]).text("yaml").splitlines():
+    for line in EditSession.of([obj]).text("yaml").splitlines():
         before = draw.choice(["", "", "# why\n", "\n"])
         commented += f"{before}{line}{draw.choice(['', '', '  # so'])}\n"
-    assert text.without_notes(text.HOW, text.with_notes(text.HOW, commented)) == commented
+    assert (
+        edit_session.without_notes(
+            edit_session.INSTRUCTIONS, edit_session.with_notes(edit_session.INSTRUCTIONS, commented)
+        )
+        == commented
+    )
     [found] = load_text(commented, ".yaml")
-    assert rewriting.editable(found.obj) == rewriting.editable(obj)
+    assert writer.editable_tree(found.obj) == writer.editable_tree(obj)
 
 
 def patches_say_what_is_there(obj: ApiObject) -> None:
-    shown = rewriting.shown(obj)
+    shown = writer.patchable_tree(obj)
     whole: Tree = [{"op": "replace", "path": "", "value": shown}]
-    assert merge.merged(shown, shown) == shown
-    after = jsonpatch.patched(shown, whole)
-    assert rewriting.onto(obj, rewriting.read(obj, after, "test").obj) is None
+    assert patches.apply_merge_patch(shown, shown) == shown
+    after = patches.apply_json_patch(shown, whole)
+    assert writer.merge_onto(obj, writer.load_patched(obj, after, "test").obj) is None

@@ -5,7 +5,8 @@ import json
 import pytest
 from ruamel.yaml import YAML
 
-from fleetctl import explain_fields, explain_schema
+from fleetctl.objects import kind_schema
+from fleetctl.verbs import explain
 from schemas import kinds
 from schemas.kinds import Kind
 from tests.support.fleet import fleetctl
@@ -73,7 +74,7 @@ async def test_for_programs() -> None:
     assert YAML(typ="safe", pure=True).load(told) == found
 
 
-def below(model: explain_schema.Model, field: explain_schema.Field, path: str) -> list[str]:
+def below(model: kind_schema.KindSchema, field: kind_schema.FieldSchema, path: str) -> list[str]:
     """Return the paths of all fields below one that say nothing about themselves."""
     silent = [] if field.description or field.name in _OBVIOUS else [path]
     for one in model.fields(field.schema):
@@ -87,11 +88,11 @@ _OBVIOUS = {"status", "reason", "kind", "name", "uid", "conditions", "metadata",
 
 @pytest.mark.parametrize("kind", kinds.KINDS, ids=lambda kind: kind.name)
 def test_every_field_has_a_type_and_most_say_what_they_are_for(kind: Kind) -> None:
-    model = explain_schema.model_of(kind.short)
-    whole = explain_schema.find(model, ())
-    assert explain_fields.text(model, whole, (), is_recursive=True).count("<any>") == 0
+    model = kind_schema.schema_of(kind.short)
+    whole = kind_schema.find_field(model, ())
+    assert explain.field_text(model, whole, (), is_recursive=True).count("<any>") == 0
     if kind.written_by_users:
-        spec = explain_schema.find(model, ("spec",))
+        spec = kind_schema.find_field(model, ("spec",))
         assert below(model, spec, f"{kind.name}.spec") == []
 
 

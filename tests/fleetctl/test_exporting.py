@@ -7,14 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetctl.exports.files import exported, stale
-from manifests import emit
-from manifests.clean import clean, is_bare
-from manifests.tree import spec_of
+from fleetctl.verbs.export import plan_files, stale_files
+from manifests.declaration import clean_manifest, is_bare
+from manifests.trees import spec_of
+from manifests.yaml import core_schema
 from schemas.kinds import KINDS
 from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec
-from schemas.pools import NodePool, NodePoolSpec, NodeSelector, Reserved
+from schemas.pools import NodePool, NodePoolSpec, NodeSelector, ReservedResources
 from tests.manifests.making import read
 from tests.schemas.strategies import objects
 from tests.support.fleet import Fleet
@@ -34,7 +34,7 @@ def test_a_manifest_says_all_that_was_decided(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(THEIRS))
     obj = data.draw(objects(kind.type))
     assert isinstance(obj, ApiObject)
-    [found] = read(emit.dump(clean(obj)))
+    [found] = read(core_schema.dump(clean_manifest(obj)))
     assert spec_of(found.obj) == spec_of(obj)
     assert found.obj.metadata.labels == obj.metadata.labels
 
@@ -43,11 +43,11 @@ def test_defaults_and_what_the_fleet_keeps_are_left_out() -> None:
     notes = {RESTARTED_AT: "now", APPLY_SET: "gitsource/a", CHANGE_CAUSE: "faster", "owner": "me"}
     meta = ObjectMeta(name="qwen", annotations=notes, uid="u", generation=3, finalizers=("a",))
     obj = deployment().model_copy(update={"metadata": meta})
-    assert clean(obj)["metadata"] == {
+    assert clean_manifest(obj)["metadata"] == {
         "name": "qwen",
         "annotations": {CHANGE_CAUSE: "faster", "owner": "me"},
     }
-    assert "rollout" not in json.dumps(clean(obj))
+    assert "rollout" not in json.dumps(clean_manifest(obj))
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_defaults_and_what_the_fleet_keeps_are_left_out() -> None:
     [
         pytest.param(pool(selector=NodeSelector()), {"selector": {}}, id="every-mac"),
         pytest.param(
-            pool(nodes=("a",), reserved=Reserved(memory="0")),
+            pool(nodes=("a",), reserved=ReservedResources(memory="0")),
             {"nodes": ["a"], "reserved": {"memory": "0", "disk": "0"}, "priority": 0},
             id="a-default-that-must-be-said",
         ),
     ],
 )
 def test_what_is_said_by_a_default_is_kept(spec: NodePool, says: dict[str, object]) -> None:
-    assert clean(spec)["spec"] == says
+    assert clean_manifest(spec)["spec"] == says
 
 
 def test_files_are_by_kind_and_name_and_notes_say_what_is_missing() -> None:
@@ -72,7 +72,7 @@ def test_files_are_by_kind_and_name_and_notes_say_what_is_missing() -> None:
     of_git = of_git.model_copy(
         update={"metadata": ObjectMeta(name="p", annotations={APPLY_SET: "gitsource/berlin"})}
     )
-    made = exported([bare, kept, of_git])
+    made = plan_files([bare, kept, of_git])
     assert [str(file.path) for file in made.files] == ["nodepools/p.yaml", "nodes/mac-2.yaml"]
     assert made.files[1].text == (
         "apiVersion: fleet/v1alpha1\nkind: Node\nmetadata:\n  name: mac-2\nspec:\n  unschedulable: true\n"
@@ -83,7 +83,7 @@ def test_files_are_by_kind_and_name_and_notes_say_what_is_missing() -> None:
     )
     assert is_bare(bare)
     there = ["nodes/mac-2.yaml", "nodes/old.yaml", "docs/a.yaml", "nodes/README.md"]
-    assert stale(map(PurePosixPath, there), made.files) == [PurePosixPath("nodes/old.yaml")]
+    assert stale_files(map(PurePosixPath, there), made.files) == [PurePosixPath("nodes/old.yaml")]
 
 
 async def test_round_trip(store: Fleet, tmp_path: Path) -> None:

@@ -5,17 +5,17 @@ import json
 import click
 import pytest
 
-from fleetctl.fabric import check, matrix
-from fleetctl.fabric.judging import Verdict, judge
-from nodeagent.hardware import linux_fabric
-from schemas.meta import Condition, ObjectMeta, Truth
+from fleetctl.fabric.admission import GroupAdmission, check_admission
+from fleetctl.verbs import fabric
+from nodeagent.hardware import linux
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node
 from schemas.shardgroup import ShardGroup, ShardGroupSpec
 from store import codec
 from store.port import Transport
-from tests.reconciler.agents import node_status, put_lease, put_node
 from tests.reconciler.groups.test_fabric import Mac, meshed, with_fabric, with_status
 from tests.support.fleet import Fleet
+from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 
 def shardgroup(name: str, spec: str) -> ShardGroup:
@@ -27,9 +27,9 @@ def nodes_of(macs: list[Mac]) -> list[Node]:
     return [Node(metadata=ObjectMeta(name=name), status=status) for name, status in macs]
 
 
-def judged(macs: list[Mac], spec: str, *, dead: str = "") -> Verdict:
+def judged(macs: list[Mac], spec: str, *, dead: str = "") -> GroupAdmission:
     ready = {name for name, _ in macs} - {dead}
-    return judge(shardgroup("studio", spec), nodes_of(macs), ready)
+    return check_admission(shardgroup("studio", spec), nodes_of(macs), ready)
 
 
 TWO = '{"members": [{"node": "mac-0"}, {"node": "mac-1"}], "backend": "jaccl"}'
@@ -58,15 +58,15 @@ def squeezed(text: str) -> list[list[str]]:
 
 def test_a_group_that_would_be_admitted() -> None:
     verdict = judged(meshed(2), TWO)
-    assert squeezed(check.text(verdict)) == squeezed(ADMITTED)
-    assert check.tree(verdict)["isAdmitted"] is True
-    assert "\x1b[32madmitted" in check.text(verdict)
+    assert squeezed(fabric.admission_text(verdict)) == squeezed(ADMITTED)
+    assert fabric.admission_tree(verdict)["isAdmitted"] is True
+    assert "\x1b[32madmitted" in fabric.admission_text(verdict)
 
 
 def test_what_is_missing_is_said_below_the_group() -> None:
     macs = with_fabric(meshed(2), 1, is_rdma_enabled=False, rdma=())
     verdict = judged(macs, TWO)
-    said, wanted = squeezed(check.text(verdict)), squeezed(REFUSED)
+    said, wanted = squeezed(fabric.admission_text(verdict)), squeezed(REFUSED)
     assert said[:-1] == wanted[:-1]
     assert said[-1][: len(wanted[-1])] == wanted[-1]
     assert [one.reason for one in verdict.faults] == ["RdmaOff"]
@@ -82,7 +82,7 @@ def test_a_spare_takes_the_place_of_a_dead_member() -> None:
     ]
 
 
-def condition(type_: str, status: Truth) -> Condition:
+def condition(type_: str, status: ConditionStatus) -> Condition:
     return Condition(type=type_, status=status, reason="Because", message="of something")
 
 
@@ -94,13 +94,15 @@ def condition(type_: str, status: Truth) -> Condition:
             meshed(1), '{"selector": {}, "size": 2}', ["TooFewMembers"], id="selector-finds-too-few"
         ),
         pytest.param(
-            with_status(meshed(2), 0, conditions=(condition("NeedsReboot", Truth.TRUE),)),
+            with_status(meshed(2), 0, conditions=(condition("NeedsReboot", ConditionStatus.TRUE),)),
             TWO,
             ["NeedsReboot"],
             id="reboot",
         ),
         pytest.param(
-            with_status(meshed(2), 0, conditions=(condition("FabricHealthy", Truth.FALSE),)),
+            with_status(
+                meshed(2), 0, conditions=(condition("FabricHealthy", ConditionStatus.FALSE),)
+            ),
             TWO,
             ["FabricUnhealthy"],
             id="measured-slow",
@@ -147,7 +149,7 @@ def test_warnings_do_not_refuse(macs: list[Mac], spec: str, words: str) -> None:
     assert verdict.is_admitted
     (said,) = verdict.warnings
     assert words in said
-    assert said in check.text(verdict)
+    assert said in fabric.admission_text(verdict)
 
 
 MATRIX = """\
@@ -175,13 +177,13 @@ mac-1        rdma_en2@80"""
 
 def test_macs_side_by_side() -> None:
     macs = with_fabric(meshed(2), 1, os_build="25C56")
-    said = matrix.text(macs, None)
+    said = fabric.matrix_text(macs, None)
     assert squeezed(said) == squeezed(MATRIX)
     assert click.style("25C56", fg="red") in said
     assert click.style("25D125", fg="red") not in said
-    weaker = matrix.text(with_status(meshed(2), 1, gpu_cores=8), None)
+    weaker = fabric.matrix_text(with_status(meshed(2), 1, gpu_cores=8), None)
     assert click.style("8", fg="yellow") in weaker
-    tree = json.loads(json.dumps(matrix.tree(macs, shardgroup("studio", TWO))))
+    tree = json.loads(json.dumps(fabric.matrix_tree(macs, shardgroup("studio", TWO))))
     differing = [one["name"] for one in tree["properties"] if not one["isSame"]]
     assert differing == ["build", "addresses"]
     assert [one["gbitPerSecond"] for one in tree["cables"]] == [80]
@@ -251,7 +253,7 @@ async def test_agents_report_what_check_reads(store: Fleet) -> None:
     await store.joined(2)
     (node,) = [json.loads((await store.ctl("get", "node/node-1", "-o", "json")).out)]
     assert [one["name"] for one in node["status"]["fabric"]["interfaces"]] == [
-        one.name for one in linux_fabric.read().interfaces
+        one.name for one in linux.read_fabric().interfaces
     ]
     members = [{"node": "node-1", "addresses": ["203.0.113.9"]}, {"node": "node-2"}]
     for name, given in (("pair", [*members[1:], {"node": "node-1"}]), ("lost", members)):
@@ -260,7 +262,7 @@ async def test_agents_report_what_check_reads(store: Fleet) -> None:
     done = await store.ctl("fabric", "check", "-o", "json")
     lost, pair = json.loads(done.out)["groups"]
     # A machine without a network reports no addresses, so that nobody can say which are its own.
-    is_networked = bool(linux_fabric.read().interfaces)
+    is_networked = bool(linux.read_fabric().interfaces)
     assert (done.code, pair["isAdmitted"]) == (int(is_networked), True)
     assert [one["addresses"] for one in pair["members"]] == [["127.0.0.1"]] * 2
     assert [one["reason"] for one in lost["missing"]] == ["NotItsAddress"] * is_networked

@@ -10,11 +10,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx._distributed_utils.common import Hostfile
 
-from fleetctl import groups
 from fleetctl.__main__ import main
-from fleetctl.hostfiles.grouping import Imported, Wanted, grouped
-from fleetctl.hostfiles.reading import read
-from fleetctl.hostfiles.writing import KINDS, UnwritableError, written
+from fleetctl.convert.hostfile_groups import (
+    HOSTFILE_KINDS,
+    GroupImport,
+    GroupOptions,
+    HostFileExportError,
+    build_group,
+    render_hostfile,
+)
+from fleetctl.convert.hostfile_reader import read_hostfile
+from fleetctl.fabric import admission
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from schemas.meta import ObjectMeta
@@ -30,11 +36,13 @@ LAUNCH = """{
 }"""
 
 
-def imported(text: str, *nodes: str, backend: Backend | None = None) -> Imported:
-    return grouped(read(text, "hosts.json"), Wanted(name="g", nodes=nodes, backend=backend))
+def imported(text: str, *nodes: str, backend: Backend | None = None) -> GroupImport:
+    return build_group(
+        read_hostfile(text, "hosts.json"), GroupOptions(name="g", nodes=nodes, backend=backend)
+    )
 
 
-def members(found: Imported) -> list[tuple[str, tuple[str, ...], dict[str, tuple[str, ...]]]]:
+def members(found: GroupImport) -> list[tuple[str, tuple[str, ...], dict[str, tuple[str, ...]]]]:
     return [(m.node, m.addresses, m.rdma) for m in found.group.spec.members]
 
 
@@ -167,7 +175,7 @@ def test_any_json_is_read_or_refused(value: object) -> None:
     refusal.encode()
 
 
-def _loads_again(found: Imported) -> None:
+def _loads_again(found: GroupImport) -> None:
     """See that the manifest is YAML that says the same group, whatever the comments hold."""
     (loaded,) = load_objects(["-"], stdin=io.BytesIO(found.manifest().encode()))
     assert loaded.obj == found.group
@@ -205,25 +213,27 @@ def a_group(draw: st.DrawFn) -> ShardGroup:
 @settings(max_examples=40)
 @given(group=a_group())
 def test_what_is_exported_is_imported_again(group: ShardGroup) -> None:
-    seats = groups.declared(group.spec)
+    seats = admission.declared_seats(group.spec)
     assert seats is not None
     names = [seat.node for seat in seats]
-    launch = written(group, seats, "launch", 32323)
+    launch = render_hostfile(group, seats, "launch", 32323)
     assert launch.left_out == ()
     assert imported(launch.text).group == group
     # What only one of the other forms says, each gives back.
-    listening = written(group, seats, "ring", 40000).text
+    listening = render_hostfile(group, seats, "ring", 40000).text
     ports = [int(place.rpartition(":")[2]) for row in json.loads(listening) for place in row]
     assert ports == list(range(40000, 40000 + len(ports)))
     ring = imported(listening, *names).group.spec
     assert [m.addresses for m in ring.members] == [m.addresses for m in group.spec.members]
-    flat = imported(written(group, seats, "localai-ring", 40000).text, *names).group.spec
+    flat = imported(render_hostfile(group, seats, "localai-ring", 40000).text, *names).group.spec
     assert [m.addresses for m in flat.members] == [m.addresses[:1] for m in group.spec.members]
     if group.spec.backend == "ring":
-        with pytest.raises(UnwritableError, match="no RDMA devices"):
-            written(group, seats, "devices", 1)
+        with pytest.raises(HostFileExportError, match="no RDMA devices"):
+            render_hostfile(group, seats, "devices", 1)
         return
-    matrix = imported(written(group, seats, "devices", 1).text, *names, backend=group.spec.backend)
+    matrix = imported(
+        render_hostfile(group, seats, "devices", 1).text, *names, backend=group.spec.backend
+    )
     assert [m.rdma for m in matrix.group.spec.members] == [m.rdma for m in group.spec.members]
 
 
@@ -234,10 +244,10 @@ def test_mlx_reads_the_file(tmp_path: Path) -> None:
     members_ = tuple(m.model_copy(update={"addresses": ("10.0.0.9",)}) for m in group.spec.members)
     spec = group.spec.model_copy(update={"members": members_})
     whole = group.model_copy(update={"spec": spec})
-    seats = groups.declared(spec)
+    seats = admission.declared_seats(spec)
     assert seats is not None
     file = tmp_path / "hosts.json"
-    file.write_text(written(whole, seats, "launch", 1).text)
+    file.write_text(render_hostfile(whole, seats, "launch", 1).text)
     theirs = Hostfile.from_file(file)  # type: ignore[no-untyped-call] # MLX has no types here
     assert [(h.ssh_hostname, h.ips, h.rdma) for h in theirs.hosts] == [
         ("studio-1", ["10.0.0.9"], [None, "rdma_en5"]),
@@ -250,10 +260,14 @@ def test_what_a_file_cannot_say_is_told() -> None:
     member = tuple(GroupMember(node=n, addresses=("10.0.0.1", "10.0.0.2")) for n in "abc")
     spec = ShardGroupSpec(members=member, size=2, parallelism="Pipeline", reservation="Exclusive")
     group = ShardGroup(metadata=ObjectMeta(name="g"), spec=spec)
-    seats = groups.declared(spec)
+    seats = admission.declared_seats(spec)
     assert seats is not None
     assert [seat.node for seat in seats] == ["a", "b"]
-    told = {kind: written(group, seats, kind, 1).left_out for kind in KINDS if kind != "devices"}
+    told = {
+        kind: render_hostfile(group, seats, kind, 1).left_out
+        for kind in HOSTFILE_KINDS
+        if kind != "devices"
+    }
     rest = ("spec.parallelism", "spec.reservation")
     assert told["launch"] == told["ring"] == (*rest, "the spare c")
     assert told["localai-ring"] == (*rest, "all but the first address of each Mac", "the spare c")

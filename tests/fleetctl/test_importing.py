@@ -7,13 +7,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetctl.importing import importing
-from fleetctl.imports import balancing, mesh, ring, serving
-from fleetctl.imports.foreign import Foreign, documents
-from fleetctl.imports.telling import Reason
+from fleetctl.convert import manifest_drafts, mesh_import, ring_import, serving_import
+from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason, read_documents
+from fleetctl.verbs.import_ import importing
 from manifests.errors import ManifestErrors
-from manifests.load import Loaded, load_objects
-from manifests.validate import Known, validate
+from manifests.load import LoadedObject, load_objects
+from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
 from schemas.shardgroup import ShardGroup
@@ -25,16 +24,16 @@ def run(*words: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(importing, list(words), input=stdin)
 
 
-def applied(text: str, tmp_path: Path) -> dict[str, Loaded]:
+def applied(text: str, tmp_path: Path) -> dict[str, LoadedObject]:
     """Return what the manifests hold, which can all be applied together."""
     path = tmp_path / "made.yaml"
     path.write_text(text)
     loaded = load_objects([str(path)])
-    assert validate(loaded, Known()) == []
+    assert validate(loaded, StoreNames()) == []
     return {str(item.key): item for item in loaded}
 
 
-def deployment(found: dict[str, Loaded], name: str) -> ModelDeployment:
+def deployment(found: dict[str, LoadedObject], name: str) -> ModelDeployment:
     obj = found[f"ModelDeployment/{name}"].obj
     assert isinstance(obj, ModelDeployment)
     return obj
@@ -64,7 +63,7 @@ def test_mesh_of_mlx_stack(tmp_path: Path) -> None:
 
 def test_a_mesh_that_finds_itself_takes_every_mac() -> None:
     text = "mesh: {discovery: {type: mdns}, routing: {strategy: round_robin}}"
-    made = mesh.imported(text, "m.yaml", name="home", nodes=(), models=())
+    made = mesh_import.convert(text, "m.yaml", name="home", nodes=(), models=())
     assert (
         made
         == """\
@@ -126,7 +125,7 @@ mode: both
 workers: {static: [{ip: 192.168.1.100, port: 8080, name: mac-studio-1, priority: 100}]}
 load_balancing: {strategy: smart, stickySession: false}
 """
-    made = serving.imported(text, "cluster.yaml", nodes=(), models=("a/b",))
+    made = serving_import.convert(text, "cluster.yaml", nodes=(), models=("a/b",))
     assert "strategy: HardwareAware" in made
     assert "enabled: false" in made
     assert "- mac-studio-1" in made
@@ -299,15 +298,15 @@ NUM_DEVICES=3
 DISTRIBUTED_BACKEND=jaccl
 KV_CACHE_MAX_SIZE=1024
 """
-    made = ring.imported(text, ".env", name="minis", nodes=())
+    made = ring_import.convert(text, ".env", name="minis", nodes=())
     for said in ("- node: mini-3", "path: org/Model-4bit", "backend: jaccl", "window: 1024"):
         assert said in made
 
 
 def test_secrets_are_told_of_and_not_shown() -> None:
     text = "a: {hub_token: hf_123, url: 'https://me:pw@host/x', max_tokens: 5, keyring: k, env: ['HF_TOKEN=x1']}"
-    [document] = documents(text, "f.yaml")
-    left = Foreign(document).left({"a": Reason(says="so")}, "else")
+    [document] = read_documents(text, "f.yaml")
+    left = ForeignConfig(document).left({"a": OmissionReason(says="so")}, "else")
     assert left == [
         "so:",
         "  line 1: a.hub_token: (a secret, not copied)",
@@ -327,8 +326,10 @@ def test_secrets_are_told_of_and_not_shown() -> None:
     ).filter(lambda parts: any(parts.values()))
 )
 def test_weights_keep_their_proportions(parts: dict[str, float]) -> None:
-    [document] = documents("\n".join(f"{name}: {part}" for name, part in parts.items()), "f")
-    found = balancing.weights(Foreign(document), {name: (name,) for name in parts})
+    [document] = read_documents("\n".join(f"{name}: {part}" for name, part in parts.items()), "f")
+    found = manifest_drafts.scale_weights(
+        ForeignConfig(document), {name: (name,) for name in parts}
+    )
     assert found is not None
     whole = {name: int(str(weight)) for name, weight in found.items()}
     assert all(0 <= weight <= 1000 for weight in whole.values())
@@ -365,4 +366,6 @@ def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
     )
     assert not target.exists()
     with pytest.raises(ManifestErrors, match="names 2 Macs, and --nodes 1"):
-        ring.imported("API_HOST=a.local\nWORKER_HOSTS=b.local", ".env", name="r", nodes=("x",))
+        ring_import.convert(
+            "API_HOST=a.local\nWORKER_HOSTS=b.local", ".env", name="r", nodes=("x",)
+        )

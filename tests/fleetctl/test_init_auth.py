@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from fleetctl.__main__ import main
-from fleetctl.errors import FleetctlError
-from fleetctl.init_auth import Order, carry_out
-from fleetctl.passwords import PasswordFolder
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.etcd_accounts import PasswordFolder
+from fleetctl.verbs.init_auth import InitAuthRequest, initialize_auth
 from store import keys
-from store.auth import access, credentials
-from store.auth.access import Right, below, one
 from store.errors import PermissionDeniedError
+from store.etcd import users as etcd_users
 from store.etcd.connect import connect
-from store.etcd.grpc.accounts import EtcdAccounts
+from store.etcd.grpc.admin import AuthClient
+from store.etcd.users import Right, key_permission, prefix_permission
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.fleet import fleetctl
 from tests.support.ports import free_port
@@ -38,36 +38,38 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def order(etcd: TcpEtcd, out: Path, *nodes: str, root: Path | None = None) -> Order:
+def order(etcd: TcpEtcd, out: Path, *nodes: str, root: Path | None = None) -> InitAuthRequest:
     """Return an order; `root` is a file with the password to go on with."""
-    who = credentials.read(root) if root is not None else None
+    who = etcd_users.read_credentials(root) if root is not None else None
     where = etcd.address
     if who is not None:
         where = replace(where, username=who.user or "root", password=who.password)
-    return Order(where=where, folder=PasswordFolder(out), nodes=nodes, rotated=frozenset())
+    return InitAuthRequest(
+        where=where, folder=PasswordFolder(out), nodes=nodes, rotated=frozenset()
+    )
 
 
-async def done(wanted: Order) -> str:
+async def done(wanted: InitAuthRequest) -> str:
     """Return what a run said that went well: never a password."""
     said: list[str] = []
     with wanted.folder.held():
-        await carry_out(wanted, said.append)
+        await initialize_auth(wanted, said.append)
     text = "\n".join(said)
     for file in wanted.folder.path.glob("*.env*"):
-        assert credentials.read(file).password not in text
+        assert etcd_users.read_credentials(file).password not in text
     return text
 
 
-async def refusal(wanted: Order) -> str:
+async def refusal(wanted: InitAuthRequest) -> str:
     with pytest.raises(FleetctlError) as refused:
         await done(wanted)
     return refused.value.message
 
 
 @asynccontextmanager
-async def as_root(etcd: TcpEtcd, out: Path) -> AsyncIterator[EtcdAccounts]:
-    who = credentials.read(out / "root.env")
-    accounts = EtcdAccounts(replace(etcd.address, username=who.user, password=who.password))
+async def as_root(etcd: TcpEtcd, out: Path) -> AsyncIterator[AuthClient]:
+    who = etcd_users.read_credentials(out / "root.env")
+    accounts = AuthClient(replace(etcd.address, username=who.user, password=who.password))
     try:
         yield accounts
     finally:
@@ -76,7 +78,7 @@ async def as_root(etcd: TcpEtcd, out: Path) -> AsyncIterator[EtcdAccounts]:
 
 async def is_sound(etcd: TcpEtcd, out: Path, *nodes: str) -> None:
     """Make sure that everything is as it should be: users, roles, permissions and passwords."""
-    wanted = {account.user: account for account in access.accounts(nodes)}
+    wanted = {account.user: account for account in etcd_users.fleet_accounts(nodes)}
     async with as_root(etcd, out) as root:
         assert await root.is_on()
         assert await root.users() == {*wanted, "root"}
@@ -85,7 +87,7 @@ async def is_sound(etcd: TcpEtcd, out: Path, *nodes: str) -> None:
         for user, account in wanted.items():
             assert await root.roles_of(user) == {user}
             assert await root.permissions_of(user) == account.permissions
-            found = credentials.read(out / account.file)
+            found = etcd_users.read_credentials(out / account.file)
             assert found.user == user
             assert await root.is_password(user, found.password)
     assert not list(out.glob("*.next"))
@@ -102,7 +104,7 @@ async def test_it_makes_users_and_can_be_run_again(etcd: TcpEtcd, out: Path) -> 
     assert sorted(file.name for file in out.glob("*.env")) == FILES
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in out.glob("*.env")} == {0o600}
-    passwords = {credentials.read(file).password for file in out.glob("*.env")}
+    passwords = {etcd_users.read_credentials(file).password for file in out.glob("*.env")}
     assert len(passwords) == len(FILES)
     assert not any(password in ran.out for password in passwords)
 
@@ -129,10 +131,12 @@ async def test_roles_that_were_changed_converge(etcd: TcpEtcd, out: Path) -> Non
     await done(order(etcd, out, "mac-1"))
     async with as_root(etcd, out) as root:
         for user in ("fleet-gateway", "fleet-node-mac-1"):
-            await root.grant(user, below(keys.SPEC_PREFIX, Right.READWRITE))
-            await root.grant(user, one(keys.ENDPOINT_PREFIX, Right.READWRITE))
-            await root.grant(user, below(keys.ENDPOINT_PREFIX, Right.READWRITE))
-        await root.revoke("fleet-gateway", below(keys.spec_prefix("ModelRoute"), Right.READ))
+            await root.grant(user, prefix_permission(keys.SPEC_PREFIX, Right.READWRITE))
+            await root.grant(user, key_permission(keys.ENDPOINT_PREFIX, Right.READWRITE))
+            await root.grant(user, prefix_permission(keys.ENDPOINT_PREFIX, Right.READWRITE))
+        await root.revoke(
+            "fleet-gateway", prefix_permission(keys.spec_prefix("ModelRoute"), Right.READ)
+        )
         await root.grant_role("fleet-gateway", "fleet-admin")
         await root.revoke_role("fleet-node-mac-1", "fleet-node-mac-1")
         await root.delete_role("fleet-reconciler")
@@ -166,7 +170,7 @@ async def test_once_passwords_are_asked_for_it_needs_roots(etcd: TcpEtcd, out: P
 async def test_new_passwords(etcd: TcpEtcd, out: Path) -> None:
     await done(order(etcd, out, "mac-1"))
     old = contents(out)
-    agent = credentials.read(out / "node-mac-1.env")
+    agent = etcd_users.read_credentials(out / "node-mac-1.env")
     transport = connect(replace(etcd.address, username=agent.user, password=agent.password))
     await transport.get(keys.node_lease_key("mac-1"))
     rotated = frozenset({"fleet-node-mac-1", "root"})
@@ -204,9 +208,9 @@ async def test_two_fleets_in_one_etcd(etcd: TcpEtcd, out: Path) -> None:
     ran = await fleetctl("init-auth", *words, "--etcd-password-file", str(out / "root.env"))
     assert ran.code == 0, ran.err
     async with as_root(etcd, out) as root:
-        users = [a.user for a in access.accounts(["mac-1"], prefix="/lab")]
+        users = [a.user for a in etcd_users.fleet_accounts(["mac-1"], prefix="/lab")]
         assert await root.users() == {*USERS, *users}
-    who = credentials.read(lab / "node-mac-1.env")
+    who = etcd_users.read_credentials(lab / "node-mac-1.env")
     transport = connect(replace(etcd.address, username=who.user, password=who.password))
     assert await transport.get(f"/lab{keys.node_lease_key('mac-1')}") is None
     with pytest.raises(PermissionDeniedError):

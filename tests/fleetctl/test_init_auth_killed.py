@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from fleetctl.accounts import Setup
-from fleetctl.init_auth import carry_out
-from fleetctl.passwords import PasswordFolder
-from store.auth import access
+from fleetctl.fleets.etcd_accounts import AccountSetup, PasswordFolder
+from fleetctl.verbs.init_auth import initialize_auth
+from store.etcd import users
 from store.etcd.address import EtcdAddress
-from store.etcd.grpc.accounts import EtcdAccounts
+from store.etcd.grpc.admin import AuthClient
 from tests.fleetctl.test_init_auth import as_root, done, is_sound, order
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.waiting import until
@@ -31,7 +30,7 @@ class KilledError(BaseException):
 class Mortal:
     """Accounts that die at the n-th change: before etcd was asked, or before it could answer."""
 
-    def __init__(self, inner: EtcdAccounts, *, dies_at: int, is_done: bool) -> None:
+    def __init__(self, inner: AuthClient, *, dies_at: int, is_done: bool) -> None:
         self._inner = inner
         self._left = dies_at
         self._is_done = is_done
@@ -74,14 +73,14 @@ async def out(etcd: TcpEtcd, tmp_path: Path) -> AsyncIterator[Path]:
 
 async def first_run(address: EtcdAddress, out: Path, *, dies_at: int, is_done: bool) -> bool:
     """Do what a first run does; return whether it came to its end."""
-    inner = EtcdAccounts(address)
+    inner = AuthClient(address)
     mortal: Any = Mortal(inner, dies_at=dies_at, is_done=is_done)
     folder = PasswordFolder(out)
     try:
         with folder.held():
-            setup = Setup(mortal, folder, lambda _: None, is_on=False)
+            setup = AccountSetup(mortal, folder, lambda _: None, is_on=False)
             await setup.root()
-            for account in access.accounts(["mac-1"]):
+            for account in users.fleet_accounts(["mac-1"]):
                 await setup.account(account)
             await mortal.enable()
     except KilledError:
@@ -92,14 +91,14 @@ async def first_run(address: EtcdAddress, out: Path, *, dies_at: int, is_done: b
 
 
 # root: 1 role, 2 user, 3 its role; then each account: role, its grants, user, role; the last one enables.
-ENABLES = 4 + sum(3 + len(one.permissions) for one in access.accounts(["mac-1"]))
+ENABLES = 4 + sum(3 + len(one.permissions) for one in users.fleet_accounts(["mac-1"]))
 
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4, 5, 17, 18, 40, ENABLES - 1, ENABLES])
 async def test_at_any_step(etcd: TcpEtcd, out: Path, dies_at: int, is_done: bool) -> None:
     assert not await first_run(etcd.address, out, dies_at=dies_at, is_done=is_done)
-    nobody = EtcdAccounts(etcd.address)
+    nobody = AuthClient(etcd.address)
     is_on = await nobody.is_on()
     await nobody.close()
     # Nobody is locked out: before etcd asks for root's password it is on the disk.
@@ -118,18 +117,18 @@ async def test_while_a_password_is_renewed(
     etcd: TcpEtcd, out: Path, user: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await done(order(etcd, out, "mac-1"))
-    really = EtcdAccounts.set_password
+    really = AuthClient.set_password
 
-    async def mortal(self: EtcdAccounts, name: str, password: str) -> None:
+    async def mortal(self: AuthClient, name: str, password: str) -> None:
         if moment == "after etcd":
             await really(self, name, password)
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(EtcdAccounts, "set_password", mortal)
+        patched.setattr(AuthClient, "set_password", mortal)
         wanted = replace(order(etcd, out), rotated=frozenset({user}))
         with wanted.folder.held(), pytest.raises(KilledError):
-            await carry_out(wanted, lambda _: None)
+            await initialize_auth(wanted, lambda _: None)
     said = await done(order(etcd, out))
     assert f"{user}: new password" in said
     await is_sound(etcd, out, "mac-1")

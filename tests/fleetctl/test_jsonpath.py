@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl import jsonpath
-from fleetctl.errors import FleetctlError
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects import jsonpath
 
 TREE = {
     "kind": "List",
@@ -115,20 +115,20 @@ def test_places_that_a_list_does_not_have_are_refused_as_kubectl_does(
 
 
 def test_a_column_of_a_place_that_one_object_lacks_finds_nothing() -> None:
-    assert jsonpath.relaxed(".items[7].metadata.name").find(TREE) == []
+    assert jsonpath.parse_path(".items[7].metadata.name").find(TREE) == []
 
 
 @pytest.mark.parametrize(
     "text", ["{.metadata.name}", ".metadata.name", "metadata.name", "$.metadata.name"]
 )
 def test_one_path_may_be_written_in_several_ways(text: str) -> None:
-    assert jsonpath.relaxed(text).find(TREE["items"][0]) == ["mac-1"]
+    assert jsonpath.parse_path(text).find(TREE["items"][0]) == ["mac-1"]
 
 
 @pytest.mark.parametrize("text", [".a b", ".a}", "a[0"])
 def test_what_is_no_path_is_refused(text: str) -> None:
     with pytest.raises(FleetctlError, match="at character"):
-        jsonpath.relaxed(text)
+        jsonpath.parse_path(text)
 
 
 json_values = st.recursive(
@@ -141,7 +141,7 @@ json_values = st.recursive(
 @given(name=st.text(min_size=1), value=json_values)
 def test_any_field_can_be_named(name: str, value: Any) -> None:
     quoted = "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    assert jsonpath.relaxed(f"[{quoted}]").find({name: value}) == [value]
+    assert jsonpath.parse_path(f"[{quoted}]").find({name: value}) == [value]
 
 
 @given(text=st.text(alphabet="{}[]().@$*?,:'\"\\ab01-<>=! \n") | st.text())

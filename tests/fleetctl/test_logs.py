@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.enginelogs import new_run
+from nodeagent.engines.engine_logs import new_run
 from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta, find_condition
 from schemas.node import NodeStatus

@@ -6,8 +6,8 @@ from schemas.meta import ObjectMeta
 from schemas.node import Node
 from store import codec, objects
 from store.port import Transport
-from tests.reconciler.agents import put_lease, put_node
 from tests.support.fleet import Fleet
+from tests.support.reconciler_agents import put_lease, put_node
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetctl.patch import jsonpatch, merge
-from fleetctl.patch.jsonpatch import PatchError
-from manifests.tree import Tree
+from fleetctl.objects import patches
+from fleetctl.objects.patches import PatchError
+from manifests.trees import Tree
 
 # RFC 7386, appendix A: document, patch, outcome.
 MERGES = """
@@ -55,13 +55,13 @@ def table(text: str) -> list[tuple[Tree, Tree, Tree]]:
 
 @pytest.mark.parametrize(("document", "patch", "outcome"), table(MERGES))
 def test_merge_patches(document: Tree, patch: Tree, outcome: Tree) -> None:
-    assert merge.merged(document, patch) == outcome
+    assert patches.apply_merge_patch(document, patch) == outcome
 
 
 @pytest.mark.parametrize(("document", "patch", "outcome"), table(PATCHES))
 def test_json_patches(document: Tree, patch: Tree, outcome: Tree) -> None:
     before = json.dumps(document)
-    assert jsonpatch.patched(document, patch) == outcome
+    assert patches.apply_json_patch(document, patch) == outcome
     assert json.dumps(document) == before
 
 
@@ -96,13 +96,13 @@ DOCUMENT: Tree = {"spec": {"replicas": 2, "names": ["a", "b"], "on": True}}
 )  # fmt: skip
 def test_what_cannot_be_done_is_said(operation: Tree, said: str) -> None:
     with pytest.raises(PatchError) as caught:
-        jsonpatch.patched(DOCUMENT, [operation])
+        patches.apply_json_patch(DOCUMENT, [operation])
     assert said in str(caught.value)
 
 
 def test_a_json_patch_is_a_list() -> None:
     with pytest.raises(PatchError, match="a JSON patch is a list, such as"):
-        jsonpatch.patched(DOCUMENT, {"op": "remove", "path": "/spec"})
+        patches.apply_json_patch(DOCUMENT, {"op": "remove", "path": "/spec"})
 
 
 SCALARS = st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "a", "x/y", "~"])
@@ -117,7 +117,9 @@ TREES: st.SearchStrategy[Tree] = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(before=TREES, after=TREES)
 def test_a_difference_makes_one_of_the_other(before: Tree, after: Tree) -> None:
-    assert merge.is_equal(merge.merged(before, merge.difference(before, after)), after)
+    assert patches.is_equal_json(
+        patches.apply_merge_patch(before, patches.create_merge_patch(before, after)), after
+    )
 
 
 def pointers(tree: Tree, path: str = "") -> list[str]:
@@ -147,4 +149,4 @@ def test_moved_there_and_back_again(tree: Tree, data: st.DataObject) -> None:
         {"op": "move", "from": "/out/x", "path": path},
         {"op": "remove", "path": "/kept"},
     ]
-    assert merge.is_equal(jsonpatch.patched(whole, there), whole)
+    assert patches.is_equal_json(patches.apply_json_patch(whole, there), whole)

@@ -10,12 +10,12 @@ from schemas.node import Node, NodeSpec, Taint
 from store import codec
 from store.port import Transport
 from tests.fleetctl.test_drain import put_replica
-from tests.nodeagent.test_adapterdir import CONFIG as ADAPTER
-from tests.nodeagent.test_adapterdir import TENSORS
-from tests.nodeagent.test_modeldir import CONFIG, safetensors
-from tests.reconciler.agents import node_status, put_lease, put_node
+from tests.models.test_adapter_files import CONFIG as ADAPTER
+from tests.models.test_adapter_files import TENSORS
+from tests.models.test_model_files import CONFIG, safetensors
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.fleets import PROOF, deployment
+from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

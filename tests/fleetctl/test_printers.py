@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fleetctl import printers
-from schemas.meta import Condition, ObjectMeta, Truth
+from fleetctl.output import printers
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.route import (
     Backend,
     HeaderMatch,
@@ -22,7 +22,7 @@ RULE = RouteRule(
 )
 REFUSED = Condition(
     type="Accepted",
-    status=Truth.FALSE,
+    status=ConditionStatus.FALSE,
     reason="BackendNotFound",
     message="there is no ModelDeployment big",
     last_transition_time=NOW,
@@ -64,7 +64,7 @@ def route(name: str, status: ModelRouteStatus | None = None, **more: object) -> 
 def test_a_route_shows_where_requests_may_go(is_wide: bool, rows: list[str]) -> None:
     status = ModelRouteStatus(conditions=(REFUSED,))
     full = route("chat", status, rules=(RULE,), fallbacks=("small", "tiny"))
-    shown = printers.table([full, route("plain")], printers.Moment(now=NOW), is_wide=is_wide)
+    shown = printers.table([full, route("plain")], printers.TableContext(now=NOW), is_wide=is_wide)
     assert [line.split() for line in shown.splitlines()] == [row.split() for row in rows]
 
 
@@ -84,13 +84,13 @@ def test_a_route_shows_where_requests_may_go(is_wide: bool, rows: list[str]) -> 
 def test_columns_stand_under_each_other(
     rows: list[list[str]], titles: list[str], expected: str
 ) -> None:
-    assert printers.lined_up(rows, titles) == expected
+    assert printers.align_columns(rows, titles) == expected
 
 
 def test_columns_get_wider_but_never_narrower() -> None:
     wide = printers.widths([("a-long-name", "b")], ("NAME", "X"))
     assert wide == (11, 3)
-    assert printers.lined_up([("a", "b")], least=wide) == "a             b"
+    assert printers.align_columns([("a", "b")], least=wide) == "a             b"
     assert printers.widths([("a", "longer", "new")], before=wide) == (11, 6, 3)
 
 
@@ -106,7 +106,7 @@ def test_no_document_moves_the_cursor_or_breaks_a_line() -> None:
             "about": {"kind": "Node", "name": "mac-1"},
         },
     }
-    shown = printers.table([tree], printers.Moment(now=NOW), is_wide=False, headers=False)
+    shown = printers.table([tree], printers.TableContext(now=NOW), is_wide=False, headers=False)
     assert shown == "0s    Warning   X [2J   Node/mac-1   one..."
 
 
@@ -119,7 +119,7 @@ def test_a_commit_is_shown_whole_on_wide_tables_only() -> None:
     }
     shown = {
         is_wide: printers.table(
-            [tree], printers.Moment(now=NOW), is_wide=is_wide, headers=False
+            [tree], printers.TableContext(now=NOW), is_wide=is_wide, headers=False
         ).split()[2]
         for is_wide in (False, True)
     }

@@ -8,16 +8,16 @@ from pathlib import Path
 import click
 import pytest
 
-from fleetctl.program import Program
-from machinery.overriding import override
-from store.etcd.hints import explained
+from fleetctl.cli.program import RootGroup
+from machinery.typing_compat import override
+from store.etcd.error_mapping import explain_connection_error
 from tests.support.fleet import fleetctl
 
 
-def fails_with(error: BaseException) -> Program:
+def fails_with(error: BaseException) -> RootGroup:
     """Return a program whose only verb raises this."""
 
-    class Failing(Program):
+    class Failing(RootGroup):
         @override
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
             raise error
@@ -113,7 +113,7 @@ async def test_no_fleet_runs_there(tmp_path: Path) -> None:
 
 def test_grpc_is_not_quoted() -> None:
     said = "FAILED_PRECONDITION: unix:/x/client:1: connect failed: addr: unix:/x/client:1 error: No such file or directory"
-    assert explained("unix:/x/client:1", said) == "no etcd runs there"
+    assert explain_connection_error("unix:/x/client:1", said) == "no etcd runs there"
 
 
 async def test_help_as_a_verb() -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl import programs
-from fleetctl.datadir import DataDir
-from fleetctl.programs import FleetOrder
+from fleetctl.fleets import local_fleet
+from fleetctl.fleets.data_dir import DataDir
+from fleetctl.fleets.local_fleet import LocalFleetSettings
 
 
-def order(nodes: int) -> FleetOrder:
-    return FleetOrder(
+def order(nodes: int) -> LocalFleetSettings:
+    return LocalFleetSettings(
         data_dir=DataDir(Path("/fleet")),
         models_dir=Path("/models"),
         nodes=nodes,
@@ -28,10 +28,10 @@ def order(nodes: int) -> FleetOrder:
 
 @pytest.mark.parametrize(("nodes", "is_part"), [(1, False), (2, True)])
 def test_nodes_that_share_a_machine_say_so(nodes: int, is_part: bool) -> None:
-    made = programs.agents(order(nodes), "unix:/etcd", "8Gi")
+    made = local_fleet.agent_programs(order(nodes), "unix:/etcd", "8Gi")
     assert [("--part-of-machine" in agent.command) for agent in made] == [is_part] * nodes
 
 
 def test_the_gateway_keeps_what_it_knows_in_the_data_folder() -> None:
-    command = programs.gateway(order(1), "unix:/etcd").command
+    command = local_fleet.gateway_program(order(1), "unix:/etcd").command
     assert command[command.index("--state-dir") + 1] == "/fleet/gateway"

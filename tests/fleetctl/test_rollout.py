@@ -5,10 +5,15 @@ from datetime import timedelta
 import pytest
 
 from machinery.clock import SystemClock
-from reconciler.rollout.revisions import content_of, revision_name, template
-from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
-from schemas.meta import RESTARTED_AT, Condition, ObjectMeta, OwnerReference, Truth
-from schemas.revision import Revision, RevisionSpec
+from reconciler.rollout.revisions import content_of, revision_name, template_hash
+from schemas.deployment import (
+    CanaryStatus,
+    ModelDeployment,
+    ModelDeploymentStatus,
+    Revision,
+    RevisionSpec,
+)
+from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, ObjectMeta, OwnerReference
 from store import codec, keys, objects
 from store.port import Put, Transport
 from tests.fleetctl.streaming import streaming
@@ -37,7 +42,7 @@ async def read(transport: Transport, name: str) -> ModelDeployment:
 async def keep(transport: Transport, name: str, number: int, cause: str = "") -> None:
     """Keep what the deployment runs now, as the reconciler does."""
     owner = await read(transport, name)
-    hash_ = template(owner)
+    hash_ = template_hash(owner)
     await transport.commit(
         [],
         [
@@ -66,7 +71,7 @@ async def keep(transport: Transport, name: str, number: int, cause: str = "") ->
 
 
 async def say(
-    transport: Transport, name: str, truth: Truth, reason: str, message: str = ""
+    transport: Transport, name: str, truth: ConditionStatus, reason: str, message: str = ""
 ) -> None:
     """Write the condition Progressing, as the reconciler does."""
     generation = (await read(transport, name)).metadata.generation
@@ -93,14 +98,14 @@ async def test_status_waits_and_tells(shared: Fleet, transport: Transport) -> No
         "error: timed out after 0.3 s waiting for the rollout of modeldeployment/waits. "
         "`fleetctl describe md/waits` says more\n"
     )
-    await say(transport, "waits", Truth.TRUE, "RollingOut", "1 of 2 replicas updated")
+    await say(transport, "waits", ConditionStatus.TRUE, "RollingOut", "1 of 2 replicas updated")
     head = 'Waiting for modeldeployment "waits" rollout to finish: '
     async with streaming(shared, "rollout", "status", "waits") as running:
         assert await running.line() == f"{head}1 of 2 replicas updated...\n"
-        await say(transport, "waits", Truth.UNKNOWN, "Paused", "1 of 2")
+        await say(transport, "waits", ConditionStatus.UNKNOWN, "Paused", "1 of 2")
         paused = "it is paused (1 of 2); `fleetctl rollout resume waits` goes on...\n"
         assert await running.line() == head + paused
-        await say(transport, "waits", Truth.TRUE, "RolloutComplete")
+        await say(transport, "waits", ConditionStatus.TRUE, "RolloutComplete")
         assert await running.line() == 'modeldeployment "waits" successfully rolled out\n'
         assert await running.ended() == 0
     # A status that speaks of an older spec says nothing about this one.
@@ -112,18 +117,18 @@ async def test_status_waits_and_tells(shared: Fleet, transport: Transport) -> No
 @pytest.mark.parametrize(
     ("truth", "reason", "message", "code", "said"),
     [
-        (Truth.TRUE, "CanaryRunning", "step 1 of 2", 0,
+        (ConditionStatus.TRUE, "CanaryRunning", "step 1 of 2", 0,
          'Waiting for modeldeployment "ends" rollout to finish: step 1 of 2...\n'),
-        (Truth.FALSE, "Stalled", "no progress for 10m", 1,
+        (ConditionStatus.FALSE, "Stalled", "no progress for 10m", 1,
          'error: rollout of modeldeployment "ends" failed (Stalled): no progress for 10m\n'),
-        (Truth.FALSE, "CanaryFailed", "8 of 20 requests failed", 1,
+        (ConditionStatus.FALSE, "CanaryFailed", "8 of 20 requests failed", 1,
          'error: modeldeployment "ends" was rolled back: 8 of 20 requests failed\n'),
     ],
 )  # fmt: skip
 async def test_how_rollouts_end(
     shared: Fleet,
     transport: Transport,
-    truth: Truth,
+    truth: ConditionStatus,
     reason: str,
     message: str,
     code: int,

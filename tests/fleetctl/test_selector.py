@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleetctl import selector
-from fleetctl.errors import FleetctlError
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects import selectors
 from schemas.meta import ObjectMeta
 from schemas.node import Node
 
@@ -37,8 +37,8 @@ from schemas.node import Node
 def test_selector(text: str, matches: bool) -> None:
     node = Node(metadata=ObjectMeta(name="mac-1", labels={"team": "a"}))
     tree = {"kind": "Node", "metadata": {"name": "mac-1", "labels": {"team": "a"}}}
-    assert bool(selector.select([node], selector.parse(text))) == matches
-    assert bool(selector.select([tree], selector.parse(text))) == matches
+    assert bool(selectors.select([node], selectors.parse_labels(text))) == matches
+    assert bool(selectors.select([tree], selectors.parse_labels(text))) == matches
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_selector(text: str, matches: bool) -> None:
 )
 def test_what_is_no_selector_is_refused(text: str) -> None:
     with pytest.raises(FleetctlError, match="key=value, key!=value, key in"):
-        selector.parse(text)
+        selectors.parse_labels(text)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_what_is_no_selector_is_refused(text: str) -> None:
 )
 def test_field_selector(text: str, matches: bool) -> None:
     tree = {"metadata": {"name": "a"}, "spec": {"replicas": 2, "on": True, "path": "/a=b"}}
-    assert all(part.holds(tree) for part in selector.parse_fields(text)) == matches
+    assert all(part.holds(tree) for part in selectors.parse_fields(text)) == matches
 
 
 @pytest.mark.parametrize("text", ["a", "name=a", "spec=a", "spec.a", "spec.a>1", "spec..a=1", "=b"])
 def test_what_is_no_field_selector_is_refused(text: str) -> None:
     with pytest.raises(FleetctlError, match="write FIELD=value or FIELD!=value"):
-        selector.parse_fields(text)
+        selectors.parse_fields(text)
 
 
 def test_a_field_with_several_values_is_refused() -> None:
-    (part,) = selector.parse_fields("spec.names=a")
+    (part,) = selectors.parse_fields("spec.names=a")
     with pytest.raises(FleetctlError, match=r"spec\.names holds several values"):
         part.holds({"spec": {"names": ["a"]}})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fleetctl.simulate import simulate
-from manifests import yamlio
+from fleetctl.verbs.simulate import simulate
+from manifests.yaml import parser
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "simulate"
 FLEET = """
@@ -86,7 +86,7 @@ def test_people_are_told_what_moved_and_what_did_not(tmp_path: Path) -> None:
 
 def test_yaml_says_what_json_says(tmp_path: Path) -> None:
     done = run(tmp_path, "-o", "yaml")
-    assert yamlio.parse(done.output, "it").problems == ()
+    assert parser.parse(done.output, "it").problems == ()
     assert json.loads(run(tmp_path, "-o", "json").output)["steps"][0]["event"] == "apply"
     assert done.output.startswith("steps:\n- event: apply\n")
 

@@ -8,8 +8,8 @@ import click
 import pytest
 
 from fleetctl.__main__ import main
-from fleetctl.sections import SECTIONS
-from fleetctl.summaries import SUMMARIES
+from fleetctl.cli.summaries import SUMMARIES
+from fleetctl.cli.verb_table import SECTIONS
 from tests.support.fleet import fleetctl, from_scratch
 
 
@@ -79,7 +79,7 @@ _DEAR = {
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param("import fleetctl.connect, fleetctl.errors, fleetctl.terminal", id="what-all-verbs-import"),
+        pytest.param("import fleetctl.cli.connect, fleetctl.cli.errors, fleetctl.cli.terminal", id="what-all-verbs-import"),
         pytest.param(
             "from fleetctl.__main__ import main; main(['--help'], standalone_mode=False)", id="help"
         ),

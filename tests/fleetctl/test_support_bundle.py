@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetctl.support_bundle import redact
-from fleetctl.support_bundle.archive import LOG_BYTES, Archive
+from fleetctl.support_bundle import redaction
+from fleetctl.support_bundle.contents import LOG_BYTES, BundleArchive
 from tests.support.fleet import Fleet, fleetctl
 
 NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
@@ -42,7 +42,7 @@ NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
     ],
 )  # fmt: skip
 def test_what_is_taken_out_of_text(before: str, after: str) -> None:
-    assert redact.text(before) == after
+    assert redaction.redact_text(before) == after
 
 
 def test_what_is_taken_out_of_trees() -> None:
@@ -58,7 +58,7 @@ def test_what_is_taken_out_of_trees() -> None:
         "token": 5,
         "apiKey": ["a", "b"],
     }
-    assert redact.tree(found) == {
+    assert redaction.redact_tree(found) == {
         "spec": {
             "credentials": {"username": "<redacted>", "passwordFile": "git-token", "password": "<redacted>"},
             "contextLength": 4096,
@@ -78,17 +78,20 @@ def test_json_within_a_tree_stays_json() -> None:
         "sk-fleet-0123456789": [1],
     }
     found = {"managedFields": [{"manager": "fleetctl", "applied": json.dumps(said)}]}
-    (entry,) = redact.tree(found)["managedFields"]
+    (entry,) = redaction.redact_tree(found)["managedFields"]
     assert json.loads(entry["applied"]) == {
         "spec.credentials": {"username": "<redacted>", "password": "<redacted>"},
         "<redacted>": [1],
     }
-    assert redact.tree({"note": '{"password": "hunter2", '})["note"] == '{"password": <redacted>, '
+    assert (
+        redaction.redact_tree({"note": '{"password": "hunter2", '})["note"]
+        == '{"password": <redacted>, '
+    )
 
 
 def test_what_is_taken_out_of_logs() -> None:
     log = '{"message": "asked", "prompt": "my secret wish", "path": "/Users/anna/x"}\nplain token=abc\n{"broken\n'
-    assert redact.log(log) == (
+    assert redaction.redact_log(log) == (
         '{"message": "asked", "prompt": "<redacted>", "path": "~/x"}\nplain token=<redacted>\n{"broken\n'
     )
 
@@ -114,21 +117,21 @@ def test_no_secret_gets_through_whatever_stands_around_it(
     before: str, place: str, after: str
 ) -> None:
     planted = f"{before} {place.format(SECRET)} {after}"
-    assert SECRET not in redact.text(planted)
-    assert SECRET not in redact.log(f"{planted}\n")
-    assert SECRET not in json.dumps(redact.tree({"a": [{"b": planted}]}))
+    assert SECRET not in redaction.redact_text(planted)
+    assert SECRET not in redaction.redact_log(f"{planted}\n")
+    assert SECRET not in json.dumps(redaction.redact_tree({"a": [{"b": planted}]}))
 
 
 @given(st.text(max_size=200))
 @settings(max_examples=100)
 def test_redacting_twice_is_redacting_once(found: str) -> None:
-    once = redact.text(found)
-    assert redact.text(once) == once
+    once = redaction.redact_text(found)
+    assert redaction.redact_text(once) == once
 
 
 def test_a_bundle_does_not_grow_beyond_its_limit() -> None:
     file = io.BytesIO()
-    archive = Archive(file, "bundle", NOW, limit_bytes=LOG_BYTES + 1000)
+    archive = BundleArchive(file, "bundle", NOW, limit_bytes=LOG_BYTES + 1000)
     archive.add_log(
         "a.log", b"first\n" + b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * (LOG_BYTES // 100)
     )

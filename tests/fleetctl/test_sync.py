@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.sync import trouble
+from fleetctl.verbs.sync import sync_trouble
 from schemas.gitsource import SYNC_REQUESTED, GitSource, GitSourceStatus
-from schemas.meta import Condition, Truth
+from schemas.meta import Condition, ConditionStatus
 from store import codec, keys, objects
 from store.port import Delete, Put, Transport
 from tests.fleetctl.streaming import streaming
-from tests.reconciler.gitops.leader import leading
 from tests.support.fleet import Fleet
 from tests.support.gitrepo import Repository, pool
+from tests.support.reconciler_gitops import leading
 from tests.support.terminal import terminal
 from tests.support.waiting import until_async
 
@@ -31,7 +31,7 @@ spec:
 
 
 async def told(
-    transport: Transport, name: str, truth: Truth, reason: str, *, limit_s: float = 40
+    transport: Transport, name: str, truth: ConditionStatus, reason: str, *, limit_s: float = 40
 ) -> None:
     """Answer `fleetctl sync` as a reconciler does."""
 
@@ -66,10 +66,10 @@ async def away(shared: Fleet, transport: Transport) -> AsyncIterator[None]:
 async def test_a_pipe_is_told_once_what_is_waited_for(shared: Fleet, transport: Transport) -> None:
     async with streaming(shared, "sync", "away") as piped:
         for reason in ("Unreachable", "TimedOut"):
-            await told(transport, "away", Truth.FALSE, reason)
+            await told(transport, "away", ConditionStatus.FALSE, reason)
             assert await piped.line() == f"gitsource/away: {reason}: so it is\n"
-        await told(transport, "away", Truth.FALSE, "Unreachable")
-        await told(transport, "away", Truth.TRUE, "Applied")
+        await told(transport, "away", ConditionStatus.FALSE, "Unreachable")
+        await told(transport, "away", ConditionStatus.TRUE, "Applied")
         assert await piped.line() == "gitsource/away so it is\n"
         assert await piped.ended() == 0
 
@@ -78,9 +78,9 @@ async def test_a_pipe_is_told_once_what_is_waited_for(shared: Fleet, transport: 
 async def test_a_person_sees_what_is_waited_for(shared: Fleet, transport: Transport) -> None:
     async with terminal("sync", "away", "--etcd", str(shared.etcd.address)) as shown:
         await shown.until("\r\x1b[Kgitsource/away: waiting for the reconciler to look")
-        await told(transport, "away", Truth.FALSE, "Unreachable")
+        await told(transport, "away", ConditionStatus.FALSE, "Unreachable")
         await shown.until("\r\x1b[Kgitsource/away: Unreachable: so it is")
-        await told(transport, "away", Truth.TRUE, "Applied")
+        await told(transport, "away", ConditionStatus.TRUE, "Applied")
         end = await shown.until("gitsource/away so it is\r\n")
         assert end.endswith("\r\x1b[Kgitsource/away so it is\r\n")
         assert await shown.ended() == 0
@@ -92,14 +92,16 @@ def test_older_news_is_no_trouble() -> None:
         ("before", "Unreachable", False),
         ("before", "DependencyNotReady", True),
     ):
-        ready = Condition(type="Ready", status=Truth.FALSE, reason=reason, observed_generation=1)
+        ready = Condition(
+            type="Ready", status=ConditionStatus.FALSE, reason=reason, observed_generation=1
+        )
         source = GitSource.model_validate(
             {
                 "metadata": {"name": "a", "generation": 1},
                 "spec": {"repository": "https://git.invalid/r"},
             }
         ).model_copy(update={"status": GitSourceStatus(last_sync=word, conditions=(ready,))})
-        assert (trouble(source, "now") is not None) is is_told
+        assert (sync_trouble(source, "now") is not None) is is_told
 
 
 async def test_sync_waits_for_the_newest_commit(

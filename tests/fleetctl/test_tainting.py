@@ -3,9 +3,9 @@
 import click
 import pytest
 
-from fleetctl import tainting
-from fleetctl.errors import FleetctlError
-from fleetctl.tainting import Removal
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.verbs import taint
+from fleetctl.verbs.taint import TaintRemoval
 from schemas.node import Taint
 
 ANNA = Taint(key="owner", value="anna", effect="NoSchedule")
@@ -14,11 +14,13 @@ GONE = Taint(key="slow", effect="NoExecute")
 
 
 def test_words_become_taints_and_removals() -> None:
-    wish = tainting.parse(["owner=anna:NoSchedule", "slow:PreferNoSchedule", "a:NoExecute-", "b-"])
+    wish = taint.parse_changes(
+        ["owner=anna:NoSchedule", "slow:PreferNoSchedule", "a:NoExecute-", "b-"]
+    )
     assert wish.added == (ANNA, SLOW)
-    assert wish.removed == (Removal(key="a", effect="NoExecute"), Removal(key="b"))
+    assert wish.removed == (TaintRemoval(key="a", effect="NoExecute"), TaintRemoval(key="b"))
     assert wish.done == "modified"
-    assert tainting.parse(["b-"]).done == "untainted"
+    assert taint.parse_changes(["b-"]).done == "untainted"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_words_become_taints_and_removals() -> None:
 )  # fmt: skip
 def test_what_is_no_taint_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(click.UsageError) as caught:
-        tainting.parse(words)
+        taint.parse_changes(words)
     assert said in caught.value.message
 
 
@@ -51,11 +53,11 @@ def test_what_is_no_taint_is_refused(words: list[str], said: str) -> None:
     ],
 )
 def test_taints_of_a_node(words: list[str], overwrite: bool, after: tuple[Taint, ...]) -> None:
-    wish = tainting.parse(words)
-    assert tainting.changed("mac-1", (ANNA, SLOW), wish, overwrite=overwrite) == after
+    wish = taint.parse_changes(words)
+    assert taint.updated_taints("mac-1", (ANNA, SLOW), wish, overwrite=overwrite) == after
 
 
 @pytest.mark.parametrize("words", [["slow:NoExecute-"], ["nobody-"], ["slow=x:PreferNoSchedule"]])
 def test_what_cannot_be_is_refused(words: list[str]) -> None:
     with pytest.raises(FleetctlError):
-        tainting.changed("mac-1", (ANNA, SLOW), tainting.parse(words), overwrite=False)
+        taint.updated_taints("mac-1", (ANNA, SLOW), taint.parse_changes(words), overwrite=False)

@@ -3,10 +3,10 @@
 import pytest
 from typing_extensions import override
 
-from fleetctl import leaving, targets
-from fleetctl.cordon import closed
-from fleetctl.errors import FleetctlError
-from fleetctl.rollout import named, verb, versions
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects import deployments, targets
+from fleetctl.verbs import drain_progress, rollout
+from fleetctl.verbs.cordon import as_cordoned
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import RESTARTED_AT, ObjectMeta
 from schemas.node import Node
@@ -14,8 +14,8 @@ from store import codec, objects
 from store.errors import ConflictError, UnavailableError
 from store.port import Delete
 from tests.manifests.faulty import FaultyTransport, InstantClock, lost
-from tests.reconciler.agents import node_status
 from tests.support.fleets import NOW, deployment, replica, revision
+from tests.support.reconciler_agents import node_status
 
 JOINED = Node(metadata=ObjectMeta(name="a", uid="u"), status=node_status("a"))
 
@@ -32,7 +32,9 @@ async def there(transport: FaultyTransport, name: str = "a") -> Node:
 
 
 async def change(transport: FaultyTransport, node: Node = JOINED) -> bool:
-    return await targets.change(transport, InstantClock(), node, closed, manager="fleetctl-cordon")
+    return await targets.apply_edit(
+        transport, InstantClock(), node, as_cordoned, manager="fleetctl-cordon"
+    )
 
 
 async def test_the_reconciler_registers_the_node_meanwhile(transport: FaultyTransport) -> None:
@@ -55,8 +57,8 @@ async def test_a_lost_answer_is_no_second_change(transport: FaultyTransport) -> 
     [entry] = (await there(transport)).metadata.managed_fields
     assert (entry.manager, entry.fields) == ("fleetctl-cordon", ("spec.unschedulable",))
     assert not await change(transport)
-    dry = await targets.write(
-        transport, InstantClock(), JOINED, closed, manager="fleetctl-cordon", is_dry=True
+    dry = await targets.write_edit(
+        transport, InstantClock(), JOINED, as_cordoned, manager="fleetctl-cordon", is_dry=True
     )
     assert dry.is_news
     assert transport.commits == 1
@@ -99,26 +101,26 @@ async def test_a_restart_whose_answer_is_lost_is_one_restart(transport: FaultyTr
     await transport.quietly([codec.put_spec(deployment())])
     transport.after = lost(1)
     clock = InstantClock()
-    assert await named.change(
-        transport, clock, "qwen", lambda found: verb.restarted(found, clock.now())
+    assert await deployments.change_deployment(
+        transport, clock, "qwen", lambda found: rollout.as_restarted(found, clock.now())
     )
     found = await objects.get(transport, ModelDeployment, "qwen")
     assert found is not None
     assert found.metadata.annotations == {RESTARTED_AT: "2026-01-01T00:00:00Z"}
     assert found.metadata.generation == 2
     with pytest.raises(FleetctlError, match="was restarted within this second already"):
-        verb.restarted(found, clock.now())
+        rollout.as_restarted(found, clock.now())
     with pytest.raises(FleetctlError, match="is already paused"):
-        verb.paused(verb.paused(found))
+        rollout.as_paused(rollout.as_paused(found))
 
 
 def test_which_revisions_are_a_deployments_own() -> None:
     first = deployment()
-    again = verb.restarted(first, NOW)
+    again = rollout.as_restarted(first, NOW)
     stranger = revision(first).model_copy(
         update={"metadata": revision(deployment(name="x")).metadata}
     )
-    assert versions.of_deployment([revision(again, 2), stranger, revision(first)], first) == [
+    assert deployments.revisions_of([revision(again, 2), stranger, revision(first)], first) == [
         revision(first),
         revision(again, 2),
     ]
@@ -133,15 +135,20 @@ def served(ready: int, **spec: object) -> dict[str, ModelDeployment]:
 def test_why_a_replica_is_still_there() -> None:
     mine, ending = replica(0).replica, replica(0, is_deleting=True).replica
     lacks = {"qwen": "0/1 nodes fit: 1 draining"}
-    assert leaving.why_left(ending, served(2), lacks).startswith("it drains: requests under way")
-    assert leaving.why_left(mine, {}, {}) == "its deployment qwen is gone, and it is to end"
-    assert leaving.why_left(mine, served(2), {}) == (
+    assert drain_progress.remaining_reason(ending, served(2), lacks).startswith(
+        "it drains: requests under way"
+    )
+    assert (
+        drain_progress.remaining_reason(mine, {}, {})
+        == "its deployment qwen is gone, and it is to end"
+    )
+    assert drain_progress.remaining_reason(mine, served(2), {}) == (
         "its replacement is not ready yet: 2 of 2 replicas of modeldeployment/qwen are ready"
     )
-    assert leaving.why_left(mine, served(3), lacks) == (
+    assert drain_progress.remaining_reason(mine, served(3), lacks) == (
         "no node takes a replacement (0/1 nodes fit: 1 draining)"
     )
-    assert leaving.why_left(mine, served(2), lacks) == (
+    assert drain_progress.remaining_reason(mine, served(2), lacks) == (
         "no node takes a replacement (0/1 nodes fit: 1 draining), and minAvailable is 2 with 2 of 2 "
         "replicas ready. Make room, or lower spec.minAvailable"
     )
@@ -152,4 +159,4 @@ def test_why_a_replica_is_still_there() -> None:
     [(2, 1, 1), (2, 2, 2), (3, 1, 0), (3, 2, 1), (1, 1, 1), (0, 1, 1)],
 )
 def test_how_many_min_available_keeps(ready: int, leaving_: int, stuck: int) -> None:
-    assert leaving.stuck(served(ready)["qwen"], leaving_) == stuck
+    assert drain_progress.count_blocked(served(ready)["qwen"], leaving_) == stuck

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pytest
 
-from fleetctl import terminal
+from fleetctl.cli import terminal
 from tests.support.fleet import Fleet, fleetctl
 
 
@@ -52,8 +52,8 @@ def test_who_gets_colours(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert terminal.colours(screen[0]) is on_terminal
-    assert terminal.colours(io.StringIO()) is elsewhere
+    assert terminal.has_colours(screen[0]) is on_terminal
+    assert terminal.has_colours(io.StringIO()) is elsewhere
 
 
 def test_a_style_is_a_colour_or_nothing(screen: tuple[TextIO, int]) -> None:
@@ -64,7 +64,7 @@ def test_a_style_is_a_colour_or_nothing(screen: tuple[TextIO, int]) -> None:
 
 def test_progress_is_one_line_that_goes_away(screen: tuple[TextIO, int]) -> None:
     stream, line = screen
-    with terminal.Progress(stream) as progress:
+    with terminal.ProgressLine(stream) as progress:
         progress.show("1 of 2 things, and many more words")
         progress.show("2 of 2")
         progress.say("a warning")
@@ -74,7 +74,7 @@ def test_progress_is_one_line_that_goes_away(screen: tuple[TextIO, int]) -> None
 
 def test_elsewhere_only_what_stays_is_written() -> None:
     stream = io.StringIO()
-    with terminal.Progress(stream) as progress:
+    with terminal.ProgressLine(stream) as progress:
         progress.show("1 of 2")
         progress.say("a warning")
     assert stream.getvalue() == "a warning\n"

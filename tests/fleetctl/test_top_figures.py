@@ -5,18 +5,27 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl.top import figures, table
-from fleetctl.top.figures import Figure
-from fleetctl.top.seen import Deployed, Look, Memory, NodeSeen, Placed, Rank
-from reconciler.demand.exposition import Sample, VersionSample
+from fleetctl.top import usage
+from fleetctl.top.collector import (
+    DeploymentCounts,
+    FleetSample,
+    NodeMemory,
+    NodeSample,
+    RankSample,
+    ReplicaPlacement,
+)
+from fleetctl.top.usage import Figure
+from reconciler.demand.gateway_metrics import GatewaySample, VersionSample
 
 GIB = 1 << 30
-MEMORY = Memory(total_bytes=64 * GIB, available_bytes=48 * GIB, allocatable_bytes=40 * GIB)
+MEMORY = NodeMemory(total_bytes=64 * GIB, available_bytes=48 * GIB, allocatable_bytes=40 * GIB)
 
 
-def rank(replica: str, number: int = 0, *, tokens: float | None = 0, state: str = "Ready") -> Rank:
+def rank(
+    replica: str, number: int = 0, *, tokens: float | None = 0, state: str = "Ready"
+) -> RankSample:
     is_told = tokens is not None
-    return Rank(
+    return RankSample(
         replica=replica,
         rank=number,
         state=state,
@@ -27,30 +36,30 @@ def rank(replica: str, number: int = 0, *, tokens: float | None = 0, state: str 
     )
 
 
-def node(name: str, *ranks: Rank) -> NodeSeen:
-    return NodeSeen(name=name, memory=MEMORY, ranks=ranks, is_known=True)
+def node(name: str, *ranks: RankSample) -> NodeSample:
+    return NodeSample(name=name, memory=MEMORY, ranks=ranks, is_known=True)
 
 
-def sample(*, waiting: int, ended: float, first: float = 0) -> Sample:
+def sample(*, waiting: int, ended: float, first: float = 0) -> GatewaySample:
     buckets = {0.1: first, 0.2: first, float("inf"): first}
     version = VersionSample(outcomes={"ok": ended}, buckets=buckets)
-    return Sample(waiting={"qwen": waiting}, versions={"qwen": {"t": version}})
+    return GatewaySample(waiting={"qwen": waiting}, versions={"qwen": {"t": version}})
 
 
-def look(at_s: float, *, tokens: float, ended: float) -> Look:
-    return Look(
+def look(at_s: float, *, tokens: float, ended: float) -> FleetSample:
+    return FleetSample(
         at_s=at_s,
         nodes=(
             node("mac-1", rank("qwen-0", tokens=tokens), rank("split-0", 0, tokens=tokens)),
             node("mac-2", rank("split-0", 1, tokens=tokens)),
         ),
         deployments=(
-            Deployed(name="qwen", ready=1, wanted=1),
-            Deployed(name="split", ready=1, wanted=1),
+            DeploymentCounts(name="qwen", ready=1, wanted=1),
+            DeploymentCounts(name="split", ready=1, wanted=1),
         ),
         replicas={
-            "qwen-0": Placed(deployment="qwen", nodes=("mac-1",)),
-            "split-0": Placed(deployment="split", nodes=("mac-1", "mac-2")),
+            "qwen-0": ReplicaPlacement(deployment="qwen", nodes=("mac-1",)),
+            "split-0": ReplicaPlacement(deployment="split", nodes=("mac-1", "mac-2")),
         },
         gateways={"g": sample(waiting=3, ended=ended, first=ended)},
     )
@@ -60,7 +69,7 @@ BEFORE, NOW = look(10, tokens=100, ended=4), look(12, tokens=150, ended=7)
 
 
 def test_nodes() -> None:
-    assert table.nodes(figures.nodes(BEFORE, NOW)) == (
+    assert usage.node_table(usage.node_rows(BEFORE, NOW)) == (
         "NAME    MEMORY     MEMORY%   MODELS     MODELS%   ENGINES   IN FLIGHT   QUEUE   TOKENS/S\n"
         "mac-1   16.0 GiB   25%       20.0 GiB   50%       2         4           2       50.0\n"
         "mac-2   16.0 GiB   25%       10.0 GiB   25%       1         0           0       0.0"
@@ -68,7 +77,7 @@ def test_nodes() -> None:
 
 
 def test_models() -> None:
-    assert table.models(figures.models(BEFORE, NOW)) == (
+    assert usage.model_table(usage.model_rows(BEFORE, NOW)) == (
         "NAME    READY   MEMORY     IN FLIGHT   QUEUE   REQUESTS/S   TOKENS/S   FIRST TOKEN\n"
         "qwen    1/1     10.0 GiB   2           4       1.5          25.0       50ms\n"
         "split   1/1     20.0 GiB   2           1       0.0          25.0       -"
@@ -76,13 +85,13 @@ def test_models() -> None:
 
 
 def test_what_nobody_told() -> None:
-    gone = replace(NOW, nodes=(NOW.nodes[0], NodeSeen(name="mac-2")), has_all_gateways=False)
-    assert table.nodes(figures.nodes(BEFORE, gone), headers=False).splitlines()[1].split() == [
+    gone = replace(NOW, nodes=(NOW.nodes[0], NodeSample(name="mac-2")), has_all_gateways=False)
+    assert usage.node_table(usage.node_rows(BEFORE, gone), headers=False).splitlines()[1].split() == [
         "mac-2", *("?" * 8)
     ]  # fmt: skip
-    split = table.models(figures.models(BEFORE, gone), headers=False).splitlines()[1]
+    split = usage.model_table(usage.model_rows(BEFORE, gone), headers=False).splitlines()[1]
     assert split.split() == ["split", "1/1", "10.0", "GiB+", "2+", "1+", "0.0+", "25.0+", "-"]
-    [tree] = [table.tree(row) for row in figures.models(BEFORE, gone) if row.name == "split"]
+    [tree] = [usage.row_tree(row) for row in usage.model_rows(BEFORE, gone) if row.name == "split"]
     assert (tree["tokensPerSecond"], "tokensPerSecond" in str(tree["partial"])) == (25.0, True)
 
 
@@ -91,33 +100,33 @@ def test_an_engine_that_starts_has_no_figures_and_hides_none() -> None:
     silent = rank("new-0", tokens=None)
     for one, shown in ((starting, "25.0"), (silent, "25.0+")):
         nodes = (node("mac-1", rank("qwen-0", tokens=150), one),)
-        row = table.nodes(figures.nodes(BEFORE, replace(NOW, nodes=nodes)), headers=False)
+        row = usage.node_table(usage.node_rows(BEFORE, replace(NOW, nodes=nodes)), headers=False)
         assert row.split()[-1] == shown
 
 
 def test_an_engine_that_was_started_again_counts_anew() -> None:
     again = replace(NOW, nodes=(node("mac-1", rank("qwen-0", tokens=30)),))
-    assert figures.nodes(BEFORE, again)[0].tokens_per_second == Figure(value=15.0)
+    assert usage.node_rows(BEFORE, again)[0].tokens_per_second == Figure(value=15.0)
 
 
 def test_order() -> None:
-    rows = figures.nodes(BEFORE, NOW)
-    assert [r.name for r in table.ordered(rows[::-1], table.NODE_ORDERS, "name")] == [
+    rows = usage.node_rows(BEFORE, NOW)
+    assert [r.name for r in usage.sort_rows(rows[::-1], usage.NODE_ORDERS, "name")] == [
         "mac-1",
         "mac-2",
     ]
-    assert [r.name for r in table.ordered(rows[::-1], table.NODE_ORDERS, "models")] == [
+    assert [r.name for r in usage.sort_rows(rows[::-1], usage.NODE_ORDERS, "models")] == [
         "mac-1",
         "mac-2",
     ]
-    unknown = figures.nodes(BEFORE, replace(NOW, nodes=(NodeSeen(name="a"), *NOW.nodes)))
-    assert [r.name for r in table.ordered(unknown, table.NODE_ORDERS, "tokens")][-1] == "a"
+    unknown = usage.node_rows(BEFORE, replace(NOW, nodes=(NodeSample(name="a"), *NOW.nodes)))
+    assert [r.name for r in usage.sort_rows(unknown, usage.NODE_ORDERS, "tokens")][-1] == "a"
 
 
 @given(st.lists(st.sampled_from(["Ready", "Loading", "Ended"]), max_size=4), st.booleans())
 def test_a_plus_is_there_only_where_something_is_missing(states: list[str], told: bool) -> None:
     ranks = [rank(f"r-{n}", tokens=10 if told else None, state=s) for n, s in enumerate(states)]
     seen = replace(NOW, nodes=(node("m", *ranks),))
-    row = figures.nodes(seen, replace(seen, at_s=seen.at_s + 1))[0]
+    row = usage.node_rows(seen, replace(seen, at_s=seen.at_s + 1))[0]
     is_missing = not told and "Ready" in states
     assert (row.in_flight.value is None or not row.in_flight.is_whole) is is_missing

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from machinery import processes
-from nodeagent.engines import Engines
+from nodeagent.engines.engine_processes import EngineProcesses
 from tests.support.fleet import Done, engine_port, fleetctl
 from tests.support.ports import free_port
 from tests.support.streams import Stream, stream
@@ -41,7 +41,7 @@ def supervisor(folder: Path) -> int:
 
 def pids(folder: Path) -> dict[str, int]:
     """Return the pid of each program that a record names and that runs."""
-    found = {path.stem: processes.load(path) for path in (folder / "run").glob("*.pid")}
+    found = {path.stem: processes.load_record(path) for path in (folder / "run").glob("*.pid")}
     return {n: r.pid for n, r in found.items() if r is not None and processes.is_running(r)}
 
 
@@ -72,7 +72,7 @@ async def test_up_killed_up_again_and_down(tmp_path: Path, models_dir: Path) -> 
         os.kill(before["reconciler"], signal.SIGKILL)
         await until(lambda: pids(folder).get("reconciler") not in (None, before["reconciler"]))
 
-        etcd = processes.load(folder / "etcd" / "etcd.pid")
+        etcd = processes.load_record(folder / "etcd" / "etcd.pid")
         assert etcd is not None
         os.kill(etcd.pid, signal.SIGKILL)
         again = await on(folder, "wait", "md/tiny", "--for=condition=Available", "--timeout=30s")
@@ -98,7 +98,7 @@ async def test_up_killed_up_again_and_down(tmp_path: Path, models_dir: Path) -> 
 def engines(folder: Path) -> list[object]:
     found: list[object] = []
     for node in (folder / "nodes").glob("*"):
-        found += Engines(node / "engines", node="", host="", first_port=0).find()
+        found += EngineProcesses(node / "engines", node="", host="", first_port=0).find()
     return found
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl import skew
-from fleetctl.skew import UNKNOWN, Running, Versions
-from fleetctl.version import leading
-from machinery.version import gets_along, release
+from fleetctl.fleets import version_skew
+from fleetctl.fleets.version_skew import UNKNOWN, ComponentVersion, FleetVersions
+from fleetctl.verbs.version import leader_version
+from machinery.version import is_compatible, parse_release
 from machinery.version import version as ours
-from schemas.gateway import GatewayLease
+from schemas.records import GatewayLease
 from store import codec, keys
 from store.port import Put, Transport
 from tests.support.fleet import Fleet, fleetctl
@@ -26,15 +26,15 @@ def versions(
     gateway: str = "1.4.0",
     agents: Sequence[tuple[str, str]] = (("1.4.0", "0.32.2"),),
     etcd: str = SOUND,
-) -> Versions:
-    leader = Running(part="reconciler", name="mac-1/7", version=reconciler or "")
-    return Versions(
-        client=Running(part="fleetctl", version=client),
-        etcd=Running(part="etcd", version=etcd),
+) -> FleetVersions:
+    leader = ComponentVersion(part="reconciler", name="mac-1/7", version=reconciler or "")
+    return FleetVersions(
+        client=ComponentVersion(part="fleetctl", version=client),
+        etcd=ComponentVersion(part="etcd", version=etcd),
         reconciler=leader if reconciler is not None else None,
-        gateways=(Running(part="gateway", name="g", version=gateway),),
+        gateways=(ComponentVersion(part="gateway", name="g", version=gateway),),
         agents=[
-            Running(part="nodeagent", name=f"mac-{n}", version=version, mlx_lm=mlx)
+            ComponentVersion(part="nodeagent", name=f"mac-{n}", version=version, mlx_lm=mlx)
             for n, (version, mlx) in enumerate(agents, 1)
         ],
     )
@@ -77,13 +77,13 @@ def versions(
         ),
     ],
 )
-def test_what_does_not_get_along(found: Versions, said: list[str]) -> None:
-    assert skew.warnings(found, mlx_lm="0.32") == said
+def test_what_does_not_get_along(found: FleetVersions, said: list[str]) -> None:
+    assert version_skew.warnings(found, mlx_lm="0.32") == said
 
 
 def test_lines_of_many() -> None:
     found = versions(agents=[("1.4.0", "0.32.2")] * 7 + [("1.3.0", "")], reconciler=None)
-    assert skew.lines(found) == [
+    assert version_skew.lines(found) == [
         "fleetctl: 1.4.0",
         "etcd: 3.5.16",
         "reconciler: none leads",
@@ -99,17 +99,17 @@ numbers = st.integers(0, 20)
 @given(numbers, numbers, numbers, numbers)
 def test_getting_along_goes_both_ways(major: int, minor: int, other: int, another: int) -> None:
     one, two = f"{major}.{minor}.0", f"{other}.{another}.1-rc"
-    assert gets_along(one, two) is gets_along(two, one)
-    assert gets_along(one, two) is (major == other and abs(minor - another) <= 1)
-    assert release(one) == (major, minor)
-    assert gets_along(one, "a checkout")
+    assert is_compatible(one, two) is is_compatible(two, one)
+    assert is_compatible(one, two) is (major == other and abs(minor - another) <= 1)
+    assert parse_release(one) == (major, minor)
+    assert is_compatible(one, "a checkout")
 
 
 def test_who_leads() -> None:
-    assert leading(b"mac-1/77 0.3.1") == Running(
+    assert leader_version(b"mac-1/77 0.3.1") == ComponentVersion(
         part="reconciler", name="mac-1/77", version="0.3.1"
     )
-    assert leading(b"mac-1/77").version == UNKNOWN
+    assert leader_version(b"mac-1/77").version == UNKNOWN
 
 
 @pytest.mark.etcd

@@ -6,10 +6,10 @@ from typing import Any
 import click
 import pytest
 
-from fleetctl import goals
-from fleetctl.wait import limit_of
+from fleetctl.objects import wait_conditions
+from fleetctl.verbs.wait import parse_timeout
 from schemas.deployment import ModelDeploymentStatus
-from schemas.meta import Condition, Truth
+from schemas.meta import Condition, ConditionStatus
 from store import codec, keys
 from store.port import Put, Transport
 from tests.fleetctl.streaming import streaming
@@ -80,10 +80,10 @@ def condition(truth: str, generation: int = 1) -> dict[str, Any]:
     ],
 )
 def test_what_is_waited_for(goal: str, seen: Any, holds: bool, now: str | None) -> None:
-    wanted = goals.parse(goal)
-    assert goals.holds(wanted, seen) is holds
+    wanted = wait_conditions.parse(goal)
+    assert wait_conditions.is_met(wanted, seen) is holds
     if now is not None:
-        assert goals.now(wanted, seen) == now
+        assert wait_conditions.state_text(wanted, seen) == now
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,18 @@ def test_what_is_waited_for(goal: str, seen: Any, holds: bool, now: str | None) 
 )
 def test_what_cannot_be_waited_for(goal: str) -> None:
     with pytest.raises(click.UsageError, match="--for="):
-        goals.parse(goal)
+        wait_conditions.parse(goal)
 
 
 @pytest.mark.parametrize(
     ("text", "limit_s"), [("90s", 90), ("0", 0), ("-1s", 604_800), ("-1", 604_800), ("-0s", 0)]
 )
 def test_how_long(text: str, limit_s: float) -> None:
-    assert limit_of(text) == limit_s
+    assert parse_timeout(text) == limit_s
 
 
 async def say(transport: Transport, name: str, *, ready: int) -> None:
-    truth = Truth.TRUE if ready else Truth.FALSE
+    truth = ConditionStatus.TRUE if ready else ConditionStatus.FALSE
     known = Condition(type="Available", status=truth, reason="Counted", observed_generation=1)
     status = ModelDeploymentStatus(observed_generation=1, conditions=(known,), ready_replicas=ready)
     key = keys.status_key("ModelDeployment", name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.carry.marks import Tape
+from gateway.forwarding.resume_log import ResumeLog
 from tests.gateway.fake_engine import Call
 
 DONE = b"data: [DONE]\n\n"
@@ -127,7 +127,7 @@ def check(stream: bytes) -> None:
     assert finish == [next(event for event in reversed(told) if event[:1] == b":").split(b"\n")[1]]
     first = orjson.loads(told[0].rpartition(b"\n")[2][6:])
     assert (first["id"], first["created"]) == (marks[0]["id"], marks[0]["created"])
-    tape = Tape(10_000)
+    tape = ResumeLog(10_000)
     assert tape.take(stream) == clean(stream)
     assert tape.fault is None
     sums = tape.told()

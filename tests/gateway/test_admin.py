@@ -8,11 +8,11 @@ import aiohttp
 import pytest
 from typing_extensions import override
 
-from gateway.admin.nodes import NodeBook
-from gateway.server import Limits
+from gateway.admin.admin_context import NodeCache
+from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
-from schemas.apikey import ApiKey
 from schemas.node import NodeLease, NodeStatus
+from schemas.records import ApiKey
 from store import codec, keys
 from store.errors import UnavailableError
 from store.memory import MemoryTransport
@@ -258,7 +258,7 @@ async def test_only_keys_for_admins_may_ask(world: World, http: aiohttp.ClientSe
         )
         put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
         await world.transport.commit([], [put])
-    limits = Limits(drain_timeout_s=0.0, asks_for_keys=True)
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
     paths = ("/api/cluster/status", "/api/dashboard/requests", "/queue", "/metrics/snapshot")
     async with running_gateway(world.transport, limits) as gateway:
         await until(lambda: gateway.gateway.known.keyring.is_known, what="the keys")
@@ -301,7 +301,7 @@ async def test_nodes_are_listed_now_and_then_and_kept_while_the_store_is_away() 
 
     store = Away(SystemClock())
     await report(World(store), "mac-1")
-    book = NodeBook(store, Hours())
+    book = NodeCache(store, Hours())
     first, *others = await asyncio.gather(*(book.macs() for _ in range(10)))
     assert set(first.statuses) == first.alive == {"mac-1"}
     assert not first.why_not

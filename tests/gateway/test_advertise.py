@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from gateway import advertise
+from gateway import registration
 from gateway.__main__ import main
 from gateway.routing.table import Origin
 
@@ -22,7 +22,10 @@ from gateway.routing.table import Origin
     ],
 )
 def test_what_is_advertised(given: str, bound: str, expected: str) -> None:
-    assert advertise.url(advertise.parse(given), Origin(bound, 4000), ()) == expected
+    assert (
+        registration.advertised_url(registration.parse_address(given), Origin(bound, 4000), ())
+        == expected
+    )
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", "::", ""])
@@ -32,7 +35,9 @@ def test_what_is_advertised(given: str, bound: str, expected: str) -> None:
 def test_who_listens_everywhere_is_where_the_way_to_etcd_begins(
     everywhere: str, etcd: tuple[str, ...]
 ) -> None:
-    assert advertise.url(None, Origin(everywhere, 4000), etcd) == "http://127.0.0.1:4000"
+    assert (
+        registration.advertised_url(None, Origin(everywhere, 4000), etcd) == "http://127.0.0.1:4000"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.carry.breaker import FAILURES, LONGEST_OPEN_S, PAUSE_S, Breaker, Fault
+from gateway.forwarding.outlier_detection import FAILURES, LONGEST_OPEN_S, PAUSE_S, Breaker, Fault
 
 MIDDLE = 0.5
 

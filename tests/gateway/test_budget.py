@@ -3,22 +3,22 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.carry.budget import WINDOW_S, Budget
+from gateway.forwarding.model_state import WINDOW_S, RetryBudget
 
 
-def spent(budget: Budget, now_s: float, most: int = 1000) -> int:
+def spent(budget: RetryBudget, now_s: float, most: int = 1000) -> int:
     return next(n for n in range(most) if not budget.spend(now_s))
 
 
 def test_a_few_are_always_allowed() -> None:
-    budget = Budget(20)
+    budget = RetryBudget(20)
     assert spent(budget, 100.0) == 10
     assert spent(budget, 109.9) == 0
     assert spent(budget, 110.0) == 10
 
 
 def test_a_part_of_the_requests_is() -> None:
-    budget = Budget(20)
+    budget = RetryBudget(20)
     for _ in range(200):
         budget.asked(5.0)
     assert spent(budget, 5.0) == 50
@@ -27,11 +27,11 @@ def test_a_part_of_the_requests_is() -> None:
 
 
 def test_nothing_at_zero_and_without_a_floor() -> None:
-    assert spent(Budget(0, 0), 1.0) == 0
+    assert spent(RetryBudget(0, 0), 1.0) == 0
 
 
 def test_a_clock_that_stands_or_jumps() -> None:
-    budget = Budget(100, 0)
+    budget = RetryBudget(100, 0)
     budget.asked(3.0)
     budget.asked(1e9)
     assert spent(budget, 1e9) == 1
@@ -45,7 +45,7 @@ def test_the_sums_are_those_of_the_last_ten_seconds(
     story: list[tuple[str, float]], percent: int, floor: int
 ) -> None:
     """The same as from a list of everything that ever happened."""
-    budget, now_s = Budget(percent, floor), 0.0
+    budget, now_s = RetryBudget(percent, floor), 0.0
     asked: list[int] = []
     taken: list[int] = []
     for what, later_s in story:

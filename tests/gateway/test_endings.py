@@ -7,10 +7,10 @@ import orjson
 import pytest
 from typing_extensions import override
 
-from gateway.known.hearing import STALE_S, Hearing
-from gateway.record.journal import shown
-from gateway.server import Limits
-from gateway.watch import endings
+from gateway.metrics import response_summary
+from gateway.server import GatewayLimits
+from gateway.state.staleness import STALE_S, StalenessMonitor
+from gateway.telemetry.request_journal import render_entries
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from store.port import ServerStatus
@@ -63,7 +63,7 @@ async def test_a_clients_own_time_is_no_engines_fault(
         recorder = gateway.gateway.recorder
         await until(lambda: len(recorder.journal) == 1, what="it to be written down")
         is_begun = response.status == 200
-        (told,) = shown(recorder.journal.last(1), "g")
+        (told,) = render_entries(recorder.journal.last(1), "g")
         assert told["status"] == ("interrupted" if is_begun else "failed")
         assert (told["replica"], told["worker"], told["deployment"]) == ("m-0", "mac-1", "m")
         (attempt,) = recorder.journal.last(1)[0].tried
@@ -109,8 +109,8 @@ async def test_the_journal_says_why_a_stream_broke(
     ],
 )
 def test_how_a_stream_ended(last: bytes, is_whole: bool, why: str) -> None:
-    assert endings.is_whole(last) is is_whole
-    assert is_whole or why in endings.why(last)
+    assert response_summary.is_complete_stream(last) is is_whole
+    assert is_whole or why in response_summary.stream_error(last)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
@@ -118,7 +118,7 @@ async def test_who_comes_back_is_found_by_a_probe(
     world: World, http: aiohttp.ClientSession, *, is_streamed: bool
 ) -> None:
     """An engine that is restarted behind an endpoint that nobody publishes anew."""
-    limits = Limits(drain_timeout_s=0.0)
+    limits = GatewayLimits(drain_timeout_s=0.0)
     async with (
         running(FakeEngine("m-0", chat)) as engine,
         running_gateway(world.transport, limits) as gateway,
@@ -182,9 +182,9 @@ class _Hanging(MemoryTransport):
 
 async def test_a_store_that_hangs_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it is asked, and for however long that takes, nobody is told that all is fresh."""
-    monkeypatch.setattr("gateway.known.hearing._ASK_S", 0.2)
+    monkeypatch.setattr("gateway.state.staleness._ASK_S", 0.2)
     clock = FakeClock()
-    hearing = Hearing(_Hanging(clock), clock, [_Watch(clock)])
+    hearing = StalenessMonitor(_Hanging(clock), clock, [_Watch(clock)])
     await hearing.listen(clock.monotonic())
     told = [hearing.is_stale]
     await clock.advance(8)

@@ -7,7 +7,7 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from store import keys
 from tests.gateway import scripts
 from tests.gateway.fake_engine import FakeEngine, Script, running
@@ -164,7 +164,7 @@ async def test_a_request_waits_for_an_engine_that_is_being_restarted(
 
 
 async def test_a_silent_engine_is_given_up(world: World, http: aiohttp.ClientSession) -> None:
-    limits = Limits(request_timeout_s=0.1, drain_timeout_s=0)
+    limits = GatewayLimits(request_timeout_s=0.1, drain_timeout_s=0)
     async with (
         running(FakeEngine("m-0", slow(30))) as engine,
         running_gateway(world.transport, limits) as gateway,

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.routing.table import Origin
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
 from schemas.routing import Routing
@@ -306,7 +306,7 @@ async def test_a_slow_engine_gets_a_rival(
 async def test_one_names_trouble_is_not_anothers(world: World, http: aiohttp.ClientSession) -> None:
     """While everything of one model hangs, another's requests are answered as ever."""
     async with (
-        running_gateway(world.transport, Limits(drain_timeout_s=0.0)) as gateway,
+        running_gateway(world.transport, GatewayLimits(drain_timeout_s=0.0)) as gateway,
         running(FakeEngine("a-0", faults.says_nothing, health=None)) as hung,
         running(FakeEngine("b-0", chat)) as good,
     ):

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Condition, Truth
+from schemas.meta import Condition, ConditionStatus
 from store import keys
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import chat, dies_at_once
@@ -31,7 +31,7 @@ def sleeping(name: str, *served: str, **fields: object) -> ModelDeployment:
 async def holding(
     world: World, *, timeout_s: float = 20.0, limit: int = 64
 ) -> AsyncIterator[Running]:
-    limits = Limits(drain_timeout_s=0.0, hold_timeout_s=timeout_s, hold_limit=limit)
+    limits = GatewayLimits(drain_timeout_s=0.0, hold_timeout_s=timeout_s, hold_limit=limit)
     async with running_gateway(world.transport, limits) as gateway:
         yield gateway
 
@@ -74,7 +74,9 @@ async def test_a_request_waits_for_the_first_replica(
 async def test_after_its_time_the_client_is_told_that_it_starts(
     world: World, http: aiohttp.ClientSession
 ) -> None:
-    said = Condition(type="Progressing", status=Truth.TRUE, reason="Loading", message="1 of 1")
+    said = Condition(
+        type="Progressing", status=ConditionStatus.TRUE, reason="Loading", message="1 of 1"
+    )
     await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
     async with holding(world, timeout_s=0.2) as gateway:
         await world.put(sleeping("m"))

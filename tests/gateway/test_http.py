@@ -6,9 +6,9 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from schemas.deployment import ModelDeploymentStatus
-from schemas.meta import Condition, Truth
+from schemas.meta import Condition, ConditionStatus
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import chat, echo
 from tests.gateway.world import Running, World, deployment, route, running_gateway
@@ -49,7 +49,10 @@ async def test_nothing_deployed(gateway: Running, http: aiohttp.ClientSession) -
 
 async def test_nothing_ready(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
     said = Condition(
-        type="Placed", status=Truth.FALSE, reason="InsufficientMemory", message="2 GiB short"
+        type="Placed",
+        status=ConditionStatus.FALSE,
+        reason="InsufficientMemory",
+        message="2 GiB short",
     )
     await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
     await world.put(deployment("m"))
@@ -76,7 +79,7 @@ async def test_bad_bodies(
 
 
 async def test_bodies_too_large(world: World, http: aiohttp.ClientSession) -> None:
-    limits = Limits(max_body_bytes=100, drain_timeout_s=0)
+    limits = GatewayLimits(max_body_bytes=100, drain_timeout_s=0)
 
     async def parts() -> Any:
         for _ in range(3):

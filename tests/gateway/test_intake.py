@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.asks import Ask, Heard
-from gateway.clients.openai import OpenAi
+from gateway.apis.openai import OpenAiAdapter
 from gateway.errors import RefusedError
-from gateway.upstream import request
-from gateway.upstream.sse import whole_events
+from gateway.forwarding.engine_stream import split_events
+from gateway.request import HttpRequest, InferenceRequest
+from gateway.upstream import request_encoder
 from tests.gateway.world import target
 
 
@@ -31,16 +31,16 @@ from tests.gateway.world import target
 )
 def test_bodies_without_a_model_are_refused(body: bytes, param: str | None) -> None:
     with pytest.raises(RefusedError) as caught:
-        OpenAi().read(
-            Heard(path="/v1/completions", query=b"", headers=(), request_id=b"r", body=body)
+        OpenAiAdapter().read(
+            HttpRequest(path="/v1/completions", query=b"", headers=(), request_id=b"r", body=body)
         )
     assert (caught.value.refusal.status, caught.value.refusal.param) == (400, param)
 
 
 def test_the_body_goes_to_the_engine_as_it_came() -> None:
     body = b'{ "model" :"m",  "temperature": 1.10, "seed": 18446744073709551615 }'
-    ask = Ask(path="/v1/completions", model="m", body=body, request_id=b"r-1")
-    head, _, sent = request.encode(ask, target("m-0")).partition(b"\r\n\r\n")
+    ask = InferenceRequest(path="/v1/completions", model="m", body=body, request_id=b"r-1")
+    head, _, sent = request_encoder.encode_request(ask, target("m-0")).partition(b"\r\n\r\n")
     assert sent == body
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
     assert b"x-request-id: r-1" in head
@@ -68,7 +68,7 @@ def test_the_body_goes_to_the_engine_as_it_came() -> None:
     ],
 )
 def test_a_routes_name_becomes_the_engines(body: bytes, expected: bytes) -> None:
-    assert request.renamed(body, "route", "m") == expected
+    assert request_encoder.rename_model(body, "route", "m") == expected
 
 
 json = st.recursive(
@@ -82,7 +82,7 @@ json = st.recursive(
 @given(rest=st.dictionaries(st.text(max_size=5), json), old=st.text(min_size=1, max_size=8))
 def test_renaming_changes_the_name_only(rest: dict[str, object], old: str) -> None:
     tree = {**rest, "model": old}
-    changed = orjson.loads(request.renamed(orjson.dumps(tree), old, "new"))
+    changed = orjson.loads(request_encoder.rename_model(orjson.dumps(tree), old, "new"))
     assert changed == {**tree, "model": "new"}
 
 
@@ -100,7 +100,7 @@ def test_only_whole_events_are_passed_on(
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
     passed, held = b"", b""
     for start, end in pairwise(edges):
-        out, held = whole_events(held, data[start:end])
+        out, held = split_events(held, data[start:end])
         assert not out or out.endswith((b"\n\n", b"\r\n\r\n"))
         passed += out
     assert (passed, held) == (whole, tail.encode())
@@ -108,4 +108,4 @@ def test_only_whole_events_are_passed_on(
 
 def test_an_event_without_end_is_not_held_for_ever() -> None:
     held = b"x" * (1 << 20)
-    assert whole_events(held, b"y") == (held + b"y", b"")
+    assert split_events(held, b"y") == (held + b"y", b"")

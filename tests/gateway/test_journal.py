@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.carry.trail import Tried
-from gateway.record.journal import Entry, Journal, shown
-from gateway.record.journal_file import JournalFile
-from gateway.record.series import METRICS, STEP_S, STEPS, Series
-from gateway.server import Limits
-from gateway.watch.usage import usage
+from gateway.forwarding.retry_state import Attempt
+from gateway.metrics.response_summary import parse_usage
+from gateway.server import GatewayLimits
+from gateway.telemetry.request_journal import (
+    JournalEntry,
+    JournalWriter,
+    RequestJournal,
+    render_entries,
+)
+from gateway.telemetry.time_series import SERIES_METRICS, STEP_S, STEPS, RateSeries
 from machinery.clock import SystemClock
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import chat, dies_at_once, dies_mid_stream, refuses
@@ -25,7 +29,9 @@ from tests.gateway.world import Running, World, running_gateway, target
 from tests.support.waiting import until
 
 
-def entry(number: int = 1, *, outcome: str = "ok", model: str = "m", **more: object) -> Entry:
+def entry(
+    number: int = 1, *, outcome: str = "ok", model: str = "m", **more: object
+) -> JournalEntry:
     values = {
         "time_s": 1000.0 + number,
         "request_id": b"r-%d" % number,
@@ -38,7 +44,7 @@ def entry(number: int = 1, *, outcome: str = "ok", model: str = "m", **more: obj
         "outcome": outcome,
         "strategy": "Scored",
         "served_by": target("m-0"),
-        "tried": [Tried(target("m-0"), "answered", 1.0, 1.5)],
+        "tried": [Attempt(target("m-0"), "answered", 1.0, 1.5)],
         "resumptions": 0,
         "queued_s": 0.0,
         "first_s": 0.5,
@@ -47,11 +53,11 @@ def entry(number: int = 1, *, outcome: str = "ok", model: str = "m", **more: obj
         "cached_tokens": 3,
         "output_tokens": 11,
     }
-    return Entry(**{**values, **more})  # type: ignore[arg-type]  # a table of defaults
+    return JournalEntry(**{**values, **more})  # type: ignore[arg-type]  # a table of defaults
 
 
 def test_the_ring_keeps_the_last() -> None:
-    journal = Journal(3)
+    journal = RequestJournal(3)
     for number in range(5):
         journal.add(entry(number, outcome="ok" if number % 2 else "failed"))
     assert [one.request_id for one in journal.last(10)] == [b"r-4", b"r-3", b"r-2"]
@@ -63,13 +69,13 @@ def test_the_ring_keeps_the_last() -> None:
 
 
 def test_a_node_that_failed_is_found_too() -> None:
-    journal = Journal(3)
+    journal = RequestJournal(3)
     journal.add(entry(served_by=None, outcome="failed"))
     assert len(journal.last(1, node="mac-1")) == 1
 
 
 def test_what_is_shown_of_a_request() -> None:
-    (tree,) = shown([entry(session="somebody@example.com", key="team")], "g1")
+    (tree,) = render_entries([entry(session="somebody@example.com", key="team")], "g1")
     assert tree["id"] == "r-1"
     assert tree["worker"] == "mac-1"
     assert tree["endpoint"] == "http://127.0.0.1:1"
@@ -77,7 +83,10 @@ def test_what_is_shown_of_a_request() -> None:
     assert tree["apiKey"] == "team"
     assert (tree["latencyMs"], tree["firstTokenMs"]) == (2000.0, 500.0)
     # The same at every gateway, and nothing of what it is called.
-    assert tree["session"] == shown([entry(2, session="somebody@example.com")], "g2")[0]["session"]
+    assert (
+        tree["session"]
+        == render_entries([entry(2, session="somebody@example.com")], "g2")[0]["session"]
+    )
     assert "example" not in json.dumps(tree)
 
 
@@ -137,7 +146,7 @@ async def test_the_file_has_every_request(
     world: World, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     path = tmp_path / "requests.jsonl"
-    limits = Limits(drain_timeout_s=0.0, journal_size=1, journal_file=path)
+    limits = GatewayLimits(drain_timeout_s=0.0, journal_size=1, journal_file=path)
     async with (
         running(FakeEngine("m-0", chat)) as engine,
         running_gateway(world.transport, limits) as gateway,
@@ -155,7 +164,7 @@ async def test_the_file_has_every_request(
 
 def test_the_file_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    file = JournalFile(path, SystemClock(), gateway="g", file_bytes=1)
+    file = JournalWriter(path, SystemClock(), gateway="g", file_bytes=1)
     for number in range(8):
         file.write([entry(number)])
     assert sorted(one.name for one in tmp_path.iterdir()) == [
@@ -168,7 +177,7 @@ def test_the_file_is_rotated(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, on Linux")
 def test_a_full_disk_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    file = JournalFile(Path("/dev/full"), SystemClock(), gateway="g")
+    file = JournalWriter(Path("/dev/full"), SystemClock(), gateway="g")
     with caplog.at_level(logging.ERROR):
         for number in range(3):
             file.write([entry(number)])
@@ -181,7 +190,7 @@ def test_a_full_disk_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:
-    file = JournalFile(tmp_path / "no" / "where", SystemClock(), gateway="g")
+    file = JournalWriter(tmp_path / "no" / "where", SystemClock(), gateway="g")
     file.write([entry()])
     assert file.lost == 1
     (tmp_path / "no").mkdir()
@@ -200,7 +209,7 @@ async def test_a_disk_that_hangs_costs_lines_and_no_request(tmp_path: Path) -> N
     path = tmp_path / "pipe"
     os.mkfifo(path)
     one = entry()
-    file = JournalFile(path, SystemClock(), gateway="g")
+    file = JournalWriter(path, SystemClock(), gateway="g")
     async with asyncio.TaskGroup() as group:
         task = group.create_task(file.run())
         await asyncio.sleep(0)
@@ -219,7 +228,7 @@ requests = st.lists(st.tuples(st.integers(0, 3 * 24 * 3600), st.booleans()), max
 @given(requests)
 def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
     """Whatever came when, the sums are those of the steps that are still kept."""
-    series = Series()
+    series = RateSeries()
     ends.sort()
     for time_s, is_ok in ends:
         outcome = "ok" if is_ok else "failed"
@@ -240,29 +249,29 @@ def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
 
 
 def test_rates_are_per_second_and_means_are_of_what_there_was() -> None:
-    series = Series()
+    series = RateSeries()
     for number in range(20):
         series.add(entry(number)._replace(time_s=1000.0, whole_s=2.0))
     ((_, sums),) = series.points(1010.0, 10, 1)
-    values = {name: read(sums) for name, (_, read) in METRICS.items()}
+    values = {name: read(sums) for name, (_, read) in SERIES_METRICS.items()}
     assert values["rps"] == 2.0
     assert values["tokens_per_second"] == 22.0
     assert (values["latency"], values["first_token"]) == (2000.0, 500.0)
     assert values["error_rate"] == 0.0
     ((_, nothing),) = series.points(2000.0, 10, 1)
-    assert METRICS["latency"][1](nothing) is None
+    assert SERIES_METRICS["latency"][1](nothing) is None
     assert series.fastest(1010.0) == 22.0
     assert series.fastest(1010.0 + 25 * 3600) == 0.0
 
 
 def test_before_the_start_nothing_was_measured() -> None:
-    ((at_s, sums),) = Series().points(1010.0, 10, 1)
+    ((at_s, sums),) = RateSeries().points(1010.0, 10, 1)
     assert (at_s, sums.seconds) == (1000, 10)
     assert sums.since(at_s, 1010.0) is None
     assert sums.since(at_s, 1000.0) is sums
     half = sums.since(at_s, 1005.0)
     assert half is not None
-    assert (half.seconds, METRICS["rps"][1](half)) == (5, 0.0)
+    assert (half.seconds, SERIES_METRICS["rps"][1](half)) == (5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -295,4 +304,4 @@ def test_before_the_start_nothing_was_measured() -> None:
     ],
 )
 def test_tokens_of_an_answer(body: bytes, expected: tuple[int, int, int] | None) -> None:
-    assert usage(body) == expected
+    assert parse_usage(body) == expected

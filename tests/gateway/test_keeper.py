@@ -10,11 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.known.keeper import TableKeeper
-from gateway.known.tabulate import ORPHAN_S
+from gateway.state.build_table import ORPHAN_S
+from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeploymentStatus
-from schemas.meta import Condition, Truth
+from schemas.meta import Condition, ConditionStatus
 from store import codec, keys
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
@@ -29,21 +29,21 @@ from tests.support.waiting import until, until_async
 
 
 @asynccontextmanager
-async def keeping(transport: Transport) -> AsyncIterator[tuple[TableKeeper, FakeClock]]:
+async def keeping(transport: Transport) -> AsyncIterator[tuple[TableCache, FakeClock]]:
     clock = FakeClock()
-    keeper = TableKeeper(transport, clock)
+    keeper = TableCache(transport, clock)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(keeper.run())
         yield keeper, clock
         task.cancel()
 
 
-def ready(keeper: TableKeeper, name: str) -> int | None:
+def ready(keeper: TableCache, name: str) -> int | None:
     model = keeper.table.models.get(name)
     return None if model is None else model.ready()
 
 
-def orphans(keeper: TableKeeper, name: str) -> list[str]:
+def orphans(keeper: TableCache, name: str) -> list[str]:
     model = keeper.table.models.get(name)
     return [t.replica for share in (model.shares if model else ()) for t in share.orphans]
 
@@ -66,7 +66,9 @@ async def test_it_follows_the_store(world: World) -> None:
 
 async def test_reasons_come_from_the_status(world: World) -> None:
     await world.put(deployment("m"))
-    said = Condition(type="Placed", status=Truth.FALSE, reason="NoNodes", message="no node")
+    said = Condition(
+        type="Placed", status=ConditionStatus.FALSE, reason="NoNodes", message="no node"
+    )
     await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
     async with keeping(world.transport) as (keeper, _):
         await until(lambda: keeper.is_synced, what="the first list")
@@ -232,5 +234,5 @@ async def test_a_gateway_starts_without_etcd(tmp_path: Path, http: aiohttp.Clien
 
 
 def test_nothing_is_started_by_making_one() -> None:
-    keeper = TableKeeper(MemoryTransport(SystemClock()), SystemClock())
+    keeper = TableCache(MemoryTransport(SystemClock()), SystemClock())
     assert keeper.staleness_s() is None

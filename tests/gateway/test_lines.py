@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from tests.gateway import scripts
 from tests.gateway.fake_engine import Call, FakeEngine, running
 from tests.gateway.scripts import chat, refuses
@@ -47,7 +47,7 @@ class Door:
 async def lively(
     world: World, quiet_s: float = 0.05, hold_s: float = 20.0
 ) -> AsyncIterator[Running]:
-    limits = Limits(drain_timeout_s=0.0, quiet_s=quiet_s, hold_timeout_s=hold_s)
+    limits = GatewayLimits(drain_timeout_s=0.0, quiet_s=quiet_s, hold_timeout_s=hold_s)
     async with running_gateway(world.transport, limits) as gateway:
         yield gateway
 

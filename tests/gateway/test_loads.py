@@ -5,16 +5,16 @@ import random
 
 import pytest
 
-from gateway.carry import hedging
-from gateway.carry.loads import Loads
-from gateway.carry.trail import Whole
+from gateway.forwarding import forwarder
+from gateway.forwarding.load_tracker import LoadTracker
+from gateway.forwarding.retry_state import WholeResponse
 from tests.gateway.world import target
 
 ONE, OTHER = target("m-0", port=1), target("m-1", port=2)
 
 
-def loads() -> Loads:
-    return Loads(random.Random(1))
+def loads() -> LoadTracker:
+    return LoadTracker(random.Random(1))
 
 
 def told(running: bytes, queued: bytes = b"0", free: bytes = b"") -> dict[bytes, bytes]:
@@ -121,11 +121,11 @@ def test_one_on_trial_is_shunned_by_all_others() -> None:
     assert circuits.phases(30.0) == {}
 
 
-def whole(name: str) -> Whole:
-    return Whole(target=target(name), status=200, headers=[], body=b"")
+def whole(name: str) -> WholeResponse:
+    return WholeResponse(target=target(name), status=200, headers=[], body=b"")
 
 
-async def later(result: Whole | None, turns: int = 1) -> Whole | None:
+async def later(result: WholeResponse | None, turns: int = 1) -> WholeResponse | None:
     for _ in range(turns):
         await asyncio.sleep(0)
     return result
@@ -139,13 +139,15 @@ async def test_without_a_need_nobody_else_is_asked() -> None:
     def rival() -> None:
         raise AssertionError("nobody is to be asked")
 
-    assert await hedging.raced(later(whole("m-0")), rival, after_s=60.0) == whole("m-0")
-    assert await hedging.raced(later(None), rival, after_s=60.0) is None
+    assert await forwarder.race(later(whole("m-0")), rival, after_s=60.0) == whole("m-0")
+    assert await forwarder.race(later(None), rival, after_s=60.0) is None
 
 
 async def test_whoever_answers_first_wins_and_a_failure_leaves_it_to_the_other() -> None:
-    async def raced(first: hedging.Asking, second: hedging.Asking | None) -> hedging.Answered:
-        return await hedging.raced(first, lambda: second, after_s=0.0)
+    async def raced(
+        first: forwarder.AttemptCoroutine, second: forwarder.AttemptCoroutine | None
+    ) -> forwarder.AttemptResult:
+        return await forwarder.race(first, lambda: second, after_s=0.0)
 
     assert await raced(never(), later(whole("m-1"))) == whole("m-1")
     assert await raced(later(whole("m-0"), 9), later(None)) == whole("m-0")

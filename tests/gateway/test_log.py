@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from fleetctl.tickets import ticket
-from gateway.server import Limits
-from machinery.logring import Ring
+from fleetctl.fleets.process_client import issue_ticket
+from gateway.server import GatewayLimits
+from machinery.process_log import LogRing
 from store import keys
 from tests.gateway.world import Running, World, running_gateway
 from tests.support.waiting import until, until_async
@@ -19,11 +19,11 @@ PATH = "/v1/logs/gateway"
 
 @pytest.fixture
 async def gateway(world: World) -> AsyncIterator[Running]:
-    ring = Ring()
+    ring = LogRing()
     for message in ("one", "two", "three"):
         ring.handle(logging.LogRecord("test", logging.INFO, "", 1, message, (), None))
     # A follower that held up the end of the gateway would do so for a minute.
-    limits = Limits(asks_for_keys=True, drain_timeout_s=60.0, ring=ring)
+    limits = GatewayLimits(asks_for_keys=True, drain_timeout_s=60.0, ring=ring)
     async with asyncio.timeout(50), running_gateway(world.transport, limits) as running:
         yield running
 
@@ -40,7 +40,7 @@ async def holder(world: World) -> str:
 
 async def test_the_log_is_shown_for_a_ticket(world: World, gateway: Running) -> None:
     async with (
-        ticket(world.transport, await holder(world)) as bearer,
+        issue_ticket(world.transport, await holder(world)) as bearer,
         aiohttp.ClientSession() as http,
     ):
         headers = {"authorization": f"Bearer {bearer}"}
@@ -57,7 +57,7 @@ async def test_the_log_is_shown_for_a_ticket(world: World, gateway: Running) -> 
 
 async def test_nobody_else_sees_it(world: World, gateway: Running) -> None:
     async with (
-        ticket(world.transport, "Gateway/another") as bearer,
+        issue_ticket(world.transport, "Gateway/another") as bearer,
         aiohttp.ClientSession() as http,
     ):
         for shown in ("", f"Bearer {bearer}", "Bearer sk-fleet-something"):
@@ -69,7 +69,7 @@ async def test_nobody_else_sees_it(world: World, gateway: Running) -> None:
 
 async def test_who_follows_does_not_hold_up_the_end(world: World, gateway: Running) -> None:
     async with (
-        ticket(world.transport, await holder(world)) as bearer,
+        issue_ticket(world.transport, await holder(world)) as bearer,
         aiohttp.ClientSession() as http,
     ):
         headers = {"authorization": f"Bearer {bearer}"}

@@ -7,8 +7,7 @@ from pathlib import Path
 import aiohttp
 from typing_extensions import override
 
-from gateway.watch.metrics import Metrics
-from gateway.watch.process import Connections, Process
+from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from machinery.clock import SystemClock
 from store import keys
 from tests.gateway.fake_engine import FakeEngine, running
@@ -115,7 +114,7 @@ async def test_what_is_gone_is_not_shown_for_ever(
 
 
 def test_a_child_that_was_dropped_is_counted_anew() -> None:
-    metrics = Metrics(in_flight=lambda: 0, endpoints=lambda: 0)
+    metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0)
     for _ in range(2):
         metrics.served.of("m", "m-0").ended("ok", 1.0)
         metrics.drop_gone(frozenset({"m"}), frozenset())
@@ -150,7 +149,7 @@ async def test_a_loop_that_is_blocked_is_late() -> None:
             self.now_s += seconds + 0.03
             await asyncio.sleep(0)
 
-    process = Process(Late(), Connections(clients=lambda: 0, engines=lambda: 0))
+    process = ProcessMetrics(Late(), ConnectionCounts(clients=lambda: 0, engines=lambda: 0))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(process.keep())
         await until(lambda: sum(process.lag.child().counts), what="a probe")

@@ -8,11 +8,11 @@ import aiohttp
 import pytest
 from typing_extensions import override
 
-from gateway.presence import Presence
-from gateway.server import Limits
+from gateway.registration import Registration
+from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from machinery.version import version
-from schemas.gateway import GatewayLease
+from schemas.records import GatewayLease
 from store import codec, keys
 from store.errors import PermissionDeniedError
 from store.etcd.connect import connect
@@ -46,11 +46,11 @@ async def test_a_gateway_is_registered_for_as_long_as_it_runs(world: World) -> N
 
 
 async def test_only_who_asks_for_keys_shares_their_rates(world: World) -> None:
-    keys_on = Limits(drain_timeout_s=0.0, asks_for_keys=True)
+    keys_on = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
     async with (
         running_gateway(world.transport, keys_on) as one,
         running_gateway(world.transport, keys_on),
-        running_gateway(world.transport, Limits(drain_timeout_s=0.0)),
+        running_gateway(world.transport, GatewayLimits(drain_timeout_s=0.0)),
     ):
 
         async def all_three() -> bool:
@@ -83,7 +83,7 @@ async def test_without_the_right_to_register_it_serves_and_says_so_once(
 ) -> None:
     clock = FakeClock()
     transport = Forbidding(clock)
-    presence = Presence(transport, clock, id_="g", url="http://127.0.0.1:1")
+    presence = Registration(transport, clock, id_="g", url="http://127.0.0.1:1")
     async with asyncio.TaskGroup() as group:
         task = group.create_task(presence.run())
         await until(lambda: transport.asked, what="the first try")

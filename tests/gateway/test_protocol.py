@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.clients.origins import Origins
-from gateway.server import Limits
+from gateway.http.cors import AllowedOrigins
+from gateway.server import GatewayLimits
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.raw_client import CHAT, RawClient, connected, get, post
 from tests.gateway.scripts import DONE, chat, echo, slow, streams
@@ -29,8 +29,10 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(world: World) -> AsyncIterator[Fleet]:
-    limits = Limits(
-        max_body_bytes=1000, drain_timeout_s=0.0, origins=Origins(["https://chat.example.com"])
+    limits = GatewayLimits(
+        max_body_bytes=1000,
+        drain_timeout_s=0.0,
+        origins=AllowedOrigins(["https://chat.example.com"]),
     )
     async with (
         running(FakeEngine("m-0", echo)) as engine,

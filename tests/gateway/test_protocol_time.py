@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from typing_extensions import override
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.raw_client import RawClient, connected, get, post
 from tests.gateway.scripts import DONE, echo, slow, streams
@@ -55,7 +55,7 @@ async def fleet(world: World) -> AsyncIterator[Fleet]:
     clock = SkippingClock()
     async with (
         running(FakeEngine("m-0", echo)) as engine,
-        running_gateway(world.transport, Limits(drain_timeout_s=0.0), clock) as gateway,
+        running_gateway(world.transport, GatewayLimits(drain_timeout_s=0.0), clock) as gateway,
         connected(gateway.url) as client,
     ):
         await world.serve("m", engine)
@@ -186,7 +186,7 @@ async def refuses(url: str) -> bool:
 async def test_idle_connections_are_served_for_a_moment_more(world: World) -> None:
     async with (
         running(FakeEngine("m-0", streams(3, pause_s=0.3))) as engine,
-        running_gateway(world.transport, Limits(drain_timeout_s=10.0)) as gateway,
+        running_gateway(world.transport, GatewayLimits(drain_timeout_s=10.0)) as gateway,
         connected(gateway.url) as streaming,
         connected(gateway.url) as idle,
         connected(gateway.url) as cold,

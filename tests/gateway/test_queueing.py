@@ -4,23 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.carry import refusals
-from gateway.carry.policy import Lines
-from gateway.carry.queueing import LEAST_RETRY_S, MOST_RETRY_S, Place, Queue
+from gateway.forwarding import admission
+from gateway.forwarding.admission import LEAST_RETRY_S, MOST_RETRY_S, Slot, SlotQueue
+from gateway.forwarding.policy import QueuePolicy
 
 
-def lines(concurrency: int, depth: int) -> Lines:
-    return Lines(concurrency=concurrency, depth=depth, timeout_s=30.0)
+def lines(concurrency: int, depth: int) -> QueuePolicy:
+    return QueuePolicy(concurrency=concurrency, depth=depth, timeout_s=30.0)
 
 
-def entered(queue: Queue, now_s: float = 0.0) -> Place:
+def entered(queue: SlotQueue, now_s: float = 0.0) -> Slot:
     place = queue.enter(now_s)
     assert place is not None
     return place
 
 
 def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
-    queue = Queue(lines(2, 1))
+    queue = SlotQueue(lines(2, 1))
     places = [queue.enter(0.0) for _ in range(4)]
     assert [place and place.is_through for place in places] == [True, True, False, None]
 
@@ -30,14 +30,14 @@ def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
     [(1, "1 is being answered and 1 waits,"), (2, "2 are being answered and 1 waits,")],
 )
 def test_who_is_turned_away_is_told_how_many_there_are(concurrency: int, said: str) -> None:
-    queue = Queue(lines(concurrency, 1))
+    queue = SlotQueue(lines(concurrency, 1))
     for _ in range(concurrency + 1):
         entered(queue)
-    assert said in refusals.queue_full("m", queue, 1).message
+    assert said in admission.queue_full("m", queue, 1).message
 
 
 def test_who_leaves_makes_room_for_who_waits_longest() -> None:
-    queue = Queue(lines(1, 3))
+    queue = SlotQueue(lines(1, 3))
     first, second, third = (entered(queue) for _ in range(3))
     assert queue.leave(first, 1.0) == [second]
     assert queue.leave(second, 2.0) == [third]
@@ -46,7 +46,7 @@ def test_who_leaves_makes_room_for_who_waits_longest() -> None:
 
 
 def test_who_gives_up_waiting_makes_room_in_the_queue() -> None:
-    queue = Queue(lines(1, 1))
+    queue = SlotQueue(lines(1, 1))
     first, second = entered(queue), entered(queue)
     assert queue.enter(0.0) is None
     assert queue.leave(second, 1.0) == []
@@ -55,7 +55,7 @@ def test_who_gives_up_waiting_makes_room_in_the_queue() -> None:
 
 
 def test_more_room_is_used_at_once_and_less_sends_nobody_away() -> None:
-    queue = Queue(lines(1, 5))
+    queue = SlotQueue(lines(1, 5))
     places = [entered(queue) for _ in range(4)]
     assert queue.change(lines(3, 5)) == places[1:3]
     assert queue.change(lines(1, 0)) == []
@@ -65,7 +65,7 @@ def test_more_room_is_used_at_once_and_less_sends_nobody_away() -> None:
 
 
 def test_when_to_come_again_follows_from_the_pace() -> None:
-    queue = Queue(lines(1, 100))
+    queue = SlotQueue(lines(1, 100))
     running = entered(queue)
     waiting = [entered(queue) for _ in range(9)]
     for second in range(1, 4):  # one in two seconds
@@ -75,8 +75,8 @@ def test_when_to_come_again_follows_from_the_pace() -> None:
 
 
 def test_without_a_pace_it_is_a_second_and_never_more_than_a_minute() -> None:
-    assert Queue(lines(1, 0)).retry_after_s(0.0) == LEAST_RETRY_S
-    queue = Queue(lines(1, 100))
+    assert SlotQueue(lines(1, 0)).retry_after_s(0.0) == LEAST_RETRY_S
+    queue = SlotQueue(lines(1, 100))
     entered(queue)
     for _ in range(50):
         entered(queue)
@@ -89,8 +89,8 @@ moves = st.lists(st.tuples(st.sampled_from(["enter", "leave", "change"]), st.int
 @given(moves)
 def test_whatever_happens(story: list[tuple[str, int]]) -> None:
     """Nobody overtakes, nobody waits beside a free place, and the bounds hold."""
-    queue, limit = Queue(lines(2, 3)), lines(2, 3)
-    inside: list[Place] = []
+    queue, limit = SlotQueue(lines(2, 3)), lines(2, 3)
+    inside: list[Slot] = []
     for now, (what, number) in enumerate(story):
         before, through = queue.running, [p for p in inside if p.is_through]
         if what == "enter":

@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from gateway.asks import Ask
-from gateway.carry.attempt import Attempts
-from gateway.carry.loads import Loads
-from gateway.carry.marks import Tape, error_of
-from gateway.carry.resuming import Resumer
-from gateway.carry.router import Router
-from gateway.carry.streaming import WAITING, Streaming
-from gateway.carry.trail import Trail
-from gateway.known.keeper import TableKeeper
-from gateway.known.tabulate import Seen, tabulate
+from gateway.forwarding.attempt import AttemptRunner
+from gateway.forwarding.engine_stream import WAITING, EngineStream
+from gateway.forwarding.load_tracker import LoadTracker
+from gateway.forwarding.resume_log import ResumeLog, parse_fault
+from gateway.forwarding.resumption import Resumer
+from gateway.forwarding.retry_state import RetryState
+from gateway.forwarding.router import Router
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.metrics.version_metrics import VersionMetrics
+from gateway.request import InferenceRequest
 from gateway.routing.table import Origin
-from gateway.upstream.exchange import BrokenError, Headers
-from gateway.upstream.pool import Answer, UnreachableError, Upstream
-from gateway.watch.metrics import Metrics
-from gateway.watch.versions import Versions
+from gateway.state.build_table import TableInputs, build_table
+from gateway.state.table_cache import TableCache
+from gateway.upstream.connection import BrokenResponseError, Headers
+from gateway.upstream.connection_pool import UnreachableError, Upstream, UpstreamResponse
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.gateway.marked import DONE, Request, check, clean, events
@@ -70,7 +70,7 @@ class Pieces:
         if self.pieces:
             return self.pieces.pop(0)
         if self.is_broken:
-            raise BrokenError("it broke", had_bytes=True)
+            raise BrokenResponseError("it broke", had_bytes=True)
         return b""
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Cut(Upstream):
         *,
         silence_s: float | None = None,
         until_s: float = float("inf"),
-    ) -> Answer:
+    ) -> UpstreamResponse:
         if self.is_gone:
             raise UnreachableError("connection refused")
         self.asked.append(raw)
@@ -117,17 +117,19 @@ class Carried:
     def __init__(self, replicas: int = 3, patience_s: float = 5.0) -> None:
         clock, entropy = SystemClock(), random.Random(0)
         self.engines = Cut()
-        self.metrics = Metrics(in_flight=lambda: 0, endpoints=lambda: 0)
+        self.metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0)
         self._targets = [target(f"m-{n}", port=n + 1) for n in range(replicas)]
         leased = {one.replica: one for one in self._targets}
-        seen = Seen(deployments={"m": deployment("m")}, statuses={}, routes={}, leased=leased)
-        keeper = TableKeeper(MemoryTransport(clock), clock)
-        keeper.table = tabulate(seen, [])
-        loads = Loads(entropy)
-        attempts = Attempts(
+        seen = TableInputs(
+            deployments={"m": deployment("m")}, statuses={}, routes={}, leased=leased
+        )
+        keeper = TableCache(MemoryTransport(clock), clock)
+        keeper.table = build_table(seen, [])
+        loads = LoadTracker(entropy)
+        attempts = AttemptRunner(
             upstream=self.engines,
             loads=loads,
-            versions=Versions(),
+            versions=VersionMetrics(),
             keeper=keeper,
             metrics=self.metrics,
             clock=clock,
@@ -139,11 +141,11 @@ class Carried:
 
     async def stream(
         self, *cuts: int, path: str = CHAT, body: dict[str, Any] = BODY, size: int = 10_000
-    ) -> tuple[Streaming, Trail]:
+    ) -> tuple[EngineStream, RetryState]:
         """Begin a stream that the first of the engines breaks off where the first cut is, and so on."""
-        self.engines.cuts, self.engines.size, trail = list(cuts), size, Trail()
+        self.engines.cuts, self.engines.size, trail = list(cuts), size, RetryState()
         self.engines.asked.clear()
-        ask = Ask(
+        ask = InferenceRequest(
             path=path,
             model="m",
             body=orjson.dumps(body),
@@ -152,12 +154,12 @@ class Carried:
             is_resumable=True,
         )
         result = await self._resumer.attempts.ask(ask, self._targets[0], trail)
-        assert isinstance(result, Streaming)
+        assert isinstance(result, EngineStream)
         self._resumer.watch(result, ask, trail)
         return result, trail
 
 
-async def read(stream: Streaming) -> AsyncIterator[bytes]:
+async def read(stream: EngineStream) -> AsyncIterator[bytes]:
     while piece := await stream.read():
         yield piece
     stream.close()
@@ -196,7 +198,9 @@ async def test_cut_again_and_again() -> None:
 async def test_too_often_is_too_often() -> None:
     carried = Carried(replicas=9)
     stream, trail = await carried.stream(400, 300, 300, 300, 300)
-    with pytest.raises(BrokenError, match=r"it broke; it is not resumed: .*(3 times|before they)"):
+    with pytest.raises(
+        BrokenResponseError, match=r"it broke; it is not resumed: .*(3 times|before they)"
+    ):
         _ = [piece async for piece in read(stream)]
     assert carried.metrics.resumptions.value("too_often") == 1
     stream.close()
@@ -214,7 +218,7 @@ async def test_clients_hear_that_they_are_waited_for() -> None:
         while piece := await stream.read():
             heard.append(piece)
 
-    with pytest.raises(BrokenError, match="no replica of 'm' could go on with it within"):
+    with pytest.raises(BrokenResponseError, match="no replica of 'm' could go on with it within"):
         await hear()
     assert heard.count(WAITING) > 3
     assert carried.metrics.resumptions.value("nobody") == 1
@@ -223,7 +227,7 @@ async def test_clients_hear_that_they_are_waited_for() -> None:
 
 async def test_what_is_kept_is_bounded() -> None:
     head, *more = events(Request(CHAT, BODY), length=2000)
-    tape = Tape(100)
+    tape = ResumeLog(100)
     for event in (head, *more):
         assert tape.take(event) == clean(event)
     assert tape.is_lost
@@ -238,7 +242,7 @@ async def test_what_is_kept_is_bounded() -> None:
 def test_events_in_any_pieces_are_the_same_without_marks(data: st.DataObject) -> None:
     path, body = data.draw(st.sampled_from(CASES))
     told = [*events(Request(path, body)), b": keep-alive\n\n"]
-    tape, out, at = Tape(1000), b"", 0
+    tape, out, at = ResumeLog(1000), b"", 0
     while at < len(told):
         count = data.draw(st.integers(1, len(told)))
         out += tape.take(b"".join(told[at : at + count]))
@@ -264,9 +268,9 @@ def test_events_in_any_pieces_are_the_same_without_marks(data: st.DataObject) ->
     ],
 )
 async def test_engines_own_errors(event: bytes, says: str, *, is_resumable: bool) -> None:
-    why, found = error_of(event)
+    why, found = parse_fault(event)
     assert says in why
     assert found == is_resumable
-    tape, told = Tape(100), events(Request(CHAT, BODY))
+    tape, told = ResumeLog(100), events(Request(CHAT, BODY))
     assert tape.take(told[0] + told[1] + event + b"\n\n") == clean(told[0] + told[1])
     assert tape.fault == event

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from openai.types.responses import ResponseErrorEvent
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from schemas.routing import Resumption, Routing, Timeouts
 from tests.gateway import scripts
 from tests.gateway.fake_engine import Call, FakeEngine, running
@@ -133,7 +133,7 @@ async def test_a_broken_connection_to_a_living_engine_goes_on_there(
 
 
 async def test_nobody_left(world: World, http: aiohttp.ClientSession) -> None:
-    async with running_gateway(world.transport, Limits(resume_timeout_s=0.3)) as gateway:
+    async with running_gateway(world.transport, GatewayLimits(resume_timeout_s=0.3)) as gateway:
         async with (
             fleet(world, gateway, Marked(cuts=[700])) as (engine,),
             http.post(gateway.url + CHAT, json=BODY) as response,
@@ -174,7 +174,7 @@ def unfit(odd: Any) -> Any:
 async def test_who_cannot_go_on_is_left_out(
     world: World, http: aiohttp.ClientSession, odd: Any
 ) -> None:
-    limits = Limits(resume_timeout_s=0.5)
+    limits = GatewayLimits(resume_timeout_s=0.5)
     async with (
         running_gateway(world.transport, limits) as gateway,
         fleet(world, gateway, unfit(odd), unfit(odd), unfit(odd)) as engines,

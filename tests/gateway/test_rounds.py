@@ -1,18 +1,18 @@
 """Who is asked how it is: only who is not heard, the most urgent first, and never too many at once."""
 
-from gateway.carry.rounds import RATE_PER_S, TICK_S, Rounds
-from gateway.routing.table import Origin, Target
+from gateway.forwarding.health_checks import RATE_PER_S, TICK_S, ProbeSchedule
+from gateway.routing.table import EngineEndpoint, Origin
 from tests.gateway.world import target
 
 NOBODY: frozenset[Origin] = frozenset()
 
 
-def fleet(count: int) -> list[Target]:
+def fleet(count: int) -> list[EngineEndpoint]:
     return [target(f"m-{number}", port=number + 1) for number in range(count)]
 
 
 def asked(
-    rounds: Rounds,
+    rounds: ProbeSchedule,
     now_s: float,
     awaited: frozenset[Origin] = NOBODY,
     ejected: frozenset[Origin] = NOBODY,
@@ -22,7 +22,7 @@ def asked(
 
 
 def test_who_answers_is_not_asked() -> None:
-    rounds, (one, other) = Rounds(), fleet(2)
+    rounds, (one, other) = ProbeSchedule(), fleet(2)
     rounds.know((one, other), 0.0)
     for second in range(30):
         rounds.hear({one.origin}, float(second))
@@ -33,7 +33,7 @@ def test_who_answers_is_not_asked() -> None:
 
 
 def test_who_is_being_asked_is_not_asked_again() -> None:
-    rounds, (one,) = Rounds(), fleet(1)
+    rounds, (one,) = ProbeSchedule(), fleet(1)
     rounds.know((one,), 0.0)
     assert asked(rounds, 10.0) == ["m-0"]
     assert asked(rounds, 60.0) == []
@@ -44,7 +44,7 @@ def test_who_is_being_asked_is_not_asked_again() -> None:
 def test_who_lets_somebody_wait_is_asked_every_second_who_is_ejected_every_time_and_both_first() -> (
     None
 ):
-    rounds, targets = Rounds(), fleet(40)
+    rounds, targets = ProbeSchedule(), fleet(40)
     rounds.know(targets, 0.0)
     awaited, ejected = frozenset({targets[30].origin}), frozenset({targets[31].origin})
     assert asked(rounds, 0.5, awaited, ejected) == ["m-31"]
@@ -56,7 +56,7 @@ def test_who_lets_somebody_wait_is_asked_every_second_who_is_ejected_every_time_
 
 
 def test_a_thousand_are_asked_in_turn_at_the_same_rate() -> None:
-    rounds, targets = Rounds(), fleet(1000)
+    rounds, targets = ProbeSchedule(), fleet(1000)
     rounds.know(targets, 0.0)
     found: list[str] = []
     ticks = int(1000 / (RATE_PER_S * TICK_S))
@@ -70,7 +70,7 @@ def test_a_thousand_are_asked_in_turn_at_the_same_rate() -> None:
 
 
 def test_who_is_gone_from_the_table_is_forgotten_and_who_stays_keeps_its_times() -> None:
-    rounds, (one, other) = Rounds(), fleet(2)
+    rounds, (one, other) = ProbeSchedule(), fleet(2)
     rounds.know((one, other), 0.0)
     rounds.hear({one.origin}, 5.0)
     rounds.know((one,), 6.0)

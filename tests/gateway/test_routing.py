@@ -3,46 +3,54 @@
 from collections import Counter
 from dataclasses import replace
 from types import MappingProxyType
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.choosing import Chosen, NothingReady, UnknownModel, choose
-from gateway.routing.shares import ShareMaker
-from gateway.routing.standing import Standing
-from gateway.routing.table import Model, Origin, Share, Table, Target, Trial
-from gateway.routing.wish import Wish
+from gateway.routing.query import EndpointHealth, RoutingQuery
+from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel, choose
+from gateway.routing.table import (
+    BackendBuilder,
+    CanarySplit,
+    EngineEndpoint,
+    Origin,
+    RoutingTable,
+    ServedModel,
+    WeightedBackend,
+)
 from schemas.routing import PrefixAffinity, Routing, Sessions, Strategy
 from tests.gateway.world import target
 
 A, B, C = (target(f"m-{n}", port=n + 1) for n in range(3))
 
 
-def table(*shares: Share) -> Table:
-    model = Model(name="m", created=0, shares=shares, reason="because.")
-    return Table(models=MappingProxyType({"m": model}))
+def table(*shares: WeightedBackend) -> RoutingTable:
+    model = ServedModel(name="m", created=0, shares=shares, reason="because.")
+    return RoutingTable(models=MappingProxyType({"m": model}))
 
 
-def leased(*targets: Target, weight: int = 1, orphans: tuple[Target, ...] = ()) -> Share:
-    return ShareMaker().share(("m",), leased=targets, orphans=orphans, weight=weight)
+def leased(
+    *targets: EngineEndpoint, weight: int = 1, orphans: tuple[EngineEndpoint, ...] = ()
+) -> WeightedBackend:
+    return BackendBuilder().share(("m",), leased=targets, orphans=orphans, weight=weight)
 
 
 def chosen(
-    shares: tuple[Share, ...],
+    shares: tuple[WeightedBackend, ...],
     *,
-    busy: dict[Target, int] | None = None,
-    penalised: tuple[Target, ...] = (),
-    failed: tuple[Target, ...] = (),
+    busy: dict[EngineEndpoint, int] | None = None,
+    penalised: tuple[EngineEndpoint, ...] = (),
+    failed: tuple[EngineEndpoint, ...] = (),
     draw: float = 0.0,
 ) -> str | None:
-    standing = Standing(
+    standing = EndpointHealth(
         in_flight={t.origin: n for t, n in (busy or {}).items()},
         penalised=frozenset(t.origin for t in penalised),
     )
-    choice = choose(table(*shares), Wish("m", draw, frozenset(failed)), standing)
-    return choice.target.replica if isinstance(choice, Chosen) else None
+    choice = choose(table(*shares), RoutingQuery("m", draw, frozenset(failed)), standing)
+    return choice.target.replica if isinstance(choice, ChosenEndpoint) else None
 
 
 @pytest.mark.parametrize(
@@ -78,12 +86,18 @@ def chosen(
         pytest.param((leased(),), {}, None, id="nobody"),
     ],
 )
-def test_who_is_chosen(shares: tuple[Share, ...], situation: dict, expected: str | None) -> None:  # type: ignore[type-arg]  # keyword arguments of `chosen`
+def test_who_is_chosen(
+    shares: tuple[WeightedBackend, ...],
+    situation: dict[str, Any],  # keyword arguments of `chosen`
+    expected: str | None,
+) -> None:
     assert chosen(shares, **situation) == expected
 
 
 def test_a_refusal_says_why() -> None:
-    assert choose(table(leased()), Wish("m", 0), Standing()) == NothingReady(reason="because.")
+    assert choose(table(leased()), RoutingQuery("m", 0), EndpointHealth()) == NoReadyEndpoint(
+        reason="because."
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +105,7 @@ def test_a_refusal_says_why() -> None:
 )
 def test_an_unknown_name_gets_the_nearest_known_one(name: str, nearest: str | None) -> None:
     expected = UnknownModel(known=("m",), nearest=nearest)
-    assert choose(table(leased(A)), Wish(name, 0), Standing()) == expected
+    assert choose(table(leased(A)), RoutingQuery(name, 0), EndpointHealth()) == expected
 
 
 def test_a_republished_endpoint_may_be_tried_again() -> None:
@@ -123,7 +137,7 @@ routings = st.builds(
 )
 all_shares = st.lists(
     st.builds(
-        ShareMaker({"m": Trial(template="", weight=30)}, "here").share,
+        BackendBuilder({"m": CanarySplit(template="", weight=30)}, "here").share,
         st.just(("m",)),
         weight=st.integers(0, 3),
         leased=some,
@@ -135,7 +149,7 @@ all_shares = st.lists(
 )
 origins = st.builds(Origin, st.just("127.0.0.1"), st.integers(1, 6))
 standings = st.builds(
-    Standing,
+    EndpointHealth,
     in_flight=st.dictionaries(origins, st.integers(1, 9)),
     elsewhere=st.dictionaries(origins, st.floats(0, 9)),
     headroom=st.dictionaries(origins, st.floats(0, 1)),
@@ -145,9 +159,9 @@ marks = engines.map(lambda t: t.mark)
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wish:
+def wishes(draw: st.DrawFn) -> RoutingQuery:
     """Return any request that may come, with whatever is remembered of it."""
-    wish = Wish("m", draw(st.floats(0, 1)), draw(st.frozensets(engines)))
+    wish = RoutingQuery("m", draw(st.floats(0, 1)), draw(st.frozensets(engines)))
     wish.session = draw(st.sampled_from(["", "a session", "\ud800"]))
     wish.stays = draw(st.just(0) | marks)
     wish.cached = draw(st.lists(st.tuples(marks, st.floats(0, 1)), max_size=3))
@@ -157,13 +171,15 @@ def wishes(draw: st.DrawFn) -> Wish:
 
 @settings(max_examples=60)
 @given(shares=all_shares, standing=standings, wish=wishes())
-def test_what_always_holds(shares: list[Share], standing: Standing, wish: Wish) -> None:
+def test_what_always_holds(
+    shares: list[WeightedBackend], standing: EndpointHealth, wish: RoutingQuery
+) -> None:
     choice = choose(table(*shares), wish, standing)
     assert choice == choose(table(*shares), wish, standing), "nothing but what is given decides"
     heavy = [share for share in shares if share.weight > 0]
     left = [t for share in heavy for t in share.leased if t not in wish.failed]
     orphans = [t for share in heavy for t in share.orphans if t not in wish.failed]
-    if not isinstance(choice, Chosen):
+    if not isinstance(choice, ChosenEndpoint):
         assert not left
         assert not orphans
         return
@@ -178,26 +194,33 @@ def test_what_always_holds(shares: list[Share], standing: Standing, wish: Wish) 
 @settings(max_examples=60)
 @given(engines=some, routing=routings, standing=standings, wish=wishes())
 def test_our_own_site_comes_first(
-    engines: tuple[Target, ...], routing: Routing, standing: Standing, wish: Wish
+    engines: tuple[EngineEndpoint, ...],
+    routing: Routing,
+    standing: EndpointHealth,
+    wish: RoutingQuery,
 ) -> None:
-    share = ShareMaker(site="here").share(("m",), leased=engines, routing=routing)
+    share = BackendBuilder(site="here").share(("m",), leased=engines, routing=routing)
     wish.stays = 0
     choice = choose(table(share), wish, standing)
     near = [t for t in engines if t.site == "here" and t not in wish.failed]
     if routing.site_affinity and any(t.origin not in standing.penalised for t in near):
-        assert isinstance(choice, Chosen)
+        assert isinstance(choice, ChosenEndpoint)
         assert choice.target.site == "here"
 
 
 @settings(max_examples=60)
 @given(engines=some, routing=routings, standing=standings, wish=wishes(), other=st.floats(0, 1))
 def test_a_named_session_stays_as_long_as_its_engine_is_well(
-    engines: tuple[Target, ...], routing: Routing, standing: Standing, wish: Wish, other: float
+    engines: tuple[EngineEndpoint, ...],
+    routing: Routing,
+    standing: EndpointHealth,
+    wish: RoutingQuery,
+    other: float,
 ) -> None:
-    share = ShareMaker().share(("m",), leased=engines, routing=routing)
+    share = BackendBuilder().share(("m",), leased=engines, routing=routing)
     wish.session = "a session"
     first = choose(table(share), wish, standing)
-    if not isinstance(first, Chosen) or not routing.sessions.enabled:
+    if not isinstance(first, ChosenEndpoint) or not routing.sessions.enabled:
         return
     wish.stays, wish.draw, wish.cached = first.target.mark, other, ()
     busier = replace(standing, in_flight={**standing.in_flight, first.target.origin: 99})
@@ -216,7 +239,7 @@ def test_a_named_session_stays_as_long_as_its_engine_is_well(
     mix=st.randoms(use_true_random=False),
 )
 def test_order_of_input_changes_nothing(
-    engines: tuple[Target, ...], standing: Standing, wish: Wish, mix: object
+    engines: tuple[EngineEndpoint, ...], standing: EndpointHealth, wish: RoutingQuery, mix: object
 ) -> None:
     mixed = list(engines)
     mix.shuffle(mixed)  # type: ignore[attr-defined]  # hypothesis' Random
@@ -227,10 +250,12 @@ def test_order_of_input_changes_nothing(
 @settings(max_examples=60)
 @given(shares=all_shares, standing=standings, draw=st.floats(0, 1), order=st.permutations(range(3)))
 def test_trying_again_and_again_tries_everybody_once(
-    shares: list[Share], standing: Standing, draw: float, order: list[int]
+    shares: list[WeightedBackend], standing: EndpointHealth, draw: float, order: list[int]
 ) -> None:
-    failed: set[Target] = set()
-    while isinstance(choice := choose(table(*shares), Wish("m", draw, failed), standing), Chosen):
+    failed: set[EngineEndpoint] = set()
+    while isinstance(
+        choice := choose(table(*shares), RoutingQuery("m", draw, failed), standing), ChosenEndpoint
+    ):
         assert choice.target not in failed
         failed.add(choice.target)
     assert failed == {

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.replica import Endpoint
@@ -141,7 +141,7 @@ async def test_rules_fallbacks_and_what_a_route_says(
 
 async def test_a_gateway_asks_its_own_site_first(world: World, http: aiohttp.ClientSession) -> None:
     """By the label of the node, which its owner may change, before what its agent was started with."""
-    limits = Limits(drain_timeout_s=0.0, site="berlin")
+    limits = GatewayLimits(drain_timeout_s=0.0, site="berlin")
     async with engines(2) as made, running_gateway(world.transport, limits) as gateway:
         await world.put(deployment("m", replicas=2), *(at(e, "paris") for e in made))
         node = Node(

@@ -10,39 +10,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.choosing import Chosen, choose
-from gateway.routing.picking import DRAWN, SMALL, Grounds, allowed, candidates
-from gateway.routing.shares import ShareMaker
-from gateway.routing.standing import Standing
-from gateway.routing.table import Model, Origin, Table, Target
-from gateway.routing.wish import Wish
+from gateway.routing.load_balancer import DRAWN, SMALL, Scope, allowed, candidates
+from gateway.routing.query import EndpointHealth, RoutingQuery
+from gateway.routing.selection import ChosenEndpoint, choose
+from gateway.routing.table import BackendBuilder, EngineEndpoint, Origin, RoutingTable, ServedModel
 from schemas.routing import Routing, Strategy
 from tests.gateway.world import target
 
 MANY = tuple(target(f"m-{n:04}", port=n + 1) for n in range(1000))
 
 
-def table(*targets: Target, strategy: Strategy = "Scored") -> Table:
-    share = ShareMaker().share(("m",), leased=targets, routing=Routing(strategy=strategy))
-    model = Model(name="m", created=0, shares=(share,), reason="")
-    return Table(models=MappingProxyType({"m": model}))
+def table(*targets: EngineEndpoint, strategy: Strategy = "Scored") -> RoutingTable:
+    share = BackendBuilder().share(("m",), leased=targets, routing=Routing(strategy=strategy))
+    model = ServedModel(name="m", created=0, shares=(share,), reason="")
+    return RoutingTable(models=MappingProxyType({"m": model}))
 
 
 @dataclass
 class Gateway:
     """One gateway's choices: it sees its own requests at once, and others' when it is told."""
 
-    table: Table
+    table: RoutingTable
     draws: random.Random
     in_flight: Counter[Origin] = field(default_factory=Counter)
     elsewhere: dict[Origin, float] = field(default_factory=dict)
 
-    def ask(self, cached: tuple[tuple[int, float], ...] = ()) -> Target:
-        wish = Wish("m", self.draws.random())
+    def ask(self, cached: tuple[tuple[int, float], ...] = ()) -> EngineEndpoint:
+        wish = RoutingQuery("m", self.draws.random())
         wish.cached = cached
-        standing = Standing(in_flight=self.in_flight, elsewhere=self.elsewhere)
+        standing = EndpointHealth(in_flight=self.in_flight, elsewhere=self.elsewhere)
         choice = choose(self.table, wish, standing)
-        assert isinstance(choice, Chosen)
+        assert isinstance(choice, ChosenEndpoint)
         self.in_flight[choice.target.origin] += 1
         return choice.target
 
@@ -58,9 +56,9 @@ def test_few_are_looked_at_and_none_that_must_not_be(
 ) -> None:
     targets = MANY[:count]
     ill = {t for n, t in enumerate(targets) if (n in well) is not is_mostly_well}
-    wish = Wish("m", draw, frozenset(list(ill)[::2]))
+    wish = RoutingQuery("m", draw, frozenset(list(ill)[::2]))
     skipped = frozenset(t.origin for t in ill)
-    found = candidates(targets, Grounds(wish, Standing(), skipped))
+    found = candidates(targets, Scope(wish, EndpointHealth(), skipped))
     assert len(found) <= SMALL
     assert not ill & set(found)
     # However few they are, they are found.
@@ -82,10 +80,10 @@ def test_chance_and_turns_leave_nobody_out() -> None:
         found, draws = table(*MANY[:100], strategy=strategy), random.Random(5)
         count: Counter[str] = Counter()
         for turn in range(10_000):
-            wish = Wish("m", draws.random())
+            wish = RoutingQuery("m", draws.random())
             wish.turn = turn
-            choice = choose(found, wish, Standing())
-            assert isinstance(choice, Chosen)
+            choice = choose(found, wish, EndpointHealth())
+            assert isinstance(choice, ChosenEndpoint)
             count[choice.target.replica] += 1
         assert len(count) == 100
         assert max(count.values()) < (101 if strategy == "RoundRobin" else 150)
@@ -148,9 +146,9 @@ def test_nobody_gets_more_for_its_cache_than_the_bound(
     routing = routing.model_copy(
         update={"prefix_affinity": routing.prefix_affinity.model_copy(update={"bound": bound})}
     )
-    share = ShareMaker().share(("m",), leased=MANY[:count], routing=routing)
-    model = Model(name="m", created=0, shares=(share,), reason="")
-    gateway = Gateway(Table(models=MappingProxyType({"m": model})), random.Random(hot))
+    share = BackendBuilder().share(("m",), leased=MANY[:count], routing=routing)
+    model = ServedModel(name="m", created=0, shares=(share,), reason="")
+    gateway = Gateway(RoutingTable(models=MappingProxyType({"m": model})), random.Random(hot))
     warm = MANY[hot]
     for _ in range(requests):
         loads = [gateway.in_flight[t.origin] for t in MANY[:count]]

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.asks import Ask
-from gateway.routing.cells import Cells
-from gateway.routing.remembered import FIRST_BLOCK, Memory, blocks_of, opening_of
-from gateway.routing.table import Model
-from gateway.routing.wish import Wish
+from gateway.request import InferenceRequest
+from gateway.routing.affinity import FIRST_BLOCK, AffinityMemory, BoundedMap, blocks_of, opening_of
+from gateway.routing.query import RoutingQuery
+from gateway.routing.table import ServedModel
 from tests.gateway.world import target
 
 A, B = target("m-0"), target("m-1", port=2)
-MODEL = Model(
+MODEL = ServedModel(
     name="m", created=0, shares=(), reason="", session_s=300.0, is_prefix_aware=True
 )  # fmt: skip
 TALK = [
@@ -27,25 +26,29 @@ TALK = [
 LONG = "a long story " * 400
 
 
-def ask(messages: object, *, session: str = "", model: str = "m", cache_key: str = "") -> Ask:
+def ask(
+    messages: object, *, session: str = "", model: str = "m", cache_key: str = ""
+) -> InferenceRequest:
     prompt = messages if isinstance(messages, bytes) else json.dumps(messages).encode()
-    return Ask(
+    return InferenceRequest(
         path="/", model=model, body=b"", request_id=b"", session=session, prompt=prompt,
         cache_key=cache_key,
     )  # fmt: skip
 
 
-def recalled(memory: Memory, one: Ask, now_s: float = 100.0, model: Model = MODEL) -> Wish:
-    wish = Wish(one.model, 0.5)
+def recalled(
+    memory: AffinityMemory, one: InferenceRequest, now_s: float = 100.0, model: ServedModel = MODEL
+) -> RoutingQuery:
+    wish = RoutingQuery(one.model, 0.5)
     memory.recall(one, model, wish, now_s)
     return wish
 
 
-def small() -> Memory:
-    return Memory(sessions_log2=8, blocks_log2=8)
+def small() -> AffinityMemory:
+    return AffinityMemory(sessions_log2=8, blocks_log2=8)
 
 
-def asked(memory: Memory, one: Ask, now_s: float = 100.0) -> None:
+def asked(memory: AffinityMemory, one: InferenceRequest, now_s: float = 100.0) -> None:
     """Have A asked."""
     memory.keep(recalled(memory, one, now_s), MODEL, A, now_s)
 
@@ -74,7 +77,7 @@ def test_a_conversation_is_known_by_its_opening_once_it_goes_on() -> None:
 
 
 def test_what_is_turned_off_is_not_remembered() -> None:
-    off = Model(name="m", created=0, shares=(), reason="")
+    off = ServedModel(name="m", created=0, shares=(), reason="")
     memory = small()
     for one in (ask(TALK), ask([], session="x"), ask(LONG.encode())):
         wish = recalled(memory, one, model=off)
@@ -149,7 +152,7 @@ keys = st.integers(1, 2**64 - 1)
 
 @given(st.lists(st.tuples(keys, st.integers(1, 2**32 - 1)), max_size=60))
 def test_cells_forget_the_oldest_of_a_set_and_nothing_else(puts: list[tuple[int, int]]) -> None:
-    cells = Cells(1)
+    cells = BoundedMap(1)
     kept: dict[int, dict[int, int]] = {0: {}, 1: {}}
     for now, (key, mark) in enumerate(puts):
         cells.put(key, mark, float(now))

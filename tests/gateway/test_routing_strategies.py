@@ -8,11 +8,9 @@ from types import MappingProxyType
 import pytest
 
 from gateway.routing import hardware
-from gateway.routing.choosing import Chosen, choose
-from gateway.routing.shares import ShareMaker
-from gateway.routing.standing import Standing
-from gateway.routing.table import Model, Table, Target
-from gateway.routing.wish import Wish
+from gateway.routing.query import EndpointHealth, RoutingQuery
+from gateway.routing.selection import ChosenEndpoint, choose
+from gateway.routing.table import BackendBuilder, EngineEndpoint, RoutingTable, ServedModel
 from schemas.chips import GIB
 from schemas.replica import EndpointHardware
 from schemas.routing import PrefixAffinity, Routing, ScoreWeights, Strategy
@@ -22,41 +20,43 @@ A, B, C = (target(f"m-{n}", port=n + 1) for n in range(3))
 DRAWS = [n / 1009 for n in range(1009)]
 
 
-def table(*targets: Target, routing: Routing, site: str = "") -> Table:
-    share = ShareMaker(site=site).share(("m",), leased=targets, routing=routing)
-    model = Model(name="m", created=0, shares=(share,), reason="")
-    return Table(models=MappingProxyType({"m": model}))
+def table(*targets: EngineEndpoint, routing: Routing, site: str = "") -> RoutingTable:
+    share = BackendBuilder(site=site).share(("m",), leased=targets, routing=routing)
+    model = ServedModel(name="m", created=0, shares=(share,), reason="")
+    return RoutingTable(models=MappingProxyType({"m": model}))
 
 
-def parts(found: Table, standing: Standing, fill: Callable[[Wish], None]) -> dict[str, float]:
+def parts(
+    found: RoutingTable, standing: EndpointHealth, fill: Callable[[RoutingQuery], None]
+) -> dict[str, float]:
     """Return which part of many requests each engine gets; nothing changes between them."""
     count: Counter[str] = Counter()
     for turn, draw in enumerate(DRAWS):
-        wish = Wish("m", draw)
+        wish = RoutingQuery("m", draw)
         wish.turn = turn
         fill(wish)
         choice = choose(found, wish, standing)
-        assert isinstance(choice, Chosen)
+        assert isinstance(choice, ChosenEndpoint)
         count[choice.target.replica] += 1
     return {name: n / len(DRAWS) for name, n in count.items()}
 
 
 def who(
     strategy: Strategy,
-    *targets: Target,
-    busy: dict[Target, int] | None = None,
-    others: dict[Target, float] | None = None,
-    free: dict[Target, float] | None = None,
-    read: tuple[tuple[Target, float], ...] = (),
+    *targets: EngineEndpoint,
+    busy: dict[EngineEndpoint, int] | None = None,
+    others: dict[EngineEndpoint, float] | None = None,
+    free: dict[EngineEndpoint, float] | None = None,
+    read: tuple[tuple[EngineEndpoint, float], ...] = (),
     routing: Routing | None = None,
 ) -> dict[str, float]:
-    standing = Standing(
+    standing = EndpointHealth(
         in_flight={t.origin: n for t, n in (busy or {}).items()},
         elsewhere={t.origin: n for t, n in (others or {}).items()},
         headroom={t.origin: n for t, n in (free or {}).items()},
     )
 
-    def fill(wish: Wish) -> None:
+    def fill(wish: RoutingQuery) -> None:
         wish.cached = [(t.mark, part) for t, part in read]
 
     routing = (routing or Routing()).model_copy(update={"strategy": strategy})
@@ -187,7 +187,9 @@ TOO_SMALL = replace(C, points=500.0, is_fit=False)
         pytest.param((STRONG, TOO_SMALL), {STRONG: 4}, "m-0", id="small-ones-only-if-nobody-else"),
     ],
 )
-def test_hardware(targets: tuple[Target, ...], busy: dict[Target, int], expected: str) -> None:
+def test_hardware(
+    targets: tuple[EngineEndpoint, ...], busy: dict[EngineEndpoint, int], expected: str
+) -> None:
     assert who("HardwareAware", *targets, busy=busy) == {expected: 1.0}
     more = tuple(target(f"x-{n}", port=50 + n) for n in range(2))
     assert set(who("HardwareAware", *more, replace(C, is_fit=False))) == {"x-0", "x-1"}
@@ -195,9 +197,9 @@ def test_hardware(targets: tuple[Target, ...], busy: dict[Target, int], expected
 
 def test_a_turn_passes_by_who_cannot_be_asked() -> None:
     found = table(A, B, C, routing=Routing(strategy="RoundRobin"))
-    standing = Standing(penalised=frozenset({B.origin}))
+    standing = EndpointHealth(penalised=frozenset({B.origin}))
 
-    def skip(wish: Wish) -> None:
+    def skip(wish: RoutingQuery) -> None:
         wish.failed = frozenset({A})
 
     assert parts(found, standing, skip) == {"m-2": 1.0}
@@ -216,9 +218,12 @@ HERE, THERE = replace(A, site="here"), replace(B, site="there")
     ],
 )
 def test_sites(
-    busy: dict[Target, int], penalised: tuple[Target, ...], site: str, expected: dict[str, float]
+    busy: dict[EngineEndpoint, int],
+    penalised: tuple[EngineEndpoint, ...],
+    site: str,
+    expected: dict[str, float],
 ) -> None:
-    standing = Standing(
+    standing = EndpointHealth(
         in_flight={t.origin: n for t, n in busy.items()},
         penalised=frozenset(t.origin for t in penalised),
     )

@@ -7,7 +7,7 @@ import openai
 import orjson
 import pytest
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from tests.gateway import scripts
 from tests.gateway.fake_engine import Call, FakeEngine, running
 from tests.gateway.scripts import DONE, chat, delta, slow, streams
@@ -118,7 +118,7 @@ async def test_a_client_that_reads_slowly_holds_the_engine_back(
 
 
 async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
-    limits = Limits(request_timeout_s=0.2, drain_timeout_s=0)
+    limits = GatewayLimits(request_timeout_s=0.2, drain_timeout_s=0)
     script = streams(1000, pause_s=0.0, size=5000)
     async with (
         running(FakeEngine("m-0", script)) as engine,
@@ -135,7 +135,7 @@ async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
 async def test_streams_outlive_the_stop_within_the_drain(
     world: World, http: aiohttp.ClientSession
 ) -> None:
-    limits = Limits(drain_timeout_s=5)
+    limits = GatewayLimits(drain_timeout_s=5)
     async with (
         running(FakeEngine("m-0", streams(20, pause_s=0.02))) as engine,
         running_gateway(world.transport, limits) as gateway,
@@ -150,7 +150,7 @@ async def test_streams_outlive_the_stop_within_the_drain(
 
 
 async def test_streams_beyond_the_drain_are_told(world: World, http: aiohttp.ClientSession) -> None:
-    limits = Limits(drain_timeout_s=0.2)
+    limits = GatewayLimits(drain_timeout_s=0.2)
     async with (
         running(FakeEngine("m-0", streams(1000, pause_s=0.02))) as engine,
         running_gateway(world.transport, limits) as gateway,

@@ -6,14 +6,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.known.tabulate import ORPHAN_S, Orphan, Seen, orphans_of, tabulate, target_of
-from gateway.routing.choosing import Chosen, NothingReady, choose
-from gateway.routing.standing import Standing
-from gateway.routing.table import Table, Target
-from gateway.routing.wish import Wish
+from gateway.routing.query import EndpointHealth, RoutingQuery
+from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, choose
+from gateway.routing.table import EngineEndpoint, RoutingTable
+from gateway.state.build_table import (
+    ORPHAN_S,
+    OrphanEndpoint,
+    TableInputs,
+    build_table,
+    endpoint_of,
+    orphans_of,
+)
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Condition, ObjectMeta, Truth
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.replica import EndpointHardware
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
 from schemas.routing import PrefixAffinity, Routing, Sessions
@@ -21,18 +27,18 @@ from tests.gateway.world import deployment, endpoint, route, target
 
 
 def seen(
-    *objects: ModelDeployment | ModelRoute | Target,
+    *objects: ModelDeployment | ModelRoute | EngineEndpoint,
     statuses: dict[str, ModelDeploymentStatus] | None = None,
-) -> Seen:
-    return Seen(
+) -> TableInputs:
+    return TableInputs(
         deployments={o.name: o for o in objects if isinstance(o, ModelDeployment)},
         routes={o.name: o for o in objects if isinstance(o, ModelRoute)},
-        leased={o.replica: o for o in objects if isinstance(o, Target)},
+        leased={o.replica: o for o in objects if isinstance(o, EngineEndpoint)},
         statuses=statuses or {},
     )
 
 
-def serving(table: Table, name: str) -> list[str]:
+def serving(table: RoutingTable, name: str) -> list[str]:
     return [t.replica for share in table.models[name].shares for t in share.leased]
 
 
@@ -73,18 +79,20 @@ def serving(table: Table, name: str) -> list[str]:
     ],
 )
 def test_names(
-    objects: tuple[ModelDeployment | ModelRoute | Target, ...], name: str, expected: list[str]
+    objects: tuple[ModelDeployment | ModelRoute | EngineEndpoint, ...],
+    name: str,
+    expected: list[str],
 ) -> None:
-    assert serving(tabulate(seen(*objects), ()), name) == expected
+    assert serving(build_table(seen(*objects), ()), name) == expected
     mixed = random.Random(1).sample(objects, len(objects))
-    assert tabulate(seen(*mixed), ()) == tabulate(seen(*objects), ())
+    assert build_table(seen(*mixed), ()) == build_table(seen(*objects), ())
 
 
 def test_an_endpoint_without_its_deployment_serves_no_name() -> None:
-    assert tabulate(seen(target("a-0", "a")), ()).models == {}
+    assert build_table(seen(target("a-0", "a")), ()).models == {}
 
 
-def status(*conditions: tuple[str, Truth, str, str]) -> ModelDeploymentStatus:
+def status(*conditions: tuple[str, ConditionStatus, str, str]) -> ModelDeploymentStatus:
     return ModelDeploymentStatus(
         conditions=tuple(
             Condition(type=t, status=s, reason=r, message=m) for t, s, r, m in conditions
@@ -92,10 +100,10 @@ def status(*conditions: tuple[str, Truth, str, str]) -> ModelDeploymentStatus:
     )
 
 
-REFUSED = ("Placed", Truth.FALSE, "InsufficientMemory", "no node has 40 GiB free")
-PLACED = ("Placed", Truth.TRUE, "Placed", "")
-LOADING = ("Progressing", Truth.TRUE, "Loading", "1 of 1 replicas loads weights")
-DOWN = ("Available", Truth.FALSE, "NoReplicaReady", "")
+REFUSED = ("Placed", ConditionStatus.FALSE, "InsufficientMemory", "no node has 40 GiB free")
+PLACED = ("Placed", ConditionStatus.TRUE, "Placed", "")
+LOADING = ("Progressing", ConditionStatus.TRUE, "Loading", "1 of 1 replicas loads weights")
+DOWN = ("Available", ConditionStatus.FALSE, "NoReplicaReady", "")
 
 
 @pytest.mark.parametrize(
@@ -109,15 +117,15 @@ DOWN = ("Available", Truth.FALSE, "NoReplicaReady", "")
     ],
 )
 def test_the_reason_is_the_reconcilers(
-    told: tuple[tuple[str, Truth, str, str], ...], expected: str
+    told: tuple[tuple[str, ConditionStatus, str, str], ...], expected: str
 ) -> None:
-    table = tabulate(seen(deployment("a"), statuses={"a": status(*told)}), ())
+    table = build_table(seen(deployment("a"), statuses={"a": status(*told)}), ())
     assert expected in table.models["a"].reason
 
 
 def test_reasons_without_a_status() -> None:
     objects = (deployment("zero", replicas=0), route("r", "x", gone=1), route("s", "y", zero=0))
-    table = tabulate(seen(*objects), ())
+    table = build_table(seen(*objects), ())
     assert "scaled to 0" in table.models["zero"].reason
     assert "gone does not exist" in table.models["x"].reason
     assert "weight 0" in table.models["y"].reason
@@ -129,7 +137,7 @@ def test_created_is_the_oldest_deployments() -> None:
     made = made.model_copy(
         update={"metadata": made.metadata.model_copy(update={"creation_timestamp": when})}
     )
-    table = tabulate(seen(made, deployment("b"), route("r", "x", a=1, b=1)), ())
+    table = build_table(seen(made, deployment("b"), route("r", "x", a=1, b=1)), ())
     assert table.models["x"].created == int(when.timestamp())
 
 
@@ -153,19 +161,19 @@ def deleting(name: str) -> ModelDeployment:
         pytest.param(seen(deployment("m"), target("m-0", version=2)), {}, [], id="published-anew"),
         pytest.param(
             seen(deployment("m"), GONE),
-            {"m-1": Orphan(target=LEASED, until_s=101.0)},
+            {"m-1": OrphanEndpoint(target=LEASED, until_s=101.0)},
             ["m-1"],
             id="an-orphan-stays-one",
         ),
         pytest.param(
             seen(deployment("m"), GONE),
-            {"m-1": Orphan(target=LEASED, until_s=100.0)},
+            {"m-1": OrphanEndpoint(target=LEASED, until_s=100.0)},
             [],
             id="until-its-time-is-over",
         ),
     ],
 )
-def test_orphans(now: Seen, known: dict[str, Orphan], expected: list[str]) -> None:
+def test_orphans(now: TableInputs, known: dict[str, OrphanEndpoint], expected: list[str]) -> None:
     assert list(orphans_of(known, {"m-0": GONE}, now, 100.0)) == expected
 
 
@@ -190,7 +198,7 @@ def test_an_orphans_time_counts_from_the_loss_of_its_lease() -> None:
     ],
 )
 def test_addresses(url: str, origin: tuple[str, int] | None) -> None:
-    found = target_of(endpoint("m-0", "m", url), 1)
+    found = endpoint_of(endpoint("m-0", "m", url), 1)
     assert (found.origin if found else None) == origin
 
 
@@ -213,10 +221,10 @@ OFF = Routing(sessions=Sessions(enabled=False))
 def test_each_backend_is_asked_as_its_deployment_says_unless_the_route_does() -> None:
     objects = (routing_as("a", CHANCE), routing_as("b", TURNS))
     both = (Backend(deployment="a", weight=1), Backend(deployment="b", weight=2))
-    model = tabulate(seen(*objects, routed(backends=both)), ()).models["x"]
+    model = build_table(seen(*objects, routed(backends=both)), ()).models["x"]
     assert [share.routing for share in model.shares] == [CHANCE, TURNS]
     assert model.routing == TURNS, "what is not an engine's own goes by the heaviest"
-    model = tabulate(seen(*objects, routed(backends=both, routing=SHORT)), ()).models["x"]
+    model = build_table(seen(*objects, routed(backends=both, routing=SHORT)), ()).models["x"]
     assert {share.routing for share in model.shares} == {SHORT}
     assert model.routing == SHORT
 
@@ -232,7 +240,7 @@ def test_each_backend_is_asked_as_its_deployment_says_unless_the_route_does() ->
     ],
 )
 def test_what_is_remembered(routing: Routing, session_s: float, is_prefix_aware: bool) -> None:
-    model = tabulate(seen(routing_as("a", routing)), ()).models["a"]
+    model = build_table(seen(routing_as("a", routing)), ()).models["a"]
     assert (model.session_s, model.is_prefix_aware) == (session_s, is_prefix_aware)
 
 
@@ -240,7 +248,9 @@ def test_rules_and_fallbacks() -> None:
     match = HeaderMatch(name="X-Team", value="res\xe9arch")
     rule = RouteRule(headers=(match, HeaderMatch(name="beta")), backends=(Backend(deployment="c"),))
     objects = (deployment("b"), deployment("c"), target("b-0", "b"), target("c-0", "c", port=2))
-    model = tabulate(seen(*objects, routed(rules=(rule,), fallbacks=("gone", "c"))), ()).models["x"]
+    model = build_table(seen(*objects, routed(rules=(rule,), fallbacks=("gone", "c"))), ()).models[
+        "x"
+    ]
     [found] = model.rules
     assert found.headers == ((b"x-team", "res\xe9arch".encode()), (b"beta", None))
     assert [t.replica for share in found.shares for t in share.leased] == ["c-0"]
@@ -259,26 +269,30 @@ def test_a_backend_at_zero_is_woken_though_its_fallback_answers() -> None:
     )
     objects = (sleeping, deployment("c"), routed(fallbacks=("c",)))
     awake = target("c-0", "c")
-    choice = choose(tabulate(seen(*objects, awake), ()), Wish("x", 0.5), Standing())
-    assert choice == Chosen(target=awake, wakes="b")
-    both = tabulate(seen(*objects, awake, target("b-0", "b", port=2)), ())
-    choice = choose(both, Wish("x", 0.5, frozenset({target("b-0", "b", port=2)})), Standing())
-    assert choice == Chosen(target=awake), "it is awake; this request only failed there"
-    choice = choose(tabulate(seen(*objects), ()), Wish("x", 0.5), Standing())
-    assert isinstance(choice, NothingReady)
+    choice = choose(
+        build_table(seen(*objects, awake), ()), RoutingQuery("x", 0.5), EndpointHealth()
+    )
+    assert choice == ChosenEndpoint(target=awake, wakes="b")
+    both = build_table(seen(*objects, awake, target("b-0", "b", port=2)), ())
+    choice = choose(
+        both, RoutingQuery("x", 0.5, frozenset({target("b-0", "b", port=2)})), EndpointHealth()
+    )
+    assert choice == ChosenEndpoint(target=awake), "it is awake; this request only failed there"
+    choice = choose(build_table(seen(*objects), ()), RoutingQuery("x", 0.5), EndpointHealth())
+    assert isinstance(choice, NoReadyEndpoint)
     assert choice.wakes == "b"
 
 
 def test_what_an_endpoint_says_of_its_mac() -> None:
     made = endpoint("a-0", "a", "http://10.0.0.5:4100")
-    found = target_of(made, 1)
+    found = endpoint_of(made, 1)
     assert found is not None
     assert (found.concurrency, found.site, found.points, found.is_fit) == (4, "", 0, True)
     hardware = EndpointHardware(chip="Apple M4 Pro", gpu_cores=20, memory_bytes=48 << 30)
     spec = made.spec.model_copy(
         update={"concurrency": 16, "site": "x", "hardware": hardware, "parameters": 70_000}
     )
-    found = target_of(made.model_copy(update={"spec": spec}), 1)
+    found = endpoint_of(made.model_copy(update={"spec": spec}), 1)
     assert found is not None
     assert (found.concurrency, found.site, found.points, found.is_fit) == (16, "x", 57, False)
 
@@ -288,6 +302,6 @@ def test_nodes_labels_win_over_what_endpoints_say_of_their_site() -> None:
     there = replace(target("a-1", "a", port=2), site="there", node="mac-1")
     for sites, near in (({}, ["a-0"]), ({"mac-0": "there", "mac-1": "here"}, ["a-1"])):
         known = replace(seen(deployment("a"), here, there), sites=sites)
-        [arm] = tabulate(known, (), site="here").models["a"].shares[0].arms
+        [arm] = build_table(known, (), site="here").models["a"].shares[0].arms
         assert [t.replica for t in arm.pools[0].targets] == near
         assert len(arm.pools) == 2

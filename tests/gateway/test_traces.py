@@ -16,9 +16,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.__main__ import main
-from gateway.record.otel import OtelTracer
-from gateway.watch import traces
-from machinery.environment import wants_traces
+from gateway.telemetry.otel import OtelTracer
+from gateway.upstream import request_encoder
+from machinery.environment import are_traces_enabled
 from tests.gateway.fake_engine import FakeEngine, running
 from tests.gateway.scripts import chat, dies_at_once, dies_mid_stream
 from tests.gateway.test_http import CHAT
@@ -110,7 +110,7 @@ async def test_a_clients_context_reaches_engines_as_it_came(
 @asynccontextmanager
 async def traced(world: World, monkeypatch: pytest.MonkeyPatch, url: str) -> AsyncIterator[Running]:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-    assert wants_traces()
+    assert are_traces_enabled()
     tracer = OtelTracer()
     try:
         async with running_gateway(world.transport, tracer=tracer) as gateway:
@@ -233,7 +233,7 @@ def test_who_wants_traces(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert wants_traces() is expected
+    assert are_traces_enabled() is expected
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_cannot_be_done_is_said(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317")
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=says):
-        wants_traces()
+        are_traces_enabled()
 
 
 def test_a_wrong_variable_is_refused_at_the_start() -> None:
@@ -264,8 +264,10 @@ def test_a_wrong_variable_is_refused_at_the_start() -> None:
 def test_no_header_of_a_stranger_makes_another_one(parent: bytes, state: bytes) -> None:
     """Whatever is sent to engines is one line each, or nothing."""
     for given_parent in (parent, GIVEN.encode()):
-        found = traces.context([(b"traceparent", given_parent), (b"tracestate", state)])
+        found = request_encoder.parse_context(
+            [(b"traceparent", given_parent), (b"tracestate", state)]
+        )
         if found[0]:
-            written = traces.lines(*found)
+            written = request_encoder.trace_lines(*found)
             assert written.count(b"\r") == written.count(b"\n") == 1 + bool(found[1])
             assert written.endswith(b"\r\n")

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.known.tabulate import Seen, tabulate
-from gateway.routing.choosing import Chosen, choose
-from gateway.routing.shares import ShareMaker
-from gateway.routing.standing import Standing
-from gateway.routing.table import Model, Table, Target, Trial
-from gateway.routing.wish import Wish
+from gateway.routing.query import EndpointHealth, RoutingQuery
+from gateway.routing.selection import ChosenEndpoint, choose
+from gateway.routing.table import (
+    BackendBuilder,
+    CanarySplit,
+    EngineEndpoint,
+    RoutingTable,
+    ServedModel,
+)
+from gateway.state.build_table import TableInputs, build_table
 from schemas.deployment import CanaryStatus, ModelDeploymentStatus
 from tests.gateway.test_routing import standings
 from tests.gateway.world import deployment, route, target
@@ -35,27 +39,29 @@ def status(weight: int, outcome: str = "Running", template: str = "new") -> Mode
     return ModelDeploymentStatus(canary=canary)
 
 
-def table(*targets: Target, weight: int = 20, outcome: str = "Running", **weights: int) -> Table:
-    seen = Seen(
+def table(
+    *targets: EngineEndpoint, weight: int = 20, outcome: str = "Running", **weights: int
+) -> RoutingTable:
+    seen = TableInputs(
         deployments={name: deployment(name, "both") for name in ("a", "b")},
         statuses={"a": status(weight, outcome)},
         routes={"r": route("r", "public", **weights)} if weights else {},
         leased={t.replica: t for t in targets},
     )
-    return tabulate(seen, ())
+    return build_table(seen, ())
 
 
-def parts(found: Table, model: str, **situation: object) -> dict[str, float]:
+def parts(found: RoutingTable, model: str, **situation: object) -> dict[str, float]:
     """Return which part of the requests each template gets."""
     failed = situation.get("failed", frozenset())
     assert isinstance(failed, frozenset)
     penalised = situation.get("penalised", frozenset())
     assert isinstance(penalised, frozenset)
-    standing = Standing(penalised=penalised)
+    standing = EndpointHealth(penalised=penalised)
     count: Counter[str] = Counter()
     for draw in DRAWS:
-        choice = choose(found, Wish(model, draw, failed), standing)
-        if isinstance(choice, Chosen):
+        choice = choose(found, RoutingQuery(model, draw, failed), standing)
+        if isinstance(choice, ChosenEndpoint):
             count[choice.target.template] += 1
     return {template: n / len(DRAWS) for template, n in count.items()}
 
@@ -73,7 +79,7 @@ def parts(found: Table, model: str, **situation: object) -> dict[str, float]:
     ],
 )
 def test_the_part_of_the_new_version(
-    targets: tuple[Target, ...], weight: int, outcome: str, expected: dict[str, float]
+    targets: tuple[EngineEndpoint, ...], weight: int, outcome: str, expected: dict[str, float]
 ) -> None:
     found = parts(table(*targets, weight=weight, outcome=outcome), "a")
     assert found == pytest.approx(expected, abs=0.035)
@@ -107,7 +113,9 @@ def test_both_sides_spread_their_requests() -> None:
     count = Counter(
         choice.target.replica
         for draw in DRAWS
-        if isinstance(choice := choose(found, Wish("a", draw), Standing()), Chosen)
+        if isinstance(
+            choice := choose(found, RoutingQuery("a", draw), EndpointHealth()), ChosenEndpoint
+        )
     )
     assert {name: n / len(DRAWS) for name, n in count.items()} == pytest.approx(
         {"a-0": 1 / 6, "a-1": 1 / 6, "a-2": 1 / 6, "a-3": 1 / 4, "a-4": 1 / 4}, abs=0.03
@@ -134,18 +142,18 @@ engines = st.builds(
     failed=st.frozensets(engines, max_size=4),
 )
 def test_nobody_is_asked_who_does_not_serve_the_model(
-    some: list[Target],
+    some: list[EngineEndpoint],
     weight: int,
     weights: tuple[int, int],
-    standing: Standing,
+    standing: EndpointHealth,
     draw: float,
-    failed: frozenset[Target],
+    failed: frozenset[EngineEndpoint],
 ) -> None:
     found = table(*some, weight=weight, a=weights[0], b=weights[1])
     for name in ("a", "b", "both", "public"):
-        choice = choose(found, Wish(name, draw, failed), standing)
+        choice = choose(found, RoutingQuery(name, draw, failed), standing)
         mine = {t for share in found.models[name].shares if share.weight for t in share.leased}
-        if isinstance(choice, Chosen):
+        if isinstance(choice, ChosenEndpoint):
             assert choice.target in mine - failed
         else:
             assert not mine - failed, "a trial leaves nobody unserved"
@@ -158,20 +166,22 @@ def test_weights_converge(weight: int, new: int, old: int) -> None:
         target(f"a-{n}", "a", port=n + 1, template="new" if n < new else "old")
         for n in range(new + old)
     ]
-    maker = ShareMaker({"a": Trial(template="new", weight=weight)})
-    model = Model(name="a", created=0, shares=(maker.share(("a",), leased=targets),), reason="")
-    found = Table(models=MappingProxyType({"a": model}))
+    maker = BackendBuilder({"a": CanarySplit(template="new", weight=weight)})
+    model = ServedModel(
+        name="a", created=0, shares=(maker.share(("a",), leased=targets),), reason=""
+    )
+    found = RoutingTable(models=MappingProxyType({"a": model}))
     assert parts(found, "a").get("new", 0.0) == pytest.approx(weight / 100, abs=0.035)
 
 
-def sides(found: Table, model: str, draw: float) -> dict[str, str]:
+def sides(found: RoutingTable, model: str, draw: float) -> dict[str, str]:
     """Return the template that answers each of many sessions, none of which is remembered."""
     said = {}
     for number in range(len(DRAWS)):
-        wish = Wish(model, draw)
+        wish = RoutingQuery(model, draw)
         wish.session = f"session-{number}"
-        choice = choose(found, wish, Standing())
-        assert isinstance(choice, Chosen)
+        choice = choose(found, wish, EndpointHealth())
+        assert isinstance(choice, ChosenEndpoint)
         said[wish.session] = choice.target.template
     return said
 
@@ -198,12 +208,12 @@ def test_a_conversation_without_a_name_stays_on_the_side_it_was_drawn_for() -> N
     routed = table(*OLD, *NEW, *OTHER, a=30, b=70)
     for engine in (*OLD, *NEW, *OTHER):
         for draw in DRAWS[:50]:
-            wish = Wish("public", draw)
+            wish = RoutingQuery("public", draw)
             wish.stays = engine.mark
-            assert choose(routed, wish, Standing()) == Chosen(target=engine)
+            assert choose(routed, wish, EndpointHealth()) == ChosenEndpoint(target=engine)
     # A version that was found bad gets nobody back.
-    wish = Wish("public", 0.1)
+    wish = RoutingQuery("public", 0.1)
     wish.stays = NEW[0].mark
-    bad = choose(table(*OLD, *NEW, *OTHER, a=30, b=70, outcome="Failed"), wish, Standing())
-    assert isinstance(bad, Chosen)
+    bad = choose(table(*OLD, *NEW, *OTHER, a=30, b=70, outcome="Failed"), wish, EndpointHealth())
+    assert isinstance(bad, ChosenEndpoint)
     assert bad.target.template == "old"

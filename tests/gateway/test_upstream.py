@@ -10,8 +10,8 @@ import pytest
 from typing_extensions import override
 
 from gateway.routing.table import Origin
-from gateway.upstream.exchange import BrokenError
-from gateway.upstream.pool import Pool, UnreachableError
+from gateway.upstream.connection import BrokenResponseError
+from gateway.upstream.connection_pool import ConnectionPool, UnreachableError
 from machinery.clock import SystemClock
 from tests.gateway.raw_server import (
     CHUNKED,
@@ -27,14 +27,14 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Pool]:
-    made = Pool(SystemClock(), silence_s=60)
+async def pool() -> AsyncIterator[ConnectionPool]:
+    made = ConnectionPool(SystemClock(), silence_s=60)
     yield made
     made.close()
     await asyncio.sleep(0)
 
 
-async def ask(pool: Pool, origin: Origin) -> bytes:
+async def ask(pool: ConnectionPool, origin: Origin) -> bytes:
     answer = await pool.request(origin, REQUEST)
     try:
         parts = []
@@ -49,7 +49,7 @@ async def ask(pool: Pool, origin: Origin) -> bytes:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("data", [LENGTH, CHUNKED], ids=["length", "chunked"])
 async def test_any_split_gives_the_same_answer_and_the_connection_again(
-    pool: Pool, data: bytes, size: int
+    pool: ConnectionPool, data: bytes, size: int
 ) -> None:
     async with serving(in_steps(data, size)) as (server, origin):
         assert [await ask(pool, origin) for _ in range(3)] == [b"200 hello"] * 3
@@ -67,7 +67,7 @@ async def test_any_split_gives_the_same_answer_and_the_connection_again(
         ),
     ],
 )
-async def test_odd_but_right(pool: Pool, data: bytes, expected: bytes) -> None:
+async def test_odd_but_right(pool: ConnectionPool, data: bytes, expected: bytes) -> None:
     async with serving(data) as (server, origin):
         assert [await ask(pool, origin) for _ in range(2)] == [expected] * 2
         assert server.connections == 1
@@ -84,7 +84,9 @@ async def test_odd_but_right(pool: Pool, data: bytes, expected: bytes) -> None:
         pytest.param(then_closing(b"HTTP/1.1 200 OK\r\n\r\nhello"), id="ends-with-connection"),
     ],
 )
-async def test_such_connections_are_not_used_again(pool: Pool, answer: Answering | bytes) -> None:
+async def test_such_connections_are_not_used_again(
+    pool: ConnectionPool, answer: Answering | bytes
+) -> None:
     async with serving(answer) as (server, origin):
         for _ in range(2):
             assert await ask(pool, origin) == b"200 hello"
@@ -107,18 +109,18 @@ async def test_such_connections_are_not_used_again(pool: Pool, answer: Answering
     ],
 )
 async def test_broken_answers(
-    pool: Pool,
+    pool: ConnectionPool,
     answer: Answering | bytes,
     had_bytes: bool,
 ) -> None:
     async with serving(answer) as (server, origin):
-        with pytest.raises(BrokenError) as caught:
+        with pytest.raises(BrokenResponseError) as caught:
             await ask(pool, origin)
         assert caught.value.had_bytes == had_bytes
         await until(lambda: server.ended or server.writers[0].is_closing(), what="the end")
 
 
-async def test_a_connection_closed_while_idle_costs_nothing(pool: Pool) -> None:
+async def test_a_connection_closed_while_idle_costs_nothing(pool: ConnectionPool) -> None:
     """The engine closes in the moment in which the next request is sent."""
     async with serving(LENGTH, then_closing(b"", is_abrupt=True), LENGTH) as (server, origin):
         assert await ask(pool, origin) == b"200 hello"
@@ -126,22 +128,22 @@ async def test_a_connection_closed_while_idle_costs_nothing(pool: Pool) -> None:
         assert (server.connections, server.requests) == (2, 3)
 
 
-async def test_a_fresh_connection_gets_no_second_chance(pool: Pool) -> None:
+async def test_a_fresh_connection_gets_no_second_chance(pool: ConnectionPool) -> None:
     async with serving(then_closing(b"")) as (server, origin):
-        with pytest.raises(BrokenError):
+        with pytest.raises(BrokenResponseError):
             await ask(pool, origin)
         assert server.requests == 1
 
 
-async def test_after_a_first_byte_nothing_is_sent_again(pool: Pool) -> None:
+async def test_after_a_first_byte_nothing_is_sent_again(pool: ConnectionPool) -> None:
     async with serving(LENGTH, then_closing(LENGTH[:9])) as (server, origin):
         await ask(pool, origin)
-        with pytest.raises(BrokenError):
+        with pytest.raises(BrokenResponseError):
             await ask(pool, origin)
         assert server.requests == 2
 
 
-async def test_nobody_listens(pool: Pool) -> None:
+async def test_nobody_listens(pool: ConnectionPool) -> None:
     async with serving(LENGTH) as (_, origin):
         pass
     with pytest.raises(UnreachableError, match="refused"):
@@ -151,7 +153,7 @@ async def test_nobody_listens(pool: Pool) -> None:
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux drops what its queue has no room for"
 )
-async def test_connecting_takes_no_longer_than_the_request_may(pool: Pool) -> None:
+async def test_connecting_takes_no_longer_than_the_request_may(pool: ConnectionPool) -> None:
     """As to a Mac that sleeps: nobody says yes or no."""
     with socket.socket() as full, contextlib.ExitStack() as waiting:
         full.bind(("127.0.0.1", 0))
@@ -165,7 +167,7 @@ async def test_connecting_takes_no_longer_than_the_request_may(pool: Pool) -> No
         assert caught.value.is_timeout
 
 
-async def test_unasked_bytes_become_nobodys_answer(pool: Pool) -> None:
+async def test_unasked_bytes_become_nobodys_answer(pool: ConnectionPool) -> None:
     async with serving(LENGTH) as (server, origin):
         await ask(pool, origin)
         server.writers[0].write(LENGTH.replace(b"hello", b"wrong"))
@@ -173,7 +175,7 @@ async def test_unasked_bytes_become_nobodys_answer(pool: Pool) -> None:
         assert await ask(pool, origin) == b"200 hello"
 
 
-async def test_closing_early_cuts_the_connection(pool: Pool) -> None:
+async def test_closing_early_cuts_the_connection(pool: ConnectionPool) -> None:
     async with serving(CHUNKED[:-5]) as (server, origin):
         answer = await pool.request(origin, REQUEST)
         assert await answer.read() == b"hello"
@@ -181,7 +183,7 @@ async def test_closing_early_cuts_the_connection(pool: Pool) -> None:
         await until(lambda: server.ended, what="the engine noticing")
 
 
-async def test_a_cancelled_request_cuts_the_connection(pool: Pool) -> None:
+async def test_a_cancelled_request_cuts_the_connection(pool: ConnectionPool) -> None:
     async with serving(in_steps(b"", 1)) as (server, origin):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -189,7 +191,7 @@ async def test_a_cancelled_request_cuts_the_connection(pool: Pool) -> None:
         await until(lambda: server.ended, what="the engine noticing")
 
 
-async def test_a_slow_reader_holds_the_engine_back(pool: Pool) -> None:
+async def test_a_slow_reader_holds_the_engine_back(pool: ConnectionPool) -> None:
     sent = 0
 
     async def flood(writer: asyncio.StreamWriter) -> None:
@@ -215,7 +217,7 @@ async def test_a_slow_reader_holds_the_engine_back(pool: Pool) -> None:
 
 async def test_silence_is_ended_and_idleness_too() -> None:
     clock = FakeClock()
-    pool = Pool(clock, silence_s=10)
+    pool = ConnectionPool(clock, silence_s=10)
     async with serving(LENGTH, in_steps(b"", 1)) as (server, origin):
         assert await ask(pool, origin) == b"200 hello"
         async with asyncio.TaskGroup() as group:
@@ -238,7 +240,7 @@ async def test_silence_is_ended_and_idleness_too() -> None:
 )
 async def test_a_limit_below_a_second_is_held(silence_s: float, until_s: float, said: str) -> None:
     clock = FakeClock()
-    pool = Pool(clock, silence_s=10)
+    pool = ConnectionPool(clock, silence_s=10)
     async with serving(LENGTH, in_steps(b"", 1)) as (server, origin), asyncio.TaskGroup() as group:
         keeping = group.create_task(pool.keep())
         # The first one leaves the connection, the second takes it up: who hurries is looked at then, too.
@@ -258,7 +260,7 @@ async def test_nobody_is_looked_at_more_often_without_need() -> None:
     """A sleeper more, and a short one, would show as soon as time passes."""
     clock = _Counting()
     naps = clock.naps = []
-    pool = Pool(clock, silence_s=10)
+    pool = ConnectionPool(clock, silence_s=10)
     async with serving(LENGTH) as (_, origin), asyncio.TaskGroup() as group:
         keeping = group.create_task(pool.keep())
         await ask(pool, origin)
@@ -275,7 +277,7 @@ async def test_nobody_is_looked_at_more_often_without_need() -> None:
 
 async def test_idle_connections_are_closed_before_engines_close_them() -> None:
     clock = FakeClock()
-    pool = Pool(clock, silence_s=10)
+    pool = ConnectionPool(clock, silence_s=10)
     async with serving(LENGTH) as (server, origin):
         await ask(pool, origin)
         await clock.advance(60.1)
@@ -292,13 +294,15 @@ class _Counting(FakeClock):
         await super().sleep(seconds)
 
 
-async def _given_up(pool: Pool, origin: Origin, silence_s: float, until_s: float) -> BrokenError:
-    with pytest.raises(BrokenError) as caught:
+async def _given_up(
+    pool: ConnectionPool, origin: Origin, silence_s: float, until_s: float
+) -> BrokenResponseError:
+    with pytest.raises(BrokenResponseError) as caught:
         await pool.request(origin, REQUEST, silence_s=silence_s, until_s=until_s)
     return caught.value
 
 
-async def _broken(pool: Pool, origin: Origin) -> BrokenError:
-    with pytest.raises(BrokenError) as caught:
+async def _broken(pool: ConnectionPool, origin: Origin) -> BrokenResponseError:
+    with pytest.raises(BrokenResponseError) as caught:
         await ask(pool, origin)
     return caught.value

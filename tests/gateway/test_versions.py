@@ -6,8 +6,8 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.routing.table import Target
-from gateway.watch.versions import Version, Versions
+from gateway.metrics.version_metrics import VersionCounts, VersionMetrics
+from gateway.routing.table import EngineEndpoint
 from store import keys
 from tests.gateway.fake_engine import Call, FakeEngine, Script, running
 from tests.gateway.scripts import (
@@ -130,7 +130,7 @@ async def test_a_failure_counts_though_another_engine_answered(
 
 
 def test_tokens_come_from_usage_or_from_events() -> None:
-    version = Version()
+    version = VersionCounts()
     # One event for each token after the first, one that says why it ended, and [DONE].
     version.streamed(18, delta("") + DONE, 2.0)
     assert (version.ok, version.tokens, version.token_s) == (1, 7, 2.0)
@@ -146,10 +146,10 @@ def test_tokens_come_from_usage_or_from_events() -> None:
 
 
 def test_the_oldest_version_is_forgotten() -> None:
-    versions = Versions()
+    versions = VersionMetrics()
     made = [target("m-0", template=f"t{n}") for n in range(1001)]
 
-    def count(one: Target) -> int:
+    def count(one: EngineEndpoint) -> int:
         return versions.of(one).ok
 
     for one in made:

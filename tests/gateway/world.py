@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from gateway.record.recorder import Tracer
-from gateway.routing.table import Origin, Target
-from gateway.server import Gateway, Limits
+from gateway.routing.table import EngineEndpoint, Origin
+from gateway.server import Gateway, GatewayLimits
+from gateway.telemetry.recorder import Tracer
 from machinery.clock import Clock, SystemClock
-from machinery.web import listen
+from machinery.http_server import listen
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentSpec,
@@ -51,8 +51,8 @@ def endpoint(replica: str, of: str, url: str, *served: str, node: str = "mac-1")
 
 def target(
     replica: str, of: str = "m", *, port: int = 1, version: int = 1, template: str = ""
-) -> Target:
-    return Target(
+) -> EngineEndpoint:
+    return EngineEndpoint(
         replica=replica,
         node="mac-1",
         deployment=of,
@@ -127,13 +127,13 @@ class Running:
 @asynccontextmanager
 async def running_gateway(
     transport: Transport,
-    limits: Limits | None = None,
+    limits: GatewayLimits | None = None,
     clock: Clock | None = None,
     tracer: Tracer | None = None,
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    limits = limits or Limits(drain_timeout_s=0.0, resume_timeout_s=2.0)
+    limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0)
     url = f"http://127.0.0.1:{port}"
     gateway = Gateway(
         transport, clock or SystemClock(), FirstOfEquals(), limits, url=url, tracer=tracer

@@ -9,18 +9,18 @@ import pytest
 
 from machinery import processes
 from machinery.clock import SystemClock
-from machinery.processes import Child
+from machinery.processes import ChildProcess
 from tests.support.waiting import until
 
 _ROOT = Path(__file__).parent.parent.parent
 
 
-def daemon(folder: Path, how: str) -> Child:
+def daemon(folder: Path, how: str) -> ChildProcess:
     line = (sys.executable, "-m", "tests.machinery.daemon", how)
     return processes.spawn(line, log=folder / "log", cwd=_ROOT)
 
 
-async def ended(child: Child) -> int | None:
+async def ended(child: ChildProcess) -> int | None:
     assert await processes.wait_ended(child, SystemClock(), limit_s=15)
     return child.exit_code()
 

@@ -14,7 +14,7 @@ import pytest
 
 from machinery import processes
 from machinery.clock import SystemClock
-from machinery.processes import Child, Record
+from machinery.processes import ChildProcess, ProcessRecord
 from tests.support.waiting import until
 
 SLEEPER = ("sleep", "60")
@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 
 
 @asynccontextmanager
-async def child(folder: Path, command: tuple[str, ...] = SLEEPER) -> AsyncIterator[Child]:
+async def child(folder: Path, command: tuple[str, ...] = SLEEPER) -> AsyncIterator[ChildProcess]:
     made = processes.spawn(command, log=folder / "log")
     try:
         yield made
@@ -64,7 +64,7 @@ async def test_a_pid_that_was_used_again_is_not_trusted(tmp_path: Path) -> None:
         earlier.save(tmp_path / "pid")
         assert processes.adopt(tmp_path / "pid") is None
         assert not processes.is_running(earlier)
-        Child(earlier, None).send(signal.SIGKILL)
+        ChildProcess(earlier, None).send(signal.SIGKILL)
         assert other.running()
 
 
@@ -105,9 +105,9 @@ def test_a_record_that_makes_no_sense_is_no_process(tmp_path: Path, content: str
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
-    record = Record(pid=7, birthmark="b/1", command=("a", "b c"))
+    record = ProcessRecord(pid=7, birthmark="b/1", command=("a", "b c"))
     record.save(tmp_path / "pid")
-    assert processes.load(tmp_path / "pid") == record
+    assert processes.load_record(tmp_path / "pid") == record
     assert json.loads((tmp_path / "pid").read_text())["pid"] == 7
 
 
@@ -143,11 +143,11 @@ async def test_waiting_has_a_limit(tmp_path: Path) -> None:
 
 async def test_a_pid_known_to_be_alive_is_taken_as_it_is(tmp_path: Path) -> None:
     async with child(tmp_path) as ours:
-        found = processes.running(ours.record.pid)
+        found = processes.find_running(ours.record.pid)
         assert found is not None
         assert found.record.birthmark == ours.record.birthmark
         assert found.running()
-    assert processes.running(ours.record.pid) is None
+    assert processes.find_running(ours.record.pid) is None
 
 
 def test_what_cannot_be_started_is_an_oserror(tmp_path: Path) -> None:

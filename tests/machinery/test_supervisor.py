@@ -53,7 +53,7 @@ async def test_a_killed_program_is_started_again(program: Program) -> None:
             os.kill(first, signal.SIGKILL)
             await until(lambda: supervisor.pid != first and supervisor.running)
             assert supervisor.restarts == 1
-            record = processes.load(program.record)
+            record = processes.load_record(program.record)
             assert record is not None
             assert record.pid == supervisor.pid
 
@@ -149,4 +149,4 @@ async def test_a_program_whose_record_cannot_be_kept_does_not_run_on(
     await until(lambda: not supervisor.running)
     if said.exists() and said.read_text().strip():
         pid = int(said.read_text())
-        await until(lambda: processes.running(pid) is None, what="the end of the orphan")
+        await until(lambda: processes.find_running(pid) is None, what="the end of the orphan")

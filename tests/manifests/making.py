@@ -4,12 +4,12 @@ from io import BytesIO
 
 from manifests import load
 from manifests.errors import ManifestErrors
-from manifests.load import Loaded
+from manifests.load import LoadedObject
 
 HEAD = "apiVersion: fleet/v1alpha1\n"
 
 
-def read(text: str) -> list[Loaded]:
+def read(text: str) -> list[LoadedObject]:
     return load.load_objects(["-"], stdin=BytesIO(text.encode()))
 
 

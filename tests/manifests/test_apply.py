@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from machinery.clock import SystemClock
-from manifests import apply, plan, yamlio
+from manifests import apply, plan
 from manifests.errors import ManifestErrors
-from manifests.tree import tree_of
+from manifests.trees import object_tree
+from manifests.yaml import parser
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
 from schemas.route import ModelRoute
@@ -75,7 +76,7 @@ async def test_output_of_get_can_be_applied_again(transport: Transport) -> None:
     await transport.commit([], [Put(key=key, value=b'{"replicas":3}')])
     found = await objects.get(transport, ModelDeployment, "qwen")
     assert found is not None
-    text = yamlio.dump(tree_of(found))
+    text = parser.dump(object_tree(found))
     assert "status:" in text
     # It says every default, which is remembered: what is said first and no more later is taken back.
     assert await applied(transport, text) == [("qwen", "configured")]
@@ -119,7 +120,7 @@ async def test_references_may_be_in_the_store(transport: Transport) -> None:
 async def test_preparing_writes_nothing(transport: Transport) -> None:
     before = await revision(transport)
     changes = await apply.prepare(transport, read(ALL), CLOCK)
-    assert [type(change) for change in changes] == [plan.Created] * 3
+    assert [type(change) for change in changes] == [plan.CreatedObject] * 3
     assert await revision(transport) == before
 
 

@@ -231,7 +231,7 @@ async def test_another_writer_in_between_is_a_conflict_then(
         if turn == 2:
             spec = found.spec.model_copy(update={"replicas": 5})
             after = found.model_copy(update={"spec": spec})
-            scaled = ownership.updated(found, after, "fleetctl-scale", clock.now())
+            scaled = ownership.record_update(found, after, "fleetctl-scale", clock.now())
             await store.quietly([codec.put_spec(scaled)])
 
     store.before = before

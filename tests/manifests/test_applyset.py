@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from machinery.clock import SystemClock
-from manifests import apply, applyset
-from manifests.apply import Applied, ApplyOptions, PruneError
+from manifests import apply, apply_sets
+from manifests.apply import ApplyOptions, ApplyResult, PruneError
 from manifests.errors import ManifestErrors
 from schemas.deployment import ModelDeployment
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
@@ -27,16 +27,16 @@ POOL = ObjectKey("NodePool", "a")
 ALL = route() + deployment(rest=in_pool()) + pool()
 
 
-async def applied(transport: Transport, text: str, options: ApplyOptions = SITE) -> Applied:
+async def applied(transport: Transport, text: str, options: ApplyOptions = SITE) -> ApplyResult:
     return await apply.apply(transport, read(text) if text else [], CLOCK, options)
 
 
-def pruned(done: Applied) -> list[str]:
+def pruned(done: ApplyResult) -> list[str]:
     return [str(key) for key in done.pruned]
 
 
 async def members(transport: Transport, name: str = "site") -> set[str]:
-    return {str(key) for key in (await applyset.read(transport, name)).members}
+    return {str(key) for key in (await apply_sets.read_set(transport, name)).members}
 
 
 async def there(transport: Transport) -> set[str]:
@@ -55,7 +55,7 @@ async def test_what_is_declared_no_more_is_pruned_in_order(transport: Transport)
     await applied(transport, ALL)
     [found] = await objects.list_all(transport, NodePool)
     assert found.metadata.annotations == {APPLY_SET: "site"}
-    held = await applyset.read(transport, "site")
+    held = await apply_sets.read_set(transport, "site")
     assert (held.manager, held.members[ObjectKey("NodePool", "studio")]) == (
         "fleetctl",
         found.metadata.uid,
@@ -108,7 +108,7 @@ async def test_what_was_made_anew_by_others_is_not_the_sets(transport: Transport
     await applied(transport, pool() + pool("b"))
     await transport.commit([], [_made_anew(await _get(transport, NodePool, "studio"))])
     stolen = await _get(transport, NodePool, "b")
-    await transport.commit([], [codec.put_spec(applyset.claimed(stolen, "other"))])
+    await transport.commit([], [codec.put_spec(apply_sets.assign_to_set(stolen, "other"))])
     assert pruned(await applied(transport, pool("c"))) == []
     assert await there(transport) == {"NodePool/studio", "NodePool/b", "NodePool/c"}
     assert await members(transport) == {"NodePool/c"}
@@ -241,7 +241,7 @@ async def _of_set(transport: Transport) -> set[str]:
     for kind in (NodePool, ModelDeployment, ModelRoute):
         found.extend(await objects.list_all(transport, kind))
     left = [o for o in found if o.metadata.deletion_timestamp is None]
-    return {f"{o.kind}/{o.name}" for o in left if applyset.set_of(o) == "site"}
+    return {f"{o.kind}/{o.name}" for o in left if apply_sets.apply_set_of(o) == "site"}
 
 
 async def test_writers_of_one_set_do_not_undo_each_other(transport: Transport) -> None:
@@ -254,8 +254,8 @@ async def test_a_lost_answer_is_looked_at_again() -> None:
     clock = InstantClock()
     store = FaultyTransport(clock)
     store.after = lost(1)
-    await applyset.change(store, clock, "a", "me", lambda old: {**old, POOL: ""})
-    assert (await applyset.read(store, "a")).members == {POOL: ""}
+    await apply_sets.change_set(store, clock, "a", "me", lambda old: {**old, POOL: ""})
+    assert (await apply_sets.read_set(store, "a")).members == {POOL: ""}
     assert store.commits == 1
 
 
@@ -275,4 +275,6 @@ async def test_who_may_write_no_more_stops_at_once() -> None:
 async def test_a_set_that_is_too_large_says_what_to_do() -> None:
     many = {ObjectKey("NodePool", f"p-{n}" + "x" * 100): "" for n in range(10_000)}
     with pytest.raises(TooLargeError, match="Split the manifests into several sets"):
-        await applyset.change(FaultyTransport(InstantClock()), CLOCK, "a", "me", lambda _: many)
+        await apply_sets.change_set(
+            FaultyTransport(InstantClock()), CLOCK, "a", "me", lambda _: many
+        )

@@ -4,7 +4,7 @@ import pytest
 
 from machinery.clock import SystemClock
 from manifests import apply, delete
-from manifests.errors import InUseError, NotFoundError, RefusedError
+from manifests.errors import InUseError, NotFoundError, WriteRefusedError
 from schemas.deployment import ModelDeployment
 from schemas.meta import ORPHAN
 from schemas.replica import Replica
@@ -25,7 +25,7 @@ async def applied(transport: Transport, text: str) -> None:
 async def test_a_deployment_is_marked_for_the_reconciler(transport: Transport) -> None:
     await applied(transport, deployment())
     outcome = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
-    assert isinstance(outcome, delete.Deleting)
+    assert isinstance(outcome, delete.PendingDeletion)
     found = await objects.get(transport, ModelDeployment, "qwen")
     assert found is not None
     assert found.metadata.deletion_timestamp is not None
@@ -38,7 +38,7 @@ async def test_marking_twice_changes_nothing(transport: Transport) -> None:
     await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     before = (await transport.status()).revision
     outcome = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
-    assert isinstance(outcome, delete.Deleting)
+    assert isinstance(outcome, delete.PendingDeletion)
     assert (await transport.status()).revision == before
 
 
@@ -46,7 +46,7 @@ async def test_a_pool_goes_with_its_status(transport: Transport) -> None:
     await applied(transport, pool())
     await transport.commit([], [Put(key=keys.status_key("NodePool", "studio"), value=b"{}")])
     outcome = await delete.delete(transport, "NodePool", "studio", CLOCK)
-    assert outcome == delete.Deleted(kind="NodePool", name="studio")
+    assert outcome == delete.DeletedObject(kind="NodePool", name="studio")
     assert (await transport.list(f"{keys.ROOT}/")).items == ()
 
 
@@ -93,7 +93,7 @@ async def test_what_is_not_there(transport: Transport) -> None:
 
 @pytest.mark.parametrize("kind", ["Revision", "Endpoint", "Event", "Pod"])
 async def test_what_the_fleet_writes_is_refused(kind: str) -> None:
-    with pytest.raises(RefusedError, match="is not for users to delete"):
+    with pytest.raises(WriteRefusedError, match="is not for users to delete"):
         await delete.delete(FaultyTransport(InstantClock()), kind, "a", CLOCK)
 
 
@@ -120,7 +120,7 @@ async def test_a_mark_whose_request_was_lost_is_set_again() -> None:
     await applied(store, deployment("a"))
     store.before = lost(2)
     outcome = await delete.delete(store, "ModelDeployment", "a", CLOCK)
-    assert isinstance(outcome, delete.Deleting)
+    assert isinstance(outcome, delete.PendingDeletion)
     assert outcome.obj == await objects.get(store, ModelDeployment, "a")
     assert outcome.obj.metadata.deletion_timestamp is not None
 
@@ -139,14 +139,14 @@ async def test_a_conflict_looks_again_and_not_for_ever() -> None:
     with pytest.raises(ConflictError, match="NodePool/studio was changed by others 5 times"):
         await delete.delete(store, "NodePool", "studio", CLOCK)
     limit = 8
-    assert isinstance(await delete.delete(store, "NodePool", "studio", CLOCK), delete.Deleted)
+    assert isinstance(await delete.delete(store, "NodePool", "studio", CLOCK), delete.DeletedObject)
 
 
 async def test_a_replica_is_marked_and_its_agent_does_the_rest(transport: Transport) -> None:
     there = replica(0).replica
     await transport.commit([], [codec.put_spec(there)])
     done = await delete.delete(transport, "Replica", "qwen-0", CLOCK)
-    assert isinstance(done, delete.Deleting)
+    assert isinstance(done, delete.PendingDeletion)
     found = await objects.get(transport, Replica, "qwen-0")
     assert found is not None
     assert found.metadata.deletion_timestamp is not None
@@ -156,9 +156,9 @@ async def test_a_replica_is_marked_and_its_agent_does_the_rest(transport: Transp
 async def test_replicas_can_be_left_behind(transport: Transport) -> None:
     await applied(transport, deployment())
     done = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK, cascade="orphan")
-    assert isinstance(done, delete.Deleting)
+    assert isinstance(done, delete.PendingDeletion)
     assert done.obj.metadata.finalizers == (ORPHAN,)
     # How they go was decided when it was marked first.
     again = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
-    assert isinstance(again, delete.Deleting)
+    assert isinstance(again, delete.PendingDeletion)
     assert again.obj.metadata.finalizers == (ORPHAN,)

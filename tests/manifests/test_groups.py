@@ -5,7 +5,7 @@ import pytest
 from machinery.clock import SystemClock
 from manifests import apply, delete
 from manifests.errors import InUseError
-from manifests.validate import Known, validate
+from manifests.validate import StoreNames, validate
 from store.port import Transport
 from tests.manifests.making import HEAD, deployment, read
 
@@ -22,12 +22,12 @@ def group(spec: str, *, name: str = "pair") -> str:
 PAIR = group("")
 
 CASES = [
-    pytest.param(SHARDED + PAIR, Known(), [], id="beside-it"),
-    pytest.param(SHARDED, Known(shard_groups=frozenset({"pair"})), [], id="in-the-store"),
-    pytest.param(deployment(rest="  sharding: Auto\n"), Known(), [], id="auto-names-none"),
+    pytest.param(SHARDED + PAIR, StoreNames(), [], id="beside-it"),
+    pytest.param(SHARDED, StoreNames(shard_groups=frozenset({"pair"})), [], id="in-the-store"),
+    pytest.param(deployment(rest="  sharding: Auto\n"), StoreNames(), [], id="auto-names-none"),
     pytest.param(
         SHARDED,
-        Known(shard_groups=frozenset({"pairs", "trio"})),
+        StoreNames(shard_groups=frozenset({"pairs", "trio"})),
         [
             "spec.sharding: there is no ShardGroup pair. Did you mean pairs? Create it first, or apply "
             "its manifest together with this one"
@@ -36,13 +36,13 @@ CASES = [
     ),
     pytest.param(
         group("  fallbacks: [{parallelism: Pipeline}, {model: qwen-4bit}]\n"),
-        Known(),
+        StoreNames(),
         [],
         id="sensible-fallbacks",
     ),
     pytest.param(
         group("  parallelism: Tensor\n  fallbacks: [{parallelism: Tensor}]\n"),
-        Known(),
+        StoreNames(),
         [
             "spec.fallbacks[0]: comes to the same as the group itself, which has failed by then. "
             "Change its parallelism, size or model, or remove it"
@@ -51,7 +51,7 @@ CASES = [
     ),
     pytest.param(
         group("  fallbacks: [{model: small}, {model: small, size: 2}]\n"),
-        Known(),
+        StoreNames(),
         [
             "spec.fallbacks[1]: comes to the same as an earlier fallback, which has failed by then. "
             "Change its parallelism, size or model, or remove it"
@@ -60,7 +60,7 @@ CASES = [
     ),
     pytest.param(
         group("  fallbacks: [{size: 3}]\n"),
-        Known(),
+        StoreNames(),
         [
             "spec.fallbacks[0].size: is 3, and the group has 2 members. "
             "Fall back on fewer Macs, not on more"
@@ -70,14 +70,14 @@ CASES = [
     pytest.param(
         f"---\n{HEAD}kind: ShardGroup\nmetadata: {{name: g}}\nspec:\n  selector: {{}}\n  size: 4\n"
         "  backend: jaccl\n  fallbacks: [{size: 9}]\n",
-        Known(),
+        StoreNames(),
         ["spec.fallbacks[0].size: is 9, and JACCL connects 8 at most. Use 8 or fewer"],
         id="more-than-jaccl-connects",
     ),
     pytest.param(
         f"---\n{HEAD}kind: ShardGroup\nmetadata: {{name: g}}\nspec:\n"
         "  members: [{node: a, rdma: {c: [rdma_en5], a: [rdma_en4]}}, {node: b}]\n",
-        Known(),
+        StoreNames(),
         [
             "spec.members[0].rdma.c: c is no member of the group. Name the devices towards each of "
             "the other members",
@@ -90,7 +90,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "known", "wanted"), CASES)
-def test_what_is_checked(text: str, known: Known, wanted: list[str]) -> None:
+def test_what_is_checked(text: str, known: StoreNames, wanted: list[str]) -> None:
     found = [str(problem) for problem in validate(read(text), known)]
     assert len(found) == len(wanted)
     for line, end in zip(found, wanted, strict=True):

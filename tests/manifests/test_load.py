@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from manifests import load, nodes, yamlio
+from manifests import load
 from manifests.errors import ManifestErrors
-from manifests.tree import Tree, show_path, tree_of
+from manifests.trees import Tree, object_tree, show_path
+from manifests.yaml import nodes, parser
 from schemas import kinds
 from schemas.deployment import ModelDeployment
 from tests.manifests.making import complaints, deployment, pool, read
@@ -57,8 +58,8 @@ def test_files_folders_and_standard_input_together(tmp_path: Path) -> None:
 
 
 def test_a_list_is_its_items() -> None:
-    trees = [tree_of(item.obj) for item in read(deployment() + pool())]
-    text = yamlio.dump({"apiVersion": "v1", "kind": "List", "items": [*trees]})
+    trees = [object_tree(item.obj) for item in read(deployment() + pool())]
+    text = parser.dump({"apiVersion": "v1", "kind": "List", "items": [*trees]})
     assert [item.obj.name for item in read(text)] == ["qwen", "studio"]
     assert complaints(text.replace("replicas: 1", "replicas: -1")) == [
         ":12:15: ModelDeployment/qwen: spec.replicas: must be 0 or more, got -1 (an integer)"
@@ -92,21 +93,21 @@ def test_documents_before_a_fault_are_still_judged() -> None:
 def test_read_objects_of_load_is_load_objects(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(deployment() + pool())
-    found = [load.read_objects(load.load([str(path)])), load.load_objects([str(path)])]
+    found = [load.read_objects(load.load_documents([str(path)])), load.load_objects([str(path)])]
     first, second = ([(one.obj, one.source, one.line) for one in loaded] for loaded in found)
     assert first == second
     path.write_text("a: [")
     with pytest.raises(ManifestErrors):
-        load.load([str(path)])
+        load.load_documents([str(path)])
     path.write_text("a: 1")
     with pytest.raises(ManifestErrors):
-        load.read_objects(load.load([str(path)]))
+        load.read_objects(load.load_documents([str(path)]))
 
 
 def value(text: str) -> Tree:
-    parsed = yamlio.parse(f"a: {text}\n", "f")
+    parsed = parser.parse(f"a: {text}\n", "f")
     assert parsed.problems == ()
-    tree = nodes.plain(parsed.documents[0])
+    tree = nodes.plain_value(parsed.documents[0])
     assert isinstance(tree, dict)
     return tree["a"]
 
@@ -153,16 +154,16 @@ def test_nan_is_a_number() -> None:
 
 
 def test_an_alias_stands_where_it_is_used() -> None:
-    [root] = yamlio.parse("a: &x\n  b: 1\nc: *x\n*x2 : 1\n".replace("*x2 ", "d"), "f").documents
-    assert nodes.plain(root) == {"a": {"b": 1}, "c": {"b": 1}, "d": 1}
-    node = nodes.find(root, ("c",))
+    [root] = parser.parse("a: &x\n  b: 1\nc: *x\n*x2 : 1\n".replace("*x2 ", "d"), "f").documents
+    assert nodes.plain_value(root) == {"a": {"b": 1}, "c": {"b": 1}, "d": 1}
+    node = nodes.find_node(root, ("c",))
     assert node is not None
     assert (node.mark.line, node.mark.column) == (3, 4)
 
 
 def test_an_alias_may_be_a_key() -> None:
-    [root] = yamlio.parse("a: &x word\n*x : 1\n", "f").documents
-    assert nodes.plain(root) == {"a": "word", "word": 1}
+    [root] = parser.parse("a: &x word\n*x : 1\n", "f").documents
+    assert nodes.plain_value(root) == {"a": "word", "word": 1}
 
 
 def test_paths_are_shown_as_they_are_written() -> None:
@@ -185,16 +186,16 @@ YAMLISH = st.text(st.sampled_from("a: -\n\t[]{}&*!|>%@`'\"#,?<~1.\\x0ué😀\r\u
 @example(tree={"a": "no", "b": "12:30", "c": "x: y", "d": "x #y", "e": " x", "f": "---", "g": "x:"})
 @example(tree={"spec": 1, "apiVersion": "2"})
 def test_what_is_dumped_is_read_back(tree: dict[str, Tree]) -> None:
-    text = yamlio.dump(tree)
-    parsed = yamlio.parse(text, "f")
+    text = parser.dump(tree)
+    parsed = parser.parse(text, "f")
     assert parsed.problems == ()
-    assert [nodes.plain(root) for root in parsed.documents] == [tree]
+    assert [nodes.plain_value(root) for root in parsed.documents] == [tree]
 
 
 @given(tree=TREES.filter(lambda tree: tree is not None))
 def test_anything_is_dumped_and_read_back(tree: Tree) -> None:
-    [root] = yamlio.parse(yamlio.dump(tree), "f").documents
-    assert nodes.plain(root) == tree
+    [root] = parser.parse(parser.dump(tree), "f").documents
+    assert nodes.plain_value(root) == tree
 
 
 def never_surprised(raw: bytes) -> None:
@@ -228,7 +229,7 @@ def test_any_object_raises_manifest_errors_or_nothing(
         "metadata": metadata,
         "spec": spec,
     }
-    never_surprised(yamlio.dump(tree).encode())
+    never_surprised(parser.dump(tree).encode())
 
 
 @given(edit=st.text(max_size=6), place=st.integers(0, 200), cut=st.integers(0, 12))
@@ -243,7 +244,7 @@ def test_output_is_in_the_order_people_know() -> None:
     [item] = read(
         deployment(rest="  placement:\n    pools: [studio]\n    nodeSelector: {a/b: '1'}\n")
     )
-    assert yamlio.dump(tree_of(item.obj)) == (
+    assert parser.dump(object_tree(item.obj)) == (
         "apiVersion: fleet/v1alpha1\n"
         "kind: ModelDeployment\n"
         "metadata:\n"

@@ -6,9 +6,9 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import merge3
-from manifests.merge3 import Claims, Outcome
-from manifests.tree import Path, Tree
+from manifests import three_way
+from manifests.three_way import MergeResult, OtherManagers
+from manifests.trees import Path, Tree
 
 PATHS: tuple[Path, ...] = (("a",), ("b",), ("m", "x"), ("m", "y"), ("m", "n", "z"))
 Flat = dict[Path, Tree]
@@ -22,7 +22,7 @@ who = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(["scale", "edit"])
 def tree_of(flat: Mapping[Path, Tree]) -> dict[str, Tree]:
     tree: dict[str, Tree] = {}
     for path, value in flat.items():
-        tree = merge3.with_value(tree, path, value)
+        tree = three_way.with_value(tree, path, value)
     return tree
 
 
@@ -30,12 +30,12 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def merged(base: Flat, ours: Flat, theirs: Flat, claims: Claims) -> Outcome:
-    return merge3.merge(tree_of(base), tree_of(ours), tree_of(theirs), claims)
+def merged(base: Flat, ours: Flat, theirs: Flat, claims: OtherManagers) -> MergeResult:
+    return three_way.merge(tree_of(base), tree_of(ours), tree_of(theirs), claims)
 
 
-def claims_of(owners: Mapping[Path, str], *, force: merge3.Force = False) -> Claims:
-    return Claims(updates={dotted(path): name for path, name in owners.items()}, force=force)
+def claims_of(owners: Mapping[Path, str], *, force: three_way.Force = False) -> OtherManagers:
+    return OtherManagers(updates={dotted(path): name for path, name in owners.items()}, force=force)
 
 
 def verdict(base: Flat, ours: Flat, theirs: Flat, owners: Mapping[Path, str], path: Path) -> str:
@@ -63,13 +63,13 @@ def test_each_field_is_decided_as_the_table_says(
     removed = {path for gone in found.removed for path in PATHS if path[: len(gone)] == gone}
     for path in PATHS:
         decided = verdict(base, ours, theirs, owners, path)
-        now = merge3.look_up(cast("Tree", dict(found.tree)), path)
+        now = three_way.value_at(cast("Tree", dict(found.tree)), path)
         assert (path in kept, path in conflicts) == (decided == "kept", decided == "conflict")
         if path in removed and not {path} & {*base, *ours, *owners}:
             continue  # a default that nobody said goes with the mapping that it is in
         assert (path in removed) == (decided == "gone")
         if decided == "gone":
-            assert now is merge3.UNSAID
+            assert now is three_way.ABSENT
             continue
         assert now == (ours[path] if decided == "ours" else theirs[path])
         if path in kept or path in conflicts:
@@ -86,14 +86,14 @@ def test_force_says_everything_that_the_manifest_says(
     found = merged(base, ours, theirs, claims_of(owners, force=True))
     assert (found.kept, found.conflicts) == ((), ())
     for path, value in ours.items():
-        assert merge3.look_up(cast("Tree", dict(found.tree)), path) == value
+        assert three_way.value_at(cast("Tree", dict(found.tree)), path) == value
 
 
 @settings(max_examples=100, deadline=None)
 @given(base=said, ours=said, theirs=full)
 def test_merging_again_changes_nothing(base: Flat, ours: Flat, theirs: Flat) -> None:
     first = merged(base, ours, theirs, claims_of({}, force=True))
-    again = merge3.merge(tree_of(ours), tree_of(ours), dict(first.tree), Claims())
+    again = three_way.merge(tree_of(ours), tree_of(ours), dict(first.tree), OtherManagers())
     assert again.tree == first.tree
     assert (again.kept, again.conflicts, again.taken) == ((), (), ())
 
@@ -113,10 +113,14 @@ def test_nobody_loses_what_nobody_else_says(
 @settings(max_examples=100, deadline=None)
 @given(before=full, after=full)
 def test_what_differs_is_found(before: Flat, after: Flat) -> None:
-    found = set(merge3.changed(tree_of(before), tree_of(after)))
+    found = set(three_way.changed_paths(tree_of(before), tree_of(after)))
     assert found == {path for path in PATHS if before[path] != after[path]}
 
 
 def test_a_mapping_that_comes_is_a_change_with_all_in_it() -> None:
-    assert [*merge3.changed({}, {"m": {"x": 1, "y": None}})] == [("m",), ("m", "x"), ("m", "y")]
-    assert [*merge3.changed({"m": {"x": 1}}, {"m": 2})] == [("m",), ("m", "x")]
+    assert [*three_way.changed_paths({}, {"m": {"x": 1, "y": None}})] == [
+        ("m",),
+        ("m", "x"),
+        ("m", "y"),
+    ]
+    assert [*three_way.changed_paths({"m": {"x": 1}}, {"m": 2})] == [("m",), ("m", "x")]

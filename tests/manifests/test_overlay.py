@@ -7,28 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import nodes, patching, yamlio
+from manifests import overlay
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
-from manifests.nodes import Node
-from manifests.validate import Known, validate
+from manifests.validate import StoreNames, validate
+from manifests.yaml import nodes, parser
+from manifests.yaml.nodes import YamlNode
 
 HEAD = "apiVersion: fleet/v1alpha1\n"
 OVERLAY = HEAD + "kind: Overlay\nbase: [../base]\n"
 POOL = HEAD + "kind: NodePool\nmetadata: {name: studios}\nspec:\n  nodes: [a, b]\n  priority: 1\n"
 
 
-def node(text: str) -> Node:
-    (root,) = yamlio.parse(text, "test.yaml").documents
+def node(text: str) -> YamlNode:
+    (root,) = parser.parse(text, "test.yaml").documents
     return root
 
 
 def over(base: str, patch: str) -> object:
     """Return what a patch makes of a base, or what is wrong with it."""
-    found, problems = patching.merged(node(base), node(patch), source="p.yaml", about="X")
+    found, problems = overlay.apply_patch(node(base), node(patch), source="p.yaml", about="X")
     if problems:
         return [f"{p.line}:{p.column} {p.path}: {p.message}" for p in problems]
-    return None if found is None else nodes.plain(found)
+    return None if found is None else nodes.plain_value(found)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_patch_of_nothing_is_said(tmp_path: Path) -> None:
 def test_the_example_is_good(site: str) -> None:
     root = Path(__file__).parents[2] / "examples" / "gitops"
     loaded = load_objects([str(root / "sites" / site)])
-    assert validate(loaded, Known()) == []
+    assert validate(loaded, StoreNames()) == []
     assert [item.obj.kind for item in load_objects([str(root / "fleet" / f"{site}.yaml")])] == [
         "GitSource"
     ]

@@ -7,8 +7,8 @@ import pytest
 
 from manifests import ownership
 from manifests.errors import ManifestErrors
-from manifests.merge3 import Force
-from manifests.ownership import Clash, Merged
+from manifests.ownership import FieldConflict, MergedObject
+from manifests.three_way import Force
 from schemas.deployment import KvCache, ModelDeployment
 from schemas.gitsource import GitSource
 from schemas.meta import APPLY_SET, RESTARTED_AT, ApiObject
@@ -21,9 +21,11 @@ SCALE = "fleetctl-scale"
 
 def merged(
     existing: ApiObject | None, text: str, *, manager: str = "fleetctl", force: Force = False
-) -> Merged:
+) -> MergedObject:
     [item] = read(text)
-    return ownership.merge(existing, item, manager=manager, force=force, now=LATER, uid="u-1")
+    return ownership.merge_manifest(
+        existing, item, manager=manager, force=force, now=LATER, uid="u-1"
+    )
 
 
 def made(text: str, **how: Any) -> ModelDeployment:
@@ -43,20 +45,20 @@ def again(existing: ApiObject, text: str, **how: Any) -> ModelDeployment:
 def with_spec(obj: ModelDeployment, manager: str, **spec: Any) -> ModelDeployment:
     """Return the object as a verb leaves it."""
     changed = obj.spec.model_copy(update=spec)
-    return ownership.updated(obj, obj.model_copy(update={"spec": changed}), manager, NOW)
+    return ownership.record_update(obj, obj.model_copy(update={"spec": changed}), manager, NOW)
 
 
 def with_labels(obj: ModelDeployment, manager: str, **labels: str) -> ModelDeployment:
     metadata = obj.metadata.model_copy(update={"labels": labels})
-    return ownership.updated(obj, obj.model_copy(update={"metadata": metadata}), manager, NOW)
+    return ownership.record_update(obj, obj.model_copy(update={"metadata": metadata}), manager, NOW)
 
 
 def owner(obj: ApiObject, path: str) -> str | None:
-    found = ownership.owner_of(obj, path)
+    found = ownership.field_owner(obj, path)
     return found.manager if found is not None else None
 
 
-def clashes(found: tuple[Clash, ...]) -> list[tuple[str, str, object, object]]:
+def clashes(found: tuple[FieldConflict, ...]) -> list[tuple[str, str, object, object]]:
     return [(one.path, one.owner, one.theirs, one.ours) for one in found]
 
 
@@ -80,13 +82,13 @@ def test_what_a_verb_changes_is_the_verbs() -> None:
 
 def test_a_change_of_nothing_records_nothing() -> None:
     obj = made(deployment())
-    assert ownership.updated(obj, obj, SCALE, LATER) == obj
+    assert ownership.record_update(obj, obj, SCALE, LATER) == obj
 
 
 def test_annotations_of_the_fleet_are_nobodys() -> None:
     obj = made(deployment())
     noted = obj.metadata.model_copy(update={"annotations": {RESTARTED_AT: "x"}})
-    after = ownership.updated(obj, obj.model_copy(update={"metadata": noted}), "x", LATER)
+    after = ownership.record_update(obj, obj.model_copy(update={"metadata": noted}), "x", LATER)
     assert after.metadata.managed_fields == obj.metadata.managed_fields
     assert again(after, deployment()) is after
 
@@ -286,11 +288,11 @@ def test_long_texts_are_remembered_by_their_hash() -> None:
 def test_what_a_manifest_said_can_be_taken_back() -> None:
     text = deployment(meta="  labels: {a: b}\n", rest="  concurrency: 9\n")
     obj = with_labels(made(text), "fleetctl-label", a="b", x="y")
-    after = ownership.withdrawn(obj, "fleetctl")
+    after = ownership.withdraw_manifest(obj, "fleetctl")
     assert (after.metadata.labels, after.spec.concurrency) == ({"x": "y"}, 4)
     assert [one.manager for one in after.metadata.managed_fields] == ["fleetctl-label"]
     assert after.spec.model.path == "models/qwen"
-    assert ownership.withdrawn(after, "fleetctl") is after
+    assert ownership.withdraw_manifest(after, "fleetctl") is after
 
 
 def test_the_set_survives_an_apply_without_one() -> None:

@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from manifests import merge3, ownership, said
+from manifests import declaration, ownership, three_way
 from manifests.errors import ManifestErrors
-from manifests.load import Document, Loaded
-from manifests.merge3 import Force
-from manifests.nodes import Mark, Node
-from manifests.ownership import Merged
-from manifests.tree import spec_of
+from manifests.load import Document, LoadedObject
+from manifests.ownership import MergedObject
+from manifests.three_way import Force
+from manifests.trees import spec_of
+from manifests.yaml.nodes import Mark, YamlNode
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiModel, ApiObject
 from tests.schemas.strategies import objects
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DOCUMENT = Document(source="any", root=Node(mark=Mark(line=1, column=1), content={}))
+DOCUMENT = Document(source="any", root=YamlNode(mark=Mark(line=1, column=1), content={}))
 
 every_kind = pytest.mark.parametrize(
     "kind", [pytest.param(k, id=k.name) for k in kinds.KINDS if k.written_by_users]
@@ -56,9 +56,11 @@ def _as_a_file_has_it(kind: Kind, spec: ApiModel, labels: dict[str, str]) -> Api
     raise AssertionError("what a dump says can be read")
 
 
-def applied(existing: ApiObject | None, manifest: ApiObject, *, force: Force = False) -> Merged:
-    item = Loaded(obj=manifest, document=DOCUMENT)
-    return ownership.merge(existing, item, manager="me", force=force, now=NOW, uid="u")
+def applied(
+    existing: ApiObject | None, manifest: ApiObject, *, force: Force = False
+) -> MergedObject:
+    item = LoadedObject(obj=manifest, document=DOCUMENT)
+    return ownership.merge_manifest(existing, item, manager="me", force=force, now=NOW, uid="u")
 
 
 def in_turn(*manifest: ApiObject) -> ApiObject:
@@ -97,7 +99,7 @@ def edited(there: ApiObject, other: ApiObject) -> ApiObject:
     labels = {**there.metadata.labels, "theirs": "x"}
     metadata = there.metadata.model_copy(update={"labels": labels})
     after = there.model_copy(update={"spec": spec_of(other), "metadata": metadata})
-    return ownership.updated(there, after, "edit", NOW)
+    return ownership.record_update(there, after, "edit", NOW)
 
 
 def beside_another(first: ApiObject, second: ApiObject, there: ApiObject) -> None:
@@ -110,8 +112,10 @@ def beside_another(first: ApiObject, second: ApiObject, there: ApiObject) -> Non
     with contextlib.suppress(ManifestErrors):
         forced = applied(there, second, force=True)
         assert (forced.conflicts, forced.kept) == ((), ())
-        assert merge3.agrees(said.said_of(second), said.there(forced.obj))
+        assert three_way.matches(
+            declaration.applied_fields(second), declaration.declarable_fields(forced.obj)
+        )
     # What is taken back leaves what others said.
-    after = ownership.withdrawn(there, "me")
+    after = ownership.withdraw_manifest(there, "me")
     assert after.metadata.labels["theirs"] == "x"
     assert [entry.manager for entry in after.metadata.managed_fields] == ["edit"]

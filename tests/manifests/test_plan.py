@@ -8,8 +8,8 @@ import pytest
 from manifests import diff, ownership, plan
 from manifests.diff import FieldChange
 from manifests.errors import ManifestErrors
-from manifests.load import Loaded
-from manifests.tree import Tree
+from manifests.load import LoadedObject
+from manifests.trees import Tree
 from schemas import kinds
 from schemas.deployment import ModelDeployment
 from schemas.meta import RESTARTED_AT, ApiObject, ObjectKey
@@ -24,7 +24,9 @@ LATER = NOW + timedelta(hours=1)
 def stored(text: str, **metadata: object) -> ApiObject:
     """The object as the store would have it."""
     [item] = read(text)
-    merged = ownership.merge(None, item, manager="fleetctl", force=False, now=NOW, uid="u-1")
+    merged = ownership.merge_manifest(
+        None, item, manager="fleetctl", force=False, now=NOW, uid="u-1"
+    )
     made = merged.obj
     kept = made.metadata.model_copy(update={"resource_version": "7", **metadata})
     return made.model_copy(update={"metadata": kept})
@@ -37,7 +39,7 @@ def planned(text: str, *existing: ApiObject) -> list[plan.Change]:
 
 def test_a_new_object_is_created() -> None:
     [change] = planned(deployment(meta="  labels: {a: b}\n"))
-    assert isinstance(change, plan.Created)
+    assert isinstance(change, plan.CreatedObject)
     meta = change.obj.metadata
     assert (meta.uid, meta.generation, meta.creation_timestamp) == (
         "ModelDeployment-qwen",
@@ -49,36 +51,36 @@ def test_a_new_object_is_created() -> None:
 
 def test_the_same_object_is_unchanged() -> None:
     before = stored(deployment(), generation=4, finalizers=("x",))
-    assert planned(deployment(), before) == [plan.Unchanged(obj=before)]
+    assert planned(deployment(), before) == [plan.UnchangedObject(obj=before)]
 
 
 def test_defaults_written_out_change_nothing_but_what_is_remembered() -> None:
     before = stored(deployment())
     text = deployment(rest="  concurrency: 4\n  placement: {}\n", meta="  labels: {}\n")
     [change] = planned(text, before)
-    assert isinstance(change, plan.Configured)
-    assert diff.text(before, change.obj) == ""
+    assert isinstance(change, plan.ConfiguredObject)
+    assert diff.diff_text(before, change.obj) == ""
     assert change.obj.metadata.generation == before.metadata.generation
-    assert planned(text, change.obj) == [plan.Unchanged(obj=change.obj)]
+    assert planned(text, change.obj) == [plan.UnchangedObject(obj=change.obj)]
 
 
 def test_a_new_spec_is_a_new_generation_and_keeps_what_the_fleet_keeps() -> None:
     before = stored(deployment(), generation=4, finalizers=("x",))
     [change] = planned(deployment(replicas=3), before)
-    assert isinstance(change, plan.Configured)
+    assert isinstance(change, plan.ConfiguredObject)
     assert isinstance(change.obj, ModelDeployment)
     assert change.obj.spec.replicas == 3
     [said] = change.obj.metadata.managed_fields
     assert '"replicas":3' in said.applied
     kept = before.metadata.model_copy(update={"generation": 5, "managed_fields": (said,)})
     assert change.obj.metadata == kept
-    assert codec.unchanged(change.obj).mod_revision == 7
+    assert codec.unchanged_guard(change.obj).mod_revision == 7
 
 
 def test_new_labels_are_the_same_generation() -> None:
     before = stored(deployment(meta="  labels: {old: a}\n"), generation=4)
     [change] = planned(deployment(meta="  labels: {new: b}\n"), before)
-    assert isinstance(change, plan.Configured)
+    assert isinstance(change, plan.ConfiguredObject)
     assert (change.obj.metadata.generation, change.obj.metadata.labels) == (4, {"new": "b"})
 
 
@@ -88,8 +90,8 @@ def test_a_status_is_never_written_or_compared() -> None:
     tree: dict[str, Tree] = json.loads(before.model_dump_json(by_alias=True))
     tree["status"] = {"replicas": 1}
     with_status = ModelDeployment.model_validate_json(json.dumps(tree))
-    assert planned(deployment(), with_status) == [plan.Unchanged(obj=with_status)]
-    assert diff.text(with_status, before) == ""
+    assert planned(deployment(), with_status) == [plan.UnchangedObject(obj=with_status)]
+    assert diff.diff_text(with_status, before) == ""
     [change] = planned(deployment(replicas=2), with_status)
     assert isinstance(change.obj, ModelDeployment)
     assert change.obj.status is None
@@ -116,30 +118,30 @@ def test_uids_are_derived_and_tell_successors_apart() -> None:
 
 
 def test_few_objects_are_one_transaction() -> None:
-    waves = plan.waves(planned(route() + deployment(rest=in_pool()) + pool()))
+    waves = plan.plan_waves(planned(route() + deployment(rest=in_pool()) + pool()))
     assert [[len(batch) for batch in wave] for wave in waves] == [[3]]
 
 
 def test_nothing_to_write_is_no_transaction() -> None:
-    assert plan.waves([]) == []
-    assert plan.waves(planned(deployment(), stored(deployment()))) == []
+    assert plan.plan_waves([]) == []
+    assert plan.plan_waves(planned(deployment(), stored(deployment()))) == []
 
 
 def test_many_objects_are_waves_of_transactions() -> None:
     text = "".join(deployment(f"m-{n}") for n in range(250)) + pool()
-    waves = plan.waves(planned(text))
+    waves = plan.plan_waves(planned(text))
     assert [[len(batch) for batch in wave] for wave in waves] == [[1], [100, 100, 50]]
 
 
 def test_large_objects_share_no_transaction() -> None:
     large = f"  annotations: {{a: {'x' * 300_000}}}\n"
-    waves = plan.waves(planned("".join(deployment(f"m-{n}", meta=large) for n in range(5))))
+    waves = plan.plan_waves(planned("".join(deployment(f"m-{n}", meta=large) for n in range(5))))
     assert [[len(batch) for batch in wave] for wave in waves] == [[2, 2, 1]]
 
 
-def problems(loaded: list[Loaded], *existing: ApiObject) -> list[str]:
+def problems(loaded: list[LoadedObject], *existing: ApiObject) -> list[str]:
     there: dict[ObjectKey, ApiObject] = {ObjectKey(obj.kind, obj.name): obj for obj in existing}
-    return [str(problem) for problem in plan.refusals(loaded, there)]
+    return [str(problem) for problem in plan.find_refusals(loaded, there)]
 
 
 def test_what_is_being_deleted_is_refused() -> None:
@@ -199,14 +201,14 @@ NOTED = {"note": "x", RESTARTED_AT: "2026-01-01T00:00:00Z"}
 def test_what_the_verbs_wrote_is_left_alone() -> None:
     before = stored(deployment(meta="  annotations: {note: x}\n"), annotations=NOTED)
     [same] = planned(deployment(meta="  annotations: {note: x}\n"), before)
-    assert isinstance(same, plan.Unchanged)
+    assert isinstance(same, plan.UnchangedObject)
     [change] = planned(deployment(meta="  annotations: {note: z}\n"), before)
     assert change.obj.metadata.annotations == {**NOTED, "note": "z"}
     [after] = read(deployment())
     found = diff.diff(before, after.obj)
     assert found.changes == (FieldChange(path="metadata.annotations.note", old="x", new=None),)
     assert "restarted-at" not in "".join(
-        line for line in diff.text(before, after.obj).splitlines() if line[0] in "+-"
+        line for line in diff.diff_text(before, after.obj).splitlines() if line[0] in "+-"
     )
 
 
@@ -214,7 +216,7 @@ def test_what_the_verbs_wrote_may_be_said_but_not_changed() -> None:
     before = stored(deployment(meta="  annotations: {note: x}\n"), annotations=NOTED)
     said = f"  annotations: {{{RESTARTED_AT}: '2026-01-01T00:00:00Z', note: x}}\n"
     assert problems(read(deployment(meta=said)), before) == []
-    assert isinstance(planned(deployment(meta=said), before)[0], plan.Unchanged)
+    assert isinstance(planned(deployment(meta=said), before)[0], plan.UnchangedObject)
     older = deployment(meta=f"  annotations: {{{RESTARTED_AT}: '2025-01-01T00:00:00Z'}}\n")
     assert problems(read(older), before) == [
         'standard input:6:37: ModelDeployment/qwen: metadata.annotations["fleet/restarted-at"]: is '
@@ -230,7 +232,7 @@ def test_the_same_has_no_difference() -> None:
     before = stored(deployment())
     [after] = read(deployment())
     assert not diff.diff(before, after.obj)
-    assert diff.text(before, after.obj) == ""
+    assert diff.diff_text(before, after.obj) == ""
 
 
 def test_a_new_object_is_all_difference() -> None:
@@ -242,14 +244,14 @@ def test_a_new_object_is_all_difference() -> None:
         "spec.nodes",
         "spec.priority",
     ]
-    assert diff.text(None, after.obj).startswith(
+    assert diff.diff_text(None, after.obj).startswith(
         "--- /dev/null\n+++ NodePool/studio (applied)\n@@ -0,0 +1,8 @@\n+apiVersion: fleet/v1alpha1\n"
     )
 
 
 def test_the_text_is_a_unified_diff() -> None:
     [after] = read(deployment(replicas=2))
-    assert diff.text(stored(deployment()), after.obj) == (
+    assert diff.diff_text(stored(deployment()), after.obj) == (
         "--- ModelDeployment/qwen (now)\n"
         "+++ ModelDeployment/qwen (applied)\n"
         "@@ -6,7 +6,7 @@\n"

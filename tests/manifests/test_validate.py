@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from manifests.validate import Known, validate
+from manifests.validate import StoreNames, validate
 from schemas.route import ModelRoute
 from tests.manifests.making import HEAD, deployment, in_pool, pool, read, route
 
@@ -25,13 +25,16 @@ def group(members: str) -> str:
 
 TOGETHER = "or apply its manifest together with this one"
 CASES = [
-    pytest.param(deployment(rest=in_pool()) + pool(), Known(), [], id="pool-beside-it"),
+    pytest.param(deployment(rest=in_pool()) + pool(), StoreNames(), [], id="pool-beside-it"),
     pytest.param(
-        deployment(rest=in_pool()), Known(node_pools=frozenset({"studio"})), [], id="pool-in-store"
+        deployment(rest=in_pool()),
+        StoreNames(node_pools=frozenset({"studio"})),
+        [],
+        id="pool-in-store",
     ),
     pytest.param(
         deployment(rest=in_pool("studoi")),
-        Known(node_pools=frozenset({"studio", "attic"})),
+        StoreNames(node_pools=frozenset({"studio", "attic"})),
         [
             ":11:13: ModelDeployment/qwen: spec.placement.pools[0]: there is no NodePool studoi. "
             f"Did you mean studio? Create it first, {TOGETHER}"
@@ -40,7 +43,7 @@ CASES = [
     ),
     pytest.param(
         deployment(rest=in_pool()),
-        Known(),
+        StoreNames(),
         [
             ":11:13: ModelDeployment/qwen: spec.placement.pools[0]: there is no NodePool studio. "
             f"Create it first, {TOGETHER}"
@@ -50,23 +53,23 @@ CASES = [
     pytest.param(
         deployment("a", rest="  servedNames: [fast]\n")
         + deployment("b", rest="  servedNames: [fast, a]\n"),
-        Known(),
+        StoreNames(),
         [],
         id="tiers-are-shared",
     ),
     pytest.param(
         deployment("a" * 116),
-        Known(),
+        StoreNames(),
         [
             f":5:9: ModelDeployment/{'a' * 116}: metadata.name: has 116 characters, so the names of "
             "its revisions would have 129; at most 128 are allowed. Use 115 characters or fewer"
         ],
         id="revision-name-overflows",
     ),
-    pytest.param(deployment("a" * 115), Known(), [], id="revision-name-just-fits"),
+    pytest.param(deployment("a" * 115), StoreNames(), [], id="revision-name-just-fits"),
     pytest.param(
         deployment("chat"),
-        Known(
+        StoreNames(
             model_deployments=frozenset({"qwen"}),
             model_routes=(known_route("r", "chat", "qwen"),),
         ),
@@ -78,7 +81,7 @@ CASES = [
     ),
     pytest.param(
         f"{HEAD}kind: NodePool\nmetadata: {{name: p}}\nspec: {{}}\n",
-        Known(),
+        StoreNames(),
         [
             ":4:1: NodePool/p: spec: names no nodes and has no selector, so no Mac would be in the "
             "pool. Write: nodes: [name-of-a-mac], or a selector ({} takes every Mac)"
@@ -87,28 +90,30 @@ CASES = [
     ),
     pytest.param(
         f"{HEAD}kind: NodePool\nmetadata: {{name: p}}\nspec: {{selector: {{}}}}\n",
-        Known(),
+        StoreNames(),
         [],
         id="pool-of-everything",
     ),
     pytest.param(
         f"{HEAD}kind: NodePool\nmetadata: {{name: p}}\nspec: {{nodes: [a, b, a, a]}}\n",
-        Known(),
+        StoreNames(),
         [":4:22: NodePool/p: spec.nodes[2]: a is named twice. Remove one of them"],
         id="node-twice",
     ),
     pytest.param(
         group("[{node: a}, {node: a}]"),
-        Known(),
+        StoreNames(),
         [":6:31: ShardGroup/g: spec.members[1].node: a is named twice. Remove one of them"],
         id="member-twice",
     ),
-    pytest.param(group("[{node: a}, {node: b}]"), Known(), [], id="members"),
-    pytest.param(route() + deployment(), Known(), [], id="backend-beside-it"),
-    pytest.param(route(), Known(model_deployments=frozenset({"qwen"})), [], id="backend-in-store"),
+    pytest.param(group("[{node: a}, {node: b}]"), StoreNames(), [], id="members"),
+    pytest.param(route() + deployment(), StoreNames(), [], id="backend-beside-it"),
+    pytest.param(
+        route(), StoreNames(model_deployments=frozenset({"qwen"})), [], id="backend-in-store"
+    ),
     pytest.param(
         route(backends="[{deployment: qwe}]"),
-        Known(model_deployments=frozenset({"qwen"})),
+        StoreNames(model_deployments=frozenset({"qwen"})),
         [
             ":8:27: ModelRoute/chat: spec.backends[0].deployment: there is no ModelDeployment qwe. "
             f"Did you mean qwen? Create it first, {TOGETHER}"
@@ -117,7 +122,7 @@ CASES = [
     ),
     pytest.param(
         route(backends="[{deployment: qwen}, {deployment: qwen}]") + deployment(),
-        Known(),
+        StoreNames(),
         [
             ":8:47: ModelRoute/chat: spec.backends[1].deployment: qwen is named twice. "
             "Remove one of them"
@@ -126,7 +131,7 @@ CASES = [
     ),
     pytest.param(
         route(backends="[{deployment: qwen, weight: 0}]") + deployment(),
-        Known(),
+        StoreNames(),
         [
             ":8:3: ModelRoute/chat: spec.backends: every weight is 0, so no backend would get a "
             "request. Give one of them a weight"
@@ -135,7 +140,7 @@ CASES = [
     ),
     pytest.param(
         route(model="other") + deployment() + deployment("other"),
-        Known(),
+        StoreNames(),
         [
             ":7:10: ModelRoute/chat: spec.model: ModelDeployment/other serves this name itself and "
             "is not among the backends. Add it to the backends or fallbacks, or route another name "
@@ -143,16 +148,18 @@ CASES = [
         ],
         id="takes-a-deployments-name",
     ),
-    pytest.param(route(model="qwen") + deployment(), Known(), [], id="canary-under-its-own-name"),
+    pytest.param(
+        route(model="qwen") + deployment(), StoreNames(), [], id="canary-under-its-own-name"
+    ),
     pytest.param(
         route(model="other") + "  fallbacks: [other]\n" + deployment() + deployment("other"),
-        Known(),
+        StoreNames(),
         [],
         id="own-name-as-a-fallback",
     ),
     pytest.param(
         route() + "  fallbacks: [qwem]\n" + deployment(),
-        Known(),
+        StoreNames(),
         [
             ":9:15: ModelRoute/chat: spec.fallbacks[0]: there is no ModelDeployment qwem. "
             f"Did you mean qwen? Create it first, {TOGETHER}"
@@ -163,7 +170,7 @@ CASES = [
         route()
         + "  rules: [{headers: [{name: x}], backends: [{deployment: y, weight: 0}]}]\n"
         + deployment(),
-        Known(),
+        StoreNames(),
         [
             ":9:58: ModelRoute/chat: spec.rules[0].backends[0].deployment: there is no "
             f"ModelDeployment y. Create it first, {TOGETHER}",
@@ -174,7 +181,7 @@ CASES = [
     ),
     pytest.param(
         route("a") + route("b") + deployment(),
-        Known(),
+        StoreNames(),
         [
             ':15:10: ModelRoute/b: spec.model: ModelRoute/a at standard input:2 routes "chat" '
             "already. Put all backends into one route"
@@ -183,7 +190,7 @@ CASES = [
     ),
     pytest.param(
         route("a"),
-        Known(
+        StoreNames(
             model_deployments=frozenset({"qwen"}),
             model_routes=(known_route("b", "chat", "qwen"), known_route("a", "chat", "qwen")),
         ),
@@ -193,11 +200,11 @@ CASES = [
         ],
         id="rival-in-store",
     ),
-    pytest.param(f"{HEAD}kind: Node\nmetadata: {{name: mac-1}}\n", Known(), [], id="node"),
+    pytest.param(f"{HEAD}kind: Node\nmetadata: {{name: mac-1}}\n", StoreNames(), [], id="node"),
 ]
 
 
 @pytest.mark.parametrize(("text", "known", "expected"), CASES)
-def test_checks_between_objects(text: str, known: Known, expected: list[str]) -> None:
+def test_checks_between_objects(text: str, known: StoreNames, expected: list[str]) -> None:
     found = validate(read(text), known)
     assert [str(problem).removeprefix("standard input") for problem in found] == expected

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import emit, load, yamlio
-from manifests.builder import MAX_DEPTH
+from manifests import load
 from manifests.errors import ManifestErrors
-from manifests.nodes import plain
-from manifests.tree import Tree
+from manifests.trees import Tree
+from manifests.yaml import core_schema, parser
+from manifests.yaml.builder import MAX_DEPTH
+from manifests.yaml.nodes import plain_value
 from tests.manifests.making import HEAD, deployment, pool
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
@@ -97,13 +98,13 @@ _texts = st.one_of(_fragments, st.lists(_lines, max_size=6).map("".join))
 
 
 def both(text: str) -> None:
-    fast = yamlio.trees(text)
+    fast = parser.parse_values(text)
     if fast is None:
         return
-    slow = yamlio.parse(text, "f")
+    slow = parser.parse(text, "f")
     assert slow.problems == ()
     # NaN is no NaN's equal, and True is 1's.
-    assert repr([plain(root) for root in slow.documents]) == repr(fast)
+    assert repr([plain_value(root) for root in slow.documents]) == repr(fast)
 
 
 @settings(max_examples=100, deadline=None)
@@ -127,7 +128,7 @@ _values = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.text(max_size=8), _values, min_size=1, max_size=4))
 def test_both_read_back_what_is_written(tree: Tree) -> None:
-    both(emit.dump(tree))
+    both(core_schema.dump(tree))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +155,12 @@ def test_both_read_back_what_is_written(tree: Tree) -> None:
     ],
 )
 def test_what_needs_judging_is_judged_by_the_builder(text: str) -> None:
-    assert yamlio.trees(text) is None
+    assert parser.parse_values(text) is None
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_read_fast(path: Path) -> None:
-    assert yamlio.trees(path.read_text()) is not None
+    assert parser.parse_values(path.read_text()) is not None
     both(path.read_text())
 
 
@@ -174,7 +175,7 @@ def test_places_are_found_when_somebody_asks() -> None:
 
 
 def _documents(text: str) -> list[load.Document]:
-    found = load._quick([("f.yaml", text)])
+    found = load._parse_fast([("f.yaml", text)])
     assert found is not None
     assert found[1] == []
     return found[0]

@@ -9,8 +9,8 @@ import pytest
 
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
-from tests.nodeagent.agents import NODE, AgentProcess, Desk
 from tests.support.etcd import running_etcd
+from tests.support.nodeagent_agents import NODE, AgentProcess, Desk
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from nodeagent import conditions, engines
-from nodeagent.hardware.probe import probe
+from nodeagent.engines import engine_processes
+from nodeagent.hardware.probe import read_machine_facts
+from nodeagent.node import machine_conditions
 from schemas.node import NodeLease, NodeStatus
 from schemas.replica import Replica
 from store import codec, keys
 from store.port import Delete, Put
-from tests.nodeagent.agents import CLOCK, HOST, NODE, AgentProcess, Desk, answers
+from tests.support.nodeagent_agents import CLOCK, HOST, NODE, AgentProcess, Desk, answers
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
@@ -33,12 +34,14 @@ async def test_the_node_tells_of_itself(desk: Desk, agent: AgentProcess) -> None
     item = await until_async(lambda: desk.store.get(keys.status_key("Node", NODE)), limit_s=40)
     status = codec.decode(NodeStatus, item)
     assert (status.address, status.allocatable_bytes) == (HOST, 4 * 2**30)
-    facts = await probe()
+    facts = await read_machine_facts()
     assert (status.hardware_uuid, status.is_part) == (facts.hardware_uuid.lower(), True)
     assert status.mlx_version == importlib.metadata.version("mlx")
     assert status.mlx_lm_version == importlib.metadata.version("mlx-lm")
     assert 0 < status.disk_free_bytes < status.disk_bytes
-    assert tuple(c.type for c in status.conditions) == tuple(sorted(conditions.TYPES))
+    assert tuple(c.type for c in status.conditions) == tuple(
+        sorted(machine_conditions.CONDITION_TYPES)
+    )
     lease = await until_async(lambda: desk.store.get(keys.node_lease_key(NODE)))
     assert lease.lease != 0
     assert agent.child is not None
@@ -99,7 +102,7 @@ async def test_a_crashed_engine_is_withdrawn_and_restarted(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:
     first = await agent.engine()
-    engines.kill(first)
+    engine_processes.kill(first)
     killed_at = CLOCK.monotonic()
     await desk.until_withdrawn(serving.name)
     await desk.until_said(serving.name, "False", "EngineEnded")

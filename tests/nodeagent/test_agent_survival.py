@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 import pytest
 
-from nodeagent import engines
+from nodeagent.engines import engine_processes
 from schemas.replica import Replica
 from store import codec, keys, objects
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.port import Change, Delete, Put, WatchBatch
-from tests.nodeagent.agents import NODE, AgentProcess, Desk, answers
+from store.port import Delete, KeyChange, Put, WatchBatch
+from tests.support.nodeagent_agents import NODE, AgentProcess, Desk, answers
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
@@ -77,7 +77,7 @@ async def test_nothing_is_gone_while_a_backup_is_restored(
     await desk.remove("later-0")
 
 
-async def first_change(watch: AsyncGenerator[WatchBatch]) -> Change:
+async def first_change(watch: AsyncGenerator[WatchBatch]) -> KeyChange:
     """Return what happened first since the watch began."""
     async with asyncio.timeout(30), aclosing(watch):
         async for batch in watch:
@@ -106,7 +106,7 @@ async def test_engines_are_tended_while_etcd_is_away(
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not etcd.supervisor.running)
-    engines.kill(first)
+    engine_processes.kill(first)
     await until(lambda: not first.child.running())
     second = await agent.engine()
     assert await until_async(lambda: answers(f":{second.port}"), limit_s=60)

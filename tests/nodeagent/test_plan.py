@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from nodeagent.actions import (
     Action,
-    Publish,
-    Report,
+    PublishEndpoint,
+    ReportRank,
     StartEngine,
     StopEngine,
-    Withdraw,
+    WithdrawEndpoint,
 )
-from nodeagent.observe import EngineView, LocalState, Probe
 from nodeagent.plan import plan
-from nodeagent.status import conditions_of
+from nodeagent.replicas.observed import ObservedEngine, ObservedReplica, ProbeState
+from nodeagent.status import replica_conditions
 from schemas.deployment import ModelSource
-from schemas.meta import Condition, ObjectMeta, Truth
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, RankStatus, Replica, ReplicaSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,24 +44,24 @@ def wanted(*, uid: str = "u1", is_deleting: bool = False) -> Replica:
     )
 
 
-def engine(**fields: Any) -> EngineView:
-    return replace(EngineView(replica_uid="u1", is_running=True, state="Ready"), **fields)
+def engine(**fields: Any) -> ObservedEngine:
+    return replace(ObservedEngine(replica_uid="u1", is_running=True, state="Ready"), **fields)
 
 
 def seen(
-    found: EngineView | None = None, *, replica: Replica | None = None, **fields: Any
-) -> LocalState:
-    return LocalState(replica=replica or wanted(), engine=found, **fields)
+    found: ObservedEngine | None = None, *, replica: Replica | None = None, **fields: Any
+) -> ObservedReplica:
+    return ObservedReplica(replica=replica or wanted(), engine=found, **fields)
 
 
-def no_replica(found: EngineView | None, *, is_published: bool = False) -> LocalState:
-    return LocalState(replica=None, engine=found, is_published=is_published)
+def no_replica(found: ObservedEngine | None, *, is_published: bool = False) -> ObservedReplica:
+    return ObservedReplica(replica=None, engine=found, is_published=is_published)
 
 
 def short(action: Action) -> str:
     """Return an action in a word, a report as what it says of Ready or Stopped."""
     match action:
-        case Report(conditions=conditions):
+        case ReportRank(conditions=conditions):
             said = conditions[-1]
             return f"{said.type}={said.status.value} {said.reason}"
         case StopEngine(kill=True):
@@ -70,7 +70,7 @@ def short(action: Action) -> str:
             return type(action).__name__
 
 
-PASSED = engine(probe=Probe.PASSED)
+PASSED = engine(probe=ProbeState.PASSED)
 ENDED = engine(is_running=False, exit_code=1, last_words="out of memory", start_again_in_s=2.0)
 DELETED = wanted(is_deleting=True)
 LOADING = "Ready=False Loading"
@@ -89,28 +89,28 @@ SITUATIONS = [
     pytest.param(seen(engine(state="", silent_s=9)), [LOADING], 0.1, id="slow-to-say-a-word"),
     pytest.param(seen(engine()), ["ProbeEngine", "Ready=False WarmingUp"], 0.1, id="probe"),
     pytest.param(
-        seen(engine(probe=Probe.RUNNING)), ["Ready=False WarmingUp"], 0.1, id="probe-runs"
+        seen(engine(probe=ProbeState.RUNNING)), ["Ready=False WarmingUp"], 0.1, id="probe-runs"
     ),
     pytest.param(
-        seen(engine(probe=Probe.FAILED, probe_error="no", probe_again_in_s=0.5)),
+        seen(engine(probe=ProbeState.FAILED, probe_error="no", probe_again_in_s=0.5)),
         ["Ready=False ProbeFailed"],
         0.5,
         id="a-failed-probe-waits",
     ),
     pytest.param(
-        seen(engine(probe=Probe.FAILED, probe_error="no", probe_again_in_s=50)),
+        seen(engine(probe=ProbeState.FAILED, probe_error="no", probe_again_in_s=50)),
         ["Ready=False ProbeFailed"],
         1.0,
         id="and-the-engine-is-watched-meanwhile",
     ),
     pytest.param(
-        seen(engine(probe=Probe.FAILED, probe_error="no")),
+        seen(engine(probe=ProbeState.FAILED, probe_error="no")),
         ["ProbeEngine", "Ready=False ProbeFailed"],
         0.1,
         id="probe-again",
     ),
     pytest.param(
-        seen(engine(probe=Probe.RUNNING, probe_error="no")),
+        seen(engine(probe=ProbeState.RUNNING, probe_error="no")),
         ["Ready=False ProbeFailed"],
         0.1,
         id="what-failed-is-said-until-it-is-mended",
@@ -225,9 +225,9 @@ SITUATIONS = [
 
 
 @pytest.mark.parametrize(("state", "actions", "again"), SITUATIONS)
-def test_plan(state: LocalState, actions: list[str], again: float | None) -> None:
+def test_plan(state: ObservedReplica, actions: list[str], again: float | None) -> None:
     decided = plan(state)
-    assert ([short(a) for a in decided.actions], decided.look_again_s) == (actions, again)
+    assert ([short(a) for a in decided.actions], decided.requeue_after_s) == (actions, again)
 
 
 @pytest.mark.parametrize(
@@ -239,23 +239,23 @@ def test_plan(state: LocalState, actions: list[str], again: float | None) -> Non
     ],
 )
 def test_how_it_ended_is_told(code: int | None, words: str, message: str) -> None:
-    (said,) = conditions_of(seen(replace(ENDED, exit_code=code, last_words=words)))
+    (said,) = replica_conditions(seen(replace(ENDED, exit_code=code, last_words=words)))
     assert said.message == message
 
 
 def test_a_replica_that_is_gone_has_no_conditions() -> None:
-    assert not any(isinstance(a, Report) for a in plan(no_replica(PASSED)).actions)
+    assert not any(isinstance(a, ReportRank) for a in plan(no_replica(PASSED)).actions)
 
 
 seconds = st.sampled_from([0.0, 0.3, 9.9, 10.1, 59.0, 60.1, 300.0])
 engines = st.builds(
-    EngineView,
+    ObservedEngine,
     replica_uid=st.sampled_from(["u1", "u2"]),
     is_running=st.booleans(),
     state=st.sampled_from(["", "Loading", "Ready", "Draining", "Failed", "Unheard"]),
     message=st.sampled_from(["", "words"]),
     silent_s=seconds,
-    probe=st.sampled_from(Probe),
+    probe=st.sampled_from(ProbeState),
     probe_error=st.sampled_from(["", "no token"]),
     probe_again_in_s=seconds,
     stopping_s=st.none() | seconds,
@@ -275,10 +275,10 @@ def reported(uid: str, *conditions: Condition) -> RankStatus:
 reports = st.builds(
     reported,
     st.sampled_from(["u1", "u2"]),
-    st.sampled_from([Condition(type="Ready", status=Truth.TRUE, reason="Serving")]),
+    st.sampled_from([Condition(type="Ready", status=ConditionStatus.TRUE, reason="Serving")]),
 )
 states = st.builds(
-    LocalState,
+    ObservedReplica,
     replica=st.none() | replicas,
     engine=st.none() | engines,
     is_published=st.booleans(),
@@ -288,12 +288,12 @@ states = st.builds(
 )
 
 
-def serving(peak_mib: int, **fields: Any) -> LocalState:
+def serving(peak_mib: int, **fields: Any) -> ObservedReplica:
     """Return a replica that serves, and was said to with a peak of 1,024 MiB."""
     found = replace(PASSED, peak_bytes=peak_mib * 2**20)
     said = replace(seen(found, is_published=True), reported=None)
     status = RankStatus(
-        replica_uid="u1", node="a", peak_bytes=2**30, conditions=conditions_of(said)
+        replica_uid="u1", node="a", peak_bytes=2**30, conditions=replica_conditions(said)
     )
     return replace(said, reported=status, **fields)
 
@@ -314,14 +314,14 @@ def serving(peak_mib: int, **fields: Any) -> LocalState:
         pytest.param(serving(1, engine=None), 1024, id="kept-without-an-engine"),
     ],
 )
-def test_the_peak_is_told_when_it_has_grown(state: LocalState, peak_mib: int | None) -> None:
-    told = [a.peak_bytes // 2**20 for a in plan(state).actions if isinstance(a, Report)]
+def test_the_peak_is_told_when_it_has_grown(state: ObservedReplica, peak_mib: int | None) -> None:
+    told = [a.peak_bytes // 2**20 for a in plan(state).actions if isinstance(a, ReportRank)]
     assert told == ([] if peak_mib is None else [peak_mib])
 
 
 def test_a_peak_that_rises_while_loading_is_no_news() -> None:
     loading = seen(engine(state="Loading", peak_bytes=2**30))
-    said = RankStatus(replica_uid="u1", node="a", conditions=conditions_of(loading))
+    said = RankStatus(replica_uid="u1", node="a", conditions=replica_conditions(loading))
     assert plan(replace(loading, reported=said)).actions == ()
 
 
@@ -337,48 +337,48 @@ def test_a_peak_that_rises_while_loading_is_no_news() -> None:
     ],
 )
 def test_nothing_is_stopped_while_nobody_can_say_what_is_wanted(
-    found: EngineView | None, is_published: bool, actions: list[str]
+    found: ObservedEngine | None, is_published: bool, actions: list[str]
 ) -> None:
     state = replace(no_replica(found, is_published=is_published), is_unknown=True)
     decided = plan(state)
-    assert ([short(a) for a in decided.actions], decided.look_again_s) == (actions, 1.0)
+    assert ([short(a) for a in decided.actions], decided.requeue_after_s) == (actions, 1.0)
 
 
 @given(states)
-def test_planning_is_deterministic_and_never_fails(state: LocalState) -> None:
+def test_planning_is_deterministic_and_never_fails(state: ObservedReplica) -> None:
     assert plan(state) == plan(state)
 
 
 @given(states)
-def test_only_who_made_a_token_is_published(state: LocalState) -> None:
-    if Publish() not in plan(state).actions:
+def test_only_who_made_a_token_is_published(state: ObservedReplica) -> None:
+    if PublishEndpoint() not in plan(state).actions:
         return
     assert state.engine is not None
     assert state.replica is not None
     assert state.engine.is_running
-    assert (state.engine.state, state.engine.probe) == ("Ready", Probe.PASSED)
+    assert (state.engine.state, state.engine.probe) == ("Ready", ProbeState.PASSED)
     assert state.engine.replica_uid == state.replica.metadata.uid
     assert state.replica.metadata.deletion_timestamp is None
 
 
 @given(states)
-def test_one_engine_at_a_time(state: LocalState) -> None:
+def test_one_engine_at_a_time(state: ObservedReplica) -> None:
     if StartEngine() in plan(state).actions:
         assert state.engine is None or not state.engine.is_running
 
 
 @given(states)
-def test_no_requests_come_to_an_engine_that_is_stopped(state: LocalState) -> None:
+def test_no_requests_come_to_an_engine_that_is_stopped(state: ObservedReplica) -> None:
     actions = plan(state).actions
     stops = [i for i, action in enumerate(actions) if isinstance(action, StopEngine)]
     if stops and state.is_published:
-        assert actions.index(Withdraw()) < stops[0]
-    assert not (Publish() in actions and Withdraw() in actions)
+        assert actions.index(WithdrawEndpoint()) < stops[0]
+    assert not (PublishEndpoint() in actions and WithdrawEndpoint() in actions)
 
 
 @given(states)
-def test_what_was_said_is_not_said_again(state: LocalState) -> None:
-    reports_made = [a for a in plan(state).actions if isinstance(a, Report)]
+def test_what_was_said_is_not_said_again(state: ObservedReplica) -> None:
+    reports_made = [a for a in plan(state).actions if isinstance(a, ReportRank)]
     assert len(reports_made) <= 1
     if state.replica is None or not reports_made:
         return
@@ -389,11 +389,11 @@ def test_what_was_said_is_not_said_again(state: LocalState) -> None:
         conditions=reports_made[0].conditions,
     )
     again = plan(replace(state, reported=said)).actions
-    assert not [a for a in again if isinstance(a, Report)]
+    assert not [a for a in again if isinstance(a, ReportRank)]
 
 
 @given(states)
-def test_whatever_is_unfinished_is_looked_at_again(state: LocalState) -> None:
+def test_whatever_is_unfinished_is_looked_at_again(state: ObservedReplica) -> None:
     decided = plan(state)
     if state.engine is not None:
-        assert decided.look_again_s is not None
+        assert decided.requeue_after_s is not None

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.autoscaling.autoscaler import Autoscaler, target_of
-from reconciler.autoscaling.decision import Decision, recommended
-from reconciler.demand.measured import Demand
+from reconciler.autoscaling.autoscaler import (
+    Autoscaler,
+    ScalingDecision,
+    recommended_replicas,
+    target_requests,
+)
+from reconciler.demand.gateway_metrics import Demand
 from schemas.autoscaling import Autoscaling, ScheduleWindow
 from schemas.deployment import (
     ModelDeployment,
@@ -36,7 +40,7 @@ class Scaled:
     current: int | None = None
     scaler: Autoscaler = field(default_factory=Autoscaler)
 
-    def look(self, demand: Demand | None, *, after_s: float = 0.0) -> Decision:
+    def look(self, demand: Demand | None, *, after_s: float = 0.0) -> ScalingDecision:
         self.at_s += after_s
         spec = ModelDeploymentSpec(
             model=ModelSource(path="/m"), replicas=self.replicas, autoscaling=self.autoscaling
@@ -67,7 +71,7 @@ def test_the_target_is_three_quarters_of_the_concurrency(concurrency: int, targe
         concurrency=concurrency,
         autoscaling=Autoscaling(max_replicas=2),
     )
-    assert target_of(spec) == target
+    assert target_requests(spec) == target
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_the_target_is_three_quarters_of_the_concurrency(concurrency: int, targe
     ],
 )
 def test_what_is_recommended(current: int, demand: Demand | None, expected: int) -> None:
-    assert recommended(demand, current, 2) == expected
+    assert recommended_replicas(demand, current, 2) == expected
 
 
 def test_a_new_deployment_begins_with_its_replicas() -> None:
@@ -102,7 +106,7 @@ def test_it_scales_up_at_once_and_down_after_the_window() -> None:
     assert (up.desired, up.reason) == (5, "ScaledUp")
     assert up.message == "9 requests, and a replica should have 2"
     held = one.look(load(3), after_s=10)
-    assert (held.desired, held.reason, held.look_again_s) == (5, "Stabilizing", 290.05)
+    assert (held.desired, held.reason, held.requeue_after_s) == (5, "Stabilizing", 290.05)
     assert one.look(load(3), after_s=299).desired == 5
     down = one.look(load(3), after_s=1.05)
     assert (down.desired, down.reason) == (2, "ScaledDown")
@@ -119,7 +123,7 @@ def test_a_short_dip_takes_nothing_away() -> None:
 def test_scaling_up_waits_for_its_window_too() -> None:
     one = scaled(current=1, scaleUpStabilization="1m")
     waits = one.look(load(8))
-    assert (waits.desired, waits.reason, waits.look_again_s) == (1, "Stabilizing", 60.05)
+    assert (waits.desired, waits.reason, waits.requeue_after_s) == (1, "Stabilizing", 60.05)
     assert one.look(load(6), after_s=30).desired == 1
     # Three were of use at every moment, four only for a while.
     assert one.look(load(8), after_s=30.05).desired == 3
@@ -148,14 +152,14 @@ def test_to_zero_and_back() -> None:
     one = scaled(low=0, current=1)
     assert one.look(load(1)).desired == 1
     idle = one.look(load(0), after_s=60)
-    assert (idle.desired, idle.look_again_s) == (1, 840.05)
+    assert (idle.desired, idle.requeue_after_s) == (1, 840.05)
     # A request that came and went between two looks shows in the counts.
     assert one.look(load(0, finished=1), after_s=840.05).desired == 1
     gone = one.look(load(0, finished=1), after_s=900.05)
     assert (gone.desired, gone.reason) == (0, "Idle")
     assert gone.message == "there was no request for idleTime"
     still = one.look(load(0, finished=1), after_s=9000)
-    assert (still.desired, still.reason, still.look_again_s) == (0, "Idle", None)
+    assert (still.desired, still.reason, still.requeue_after_s) == (0, "Idle", None)
     back = one.look(load(0, waiting=30, finished=1), after_s=1)
     assert (back.desired, back.reason) == (1, "Woken")
     assert one.look(load(0, waiting=6, finished=1), after_s=1).desired == 3
@@ -185,11 +189,11 @@ def test_a_window_opens_and_closes() -> None:
     window = ScheduleWindow(start="0 13 * * *", end="0 14 * * *", min_replicas=4)
     one = scaled(current=1, schedule=(window,))
     before = one.look(load(0))
-    assert (before.desired, before.look_again_s) == (1, 3600.05)
+    assert (before.desired, before.requeue_after_s) == (1, 3600.05)
     opened = one.look(load(0), after_s=3600.05)
     assert opened.desired == 4
     assert opened.message == "4 (autoscaling.schedule[0] is open) is the least"
-    assert opened.look_again_s == pytest.approx(3600)
+    assert opened.requeue_after_s == pytest.approx(3600)
     assert one.look(load(0), after_s=3600.05).desired == 1
 
 
@@ -218,7 +222,7 @@ def test_never_outside_the_bounds_and_always_with_a_reason(
         decision = one.look(demand, after_s=after_s)
         assert low <= decision.desired <= high
         assert decision.message
-        assert decision.look_again_s is None or decision.look_again_s > 0
+        assert decision.requeue_after_s is None or decision.requeue_after_s > 0
         if demand is None or not demand.is_complete:
             assert before is not None
             assert decision.desired >= min(before, high)
@@ -236,7 +240,9 @@ def test_under_a_constant_load_it_settles(requests: int, current: int, steps: in
 @given(current=st.integers(0, 30), one=st.integers(0, 300), other=st.integers(0, 300))
 def test_more_load_never_asks_for_less(current: int, one: int, other: int) -> None:
     less, more = sorted((one, other))
-    assert recommended(load(less), current, 2) <= recommended(load(more), current, 2)
+    assert recommended_replicas(load(less), current, 2) <= recommended_replicas(
+        load(more), current, 2
+    )
 
 
 @given(loads=st.lists(st.tuples(st.integers(0, 50), st.floats(0.1, 60)), max_size=60))
@@ -246,7 +252,7 @@ def test_the_window_forgets_no_peak(loads: list[tuple[int, float]]) -> None:
     told: list[tuple[float, int]] = []
     for requests, after_s in loads:
         current = one.current or 1
-        wanted = recommended(load(requests), current, 2)
+        wanted = recommended_replicas(load(requests), current, 2)
         decision = one.look(load(requests), after_s=after_s)
         told.append((one.at_s, wanted))
         inside = [n for at_s, n in told if at_s > one.at_s - 300]

@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.batching import Write, batches, guards_of, operations_of
-from store.port import MAX_OPERATIONS, Delete, Put, Unchanged
+from reconciler.writes import GuardedWrite, guards_of, operations_of, split_into_batches
+from store.port import MAX_OPERATIONS, Delete, ModRevisionGuard, Put
 
-OWNER = Unchanged(key="owner", mod_revision=7)
+OWNER = ModRevisionGuard(key="owner", mod_revision=7)
 
 
-def write(number: int, *, size: int = 1, stale: int = 0) -> Write:
-    return Write(
-        guards=(OWNER, Unchanged(key=f"k{number}", mod_revision=0)),
+def write(number: int, *, size: int = 1, stale: int = 0) -> GuardedWrite:
+    return GuardedWrite(
+        guards=(OWNER, ModRevisionGuard(key=f"k{number}", mod_revision=0)),
         operations=(
             Put(key=f"k{number}", value=b"x" * size),
             *(Delete(key=f"old/{number}/{at}") for at in range(stale)),
@@ -28,8 +28,8 @@ WRITES = st.lists(
 
 
 @given(WRITES, st.integers(1, 4))
-def test_they_hold_everything_and_fit(writes: list[Write], shared: int) -> None:
-    found = list(batches(writes, shared=shared))
+def test_they_hold_everything_and_fit(writes: list[GuardedWrite], shared: int) -> None:
+    found = list(split_into_batches(writes, shared=shared))
     assert [one for batch in found for one in batch] == writes
     for batch in found:
         operations = operations_of(batch)
@@ -39,9 +39,15 @@ def test_they_hold_everything_and_fit(writes: list[Write], shared: int) -> None:
 
 
 def test_sixty_replicas_are_one_transaction() -> None:
-    assert [len(batch) for batch in batches([write(n) for n in range(100)], shared=4)] == [61, 39]
+    assert [
+        len(batch) for batch in split_into_batches([write(n) for n in range(100)], shared=4)
+    ] == [61, 39]
 
 
 def test_what_is_too_big_by_itself_goes_by_itself() -> None:
     big = write(1, size=2**21)
-    assert list(batches([write(0), big, write(2)], shared=1)) == [(write(0),), (big,), (write(2),)]
+    assert list(split_into_batches([write(0), big, write(2)], shared=1)) == [
+        (write(0),),
+        (big,),
+        (write(2),),
+    ]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.demand.measured import Measured
-from reconciler.rollout.canary import CanaryBook, advance, canary_replicas, next_weight
+from reconciler.demand.gateway_metrics import VersionMetrics
+from reconciler.rollout.canary import CanaryBaselines, advance, canary_replicas, next_weight
 from schemas.deployment import CanaryStatus
 from schemas.rollout import Canary
 
@@ -35,10 +35,10 @@ def measured(
     errors: int = 0,
     ttft: tuple[int, int, int] = (0, 0, 0),
     speed: float | None = None,
-) -> Measured:
+) -> VersionMetrics:
     """`ttft`: how many first tokens came within 1 s, within 4 s, and after that."""
     one, four, more = ttft
-    return Measured(
+    return VersionMetrics(
         requests=requests,
         errors=errors,
         first_tokens=((1.0, one), (4.0, one + four), (inf, one + four + more)),
@@ -49,7 +49,7 @@ def measured(
 
 def look(
     status: CanaryStatus | None,
-    found: Measured | None,
+    found: VersionMetrics | None,
     *,
     after_s: float,
     is_ready: bool = True,
@@ -115,7 +115,7 @@ def test_a_trial_that_goes_well() -> None:
         ),
     ],
 )
-def test_a_bad_version_fails_at_once(found: Measured, said: str) -> None:
+def test_a_bad_version_fails_at_once(found: VersionMetrics, said: str) -> None:
     for is_ready in (True, False):
         failed, again_s = look(under_way(), found, after_s=1, is_ready=is_ready)
         assert (failed.outcome, failed.weight, failed.step, again_s) == ("Failed", 0, 0, None)
@@ -132,7 +132,7 @@ def test_a_bad_version_fails_at_once(found: Measured, said: str) -> None:
         pytest.param(measured(20, ttft=(0, 19, 0)), id="too-few-streams"),
     ],
 )
-def test_what_says_nothing_changes_nothing(found: Measured | None) -> None:
+def test_what_says_nothing_changes_nothing(found: VersionMetrics | None) -> None:
     assert look(under_way(), found, after_s=1) == (under_way(), 59)
 
 
@@ -189,7 +189,7 @@ def test_how_many_replicas_try_it(wanted: int, weight: int, expected: int) -> No
 
 
 def test_the_book_counts_from_the_beginning_of_a_step() -> None:
-    book, step = CanaryBook(), under_way()
+    book, step = CanaryBaselines(), under_way()
     assert book.measured("m", None, measured(5)) is None
     assert book.measured("m", step, None) is None
     begun = book.measured("m", step, measured(100, errors=3, ttft=(1, 2, 3)))
@@ -218,7 +218,7 @@ counts = st.lists(st.integers(0, 50), min_size=3, max_size=6)
 def test_a_quantile_lies_where_the_rank_does(counts: list[int], quantile: float) -> None:
     bounds = [*(2.0**n for n in range(len(counts) - 1)), inf]
     totals = [sum(counts[: n + 1]) for n in range(len(counts))]
-    found = Measured(first_tokens=tuple(zip(bounds, totals, strict=True)))
+    found = VersionMetrics(first_tokens=tuple(zip(bounds, totals, strict=True)))
     value = found.first_token_quantile(quantile)
     if not totals[-1]:
         assert value is None

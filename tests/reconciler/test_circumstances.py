@@ -6,17 +6,16 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from reconciler.nodes.circumstances import Moment
-from reconciler.nodes.life import Flap
-from reconciler.nodes.views import NodeViews
+from reconciler.nodes.liveness import Flapping
+from reconciler.nodes.node_views import NodeViewCache, Now
 from schemas.meta import ObjectMeta
 from schemas.node import Node
 from schemas.replica import RankStatus, Replica
 from store import codec, keys
 from store.port import Delete, Operation, Put
-from tests.reconciler.agents import node_status, put_node
 from tests.reconciler.test_fleet import World, pool
 from tests.support.fleets import GIB, NOW, replica
+from tests.support.reconciler_agents import node_status, put_node
 
 
 @pytest.fixture
@@ -48,19 +47,19 @@ def peak(of: Replica, size: int, *, uid: str = "") -> Put:
 
 
 async def reasons(
-    store: World, memory: NodeViews, moment: Moment, *operations: Operation
+    store: World, memory: NodeViewCache, moment: Now, *operations: Operation
 ) -> dict[str, list[str]]:
     """Return what holds each node back after these changes, as a look at everything finds it too."""
     if operations:
         await store.write(*operations)
     table = memory.look(store.fleet, moment)
-    assert table.nodes == NodeViews("1.0.0").look(store.fleet, moment).nodes
+    assert table.nodes == NodeViewCache("1.0.0").look(store.fleet, moment).nodes
     assert memory.look(store.fleet, moment) is table
     return {node.name: [hold.reason for hold in node.holds] for node in table.nodes if node.holds}
 
 
 async def test_doubles(store: World) -> None:
-    memory, moment = NodeViews("1.0.0"), Moment(now=NOW)
+    memory, moment = NodeViewCache("1.0.0"), Now(now=NOW)
     old, young = registered("b", NOW), registered("a", NOW + timedelta(days=1))
     double = {"a": ["DuplicateHardware"]}
     both = (machine("a", "M"), machine("b", "M"))
@@ -77,14 +76,14 @@ async def test_doubles(store: World) -> None:
 
 
 async def test_time_passes(store: World) -> None:
-    memory, night = NodeViews("1.0.0"), {"start": "22:00", "end": "07:00"}
+    memory, night = NodeViewCache("1.0.0"), {"start": "22:00", "end": "07:00"}
     desk = pool("desk", nodes=("a",), policy={"quiet_hours": (night,)})
     await store.have(desk)
     await store.write(put_node("a"), put_node("b"))
-    noon = Moment(now=NOW.replace(hour=12))
+    noon = Now(now=NOW.replace(hour=12))
     assert await reasons(store, memory, noon) == {}
     assert memory.next_change_s(noon) == 10 * 3600
-    evening = Moment(now=NOW.replace(hour=22))
+    evening = Now(now=NOW.replace(hour=22))
     assert await reasons(store, memory, evening) == {"a": ["NodeWithheld"]}
     assert memory.next_change_s(evening) == 9 * 3600
     # A clock that is put back; a pool that lets go; one that takes another node.
@@ -99,17 +98,17 @@ async def test_time_passes(store: World) -> None:
 
 
 async def test_who_comes_and_goes_is_held_back_and_released(store: World) -> None:
-    memory = NodeViews("1.0.0")
+    memory = NodeViewCache("1.0.0")
     await store.write(put_node("a"), put_node("b"))
-    flap = Flap(returns=3, until=30.0, until_at=NOW)
-    assert await reasons(store, memory, Moment(now=NOW, flapping={"b": flap})) == {
+    flap = Flapping(returns=3, until=30.0, until_at=NOW)
+    assert await reasons(store, memory, Now(now=NOW, flapping={"b": flap})) == {
         "b": ["NodeFlapping"]
     }
-    assert await reasons(store, memory, Moment(now=NOW)) == {}
+    assert await reasons(store, memory, Now(now=NOW)) == {}
 
 
 async def test_what_was_measured_counts_where_it_is_more(store: World) -> None:
-    memory, moment, mine = NodeViews(), Moment(now=NOW), replica(0).replica
+    memory, moment, mine = NodeViewCache(), Now(now=NOW), replica(0).replica
     await store.have(mine)
     await store.write(put_node("a"))
     reports: list[tuple[Operation, int]] = [
@@ -123,4 +122,4 @@ async def test_what_was_measured_counts_where_it_is_more(store: World) -> None:
         await store.write(report)
         (node,) = memory.look(store.fleet, moment).nodes
         assert node.used_bytes == used
-        assert node == NodeViews().look(store.fleet, moment).nodes[0]
+        assert node == NodeViewCache().look(store.fleet, moment).nodes[0]

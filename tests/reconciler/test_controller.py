@@ -12,7 +12,7 @@ import pytest
 from machinery import processes
 from machinery.clock import SystemClock
 from reconciler.controller import Controller
-from reconciler.rollout.revisions import revision_name, template
+from reconciler.rollout.revisions import revision_name, template_hash
 from schemas.deployment import ModelDeployment
 from schemas.event import Event
 from schemas.meta import ApiObject, find_condition
@@ -22,9 +22,9 @@ from store import codec, keys, objects
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, Put, Transport
-from tests.reconciler.agents import FakeAgent, node_status, put_node, put_rank
 from tests.support.etcd import running_etcd
 from tests.support.fleets import deployment, replica, revision
+from tests.support.reconciler_agents import FakeAgent, node_status, put_node, put_rank
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.etcd
@@ -139,7 +139,7 @@ async def test_deletion_drains_before_it_forgets(store: Transport) -> None:
                 if "ModelDeployment/qwen" in gone:
                     break
         await watch.aclose()
-        revision = f"Revision/{revision_name('qwen', template(marked))}"
+        revision = f"Revision/{revision_name('qwen', template_hash(marked))}"
         assert gone == ["Replica/qwen-0", revision, "ModelDeployment/qwen"]
         left = [item.key for item in (await store.list(keys.STATUS_PREFIX)).items]
         assert left == [keys.status_key("Node", "a")]

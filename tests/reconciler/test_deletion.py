@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from reconciler.observe import Observed, ReplicaView
 from reconciler.plan import plan
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment
 from schemas.meta import ORPHAN
-from tests.reconciler.shorthand import short
 from tests.support.fleets import deployment, node, observed, replica
+from tests.support.reconciler_shorthand import short
 
 A = node("a")
 
@@ -24,7 +24,7 @@ def orphan(ordinal: int, *, is_deleting: bool = False, is_outdated: bool = False
     return replace(found, replica=found.replica.model_copy(update={"metadata": metadata}))
 
 
-def planned(seen: Observed) -> list[str]:
+def planned(seen: DeploymentView) -> list[str]:
     return [short(action) for action in plan(seen).actions]
 
 

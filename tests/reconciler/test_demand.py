@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from machinery.clock import SystemClock
-from reconciler.demand.measured import Demand
-from reconciler.demand.watch import DemandWatch
-from schemas.gateway import GatewayLease
+from reconciler.demand.gateway_metrics import Demand
+from reconciler.demand.scraper import DemandScraper
+from schemas.records import GatewayLease
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
@@ -24,8 +24,8 @@ from tests.support.waiting import until
 @asynccontextmanager
 async def watching(
     transport: Transport, needed: set[str], told: list[str]
-) -> AsyncIterator[DemandWatch]:
-    watch = DemandWatch(
+) -> AsyncIterator[DemandScraper]:
+    watch = DemandScraper(
         transport, SystemClock(), needed=lambda: needed, on_change=lambda name: told.append(name)
     )
     async with asyncio.TaskGroup() as group:
@@ -37,7 +37,7 @@ async def watching(
 
 
 async def says(
-    watch: DemandWatch, holds: Callable[[Demand], bool], what: str = "the demand"
+    watch: DemandScraper, holds: Callable[[Demand], bool], what: str = "the demand"
 ) -> Demand:
     def found() -> Demand | None:
         demand = watch.demand("m")

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.observe import Observed, ReplicaView
 from reconciler.plan import plan
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.node import Taint
 from schemas.placement import Placement, Toleration
-from tests.reconciler.shorthand import short
 from tests.support.fleets import deployment, node, observed, replica
+from tests.support.reconciler_shorthand import short
 
 DRAINED = node("d", is_cordoned=True, leave="it is drained")
 B = node("b")
@@ -63,12 +63,12 @@ SITUATIONS = [
 
 
 @pytest.mark.parametrize(("seen", "wanted"), SITUATIONS)
-def test_leaving(seen: Observed, wanted: list[str]) -> None:
+def test_leaving(seen: DeploymentView, wanted: list[str]) -> None:
     assert [short(action) for action in plan(seen).actions] == wanted
 
 
 def test_whose_agent_is_away_is_not_idle() -> None:
-    away = replica(0, on="d", is_ready=False, said_ready=True)
+    away = replica(0, on="d", is_ready=False, reported_ready=True)
     seen = observed(deployment(min_available=1), (away,), (DRAINED, FULL))
     assert plan(seen).actions == ()
 

@@ -19,7 +19,7 @@ from reconciler.actions import (
     SaveRevision,
 )
 from reconciler.execute import Executor
-from reconciler.rollout.revisions import content_of, template
+from reconciler.rollout.revisions import content_of, template_hash
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectKey, Status
 from schemas.node import Node
@@ -27,10 +27,10 @@ from schemas.replica import RankAssignment, Replica
 from store import codec, keys, objects
 from store.errors import ConflictError
 from store.memory import MemoryTransport
-from store.port import CreatedAt, Delete, Guard, Operation, Put
-from tests.reconciler.agents import put_rank
+from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put
 from tests.support.clock import FakeClock
 from tests.support.fleets import NOW, PROOF, deployment, replica
+from tests.support.reconciler_agents import put_rank
 
 ELECTION = keys.ELECTION_RECONCILER
 CONTENT = content_of(deployment())
@@ -49,7 +49,7 @@ class World:
         self.executor = Executor(
             self.transport,
             self.clock,
-            lambda: CreatedAt(key=ELECTION, create_revision=self.epoch),
+            lambda: CreateRevisionGuard(key=ELECTION, create_revision=self.epoch),
         )
 
     async def lead(self) -> None:
@@ -100,7 +100,7 @@ async def test_create(world: World) -> None:
     assert [(o.kind, o.name, o.uid) for o in made.metadata.owner_references] == [
         ("ModelDeployment", "qwen", "uid-qwen")
     ]
-    assert made.spec.template == template(owner)
+    assert made.spec.template == template_hash(owner)
     assert made.spec.served_names == ("qwen",)
     assert (made.spec.context_length, made.spec.concurrency) == (1024, 1)
     assert [(rank.node, rank.memory) for rank in made.spec.ranks] == [("a", PROOF)]
@@ -121,7 +121,7 @@ async def test_what_was_planned_without_the_last_assignment_is_not_done(world: W
     another = Executor(
         world.transport,
         world.clock,
-        lambda: CreatedAt(key=ELECTION, create_revision=world.epoch),
+        lambda: CreateRevisionGuard(key=ELECTION, create_revision=world.epoch),
     )
     with pytest.raises(ConflictError):  # nobody made sure that its plan counts everything
         await another.do(CREATE, owner, {})
@@ -146,7 +146,7 @@ async def test_the_lead_outlives_an_assignment(world: World) -> None:
     another = Executor(
         world.transport,
         world.clock,
-        lambda: CreatedAt(key=ELECTION, create_revision=world.epoch),
+        lambda: CreateRevisionGuard(key=ELECTION, create_revision=world.epoch),
     )
     await another.last_assignment()
     revision = await another.do(CREATE, await world.have(deployment()), {})
@@ -264,7 +264,7 @@ class Recording(MemoryTransport):
 
 async def test_every_write_names_the_fence(world: World) -> None:
     store = world.transport = Recording(world.clock)
-    fence = CreatedAt(key=ELECTION, create_revision=2)
+    fence = CreateRevisionGuard(key=ELECTION, create_revision=2)
     world.executor = Executor(store, world.clock, lambda: fence)
     await world.lead()
     there = await world.have(deployment())

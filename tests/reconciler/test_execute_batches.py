@@ -8,11 +8,11 @@ import pytest
 from reconciler.actions import Action, CreateReplica, DeleteReplica, MoveReplica
 from reconciler.execute import Executor
 from schemas.deployment import ModelDeployment
-from schemas.meta import Condition, ObjectKey, Status, Truth
+from schemas.meta import Condition, ConditionStatus, ObjectKey, Status
 from schemas.replica import RankAssignment, Replica
 from store import keys, objects
 from store.errors import ConflictError, UnavailableError
-from store.port import CreatedAt
+from store.port import CreateRevisionGuard
 from tests.reconciler.test_execute import CONTENT, ELECTION, World
 from tests.store.faults import FaultyTransport
 from tests.support.fleets import PROOF, deployment, replica
@@ -118,7 +118,7 @@ async def test_after_a_lost_answer_nothing_is_assigned_until_it_is_counted(
     owner = await world.have(deployment())
     faulty = FaultyTransport(world.transport)
     executor = Executor(
-        faulty, world.clock, lambda: CreatedAt(key=ELECTION, create_revision=world.epoch)
+        faulty, world.clock, lambda: CreateRevisionGuard(key=ELECTION, create_revision=world.epoch)
     )
     before = await executor.last_assignment()
     faulty.answers_to_lose, faulty.commits_to_lose = int(is_applied), int(not is_applied)
@@ -136,7 +136,7 @@ async def test_after_a_lost_answer_nothing_is_assigned_until_it_is_counted(
 
 async def test_statuses_are_written_together_where_their_objects_still_are(world: World) -> None:
     versions = [await world.have_replica(replica(at).replica) for at in range(3)]
-    ready = Condition(type="Ready", status=Truth.TRUE, reason="Test", message="so it is")
+    ready = Condition(type="Ready", status=ConditionStatus.TRUE, reason="Test", message="so it is")
     news = [
         (ObjectKey("Replica", f"qwen-{at}"), Status(conditions=(ready,)), version)
         for at, version in enumerate(versions)

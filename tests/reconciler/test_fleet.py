@@ -6,26 +6,25 @@ from collections.abc import AsyncIterator
 import pytest
 
 from machinery.clock import SystemClock
-from reconciler import views
-from reconciler.known.caches import make_caches
-from reconciler.known.fleet import Fleet
-from reconciler.nodes.circumstances import Moment
-from reconciler.nodes.views import NodeViews
-from reconciler.observe import NodeView
-from reconciler.ripples import deployment_of
+from reconciler import observe
+from reconciler.event_handlers import deployment_name_of
+from reconciler.listers.caches import make_caches
+from reconciler.listers.lister import Lister
+from reconciler.nodes.node_views import NodeViewCache, Now
+from reconciler.views import NodeView
 from schemas.meta import ApiObject, ObjectKey, ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from schemas.placement import AntiAffinity, Placement
-from schemas.pools import NodePool, NodePoolSpec, NodeSelector, Reserved
+from schemas.pools import NodePool, NodePoolSpec, NodeSelector, ReservedResources
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
-from tests.reconciler.agents import node_status, put_endpoint, put_lease, put_node, put_rank
 from tests.support.fleets import GIB, NOW, deployment, replica
+from tests.support.reconciler_agents import node_status, put_endpoint, put_lease, put_node, put_rank
 
-LOOKED = views.Looked(now=NOW)
-MOMENT = Moment(now=NOW)
+LOOKED = observe.Now(now=NOW)
+MOMENT = Now(now=NOW)
 
 
 class World:
@@ -35,7 +34,7 @@ class World:
         clock = SystemClock()
         self.transport = MemoryTransport(clock)
         self.caches = make_caches(self.transport, clock)
-        self.fleet = Fleet(self.caches)
+        self.fleet = Lister(self.caches)
 
     async def write(self, *operations: Operation) -> None:
         """Write, and wait until the caches show it."""
@@ -72,7 +71,7 @@ async def world() -> AsyncIterator[World]:
 
 def nodes_of(world: World) -> tuple[NodeView, ...]:
     """Return every node as placement sees it."""
-    return NodeViews().look(world.fleet, MOMENT).nodes
+    return NodeViewCache().look(world.fleet, MOMENT).nodes
 
 
 def pool(name: str, **spec: object) -> NodePool:
@@ -107,8 +106,8 @@ async def test_labels_and_cordon(world: World) -> None:
 async def test_the_largest_reservation_counts(world: World) -> None:
     await world.write(put_node("a"), put_node("b"))
     await world.have(
-        pool("small", nodes=("a",), reserved=Reserved(memory="1Gi")),
-        pool("large", nodes=("a", "gone"), reserved=Reserved(memory="3Gi")),
+        pool("small", nodes=("a",), reserved=ReservedResources(memory="1Gi")),
+        pool("large", nodes=("a", "gone"), reserved=ReservedResources(memory="3Gi")),
         pool("none", nodes=("b",)),
     )
     seen = {view.name: (view.allocatable_bytes, view.pools) for view in nodes_of(world)}
@@ -133,8 +132,8 @@ async def test_the_largest_reservation_counts(world: World) -> None:
 async def test_selectors(world: World, selector: NodeSelector, members: list[str]) -> None:
     big = node_status("b", memory_gib=16, chip="Apple M2 Ultra")
     await world.write(put_node("a"), put_node("b", big))
-    assert views.pool_members(world.fleet, pool("p", selector=selector)) == members
-    assert views.pool_members(world.fleet, pool("p")) == []
+    assert observe.pool_members(world.fleet, pool("p", selector=selector)) == members
+    assert observe.pool_members(world.fleet, pool("p")) == []
 
 
 async def test_only_exclusive_groups_reserve(world: World) -> None:
@@ -172,8 +171,8 @@ async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
     owner, mine = deployment(), replica(0).replica
     await world.have(owner, mine)
     await world.write(put_rank(mine, holds=False), put_lease("a"))
-    (seen,) = views.observe(
-        world.fleet, "qwen", views.Looked(now=NOW, next_look_s=7), nodes=()
+    (seen,) = observe.observe(
+        world.fleet, "qwen", observe.Now(now=NOW, requeue_after_s=7), nodes=()
     ).replicas
     assert (seen.is_ours, seen.is_ready, seen.is_stopped, seen.is_node_lost) == (
         True,
@@ -183,14 +182,14 @@ async def test_a_replica_as_the_planner_sees_it(world: World) -> None:
     )
     assert seen.trouble == "so it is"
     await world.write(put_endpoint(mine), put_rank(mine))
-    lost = views.Looked(now=NOW, lost=frozenset({"a"}))
-    (seen,) = views.observe(world.fleet, "qwen", lost, nodes=()).replicas
+    lost = observe.Now(now=NOW, lost=frozenset({"a"}))
+    (seen,) = observe.observe(world.fleet, "qwen", lost, nodes=()).replicas
     assert (seen.is_ready, seen.is_node_lost, seen.trouble) == (True, True, "")
     item = await world.transport.get(keys.spec_key("Replica", "qwen-0"))
     assert item is not None
     assert seen.version == item.mod_revision
     await world.write(put_rank(mine, "Stopped"))
-    (seen,) = views.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
+    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
     assert seen.is_stopped
 
 
@@ -199,13 +198,13 @@ async def test_words_about_an_earlier_replica_are_void(world: World) -> None:
     new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "new"})})
     await world.have(deployment(), new)
     await world.write(put_endpoint(old), put_rank(old, "Stopped"))
-    (seen,) = views.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
+    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
     assert (seen.is_ready, seen.is_stopped) == (False, False)
 
 
 async def test_what_is_remembered_is_what_is_there(world: World) -> None:
     """Each change shows, what did not change is the very same, and nothing depends on the memory."""
-    memory = NodeViews()
+    memory = NodeViewCache()
     taint = Taint(key="owner", effect="NoSchedule")
     group = ShardGroupSpec.model_validate(
         {"members": ({"node": "a"}, {"node": "c"}), "reservation": "Exclusive"}
@@ -216,7 +215,11 @@ async def test_what_is_remembered_is_what_is_there(world: World) -> None:
         [codec.put_spec(replica(1, on="b").replica)],
         [codec.put_spec(deployment(replicas=2, priority=3))],
         [codec.put_spec(replica(0, is_deleting=True).replica)],
-        [codec.put_spec(pool("lab", nodes=("a",), reserved=Reserved(memory="1Gi"), priority=3))],
+        [
+            codec.put_spec(
+                pool("lab", nodes=("a",), reserved=ReservedResources(memory="1Gi"), priority=3)
+            )
+        ],
         [codec.put_spec(Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(taints=(taint,))))],
         [codec.put_spec(ShardGroup(metadata=ObjectMeta(name="pair"), spec=group))],
         [put_lease("b"), put_node("c")],
@@ -254,12 +257,12 @@ async def test_tenants_are_named_with_what_they_are_worth(world: World) -> None:
     await world.have(deployment(replicas=2, priority=7), replica(0).replica, ending)
     await world.write(put_node("a"))
     (view,) = nodes_of(world)
-    assert [(t.replica, t.deployment, t.priority, t.is_ending) for t in view.tenants] == [
+    assert [(t.replica, t.deployment, t.priority, t.is_ending) for t in view.allocations] == [
         ("qwen-0", "qwen", 7, False),
         ("qwen-1", "qwen", 7, True),
     ]
     version = world.fleet.version(replica(0).replica)
-    assert view.tenants[0].version == version > 0
+    assert view.allocations[0].version == version > 0
     assert (view.used_bytes, view.ending_bytes, view.replicas) == (2 * GIB, GIB, {"qwen": 2})
 
 
@@ -276,7 +279,7 @@ async def test_keeping_apart_holds_for_both_sides(world: World) -> None:
         deployment(name="e", placement=Placement(anti_affinity=AntiAffinity())),
     )
     found = {
-        name: views.observe(world.fleet, name, LOOKED, nodes=()).apart_from for name in "abcde"
+        name: observe.observe(world.fleet, name, LOOKED, nodes=()).apart_from for name in "abcde"
     }
     assert found == {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": frozenset()}
 
@@ -293,10 +296,10 @@ async def test_rivals_are_those_above_that_miss_something(world: World) -> None:
         replica(0, of=deployment(name="above")).replica,
         replica(1, of=deployment(name="above"), is_deleting=True).replica,
     )
-    seen = views.observe(world.fleet, "qwen", LOOKED, nodes=())
+    seen = observe.observe(world.fleet, "qwen", LOOKED, nodes=())
     found = [(rival.want.name, rival.missing) for rival in seen.rivals]
     assert found == [("highest", 1), ("above", 2)]
-    seen = views.observe(world.fleet, "highest", LOOKED, nodes=())
+    seen = observe.observe(world.fleet, "highest", LOOKED, nodes=())
     assert seen.rivals == ()
 
 
@@ -306,7 +309,7 @@ async def test_a_deployment_of_the_same_name_is_not_the_owner(world: World) -> N
         update={"metadata": second.metadata.model_copy(update={"uid": "second"})}
     )
     await world.have(second, replica(0).replica)
-    (seen,) = views.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
+    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
     assert not seen.is_ours
 
 
@@ -359,4 +362,4 @@ async def test_strangers_below_our_prefix_end_nothing(world: World, key: str) ->
     ("name", "wanted"), [("qwen-0", "qwen"), ("a-1-12", "a-1"), ("odd", ""), ("x.y-3", "x.y")]
 )
 def test_deployment_of(name: str, wanted: str) -> None:
-    assert deployment_of(name) == wanted
+    assert deployment_name_of(name) == wanted

@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.forecast import Kind, Step, forecast
-from reconciler.observe import NodeView, Observed, ReplicaView, Tenant
-from reconciler.placement.place import Displaces, Placed, Waits
+from reconciler.forecast import ForecastKind, ForecastStep, forecast
 from reconciler.placement.refusals import Unschedulable
-from reconciler.placement.table import Table
-from reconciler.rollout.revisions import template
-from schemas.deployment import ModelDeployment
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Assignment, PendingAssignment, PreemptingAssignment
+from reconciler.rollout.revisions import template_hash
+from reconciler.views import Allocation, DeploymentView, NodeView, ReplicaView
+from schemas.deployment import ModelDeployment, Revision
 from schemas.node import Taint
 from schemas.replica import MemoryProof
-from schemas.revision import Revision
 from schemas.rollout import Rollout
 from tests.support.fleets import GIB, OLD, deployment, node, observed, replica, revision
 
@@ -21,12 +20,12 @@ THREE = MemoryProof(weights_bytes=3 * GIB, kv_cache_bytes=0, activation_bytes=0,
 WANTED = deployment(memory="3Gi")
 
 
-def housing(*nodes: NodeView, replicas: tuple[ReplicaView, ...], priority: int = 0) -> Table:
+def housing(*nodes: NodeView, replicas: tuple[ReplicaView, ...], priority: int = 0) -> NodeTable:
     """Return the nodes with the replicas on them, all of 3 GiB."""
 
-    def tenants(name: str) -> tuple[Tenant, ...]:
+    def allocations(name: str) -> tuple[Allocation, ...]:
         return tuple(
-            Tenant(
+            Allocation(
                 replica=one.name,
                 deployment=one.replica.spec.deployment,
                 bytes=3 * GIB,
@@ -36,31 +35,31 @@ def housing(*nodes: NodeView, replicas: tuple[ReplicaView, ...], priority: int =
             if one.node == name
         )
 
-    return Table(
+    return NodeTable(
         [
             replace(
                 one,
-                tenants=tenants(one.name),
-                used_bytes=3 * GIB * len(tenants(one.name)),
-                replicas={t.deployment: len(tenants(one.name)) for t in tenants(one.name)},
+                allocations=allocations(one.name),
+                used_bytes=3 * GIB * len(allocations(one.name)),
+                replicas={t.deployment: len(allocations(one.name)) for t in allocations(one.name)},
             )
             for one in nodes
         ]
     )
 
 
-def shown(steps: tuple[Step, ...]) -> list[str]:
+def shown(steps: tuple[ForecastStep, ...]) -> list[str]:
     """Return the steps as `qwen-0 New >a`, with what becomes of each."""
     return [f"{s.replica} {s.kind} {s.before}>{_where(s)}" for s in steps]
 
 
-def _where(step: Step) -> str:
+def _where(step: ForecastStep) -> str:
     match step.outcome:
-        case Placed(node=node):
+        case Assignment(node=node):
             return node
-        case Waits(node=node):
+        case PendingAssignment(node=node):
             return f"{node} waits"
-        case Displaces(node=node, victims=victims):
+        case PreemptingAssignment(node=node, victims=victims):
             return f"{node} displaces {','.join(v.replica for v in victims)}"
         case Unschedulable():
             return "nowhere"
@@ -71,10 +70,10 @@ def _where(step: Step) -> str:
 def seen_of(
     wanted: ModelDeployment,
     replicas: tuple[ReplicaView, ...],
-    table: Table,
+    table: NodeTable,
     *,
     revisions: tuple[Revision, ...] | None = None,
-) -> Observed:
+) -> DeploymentView:
     found = observed(wanted, replicas, table.nodes, revisions=revisions)
     return replace(found, name=wanted.name)
 
@@ -193,7 +192,7 @@ def test_a_paused_rollout_makes_more_of_the_old_version() -> None:
     table = housing(node("a"), replicas=there)
     paused = wanting(2, rollout=Rollout(paused=True))
     seen = seen_of(paused, there, table, revisions=(revision(before), revision(paused, 2)))
-    seen = replace(seen, stable=template(before))
+    seen = replace(seen, stable=template_hash(before))
     [step] = forecast([seen], table)
-    assert (step.kind, step.memory and step.memory.total_bytes) == (Kind.NEW, 2 * GIB)
-    assert template(paused) not in (OLD, template(before))
+    assert (step.kind, step.memory and step.memory.total_bytes) == (ForecastKind.NEW, 2 * GIB)
+    assert template_hash(paused) not in (OLD, template_hash(before))

@@ -6,32 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.nodes.life import NodeLife
+from reconciler.nodes.liveness import NodeLiveness
 
 
 def test_grace() -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     assert life.look(["a", "b"], {"a", "b"}, 0) == frozenset()
     assert life.lost(1000) == frozenset()
-    assert life.next_look_s(["a", "b"], 1000) is None
+    assert life.requeue_after_s(["a", "b"], 1000) is None
     assert life.look(["a", "b"], {"a"}, 100) == {"b"}
     assert life.look(["a", "b"], {"a"}, 105) == frozenset()
-    assert life.next_look_s(["a", "b"], 110) == 20
-    assert life.next_look_s(["a"], 110) is None
+    assert life.requeue_after_s(["a", "b"], 110) == 20
+    assert life.requeue_after_s(["a"], 110) is None
     assert life.lost(129) == frozenset()
     assert life.lost(130) == {"b"}
-    assert life.next_look_s(["a", "b"], 130) is None
+    assert life.requeue_after_s(["a", "b"], 130) is None
 
 
 def test_looking_again_does_not_start_the_grace_anew() -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     life.look(["a"], set(), 0)
     life.look(["a"], set(), 29)
     assert life.lost(30) == {"a"}
 
 
 def test_a_node_that_came_back_has_the_whole_grace_again() -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     life.look(["a"], set(), 0)
     assert life.look(["a"], {"a"}, 20) == {"a"}
     life.look(["a"], set(), 25)
@@ -40,15 +40,15 @@ def test_a_node_that_came_back_has_the_whole_grace_again() -> None:
 
 
 def test_the_first_grace_to_end_is_the_next_look() -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     life.look(["a"], set(), 0)
     life.look(["a", "b"], set(), 10)
-    assert life.next_look_s(["a", "b"], 20) == 10
-    assert life.next_look_s(["a", "b"], 35) == 5
+    assert life.requeue_after_s(["a", "b"], 20) == 10
+    assert life.requeue_after_s(["a", "b"], 35) == 5
 
 
 def test_without_grace_a_node_is_lost_at_once() -> None:
-    life = NodeLife(0)
+    life = NodeLiveness(0)
     life.look(["a"], set(), 7.3)
     assert life.lost(7.3) == {"a"}
 
@@ -58,16 +58,18 @@ times = st.floats(0, 1e6, allow_nan=False)
 
 @given(since=times, grace=times, passed=times)
 def test_a_node_away_is_lost_or_looked_at_again(since: float, grace: float, passed: float) -> None:
-    life = NodeLife(grace)
+    life = NodeLiveness(grace)
     life.look(["a"], set(), since)
     for now in (since + passed, since + grace):
-        assert (life.next_look_s(["a"], now) is None) == ("a" in life.lost(now))
+        assert (life.requeue_after_s(["a"], now) is None) == ("a" in life.lost(now))
 
 
 WALL = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
 
-def come_and_go(life: NodeLife, times_: int, *, every_s: float = 10.0, start: float = 0.0) -> float:
+def come_and_go(
+    life: NodeLiveness, times_: int, *, every_s: float = 10.0, start: float = 0.0
+) -> float:
     """Have node a go away and come back so often; return when it came back last."""
     now = start
     for _ in range(times_):
@@ -83,7 +85,7 @@ def come_and_go(life: NodeLife, times_: int, *, every_s: float = 10.0, start: fl
     [(0, 0), (1, 0), (2, 0), (3, 30), (4, 60), (5, 120), (6, 240), (7, 480), (8, 900), (2000, 900)],
 )
 def test_each_return_is_held_against_it_for_longer(returns: int, held_s: float) -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     life.look(["a"], {"a"}, 0)
     back = come_and_go(life, returns)
     assert ("a" in life.flapping(back, WALL)) == (held_s > 0)
@@ -97,7 +99,7 @@ def test_each_return_is_held_against_it_for_longer(returns: int, held_s: float) 
 
 
 def test_what_people_read_does_not_change_while_nothing_does() -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     back = come_and_go(life, 3)
     first = life.flapping(back + 1, WALL)["a"]
     assert life.flapping(back + 2.0004, WALL + timedelta(seconds=1))["a"] is first
@@ -106,7 +108,7 @@ def test_what_people_read_does_not_change_while_nothing_does() -> None:
 
 
 def test_a_node_that_stays_is_forgiven() -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     back = come_and_go(life, 5)
     come_and_go(life, 1, start=back + 1799)
     assert life.flapping(back + 1850, WALL)["a"].returns == 6
@@ -120,7 +122,7 @@ def test_a_node_that_stays_is_forgiven() -> None:
 
 
 def test_a_node_that_is_deleted_is_forgotten() -> None:
-    life = NodeLife(30)
+    life = NodeLiveness(30)
     back = come_and_go(life, 5)
     life.look([], set(), back)
     assert life.flapping(back, WALL) == {}
@@ -137,7 +139,7 @@ def test_a_node_that_is_deleted_is_forgotten() -> None:
 def test_who_is_held_back_is_there_and_is_released_in_time(
     steps: list[tuple[float, bool]],
 ) -> None:
-    life, now = NodeLife(30), 0.0
+    life, now = NodeLiveness(30), 0.0
     for passed, is_ready in steps:
         now += passed
         life.look(["a"], {"a"} if is_ready else set(), now)

@@ -7,29 +7,27 @@ from typing import Any
 
 import pytest
 
-from fleetctl import reader
-from machinery.loop import Again
+from fleetctl.objects import reader
+from machinery.control_loop import Requeue
 from reconciler.autoscaling.autoscaler import Autoscaler
-from reconciler.demand.watch import DemandWatch
-from reconciler.deployments import Senses
+from reconciler.demand.scraper import DemandScraper
 from reconciler.execute import Executor
-from reconciler.known.caches import make_caches
-from reconciler.nodes.life import NodeLife
-from reconciler.nodes.look import Nodes
-from reconciler.nodes.views import NodeViews
-from reconciler.rollout.canary import CanaryBook
+from reconciler.listers.caches import make_caches
+from reconciler.nodes.liveness import NodeLiveness
+from reconciler.nodes.node_views import NodeViewCache
+from reconciler.reconcile import LeaderState, NodeReconciler
+from reconciler.rollout.canary import CanaryBaselines
 from schemas import kinds
 from schemas.event import Event
-from schemas.meta import Condition, ObjectKey, ObjectMeta, Truth, find_condition
-from schemas.node import Node
-from schemas.nodelife import NodeLifeStatus
+from schemas.meta import Condition, ConditionStatus, ObjectKey, ObjectMeta, find_condition
+from schemas.node import Node, NodeLifeStatus
 from schemas.pools import NodePool, NodePoolSpec
 from store import codec, keys, objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
-from store.port import CreatedAt, Delete, Operation, Put
-from tests.reconciler.agents import node_status, put_lease, put_node
+from store.port import CreateRevisionGuard, Delete, Operation, Put
 from tests.support.clock import FakeClock
+from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 ELECTION = keys.ELECTION_RECONCILER
 NODE = kinds.by_name("Node")
@@ -42,21 +40,23 @@ class World:
         self.clock = FakeClock()
         self.transport = MemoryTransport(self.clock)
         self.caches = make_caches(self.transport, self.clock)
-        self.life = NodeLife(30)
+        self.life = NodeLiveness(30)
         self.epoch = 0
-        fence = lambda: CreatedAt(key=ELECTION, create_revision=self.epoch)  # noqa: E731
-        demand = DemandWatch(self.transport, self.clock, needed=frozenset, on_change=lambda _: None)
-        senses = Senses(
+        fence = lambda: CreateRevisionGuard(key=ELECTION, create_revision=self.epoch)  # noqa: E731
+        demand = DemandScraper(
+            self.transport, self.clock, needed=frozenset, on_change=lambda _: None
+        )
+        senses = LeaderState(
             life=self.life,
-            nodes=NodeViews("1.0.0"),
+            nodes=NodeViewCache("1.0.0"),
             autoscaler=Autoscaler(),
             demand=demand,
-            book=CanaryBook(),
-            short_of_room=set(),
+            book=CanaryBaselines(),
+            waiting_for_room=set(),
         )
         recorder = EventRecorder(self.transport, self.clock, source="reconciler")
         executor = Executor(self.transport, self.clock, fence)
-        self.nodes = Nodes(self.caches, senses, executor, recorder, self.clock)
+        self.nodes = NodeReconciler(self.caches, senses, executor, recorder, self.clock)
 
     async def write(self, *operations: Operation) -> None:
         """Write, and wait until the caches show it."""
@@ -78,7 +78,7 @@ class World:
         await self.look(name)
         await self.look(name)
 
-    async def look(self, name: str) -> Again | None:
+    async def look(self, name: str) -> Requeue | None:
         found = await self.nodes.reconcile(ObjectKey("Node", name))
         written = (await self.transport.list(keys.spec_prefix("Node"))).items
         async with asyncio.timeout(30):
@@ -96,7 +96,7 @@ class World:
         (found,) = await reader.read(self.transport, NODE, [name])
         assert isinstance(found, Node)
         assert found.status is not None
-        return [c.type for c in found.status.conditions if c.status is Truth.TRUE]
+        return [c.type for c in found.status.conditions if c.status is ConditionStatus.TRUE]
 
     async def events(self) -> list[tuple[str, str]]:
         found = await objects.list_all(self.transport, Event)
@@ -152,7 +152,7 @@ async def test_a_node_that_comes_and_goes_is_held_back_and_released(world: World
     for _ in range(3):
         await world.write(Delete(key=keys.node_lease_key("a")))
         await world.write(put_lease("a"))
-    assert await world.look("a") == Again(after_s=30)
+    assert await world.look("a") == Requeue(after_s=30)
     assert await world.true("a") == ["Flapping", "Ready"]
     assert await world.events() == [("a", "Flapping")]
     await world.clock.advance(30)

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from reconciler.nodes.life import Flap
-from reconciler.nodes.quiethours import calendar
-from reconciler.nodes.state import MLX_LM, NodeState, Surroundings, judge
-from reconciler.nodes.status import nodelife_status
-from schemas.meta import Condition, ObjectMeta, Truth, find_condition
-from schemas.node import Node, NodeSpec
-from schemas.nodelife import NodeLifeStatus
+from reconciler.nodes.liveness import Flapping
+from reconciler.nodes.node_state import MLX_LM, NodeContext, NodeState, evaluate_node
+from reconciler.nodes.quiet_hours import quiet_calendar
+from reconciler.status import node_life_status
+from schemas.meta import Condition, ConditionStatus, ObjectMeta, find_condition
+from schemas.node import Node, NodeLifeStatus, NodeSpec
 from schemas.pools import NodePool, NodePoolSpec
-from tests.reconciler.agents import node_status
 from tests.support.fleets import GIB
+from tests.support.reconciler_agents import node_status
 
 NIGHT = datetime(2026, 3, 2, 23, 0, tzinfo=UTC)
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 BERLIN = {"start": "22:00", "end": "07:00", "time_zone": "Europe/Berlin"}
-FLAP = Flap(returns=4, until=60.0, until_at=NOON + timedelta(seconds=60))
+FLAP = Flapping(returns=4, until=60.0, until_at=NOON + timedelta(seconds=60))
 
 
 def node(name: str = "a", *, created: int | None = 0, draining: bool = False, **said: Any) -> Node:
@@ -44,20 +43,20 @@ def around(
     *pools: NodePool,
     now: datetime = NOON,
     version: str = "1.4.0",
-    flap: Flap | None = None,
+    flap: Flapping | None = None,
     peers: tuple[Node, ...] = (),
-) -> Surroundings:
-    return Surroundings(
-        pools=pools, calendar=calendar(pools, now), version=version, flap=flap, peers=peers
+) -> NodeContext:
+    return NodeContext(
+        pools=pools, calendar=quiet_calendar(pools, now), version=version, flap=flap, peers=peers
     )
 
 
-def judged(found: Node, there: Surroundings) -> NodeState:
+def judged(found: Node, there: NodeContext) -> NodeState:
     assert found.status is not None
-    return judge(found, found.status, there)
+    return evaluate_node(found, found.status, there)
 
 
-def pressed(type_: str, status: Truth = Truth.TRUE) -> tuple[Condition, ...]:
+def pressed(type_: str, status: ConditionStatus = ConditionStatus.TRUE) -> tuple[Condition, ...]:
     return (Condition(type=type_, status=status, reason="SoItIs", message=f"{type_} it is"),)
 
 
@@ -147,7 +146,7 @@ HOLDS = [
 
 
 @pytest.mark.parametrize(("found", "there", "reason", "message"), HOLDS)
-def test_holds(found: Node, there: Surroundings, reason: str, message: str) -> None:
+def test_holds(found: Node, there: NodeContext, reason: str, message: str) -> None:
     (hold,) = judged(found, there).holds
     assert (hold.reason, hold.message) == (reason, message)
 
@@ -179,8 +178,8 @@ def test_what_is_short_of_disk_says_how_much() -> None:
         (node(agent_version="1.5.2"), around()),
         (node(agent_version="hollow"), around()),
         (node(agent_version="9.9"), around(version="")),
-        (node(conditions=pressed("MemoryPressure", Truth.FALSE)), around()),
-        (node(conditions=pressed("ThermalPressure", Truth.UNKNOWN)), around()),
+        (node(conditions=pressed("MemoryPressure", ConditionStatus.FALSE)), around()),
+        (node(conditions=pressed("ThermalPressure", ConditionStatus.UNKNOWN)), around()),
         (node(conditions=pressed("Ready")), around()),
         (node(disk_free_bytes=0), around(pool(reserved={"disk": "50Gi"}))),
         (
@@ -189,7 +188,7 @@ def test_what_is_short_of_disk_says_how_much() -> None:
         ),
     ],
 )
-def test_nothing_holds_it_back(found: Node, there: Surroundings) -> None:
+def test_nothing_holds_it_back(found: Node, there: NodeContext) -> None:
     state = judged(found, there)
     assert (state.holds, state.leave) == ((), "")
 
@@ -207,15 +206,15 @@ def test_nothing_holds_it_back(found: Node, there: Surroundings) -> None:
         (node(conditions=pressed("ThermalPressure")), around(flap=FLAP, peers=(TWIN,)), ""),
     ],
 )  # fmt: skip
-def test_some_of_it_is_a_reason_to_leave(found: Node, there: Surroundings, leave: str) -> None:
+def test_some_of_it_is_a_reason_to_leave(found: Node, there: NodeContext, leave: str) -> None:
     assert judged(found, there).leave == leave
 
 
 def life(
-    found: Node, there: Surroundings, *, old: NodeLifeStatus | None = None, is_ready: bool = True
+    found: Node, there: NodeContext, *, old: NodeLifeStatus | None = None, is_ready: bool = True
 ) -> NodeLifeStatus:
     now = NOON if old is None else NOON + timedelta(hours=1)
-    return nodelife_status(found, judged(found, there), there, is_ready=is_ready, old=old, now=now)
+    return node_life_status(found, judged(found, there), there, is_ready=is_ready, old=old, now=now)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +238,12 @@ def life(
     ],
 )  # fmt: skip
 def test_conditions_that_are_true(
-    found: Node, there: Surroundings, type_: str, reason: str, message: str
+    found: Node, there: NodeContext, type_: str, reason: str, message: str
 ) -> None:
     document = life(found, there)
-    true = [c for c in document.conditions if c.status is Truth.TRUE and c.type != "Ready"]
+    true = [
+        c for c in document.conditions if c.status is ConditionStatus.TRUE and c.type != "Ready"
+    ]
     (said,) = true
     assert (said.type, said.reason, said.last_transition_time) == (type_, reason, NOON)
     assert said.message.startswith(message)

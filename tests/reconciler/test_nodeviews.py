@@ -11,26 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machinery.clock import SystemClock
-from reconciler.known.caches import make_caches
-from reconciler.known.fleet import Fleet
-from reconciler.known.journal import Journal
-from reconciler.nodes.circumstances import Moment
-from reconciler.nodes.life import Flap
-from reconciler.nodes.views import NodeViews
-from reconciler.placement.place import Placer
-from reconciler.placement.table import Table
-from reconciler.placement.want import want_of
+from reconciler.listers.caches import ChangeJournal, make_caches
+from reconciler.listers.lister import Lister
+from reconciler.nodes.liveness import Flapping
+from reconciler.nodes.node_views import NodeViewCache, Now
+from reconciler.placement.inputs import request_for
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Placer
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec, NodeStatus, Taint
-from schemas.pools import NodePool, NodePoolSpec, Reserved
+from schemas.pools import NodePool, NodePoolSpec, ReservedResources
 from schemas.replica import RankStatus
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
-from store.cache.informer import Informer
+from store.informer import Informer
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
-from tests.reconciler.agents import node_status, put_lease, put_node
 from tests.support.fleets import GIB, NOW, deployment, replica
+from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 NODES = ("a", "b", "c")
 MODELS = ("qwen", "llama")
@@ -43,7 +41,7 @@ def spec_of(dice: random.Random) -> ApiObject:
     node = dice.choice(NODES)
     taint = Taint(key="owner", effect="NoSchedule")
     owner = deployment(name=dice.choice(MODELS), priority=dice.randrange(2))
-    reserved = Reserved(memory=dice.choice(("1Gi", "2Gi")))
+    reserved = ReservedResources(memory=dice.choice(("1Gi", "2Gi")))
     members = tuple(GroupMember(node=name) for name in dice.sample(NODES, 2))
     return dice.choice(
         (
@@ -91,10 +89,10 @@ def put_peak(dice: random.Random, node: str) -> Put:
     return Put(key=keys.rank_key(node, f"{name}-{ordinal}", 0), value=codec.encode(status))
 
 
-def moment_of(dice: random.Random) -> Moment:
+def moment_of(dice: random.Random) -> Now:
     """Return any time of the day, with any nodes that are held back."""
-    flap = Flap(returns=3, until=0.0, until_at=NOW)
-    return Moment(
+    flap = Flapping(returns=3, until=0.0, until_at=NOW)
+    return Now(
         now=NOW + timedelta(hours=dice.randrange(24)),
         flapping={name: flap for name in NODES if dice.random() < 0.2},
     )
@@ -120,11 +118,11 @@ def change_of(dice: random.Random) -> Operation:
     return Delete(key=put.key) if dice.random() < 0.25 else put
 
 
-def in_order(table: Table) -> object:
+def in_order(table: NodeTable) -> object:
     """Return everything that placement reads of a table, and what it decides."""
     columns = [table.allocatable, table.used, table.promised, table.ending]
     placer = Placer(table)
-    wants = [want_of(deployment(name=name, path=path)) for name in MODELS for path in MODELS]
+    wants = [request_for(deployment(name=name, path=path)) for name in MODELS for path in MODELS]
     outcomes = [placer.claim(want) for want in wants]
     return table.nodes, table.rows, table.counts, [c.tolist() for c in columns], outcomes
 
@@ -133,7 +131,7 @@ async def check(seed: int, *, looks: float, limit: int) -> None:
     dice, clock = random.Random(seed), SystemClock()
     transport = MemoryTransport(clock)
     caches = make_caches(transport, clock)
-    journal = Journal(limit)
+    journal = ChangeJournal(limit)
     informers: tuple[Informer[Any], ...] = (
         caches.specs,
         caches.statuses,
@@ -142,8 +140,8 @@ async def check(seed: int, *, looks: float, limit: int) -> None:
     )
     for informer in informers:
         informer.on_change(journal.note)
-    fleet = Fleet(replace(caches, changed=journal))
-    kept, moment = NodeViews(), moment_of(dice)
+    fleet = Lister(replace(caches, changed=journal))
+    kept, moment = NodeViewCache(), moment_of(dice)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(informer.run()) for informer in informers]
         for informer in informers:
@@ -159,7 +157,7 @@ async def check(seed: int, *, looks: float, limit: int) -> None:
             if dice.random() < looks:
                 moment = moment_of(dice) if dice.random() < 0.4 else moment
                 table = kept.look(fleet, moment)
-                assert in_order(table) == in_order(NodeViews().look(fleet, moment))
+                assert in_order(table) == in_order(NodeViewCache().look(fleet, moment))
                 assert kept.look(fleet, moment) is table
         for task in tasks:
             task.cancel()
@@ -177,7 +175,7 @@ def test_what_is_kept_is_what_is_there(limit: int, seed: int, looks: float) -> N
 def test_a_journal_tells_what_changed_or_that_it_forgot(
     limit: int, changes: list[str], at: int
 ) -> None:
-    journal = Journal(limit)
+    journal = ChangeJournal(limit)
     first, place = journal.since(None)
     assert first is None
     for number, key in enumerate(changes):

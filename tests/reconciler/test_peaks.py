@@ -2,13 +2,13 @@
 
 import pytest
 
-from reconciler.known.caches import make_caches
-from reconciler.known.fleet import Fleet
-from reconciler.nodes import peaks
-from reconciler.replica_status import replica_status
-from reconciler.telling import Teller
+from reconciler.events import DeploymentEvents
+from reconciler.listers.caches import make_caches
+from reconciler.listers.lister import Lister
+from reconciler.placement import memory_proof
+from reconciler.status import replica_status
 from schemas.event import Event
-from schemas.meta import Status, Truth, find_condition
+from schemas.meta import ConditionStatus, Status, find_condition
 from schemas.replica import MemoryProof, RankStatus
 from store import objects
 from store.events import EventRecorder
@@ -40,7 +40,7 @@ def of(peak_bytes: int, *, memory: MemoryProof = PROOF, old: Status | None = Non
     ],
 )  # fmt: skip
 def test_what_describe_shows(peak: int, shown: str, *, is_corrected: bool) -> None:
-    assert peaks.comparison(PROOF, peak) == shown
+    assert memory_proof.compare_with_peak(PROOF, peak) == shown
     found = find_condition(of(peak).conditions, "ProofCorrected")
     assert (found is not None) is is_corrected
 
@@ -48,7 +48,7 @@ def test_what_describe_shows(peak: int, shown: str, *, is_corrected: bool) -> No
 def test_what_a_correction_says() -> None:
     found = find_condition(of(5 * GIB // 4).conditions, "ProofCorrected")
     assert found is not None
-    assert (found.status, found.reason) == (Truth.TRUE, "MeasuredMore")
+    assert (found.status, found.reason) == (ConditionStatus.TRUE, "MeasuredMore")
     assert found.message == (
         "qwen-0 took 1.2 GiB on a, 25 % more than the 1.0 GiB that its memory proof says. 1.2 GiB "
         "count on a from now on; set spec.resources.memory to 2Gi, so that new replicas are placed "
@@ -64,7 +64,10 @@ async def test_a_correction_is_told_once_for_each_step() -> None:
     clock = FakeClock()
     transport = MemoryTransport(clock)
     recorder = EventRecorder(transport, clock, source="reconciler")
-    teller, seen = Teller(Fleet(make_caches(transport, clock)), recorder), observed(deployment())
+    teller, seen = (
+        DeploymentEvents(Lister(make_caches(transport, clock)), recorder),
+        observed(deployment()),
+    )
     old: Status | None = None
     for peak in (0, GIB, 2 * GIB, 2 * GIB, 3 * GIB, 0):
         new = of(peak, old=old)

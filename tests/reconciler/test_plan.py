@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.observe import Observed
 from reconciler.plan import plan
-from reconciler.rollout.revisions import template
+from reconciler.rollout.revisions import template_hash
+from reconciler.views import DeploymentView
 from schemas.placement import Placement
-from tests.reconciler.shorthand import short
 from tests.support.fleets import deployment, node, observed, replica
+from tests.support.reconciler_shorthand import short
 
 A, B = node("a"), node("b")
 GONE = node("gone", is_ready=False)
@@ -88,7 +88,7 @@ SITUATIONS = [
 
 
 @pytest.mark.parametrize(("seen", "wanted"), SITUATIONS)
-def test_plan(seen: Observed, wanted: list[str]) -> None:
+def test_plan(seen: DeploymentView, wanted: list[str]) -> None:
     assert [short(action) for action in plan(seen).actions] == wanted
 
 
@@ -126,9 +126,11 @@ def test_some_are_placed_even_if_not_all_fit() -> None:
 def test_every_field_an_engine_depends_on_moves_the_template(change: dict[str, object]) -> None:
     before = deployment()
     after = before.model_copy(update={"spec": before.spec.model_copy(update=change)})
-    assert template(before) != template(after)
+    assert template_hash(before) != template_hash(after)
 
 
 def test_scaling_or_placing_does_not_restart_engines() -> None:
-    assert template(deployment(replicas=1)) == template(deployment(replicas=5))
-    assert template(deployment()) == template(deployment(placement=Placement(pools=("p",))))
+    assert template_hash(deployment(replicas=1)) == template_hash(deployment(replicas=5))
+    assert template_hash(deployment()) == template_hash(
+        deployment(placement=Placement(pools=("p",)))
+    )

@@ -13,9 +13,9 @@ from reconciler.actions import (
     PreemptReplica,
     RemoveReplica,
 )
-from reconciler.observe import NodeView, Observed, ReplicaView, Tenant
-from reconciler.placement.want import Rival, want_of
+from reconciler.placement.inputs import Rival, request_for
 from reconciler.plan import plan
+from reconciler.views import Allocation, DeploymentView, NodeView, ReplicaView
 from schemas.deployment import ModelDeployment
 from schemas.node import Taint
 from schemas.placement import Placement, Toleration
@@ -32,18 +32,18 @@ class World:
     replicas: dict[str, ReplicaView] = field(default_factory=dict)
     preempted: list[tuple[str, str]] = field(default_factory=list)
 
-    def look(self, name: str) -> Observed:
+    def look(self, name: str) -> DeploymentView:
         me = self.deployments[name]
         there = Counter(
             r.replica.spec.deployment for r in self.replicas.values() if not r.is_deleting
         )
         rivals = [
-            Rival(want=want_of(one), missing=one.spec.replicas - there[one.name])
+            Rival(want=request_for(one), missing=one.spec.replicas - there[one.name])
             for one in sorted(self.deployments.values(), key=lambda d: (-d.spec.priority, d.name))
             if one.spec.priority > me.spec.priority and one.spec.replicas > there[one.name]
         ]
         mine = [r for r in self.replicas.values() if r.replica.spec.deployment == name]
-        return Observed(
+        return DeploymentView(
             name=name,
             deployment=me,
             replicas=tuple(mine),
@@ -54,7 +54,7 @@ class World:
 
     def seen(self, bare: NodeView) -> NodeView:
         there = [
-            Tenant(
+            Allocation(
                 replica=r.name,
                 deployment=r.replica.spec.deployment,
                 bytes=r.replica.spec.ranks[0].memory.total_bytes,
@@ -68,7 +68,7 @@ class World:
         return replace(
             bare,
             used_bytes=sum(one.bytes for one in there),
-            tenants=tuple(there),
+            allocations=tuple(there),
             replicas=dict(Counter(one.deployment for one in there)),
         )
 

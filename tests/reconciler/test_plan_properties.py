@@ -21,11 +21,11 @@ from reconciler.actions import (
     RemoveRevision,
     SaveRevision,
 )
-from reconciler.observe import NodeView, Observed
 from reconciler.plan import is_gone, plan
 from reconciler.rollout import steps
-from reconciler.rollout.revisions import template, with_content
-from schemas import amount
+from reconciler.rollout.revisions import template_hash, with_content
+from reconciler.views import DeploymentView, NodeView
+from schemas import quantity
 from schemas.rollout import Canary, CanaryStep, Rollout
 from tests.support.examples import few
 from tests.support.fleets import NOW, deployment, node, observed, replica, revision
@@ -67,7 +67,7 @@ replicas = st.lists(
         st.integers(0, 6),
         on=st.sampled_from(NAMES),
         is_ready=st.booleans(),
-        said_ready=st.booleans(),
+        reported_ready=st.booleans(),
         is_deleting=st.booleans(),
         is_stopped=st.booleans(),
         is_node_lost=st.booleans(),
@@ -78,10 +78,10 @@ replicas = st.lists(
 ).map(tuple)
 
 
-def stably(seen: Observed, revisions: int, is_stable: bool) -> Observed:
+def stably(seen: DeploymentView, revisions: int, is_stable: bool) -> DeploymentView:
     """Return the situation with some of the revisions there may be."""
     saved = (revision(BEFORE, 1), revision(seen.deployment or deployment(), 2))[:revisions]
-    return replace(seen, revisions=saved, stable=template(BEFORE) if is_stable else "")
+    return replace(seen, revisions=saved, stable=template_hash(BEFORE) if is_stable else "")
 
 
 situations = st.builds(
@@ -106,7 +106,7 @@ situations = st.builds(
 )
 
 
-def sound(seen: Observed) -> Observed:
+def sound(seen: DeploymentView) -> DeploymentView:
     """Return the situation with the memory of what runs counted, as observing does."""
     counted = []
     for view in seen.nodes:
@@ -126,7 +126,7 @@ def sound(seen: Observed) -> Observed:
     return replace(seen, nodes=tuple(counted))
 
 
-def apply(seen: Observed, action: Action) -> Observed:
+def apply(seen: DeploymentView, action: Action) -> DeploymentView:
     """Return what is seen after an action, as the store and the agents would make it."""
     kept = {r.name: r for r in seen.replicas}
     match action:
@@ -160,7 +160,7 @@ def apply(seen: Observed, action: Action) -> Observed:
     return sound(replace(seen, replicas=tuple(kept.values())))
 
 
-def agents_act(seen: Observed) -> Observed:
+def agents_act(seen: DeploymentView) -> DeploymentView:
     """Return what is seen when the agents of living nodes have done their part."""
     return replace(
         seen,
@@ -173,7 +173,7 @@ def agents_act(seen: Observed) -> Observed:
     )
 
 
-def settle(seen: Observed) -> Observed:
+def settle(seen: DeploymentView) -> DeploymentView:
     """Plan and act until nothing is left to do."""
     for _ in range(60):
         actions = plan(seen).actions
@@ -188,7 +188,7 @@ def settle(seen: Observed) -> Observed:
 
 @settings(max_examples=few(100))
 @given(situations)
-def test_planning_is_deterministic_and_blind_to_order(seen: Observed) -> None:
+def test_planning_is_deterministic_and_blind_to_order(seen: DeploymentView) -> None:
     seen = sound(seen)
     shuffled = replace(
         seen, nodes=tuple(reversed(seen.nodes)), replicas=tuple(reversed(seen.replicas))
@@ -199,20 +199,20 @@ def test_planning_is_deterministic_and_blind_to_order(seen: Observed) -> None:
 
 @settings(max_examples=few(100))
 @given(situations)
-def test_a_settled_fleet_is_left_alone(seen: Observed) -> None:
+def test_a_settled_fleet_is_left_alone(seen: DeploymentView) -> None:
     settled = settle(sound(seen))
     assert plan(settled).actions == ()
     assert not any(is_gone(r) for r in settled.replicas)
 
 
-def outcome(seen: Observed) -> list[str]:
+def outcome(seen: DeploymentView) -> list[str]:
     """Return what counts of the replicas: which version they run. Names are as good as each other."""
     return sorted(r.replica.spec.template for r in settle(seen).replicas)
 
 
 @settings(max_examples=few(100))
 @given(situations, st.integers(0, 12))
-def test_any_prefix_of_a_plan_converges_to_the_same(seen: Observed, length: int) -> None:
+def test_any_prefix_of_a_plan_converges_to_the_same(seen: DeploymentView, length: int) -> None:
     seen = sound(seen)
     partly = seen
     for action in plan(seen).actions[:length]:
@@ -222,7 +222,7 @@ def test_any_prefix_of_a_plan_converges_to_the_same(seen: Observed, length: int)
 
 @settings(max_examples=few(100))
 @given(situations)
-def test_a_rollout_keeps_within_its_limits(seen: Observed) -> None:
+def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
     """Whatever ends by what is planned, enough go on answering; and there are never too many."""
     seen = sound(seen)
     if (
@@ -232,7 +232,7 @@ def test_a_rollout_keeps_within_its_limits(seen: Observed) -> None:
     ):
         return
     wanted = seen.deployment
-    surge, unavailable = steps.limits(wanted, seen.wanted)
+    surge, unavailable = steps.surge_limits(wanted, seen.wanted)
     for _ in range(30):
         actions = plan(seen).actions
         before = seen
@@ -251,14 +251,14 @@ def test_a_rollout_keeps_within_its_limits(seen: Observed) -> None:
         seen = agents_act(seen)
 
 
-def view_of(seen: Observed, name: str) -> NodeView:
+def view_of(seen: DeploymentView, name: str) -> NodeView:
     return next(
         (one for one in seen.nodes if one.name == name), NodeView(name=name, is_ready=False)
     )
 
 
 def check_ending(
-    before: Observed,
+    before: DeploymentView,
     ended: Sequence[DeleteReplica],
     numbers: tuple[int, int],
     unavailable: int,
@@ -269,7 +269,7 @@ def check_ending(
     least = before.wanted - unavailable
     if "Evicted" in reasons:
         of_wanted = before.deployment.spec.min_available
-        least = min(least, amount.of(of_wanted, before.wanted, round_up=True))
+        least = min(least, quantity.resolve_amount(of_wanted, before.wanted, round_up=True))
     if "OutdatedInPlace" in reasons:
         assert len(ended) == 1
         assert not any(r.is_deleting for r in before.replicas)
@@ -280,7 +280,7 @@ def check_ending(
 
 @settings(max_examples=few(100))
 @given(situations)
-def test_no_node_is_assigned_more_than_it_has(seen: Observed) -> None:
+def test_no_node_is_assigned_more_than_it_has(seen: DeploymentView) -> None:
     seen = sound(seen)
     before = {view.name: view for view in seen.nodes}
     assert_fits(settle(seen).nodes, before)
@@ -294,14 +294,14 @@ def assert_fits(after: Sequence[NodeView], before: dict[str, NodeView]) -> None:
 
 @settings(max_examples=few(100))
 @given(situations)
-def test_no_action_is_taken_twice_on_one_replica(seen: Observed) -> None:
+def test_no_action_is_taken_twice_on_one_replica(seen: DeploymentView) -> None:
     names = [a.name for a in plan(sound(seen)).actions if not isinstance(a, RemoveDeployment)]
     assert len(names) == len(set(names))
 
 
 @settings(max_examples=few(100))
 @given(situations)
-def test_a_deleted_deployment_places_nothing(seen: Observed) -> None:
+def test_a_deleted_deployment_places_nothing(seen: DeploymentView) -> None:
     if seen.deployment is not None and seen.deployment.metadata.deletion_timestamp is None:
         return
     kinds = {type(action) for action in plan(sound(seen)).actions}

@@ -4,10 +4,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from reconciler import status
-from reconciler.observe import Observed, ReplicaView
-from reconciler.placement.refusals import Tally, Unschedulable
+from reconciler.placement.refusals import RefusalCount, Unschedulable
 from reconciler.rollout import progress
-from reconciler.rollout.revisions import template
+from reconciler.rollout.revisions import template_hash
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ENDED_BECAUSE, find_condition
 from schemas.rollout import Canary, CanaryStep, Rollout
@@ -16,7 +16,7 @@ from tests.support.fleets import NOW, deployment, node, observed, replica, revis
 BEFORE = deployment(replicas=2, context_length=512)
 WANTED = deployment(replicas=2)
 NO_ROOM = Unschedulable(
-    nodes=1, tallies=(Tally(reason="NodeCordoned", count=1),), refusals=(), fitting=0
+    nodes=1, tallies=(RefusalCount(reason="NodeCordoned", count=1),), refusals=(), fitting=0
 )
 
 
@@ -26,21 +26,23 @@ def after(seconds: float) -> datetime:
 
 def seen(
     *replicas: ReplicaView, of: ModelDeployment = WANTED, canary: CanaryStatus | None = None
-) -> Observed:
+) -> DeploymentView:
     found = observed(of, replicas, (node("a"),), revisions=(revision(BEFORE, 1), revision(of, 2)))
-    return replace(found, stable=template(BEFORE), canary=canary)
+    return replace(found, stable=template_hash(BEFORE), canary=canary)
 
 
 def look(
-    found: Observed,
+    found: DeploymentView,
     old: ModelDeploymentStatus | None = None,
     *,
     now: datetime = NOW,
     why: Unschedulable | None = None,
 ) -> ModelDeploymentStatus:
     assert found.deployment is not None
-    moved = progress.of(found.deployment, found, why, canary=found.canary, old=old, now=now)
-    return status.of_deployment(found.deployment, found, why, moved, old=old, now=now)
+    moved = progress.compute_progress(
+        found.deployment, found, why, canary=found.canary, old=old, now=now
+    )
+    return status.deployment_status(found.deployment, found, why, moved, old=old, now=now)
 
 
 def said(found: ModelDeploymentStatus, type_: str = "Progressing") -> tuple[str, str, str]:
@@ -69,7 +71,7 @@ def test_a_rollout_that_is_under_way_says_how_far_it_is() -> None:
 def test_a_rollout_that_is_done_is_what_later_ones_go_back_to() -> None:
     made = look(seen(replica(0), replica(2)))
     assert said(made) == ("True", "RolloutComplete", "every replica runs revision 2")
-    assert made.stable_template == template(WANTED)
+    assert made.stable_template == template_hash(WANTED)
 
 
 def test_an_engine_that_dies_later_undoes_no_rollout() -> None:
@@ -102,8 +104,8 @@ def test_what_has_no_place_stalls_with_the_reason_in_one_line() -> None:
 def test_the_deadline_is_when_to_look_again() -> None:
     first = look(seen(old(0), old(1)))
     found = seen(old(0), old(1))
-    moved = progress.of(WANTED, found, None, canary=None, old=first, now=after(100))
-    assert moved.look_again_s == 500
+    moved = progress.compute_progress(WANTED, found, None, canary=None, old=first, now=after(100))
+    assert moved.requeue_after_s == 500
 
 
 def test_paused() -> None:
@@ -120,7 +122,7 @@ TRIED = deployment(replicas=2, rollout=Rollout(canary=Canary(steps=(CanaryStep(w
 
 
 def trial(**changes: object) -> CanaryStatus:
-    found = CanaryStatus(template=template(TRIED), since=NOW, message="step 1 of 1")
+    found = CanaryStatus(template=template_hash(TRIED), since=NOW, message="step 1 of 1")
     return found.model_copy(update=changes)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.nodes.quiethours import calendar, is_quiet, next_change, quiet_until
+from reconciler.nodes.quiet_hours import is_quiet, next_change, quiet_calendar, quiet_until
 from schemas.meta import ObjectMeta
 from schemas.pools import NodePool, NodePoolSpec, QuietHours
 
@@ -126,18 +126,18 @@ def pool(name: str, *quiet_hours: QuietHours) -> NodePool:
 def test_a_calendar_holds_until_something_changes() -> None:
     noon = hours(start="12:00", end="13:00", time_zone="Europe/Berlin")
     pools = [pool("desk", hours(), noon), pool("lab"), pool("late", hours(start="23:00"))]
-    evening = calendar(pools, at("2026-03-02T22:30"))
+    evening = quiet_calendar(pools, at("2026-03-02T22:30"))
     assert evening.quiet == {"desk": "quiet hours until 2026-03-03 07:00 UTC"}
     assert evening.until == at("2026-03-02T23:00")
     assert evening.holds(at("2026-03-02T22:59"))
     assert not evening.holds(at("2026-03-02T23:00"))
     assert not evening.holds(at("2026-03-02T22:29"))
-    lunch = calendar(pools, at("2026-03-02T11:30"))
+    lunch = quiet_calendar(pools, at("2026-03-02T11:30"))
     assert lunch.quiet == {"desk": "quiet hours until 2026-03-02 13:00 Europe/Berlin"}
-    always = calendar([pool("off", hours(start="07:00"))], at("2026-03-02T22:30"))
+    always = quiet_calendar([pool("off", hours(start="07:00"))], at("2026-03-02T22:30"))
     assert always.quiet == {"off": "quiet hours that do not end"}
     assert always.until is not None
-    assert calendar([], at("2026-03-02T22:30")).until is None
+    assert quiet_calendar([], at("2026-03-02T22:30")).until is None
 
 
 @given(st.lists(windows, max_size=3), moments, st.floats(0, 1))
@@ -145,8 +145,8 @@ def test_within_a_calendar_nothing_changes(
     several: list[QuietHours], now: datetime, part: float
 ) -> None:
     pools = [pool(f"p{number}", one) for number, one in enumerate(several)]
-    found = calendar(pools, now)
+    found = quiet_calendar(pools, now)
     if found.until is not None:
         assert found.until > now
         later = now + (found.until - now - _MINUTE / 60) * part
-        assert calendar(pools, later).quiet == found.quiet
+        assert quiet_calendar(pools, later).quiet == found.quiet

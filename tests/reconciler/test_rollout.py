@@ -5,17 +5,21 @@ from dataclasses import replace
 import pytest
 
 from reconciler.actions import SaveRevision
-from reconciler.observe import Observed, ReplicaView
-from reconciler.placement.refusals import one_line
+from reconciler.placement.refusals import summary_line
 from reconciler.plan import plan
-from reconciler.rollout.causes import cause, difference
-from reconciler.rollout.revisions import content_of, template
+from reconciler.rollout.revisions import (
+    change_cause,
+    content_of,
+    describe_difference,
+    template_hash,
+)
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import CanaryStatus, ModelDeployment
 from schemas.meta import CHANGE_CAUSE
 from schemas.placement import Placement
 from schemas.rollout import Canary, CanaryStep, Rollout
-from tests.reconciler.shorthand import short
 from tests.support.fleets import NOW, deployment, node, observed, replica, revision
+from tests.support.reconciler_shorthand import short
 
 A, B = node("a"), node("b")
 # Room for replicas that are there, or for others in their places, and for none beside them.
@@ -148,7 +152,7 @@ SITUATIONS = [
 
 
 @pytest.mark.parametrize(("seen", "wanted"), SITUATIONS)
-def test_rolling(seen: Observed, wanted: list[str]) -> None:
+def test_rolling(seen: DeploymentView, wanted: list[str]) -> None:
     assert [short(action) for action in plan(seen).actions] == wanted
 
 
@@ -178,12 +182,12 @@ def test_what_would_fit_nowhere_ends_nothing() -> None:
     decided = plan(observed(rolling(2), (old(0), old(1)), (tight,)))
     assert decided.actions == ()
     assert decided.stuck is not None
-    assert one_line(decided.stuck).startswith("0/1 nodes fit: 1 short of memory (need 2.8 GiB")
+    assert summary_line(decided.stuck).startswith("0/1 nodes fit: 1 short of memory (need 2.8 GiB")
 
 
 def away(ordinal: int) -> ReplicaView:
     """Return an old one whose agent is away: it has no endpoint, and serves on all the same."""
-    return replica(ordinal, is_outdated=True, is_ready=False, said_ready=True)
+    return replica(ordinal, is_outdated=True, is_ready=False, reported_ready=True)
 
 
 def test_whose_agent_is_away_is_not_idle() -> None:
@@ -197,7 +201,7 @@ def test_what_is_lost_while_the_new_version_fits_nowhere_is_made_as_it_was() -> 
     now = deployment(replicas=2, context_length=9000)  # the model was made for 8192
     running = replica(1, of=BEFORE)
     seen = observed(now, (running,), (A,), revisions=(revision(BEFORE, 1), revision(now, 2)))
-    seen = replace(seen, stable=template(BEFORE))
+    seen = replace(seen, stable=template_hash(BEFORE))
     decided = plan(seen)
     assert [short(action) for action in decided.actions] == ["+qwen-0@a"]
     assert made_of(seen) == 512
@@ -237,12 +241,13 @@ def test_a_revision_keeps_why_it_came() -> None:
     assert isinstance(saved, SaveRevision)
     assert saved.cause == "contextLength 512 -> 1024, resources.memory none -> 3Gi"
     first, again = content_of(BEFORE), content_of(BEFORE).model_copy(update={"restarted_at": "T"})
-    assert difference(first, again) == "restarted at T"
-    assert difference(again, first) == "restart taken back"
+    assert describe_difference(first, again) == "restarted at T"
+    assert describe_difference(again, first) == "restart taken back"
     noted = {CHANGE_CAUSE: "longer contexts"}
     metadata = BEFORE.metadata.model_copy(update={"annotations": noted})
     assert (
-        cause(BEFORE.model_copy(update={"metadata": metadata}), first, again) == "longer contexts"
+        change_cause(BEFORE.model_copy(update={"metadata": metadata}), first, again)
+        == "longer contexts"
     )
 
 
@@ -289,12 +294,14 @@ def test_revisions_of_an_earlier_deployment_of_the_name_go() -> None:
 # Paused, and trials.
 
 
-def stable(wanted: int, *replicas: ReplicaView, canary: CanaryStatus | None = None) -> Observed:
+def stable(
+    wanted: int, *replicas: ReplicaView, canary: CanaryStatus | None = None
+) -> DeploymentView:
     """Return a fleet that ran BEFORE, and whose deployment tries another version."""
     steps = (CanaryStep(weight=10), CanaryStep(weight=60))
     now = deployment(replicas=wanted, rollout=Rollout(canary=Canary(steps=steps)))
     seen = observed(now, replicas, (A, B), revisions=(revision(BEFORE, 1), revision(now, 2)))
-    return replace(seen, stable=template(BEFORE), canary=canary)
+    return replace(seen, stable=template_hash(BEFORE), canary=canary)
 
 
 def before(ordinal: int, *, on: str = "a", is_node_lost: bool = False) -> ReplicaView:
@@ -303,10 +310,10 @@ def before(ordinal: int, *, on: str = "a", is_node_lost: bool = False) -> Replic
 
 def trial(**changes: object) -> CanaryStatus:
     now = deployment(replicas=2)
-    return CanaryStatus(template=template(now), since=NOW).model_copy(update=changes)
+    return CanaryStatus(template=template_hash(now), since=NOW).model_copy(update=changes)
 
 
-def made_of(seen: Observed, action_number: int = 0) -> int:
+def made_of(seen: DeploymentView, action_number: int = 0) -> int:
     """Return the context length of what an action makes: what tells the two versions apart."""
     action = plan(seen).actions[action_number]
     content = getattr(action, "content")  # noqa: B009 - only some actions make something
@@ -317,7 +324,7 @@ def test_a_paused_rollout_makes_and_moves_what_ran_before() -> None:
     now = deployment(replicas=2, rollout=Rollout(paused=True))
     lost = before(0, on="gone", is_node_lost=True)
     seen = observed(now, (lost,), (GONE, A), revisions=(revision(BEFORE, 1), revision(now, 2)))
-    seen = replace(seen, stable=template(BEFORE))
+    seen = replace(seen, stable=template_hash(BEFORE))
     assert [short(action) for action in plan(seen).actions] == [">qwen-0@a", "+qwen-1@a"]
     assert (made_of(seen, 0), made_of(seen, 1)) == (512, 512)
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.autoscaling.schedule import Bounds, bounds_at, following, is_open, latest
+from reconciler.autoscaling.schedule import (
+    ReplicaBounds,
+    bounds_at,
+    is_open,
+    last_occurrence,
+    next_occurrence,
+)
 from schemas.autoscaling import Autoscaling, ScheduleWindow
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -54,7 +60,7 @@ def test_bounds(
 ) -> None:
     low, high, place, until = expected
     edge = at(f"2026-{until}") if until else None
-    assert bounds_at(scaling(*windows), at(now)) == Bounds(
+    assert bounds_at(scaling(*windows), at(now)) == ReplicaBounds(
         low=low, high=high, window=place, until=edge
     )
 
@@ -91,14 +97,14 @@ def test_daylight_saving(now: str, expected: object) -> None:
     """In UTC: an hour behind Berlin's clock in winter, two in summer."""
     early = window("30 2 * * *", "0 4 * * *", "Europe/Berlin", minReplicas=3)
     assert is_open(early, at(now)) is expected
-    edge = following(early.start, early.time_zone, at(now))
+    edge = next_occurrence(early.start, early.time_zone, at(now))
     assert edge is not None
     assert edge > at(now)
 
 
 def test_days_that_are_rare() -> None:
-    assert latest("0 0 29 2 *", "UTC", at("2026-03-02 12:00")) == at("2024-02-29 00:00")
-    assert latest("0 0 1 1 *", "UTC", at("2026-01-01 00:00")) == at("2026-01-01 00:00")
+    assert last_occurrence("0 0 29 2 *", "UTC", at("2026-03-02 12:00")) == at("2024-02-29 00:00")
+    assert last_occurrence("0 0 1 1 *", "UTC", at("2026-01-01 00:00")) == at("2026-01-01 00:00")
 
 
 minutes, hours = st.integers(0, 59), st.integers(0, 23)
@@ -140,8 +146,8 @@ def test_a_scan_of_every_minute_says_the_same(cron: str, zone: str, now: datetim
     local = minute.astimezone(ZoneInfo(zone))
     back = next(n for n in range(8 * 24 * 60) if named(cron, local - n * MINUTE))
     ahead = next(n for n in range(1, 8 * 24 * 60) if named(cron, local + n * MINUTE))
-    assert latest(cron, zone, now) == minute - back * MINUTE
-    assert following(cron, zone, now) == minute + ahead * MINUTE
+    assert last_occurrence(cron, zone, now) == minute - back * MINUTE
+    assert next_occurrence(cron, zone, now) == minute + ahead * MINUTE
 
 
 @given(start=crons, end=crons, now=moments)

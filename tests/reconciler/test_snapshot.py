@@ -4,20 +4,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from machinery.clock import SystemClock
-from reconciler.known import snapshot
-from reconciler.placement.place import Displaces
+from reconciler import snapshot
+from reconciler.placer import PreemptingAssignment
 from schemas.deployment import ModelDeployment
-from schemas.meta import Condition, ObjectMeta, Truth
-from schemas.node import ModelReport, Node, NodeSpec
-from schemas.nodelife import NodeLifeStatus
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import ModelReport, Node, NodeLifeStatus, NodeSpec
 from schemas.replica import RankAssignment
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
-from tests.reconciler.agents import node_status, put_lease, put_node
-from tests.reconciler.groups.situations import BIG, sharded
 from tests.support.fleets import GIB, PROOF, deployment, replica
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.reconciler_group_situations import BIG, sharded
 
 CLOCK = SystemClock()
 
@@ -77,7 +76,7 @@ async def test_who_is_higher_has_chosen_before_and_who_is_lower_makes_room() -> 
     await transport.commit([], [codec.put_spec(there.model_copy(update={"spec": spec}))])
     seen = await snapshot.take(transport, CLOCK)
     outlook = seen.outlook("mid", seen.table())
-    assert isinstance(outlook.outcome, Displaces)
+    assert isinstance(outlook.outcome, PreemptingAssignment)
     assert outlook.line == (
         "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 NotReady; displaces low-0 on "
         "a, which gives back 4.0 GiB"
@@ -87,7 +86,10 @@ async def test_who_is_higher_has_chosen_before_and_who_is_lower_makes_room() -> 
 async def test_a_node_that_comes_and_goes_is_held_back_here_too() -> None:
     transport = await store_of(deployment(name="one"))
     flapping = Condition(
-        type="Flapping", status=Truth.TRUE, reason="CameBackTooOften", message="it came back"
+        type="Flapping",
+        status=ConditionStatus.TRUE,
+        reason="CameBackTooOften",
+        message="it came back",
     )
     value = codec.encode(NodeLifeStatus(conditions=(flapping,)))
     await transport.commit([], [Put(key=keys.node_life_key("a"), value=value)])

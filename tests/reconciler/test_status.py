@@ -6,15 +6,15 @@ from datetime import datetime, timedelta
 import pytest
 
 from reconciler import status
-from reconciler.autoscaling.decision import Decision
-from reconciler.observe import Observed
-from reconciler.placement.place import place
+from reconciler.autoscaling.autoscaler import ScalingDecision
+from reconciler.placement.inputs import request_for
 from reconciler.placement.refusals import Unschedulable
-from reconciler.placement.want import want_of
-from reconciler.replica_status import replica_status
+from reconciler.placer import place_replica
 from reconciler.rollout import progress
+from reconciler.status import replica_status
+from reconciler.views import DeploymentView
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Condition, ObjectMeta, Status, Truth, find_condition
+from schemas.meta import Condition, ConditionStatus, ObjectMeta, Status, find_condition
 from schemas.pools import NodePool, NodePoolSpec
 from schemas.replica import RankStatus
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
@@ -36,7 +36,7 @@ def said(found: Status, type_: str) -> tuple[str, str, str]:
 
 
 def unschedulable() -> Unschedulable:
-    verdict = place(want_of(deployment()), [node("small", memory_gib=1)])
+    verdict = place_replica(request_for(deployment()), [node("small", memory_gib=1)])
     assert isinstance(verdict, Unschedulable)
     return verdict
 
@@ -50,14 +50,14 @@ def of_deployment(
 
 def whole(
     of: ModelDeployment,
-    seen: Observed,
+    seen: DeploymentView,
     why: Unschedulable | None = None,
     *,
     old: ModelDeploymentStatus | None = None,
     now: datetime = NOW,
 ) -> ModelDeploymentStatus:
-    moved = progress.of(of, seen, why, canary=seen.canary, old=old, now=now)
-    return status.of_deployment(of, seen, why, moved, old=old, now=now)
+    moved = progress.compute_progress(of, seen, why, canary=seen.canary, old=old, now=now)
+    return status.deployment_status(of, seen, why, moved, old=old, now=now)
 
 
 def test_all_is_well() -> None:
@@ -73,13 +73,17 @@ def test_scaled_to_zero_is_available() -> None:
 
 
 def test_autoscaling_says_why() -> None:
-    decided = Decision(desired=2, reason="AtMaximum", message="more would be of use")
-    seen = replace(observed(deployment(replicas=1)), scaling=status.of_scaling(decided), desired=2)
+    decided = ScalingDecision(desired=2, reason="AtMaximum", message="more would be of use")
+    seen = replace(
+        observed(deployment(replicas=1)), scaling=status.scaling_condition(decided), desired=2
+    )
     made = whole(deployment(replicas=1), seen)
     assert said(made, "Scaling") == ("True", "AtMaximum", "more would be of use")
     assert made.desired_replicas == 2
-    unknown = status.of_scaling(Decision(desired=2, reason="DemandUnknown", message="silent"))
-    assert unknown.status is Truth.UNKNOWN
+    unknown = status.scaling_condition(
+        ScalingDecision(desired=2, reason="DemandUnknown", message="silent")
+    )
+    assert unknown.status is ConditionStatus.UNKNOWN
 
 
 def test_starting() -> None:
@@ -112,7 +116,9 @@ def test_unschedulable_says_why_per_node() -> None:
 
 
 def test_twenty_refusals_are_enough() -> None:
-    verdict = place(want_of(deployment()), [node(f"n{i}", is_ready=False) for i in range(50)])
+    verdict = place_replica(
+        request_for(deployment()), [node(f"n{i}", is_ready=False) for i in range(50)]
+    )
     assert isinstance(verdict, Unschedulable)
     assert len(of_deployment(why=verdict).refusals) == 20
 
@@ -127,19 +133,19 @@ def test_replicas_of_an_earlier_deployment_do_not_count() -> None:
 )
 def test_times_move_only_with_the_truth(*, before: bool, after: bool, moves: bool) -> None:
     old = Status(
-        conditions=status.settle(
+        conditions=status.stamp_conditions(
             None, [status.condition("Ready", "Old", "old", holds=before)], generation=1, now=NOW
         )
     )
     fresh = status.condition("Ready", "New", "new", holds=after)
-    (made,) = status.settle(old, [fresh], generation=2, now=LATER)
+    (made,) = status.stamp_conditions(old, [fresh], generation=2, now=LATER)
     assert (made.reason, made.message, made.observed_generation) == ("New", "new", 2)
     assert made.last_transition_time == (LATER if moves else NOW)
 
 
 def test_a_condition_that_is_not_said_any_more_goes() -> None:
-    old = Status(conditions=(Condition(type="Gone", status=Truth.TRUE, reason="X"),))
-    assert [c.type for c in status.settle(old, [], generation=1, now=NOW)] == []
+    old = Status(conditions=(Condition(type="Gone", status=ConditionStatus.TRUE, reason="X"),))
+    assert [c.type for c in status.stamp_conditions(old, [], generation=1, now=NOW)] == []
 
 
 def test_looking_again_changes_nothing() -> None:
@@ -149,7 +155,7 @@ def test_looking_again_changes_nothing() -> None:
 
 
 def rank(reason: str, *, holds: bool) -> RankStatus:
-    truth = Truth.TRUE if holds else Truth.FALSE
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
     condition = Condition(type="Ready", status=truth, reason=reason, message="words")
     return RankStatus(replica_uid="uid-qwen-0", node="a", conditions=(condition,))
 
@@ -183,10 +189,10 @@ def test_replica(
 
 def test_pool() -> None:
     pool = NodePool(metadata=ObjectMeta(name="lab", generation=3), spec=NodePoolSpec())
-    made = status.of_pool(pool, ["a", "b"], {"b", "c"}, old=None, now=NOW)
+    made = status.pool_status(pool, ["a", "b"], {"b", "c"}, old=None, now=NOW)
     assert said(made, "Ready") == ("True", "NodesReady", "1 of 2 nodes ready")
     assert (made.nodes, made.ready_nodes, made.observed_generation) == (2, 1, 3)
-    empty = status.of_pool(pool, [], set(), old=None, now=NOW)
+    empty = status.pool_status(pool, [], set(), old=None, now=NOW)
     assert said(empty, "Ready") == ("False", "NoNodes", "0 of 0 nodes ready")
 
 
@@ -201,8 +207,8 @@ def test_pool() -> None:
 def test_group(known: list[str], ready: set[str], wanted: tuple[str, str, str]) -> None:
     members = (GroupMember(node="a"), GroupMember(node="b"))
     group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=ShardGroupSpec(members=members))
-    around = status.GroupSurroundings(members=["a", "b"], known={*known}, ready=ready)
-    made = status.of_group(group, around, old=None, now=NOW)
+    around = status.GroupContext(members=["a", "b"], known={*known}, ready=ready)
+    made = status.group_status(group, around, old=None, now=NOW)
     assert said(made, "Ready") == wanted
     assert (made.members, made.ready_members) == (2, len(ready))
 
@@ -211,10 +217,10 @@ def test_a_group_is_ready_without_its_spare() -> None:
     members = tuple(GroupMember(node=name) for name in "abc")
     spec = ShardGroupSpec(members=members, size=2)
     group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=spec)
-    around = status.GroupSurroundings(
+    around = status.GroupContext(
         members=["a", "b", "c"], known={"a", "b", "c"}, ready={"a", "c"}, replicas=["qwen-0"]
     )
-    made = status.of_group(group, around, old=None, now=NOW)
+    made = status.group_status(group, around, old=None, now=NOW)
     assert said(made, "Ready") == ("True", "MembersReady", "not ready: b")
     assert made.replicas == ("qwen-0",)
 
@@ -224,9 +230,9 @@ def test_route() -> None:
     route = ModelRoute(
         metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="m", backends=backends)
     )
-    made = status.of_route(route, {"x", "y"}, old=None, now=NOW)
+    made = status.route_status(route, {"x", "y"}, old=None, now=NOW)
     assert said(made, "Accepted") == ("True", "BackendsFound", "")
-    made = status.of_route(route, {"x"}, old=None, now=NOW)
+    made = status.route_status(route, {"x"}, old=None, now=NOW)
     assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y")
 
 
@@ -235,7 +241,7 @@ def test_route_with_rules_and_fallbacks() -> None:
     rule = RouteRule(headers=(HeaderMatch(name="a"),), backends=(Backend(deployment="y"),))
     spec = ModelRouteSpec(model="m", backends=backends, rules=(rule,), fallbacks=("y", "z"))
     route = ModelRoute(metadata=ObjectMeta(name="r"), spec=spec)
-    made = status.of_route(route, {"x"}, old=None, now=NOW)
+    made = status.route_status(route, {"x"}, old=None, now=NOW)
     assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y, z")
-    made = status.of_route(route, {"x", "y", "z"}, old=None, now=NOW)
+    made = status.route_status(route, {"x", "y", "z"}, old=None, now=NOW)
     assert said(made, "Accepted") == ("True", "BackendsFound", "")

@@ -10,15 +10,15 @@ import pytest
 
 from machinery import processes
 from machinery.clock import SystemClock
-from machinery.processes import Child
+from machinery.processes import ChildProcess
 from schemas.replica import Replica
 from store import codec, keys
 from store.etcd.connect import connect
 from store.port import KeyValue, Transport
-from tests.reconciler.agents import node_status, put_lease, put_node
 from tests.support import forker
 from tests.support.etcd import running_etcd
 from tests.support.fleets import GIB, deployment
+from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
@@ -34,7 +34,7 @@ async def listen(store: Transport, revision: int, heard: list[tuple[str, KeyValu
             heard.extend((change.key, change.now) for change in batch.changes)
 
 
-async def leader_of(store: Transport, children: list[Child]) -> Child:
+async def leader_of(store: Transport, children: list[ChildProcess]) -> ChildProcess:
     holder = await until_async(lambda: store.get(keys.ELECTION_RECONCILER), limit_s=20)
     pid = int(holder.value.decode().rpartition("/")[2].split()[0])
     return next(child for child in children if child.record.pid == pid)

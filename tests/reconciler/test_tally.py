@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.demand.exposition import Sample, VersionSample, parse
-from reconciler.demand.measured import Demand
-from reconciler.demand.tally import Tally
-from reconciler.demand.watch import is_news
+from reconciler.demand.gateway_metrics import (
+    Demand,
+    DemandTotals,
+    GatewaySample,
+    VersionSample,
+    parse,
+)
+from reconciler.demand.scraper import is_significant
 
 TEXT = r"""# HELP fleet_gateway_deployment_in_flight Requests at engines now.
 # TYPE fleet_gateway_deployment_in_flight gauge
@@ -55,7 +59,7 @@ def test_what_a_gateway_shows() -> None:
     ],
 )
 def test_what_makes_no_sense_is_passed_by(line: str) -> None:
-    assert parse(f"{line}\n", NEEDED) == Sample()
+    assert parse(f"{line}\n", NEEDED) == GatewaySample()
 
 
 def test_what_is_made_up_costs_no_memory() -> None:
@@ -75,8 +79,8 @@ mixes = st.lists(st.one_of(words, st.text(max_size=5)), max_size=40).map("".join
 
 @given(text=st.one_of(st.text(), mixes))
 def test_no_text_raises(text: str) -> None:
-    tally = Tally()
-    for answer in (Sample(), parse(text, NEEDED), parse(TEXT, NEEDED), parse(text, NEEDED)):
+    tally = DemandTotals()
+    for answer in (GatewaySample(), parse(text, NEEDED), parse(TEXT, NEEDED), parse(text, NEEDED)):
         tally.note({"g": answer}, {"g": "u"}, NEEDED, 0.0)
         for template in ("", "t1"):
             measured = tally.measured("m", template)
@@ -85,14 +89,14 @@ def test_no_text_raises(text: str) -> None:
             measured.first_token_quantile(0.95)
 
 
-def sample(ok: int = 0, *, busy: int = 0, waiting: int = 0, template: str = "t") -> Sample:
+def sample(ok: int = 0, *, busy: int = 0, waiting: int = 0, template: str = "t") -> GatewaySample:
     version = VersionSample(outcomes={"ok": ok}, buckets={1.0: ok, inf: ok}, tokens=ok)
-    return Sample(
+    return GatewaySample(
         in_flight={"m": busy}, waiting={"m": waiting}, versions={"m": {template: version}}
     )
 
 
-def noted(tally: Tally, now_s: float, **answers: Sample | None) -> Demand:
+def noted(tally: DemandTotals, now_s: float, **answers: GatewaySample | None) -> Demand:
     tally.note(answers, {id_: f"http://{id_}" for id_ in answers}, NEEDED, now_s)
     demand = tally.demand("m")
     assert demand is not None
@@ -100,7 +104,7 @@ def noted(tally: Tally, now_s: float, **answers: Sample | None) -> Demand:
 
 
 def test_gateways_add_up() -> None:
-    tally = Tally()
+    tally = DemandTotals()
     assert tally.demand("m") is None
     assert tally.measured("m", "t") is None
     found = noted(tally, 0, a=sample(busy=2), b=sample(busy=1, waiting=4))
@@ -108,7 +112,7 @@ def test_gateways_add_up() -> None:
 
 
 def test_the_last_word_of_a_silent_gateway_counts_for_ten_seconds() -> None:
-    tally = Tally()
+    tally = DemandTotals()
     noted(tally, 0, a=sample(busy=2), b=sample(busy=1))
     found = noted(tally, 10, a=sample(busy=2), b=None)
     assert found == Demand(in_flight=3, silent=("http://b",), is_complete=False)
@@ -117,14 +121,14 @@ def test_the_last_word_of_a_silent_gateway_counts_for_ten_seconds() -> None:
 
 
 def test_without_a_gateway_nothing_is_known() -> None:
-    assert noted(Tally(), 0) == Demand(is_complete=False)
-    assert noted(Tally(), 0, a=None) == Demand(silent=("http://a",))
+    assert noted(DemandTotals(), 0) == Demand(is_complete=False)
+    assert noted(DemandTotals(), 0, a=None) == Demand(silent=("http://a",))
 
 
 def test_counts_begin_when_one_begins_to_look_and_survive_restarts() -> None:
-    tally = Tally()
+    tally = DemandTotals()
 
-    def seen(**answers: Sample | None) -> tuple[int, float, float]:
+    def seen(**answers: GatewaySample | None) -> tuple[int, float, float]:
         demand, measured = noted(tally, 0, **answers), tally.measured("m", "t")
         assert measured is not None
         return demand.finished, measured.requests, measured.first_token_count
@@ -138,16 +142,16 @@ def test_counts_begin_when_one_begins_to_look_and_survive_restarts() -> None:
 
 
 def test_a_new_version_of_a_known_gateway_counts_from_nothing() -> None:
-    tally = Tally()
+    tally = DemandTotals()
     noted(tally, 0, a=sample(100))
-    noted(tally, 1, a=Sample(versions={"m": sample(4, template="new").versions["m"]}))
+    noted(tally, 1, a=GatewaySample(versions={"m": sample(4, template="new").versions["m"]}))
     measured = tally.measured("m", "new")
     assert measured is not None
     assert measured.requests == 4
 
 
 def test_who_is_needed_later_begins_later() -> None:
-    tally = Tally()
+    tally = DemandTotals()
     tally.note({"a": sample(5)}, {"a": "u"}, frozenset({"other"}), 0)
     assert noted(tally, 1, a=sample(9)).finished == 0
     assert noted(tally, 2, a=sample(10)).finished == 1
@@ -168,7 +172,7 @@ def test_who_is_needed_later_begins_later() -> None:
     ],
 )
 def test_what_is_news(told: Demand, now: Demand, since_s: float, *, expected: bool) -> None:
-    assert is_news(told, now, since_s=since_s) is expected
+    assert is_significant(told, now, since_s=since_s) is expected
 
 
 counters = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_size=30)
@@ -176,7 +180,7 @@ counters = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_si
 
 @given(steps=counters)
 def test_what_was_counted_never_shrinks(steps: list[tuple[str, int]]) -> None:
-    tally, before = Tally(), 0.0
+    tally, before = DemandTotals(), 0.0
     for id_, ok in steps:
         noted(tally, 0, **{"a": None, "b": None, id_: sample(ok)})
         measured = tally.measured("m", "t")

@@ -21,7 +21,7 @@ from schemas.chips import CHIPS, GIB, Chip, Designation
     ],
 )
 def test_designation(name: str, expected: Designation | None) -> None:
-    assert chips.designation(name) == expected
+    assert chips.parse_designation(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_find(
     name: str, gpu_cores: int | None, memory_gib: int | None, bandwidth_gbps: float
 ) -> None:
     memory_bytes = memory_gib * GIB if memory_gib else None
-    found = chips.find(name, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
+    found = chips.find_chip(name, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
     assert found is not None
     assert (found.name, found.bandwidth_gbps) == (name, bandwidth_gbps)
 
@@ -52,12 +52,12 @@ def test_find(
     "name", ["Apple M6 Max", "Apple M4 Ultra", "Apple M5 Ultra", "Apple M1 (Virtual)", "M4", ""]
 )
 def test_a_chip_that_is_not_listed_is_none(name: str) -> None:
-    assert chips.find(name, gpu_cores=40, memory_bytes=64 * GIB) is None
+    assert chips.find_chip(name, gpu_cores=40, memory_bytes=64 * GIB) is None
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: f"{chip.name}-{chip.gpu_cores[-1]}")
 def test_every_row_is_whole(chip: Chip) -> None:
-    assert chips.designation(chip.name) is not None
+    assert chips.parse_designation(chip.name) is not None
     for options in (chip.cpu_cores, chip.gpu_cores, chip.memory_gib):
         assert options
         assert list(options) == sorted(set(options))
@@ -65,7 +65,7 @@ def test_every_row_is_whole(chip: Chip) -> None:
     assert chip.bandwidth_gbps > 0
     for cores in chip.gpu_cores:
         for gib in chip.memory_gib:
-            assert chips.find(chip.name, gpu_cores=cores, memory_bytes=gib * GIB) == chip
+            assert chips.find_chip(chip.name, gpu_cores=cores, memory_bytes=gib * GIB) == chip
 
 
 def test_rdma_is_exactly_thunderbolt_5() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import amount, duration
+from schemas import duration, quantity
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_what_is_shown_can_be_read(seconds: int) -> None:
     [(2, 10, 2, 2), ("25%", 10, 3, 2), ("0%", 10, 0, 0), ("100%", 3, 3, 3), ("1%", 1, 1, 0)],
 )
 def test_an_amount_is_a_number_or_a_part(value: int | str, whole: int, up: int, down: int) -> None:
-    assert amount.of(value, whole, round_up=True) == up
-    assert amount.of(value, whole, round_up=False) == down
+    assert quantity.resolve_amount(value, whole, round_up=True) == up
+    assert quantity.resolve_amount(value, whole, round_up=False) == down

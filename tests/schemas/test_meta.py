@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from schemas.meta import (
     Condition,
+    ConditionStatus,
     ObjectKey,
     ObjectMeta,
-    Truth,
     find_condition,
     is_true,
     with_condition,
@@ -95,7 +95,11 @@ def test_an_object_key_reads_well() -> None:
 
 
 def condition(
-    type_: str = "Ready", status: Truth = Truth.TRUE, *, minute: int = 0, reason: str = "Said"
+    type_: str = "Ready",
+    status: ConditionStatus = ConditionStatus.TRUE,
+    *,
+    minute: int = 0,
+    reason: str = "Said",
 ) -> Condition:
     return Condition(
         type=type_,
@@ -112,14 +116,14 @@ def test_the_time_stays_while_the_truth_stays_and_the_rest_moves() -> None:
     assert (found.reason, found.observed_generation) == ("Other", 5)
 
 
-@pytest.mark.parametrize("status", [Truth.FALSE, Truth.UNKNOWN])
-def test_the_time_moves_with_the_truth(status: Truth) -> None:
+@pytest.mark.parametrize("status", [ConditionStatus.FALSE, ConditionStatus.UNKNOWN])
+def test_the_time_moves_with_the_truth(status: ConditionStatus) -> None:
     (found,) = with_condition([condition()], condition(status=status, minute=5))
     assert found.last_transition_time == NOON + timedelta(minutes=5)
 
 
 conditions = st.builds(
-    condition, st.sampled_from("ABCD"), st.sampled_from(Truth), minute=st.integers(0, 60)
+    condition, st.sampled_from("ABCD"), st.sampled_from(ConditionStatus), minute=st.integers(0, 60)
 )
 
 
@@ -138,7 +142,7 @@ def test_conditions_are_one_of_each_type_sorted_and_stable(
     assert now is not None
     assert now.status == new.status
     assert with_condition(found, now) == found
-    assert is_true(found, new.type) == (new.status == Truth.TRUE)
+    assert is_true(found, new.type) == (new.status == ConditionStatus.TRUE)
 
 
 def test_a_missing_condition_is_neither_true_nor_there() -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.formation import Formation, Seat
-from schemas.rendezvous import WIDTH, WINDOWS, rendezvous
+from schemas.formation import WIDTH, WINDOWS, Formation, Seat, rendezvous
 from schemas.shardgroup import MOST_RANKS, Backend
 from tests.support.examples import few
 

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from nodeagent.hardware.readings import Disk
-from nodeagent.hollow import HollowMac, well
+from nodeagent.hardware.readings import DiskReading
+from nodeagent.hollow import HollowMac, healthy_reading
 from tests.simulation.line import Weather
 from tests.simulation.owner import Owner
 from tests.simulation.script import NAMES, NODES, Happening, What
@@ -15,7 +15,7 @@ _BAD = Weather(
     lost_answer=0.05, lost_request=0.03, conflict=0.03, broken_watch=0.02, late_write=0.03
 )
 
-_FULL = Disk(total_bytes=2**40, free_bytes=2**20)
+_FULL = DiskReading(total_bytes=2**40, free_bytes=2**20)
 
 _Scene: TypeAlias = Callable[[Happening], Awaitable[None]]
 
@@ -79,9 +79,9 @@ class Drama:
             case What.LOADS_SLOWLY:
                 world.slow.add(node)
             case What.DISK_FULL:
-                mac.readings.now = replace(well(mac.status), disk=_FULL)
+                mac.readings.now = replace(healthy_reading(mac.status), disk=_FULL)
             case What.DISK_FREE:
-                mac.readings.now = well(mac.status)
+                mac.readings.now = healthy_reading(mac.status)
             case What.MODEL_GONE:
                 world.without_model.add(node)
             case What.MODEL_BACK:
@@ -118,7 +118,7 @@ class Drama:
         world.without_model.clear()
         for name in NODES:
             world.macs[name].engines.start_error = world.macs[name].health.probe_error = ""
-            world.macs[name].readings.now = well(world.macs[name].status)
+            world.macs[name].readings.now = healthy_reading(world.macs[name].status)
             world.start_agent(name)
             await self._owner.free(name)
         await self._owner.reserve("a", 0)

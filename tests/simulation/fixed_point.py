@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from reconciler.rollout.revisions import template
+from reconciler.rollout.revisions import template_hash
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Truth, find_condition, is_true
+from schemas.meta import ConditionStatus, find_condition, is_true
 from schemas.replica import Replica
 from store import keys
 from tests.simulation.world import World
@@ -43,7 +43,7 @@ def _deployment(world: World, it: ModelDeployment) -> Iterator[str]:
     mine = [r for r in world.store.state.replicas.values() if r.spec.deployment == it.name]
     short = wanted - len(mine)
     yield from _told(it.name, status, short)
-    old = [r.name for r in mine if r.spec.template != template(it)]
+    old = [r.name for r in mine if r.spec.template != template_hash(it)]
     if old and not short and not it.spec.rollout.paused:
         yield f"{', '.join(old)} run another version of {it.name}"
 
@@ -54,13 +54,13 @@ def _told(name: str, status: ModelDeploymentStatus, short: int) -> Iterator[str]
     if placed is None or available is None:
         yield f"{name} does not say whether it is placed and available"
         return
-    if short > 0 and (placed.status is Truth.TRUE or not placed.message):
+    if short > 0 and (placed.status is ConditionStatus.TRUE or not placed.message):
         yield f"{name} lacks {short} replicas, and does not say why"
     if short < 0:
         yield f"{name} has {-short} replicas too many"
-    if short == 0 and placed.status is not Truth.TRUE:
+    if short == 0 and placed.status is not ConditionStatus.TRUE:
         yield f"{name} has all replicas, and says that it has not: {placed.message}"
-    if (short <= 0) != (available.status is Truth.TRUE):
+    if (short <= 0) != (available.status is ConditionStatus.TRUE):
         yield f"{name}: Available is {available.status} ({available.message})"
 
 

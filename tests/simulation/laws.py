@@ -4,7 +4,7 @@ Who plans may look at caches that are a little behind (a watch broke, say), so w
 last moments is not held against it.
 """
 
-from schemas import amount, quantity
+from schemas import quantity
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec
 from schemas.meta import ENDED_BECAUSE
 from schemas.node import Node
@@ -99,7 +99,7 @@ def surge_is_bounded(step: Step) -> str:
         return ""
     wanted, rollout = deployment.spec.replicas, deployment.spec.rollout
     staying = [r.name for r in _active(state, deployment) if not _leaves(state, r, deployment)]
-    most = wanted + amount.of(rollout.max_surge, wanted, round_up=True)
+    most = wanted + quantity.resolve_amount(rollout.max_surge, wanted, round_up=True)
     if len(staying) <= most:
         return ""
     return f"{now.name} makes {len(staying)} of at most {most}: {', '.join(staying)}"
@@ -133,7 +133,7 @@ def _least(spec: ModelDeploymentSpec, because: str) -> int:
     """Return how many replicas must go on answering while one ends for such a reason."""
     if spec.autoscaling is not None or spec.rollout.strategy == "Recreate":
         return 0
-    missing = amount.of(spec.rollout.max_unavailable, spec.replicas, round_up=False)
+    missing = quantity.resolve_amount(spec.rollout.max_unavailable, spec.replicas, round_up=False)
     return spec.replicas - (max(missing, 1) if because == "OutdatedInPlace" else missing)
 
 

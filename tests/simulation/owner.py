@@ -3,12 +3,12 @@
 from typing import Any
 
 from machinery.virtual_time import VirtualClock
-from manifests.diff import made
+from manifests.diff import new_object
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
-from schemas.pools import NodePool, NodePoolSpec, Reserved
+from schemas.pools import NodePool, NodePoolSpec, ReservedResources
 from schemas.replica import Replica
 from store import codec
 from store.errors import ConflictError
@@ -110,7 +110,7 @@ class Owner:
     async def reserve(self, node: str, number: int) -> None:
         """Keep memory of one node for its owner."""
         there = self._store.state.pools.get("desk")
-        spec = NodePoolSpec(nodes=(node,), reserved=Reserved(memory=_RESERVED[number]))
+        spec = NodePoolSpec(nodes=(node,), reserved=ReservedResources(memory=_RESERVED[number]))
         wish = NodePool(metadata=ObjectMeta(name="desk"), spec=spec)
         await self._write(there, self._changed(there, wish))
 
@@ -118,13 +118,13 @@ class Owner:
         """Return the object as it is to be written: what is there with the wish's spec, or a new one."""
         if there is None:
             uid = f"uid-{wish.name}-{self._store.revision}"
-            return made(wish, now=self._clock.now(), uid=uid)
+            return new_object(wish, now=self._clock.now(), uid=uid)
         generation = there.metadata.generation + (there.spec != wish.spec)
         metadata = there.metadata.model_copy(update={"generation": generation})
         return there.model_copy(update={"metadata": metadata, "spec": wish.spec, "status": None})
 
     async def _write(self, there: ApiObject | None, new: ApiObject) -> None:
         try:
-            await self._store.commit([codec.unchanged(there or new)], [codec.put_spec(new)])
+            await self._store.commit([codec.unchanged_guard(there or new)], [codec.put_spec(new)])
         except ConflictError:
             return

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing_extensions import override
 
 from machinery import virtual_time
-from machinery.garbage import collector_held
+from machinery.gc_pause import pause_collection
 from tests.simulation import script
 from tests.simulation.drama import Drama
 from tests.simulation.fixed_point import faults
@@ -37,7 +37,7 @@ def run(seed: int, *, length: int = LENGTH) -> str:
     """
     lines = script.write(seed, length)
     random.seed(seed)  # jitter of the code under test
-    with _complaints() as complaints, collector_held():
+    with _complaints() as complaints, pause_collection():
         wrong, digest = virtual_time.run(_live(seed, lines))
     wrong.extend(complaints)
     if wrong:

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 
 from machinery.virtual_time import VirtualClock
-from nodeagent.hollow import HollowMac, Pace, SharedFeed, describe
+from nodeagent.hollow import HollowMac, HollowTiming, SharedCaches, hollow_status
 from reconciler.controller import Controller
 from schemas.node import ModelReport, NodeStatus
 from store import keys
@@ -18,7 +18,10 @@ from tests.support.fleets import GEOMETRY, GIB
 GRACE_S = 3.0
 """How long nodes may be away; shorter than in real fleets, so that a short history has such losses."""
 
-_QUICK, _SLOW = Pace(load_s=0.3, probe_s=0.1, drain_s=0.2), Pace(load_s=6, probe_s=1, drain_s=3)
+_QUICK, _SLOW = (
+    HollowTiming(load_s=0.3, probe_s=0.1, drain_s=0.2),
+    HollowTiming(load_s=6, probe_s=1, drain_s=3),
+)
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class World:
         self.macs = {name: self._mac(name, gib) for name, gib in NODES.items()}
         self.store.state.runs = self._runs_engine
         self._feed_line = self.line()
-        self._feed = SharedFeed(self._feed_line, self.clock)
+        self._feed = SharedCaches(self._feed_line, self.clock)
         self._helpers = (
             group.create_task(self._feed.run()),
             group.create_task(self._expire_leases()),
@@ -130,4 +133,4 @@ class World:
 
 def _status(name: str, gib: float) -> NodeStatus:
     size = int(gib * GIB)
-    return describe(name, memory_bytes=size, allocatable_bytes=size)
+    return hollow_status(name, memory_bytes=size, allocatable_bytes=size)

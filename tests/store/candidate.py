@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from machinery.clock import SystemClock
-from store.election import Election
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
+from store.leases import Election
 
 
 async def main(socket: str, key: str, name: str) -> None:

@@ -46,7 +46,7 @@ async def transport(
     if request.param == "memory":
         made = MemoryTransport(SystemClock())
     elif request.param == "namespace":
-        made = namespace.below(MemoryTransport(SystemClock()), "/a/fleet")
+        made = namespace.with_prefix(MemoryTransport(SystemClock()), "/a/fleet")
     else:
         made = connect(replace(shared_etcd.address, transport=request.param))
     yield made

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
-from store import paging
+from store import reads
 from store.errors import StoreError, UnavailableError
 from store.port import Guard, KeyValue, Listing, Operation, ServerStatus, Transport, WatchBatch
 
@@ -44,7 +44,7 @@ class FaultyTransport:
         return await self.inner.get(key)
 
     async def list(self, prefix: str) -> Listing:
-        return await paging.collect(lambda: self.pages(prefix))
+        return await reads.collect(lambda: self.pages(prefix))
 
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         self._check()

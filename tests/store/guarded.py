@@ -5,11 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleetctl.accounts import Setup
-from fleetctl.passwords import PasswordFolder
-from store.auth import access, credentials
+from fleetctl.fleets.etcd_accounts import AccountSetup, PasswordFolder
+from store.etcd import users
 from store.etcd.address import EtcdAddress
-from store.etcd.grpc.accounts import EtcdAccounts
+from store.etcd.grpc.admin import AuthClient
 from tests.store.tcp_etcd import TcpEtcd
 
 NODES = ("mac-1", "mac-10", "mac-2")
@@ -25,7 +24,7 @@ class Guarded:
 
     def address(self, component: str, *, way: str = "grpc") -> EtcdAddress:
         """Return the address for `admin`, `gateway`, `node-mac-1` and so on, one of the two ways."""
-        who = credentials.read(self.file(component))
+        who = users.read_credentials(self.file(component))
         found = replace(self.etcd.address, username=who.user, password=who.password)
         return replace(found, transport="http" if way == "http" else "grpc")
 
@@ -47,11 +46,11 @@ async def guarded_etcd(
 
 async def guard(address: EtcdAddress, passwords: Path, *, prefix: str = "") -> None:
     """Make users and roles, and have etcd ask for passwords."""
-    accounts = EtcdAccounts(address)
+    accounts = AuthClient(address)
     try:
-        setup = Setup(accounts, PasswordFolder(passwords), lambda _: None, is_on=False)
+        setup = AccountSetup(accounts, PasswordFolder(passwords), lambda _: None, is_on=False)
         await setup.root()
-        for account in access.accounts(NODES, prefix=prefix):
+        for account in users.fleet_accounts(NODES, prefix=prefix):
             await setup.account(account)
         await accounts.enable()
     finally:

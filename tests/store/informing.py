@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from machinery.clock import Clock, SystemClock
-from store.cache.informer import Informer
 from store.codec import NewerDocumentError, UndecodableError
-from store.etcd.http.route import EtcdRoute
+from store.etcd.http.json_api import JsonGateway
 from store.etcd.member.embedded import EmbeddedEtcd
+from store.informer import Informer
 from store.memory import MemoryTransport
 from store.namespace import NamespacedTransport
 from store.port import Delete, KeyValue, Put, Transport
@@ -56,7 +56,7 @@ async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
     if isinstance(bare, MemoryTransport):
         bare.compact()
         return
-    route = EtcdRoute(etcd.address)
+    route = JsonGateway(etcd.address)
     revision = (await transport.status()).revision
     await route.call("/kv/compaction", {"revision": str(revision), "physical": True})
     await route.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from machinery.clock import SystemClock
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.lease import LeaseSession
+from store.leases import LeaseSession
 from store.port import Put, Transport
 
 

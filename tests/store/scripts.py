@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from machinery.clock import SystemClock
-from machinery.processes import Child, spawn, wait_ended
+from machinery.processes import ChildProcess, spawn, wait_ended
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent.parent
@@ -16,7 +16,9 @@ class Script:
     def __init__(self, name: str, python: str, folder: Path, *arguments: str) -> None:
         self._log = folder / f"{name}-{arguments[-1]}.log"
         module = f"{_HERE.relative_to(_ROOT).as_posix().replace('/', '.')}.{name}"
-        self.child: Child = spawn((python, "-m", module, *arguments), log=self._log, cwd=_ROOT)
+        self.child: ChildProcess = spawn(
+            (python, "-m", module, *arguments), log=self._log, cwd=_ROOT
+        )
 
     @property
     def lines(self) -> list[str]:

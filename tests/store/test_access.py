@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from schemas.kinds import KINDS
 from store import keys
-from store.auth import access
-from store.auth.access import Account, Permission, Right
+from store.etcd import users
+from store.etcd.users import Account, Permission, Right
 
 # Short ones, of few letters: it is in beginning alike that names could go wrong.
 names = st.from_regex(r"[a1]([-a1.]{0,2}[a1])?", fullmatch=True)
@@ -16,7 +16,7 @@ DECLARED = [kind.name for kind in KINDS if kind.written_by_users]
 
 
 def account(user: str, *nodes: str, prefix: str = "") -> Account:
-    (found,) = [a for a in access.accounts(nodes, prefix=prefix) if a.user == user]
+    (found,) = [a for a in users.fleet_accounts(nodes, prefix=prefix) if a.user == user]
     return found
 
 
@@ -134,8 +134,8 @@ def test_the_reconciler_lets_agents_and_users_speak_for_themselves() -> None:
 
 @given(names, prefixes)
 def test_fleets_in_one_etcd_share_neither_users_nor_keys(name: str, prefix: str) -> None:
-    mine = access.accounts([name], prefix=prefix)
-    theirs = access.accounts([name], prefix="/other")
+    mine = users.fleet_accounts([name], prefix=prefix)
+    theirs = users.fleet_accounts([name], prefix="/other")
     assert not {a.user for a in mine} & {a.user for a in theirs}
     assert [a.file for a in mine] == [a.file for a in theirs]
     for permission in {p for a in mine for p in a.permissions}:
@@ -152,18 +152,18 @@ def _range(permission: Permission) -> tuple[str, str]:
 def test_an_agents_user_is_known_again_in_its_own_fleet_only(
     name: str, prefix: str, other: str
 ) -> None:
-    user = access.accounts([name], prefix=prefix)[-1].user
-    assert access.node_of(user, prefix=prefix) == name
+    user = users.fleet_accounts([name], prefix=prefix)[-1].user
+    assert users.node_of_user(user, prefix=prefix) == name
     if prefix != other:
-        assert access.node_of(user, prefix=other) is None
+        assert users.node_of_user(user, prefix=other) is None
 
 
 @pytest.mark.parametrize("user", ["root", "fleet-admin", "fleet-node-", "someone", ""])
 def test_others_are_no_agents(user: str) -> None:
-    assert access.node_of(user) is None
+    assert users.node_of_user(user) is None
 
 
 def test_no_two_users_have_one_file() -> None:
     """Not even where a node is called like a component."""
-    found = access.accounts(["admin", "gateway", "root", "reconciler"])
+    found = users.fleet_accounts(["admin", "gateway", "root", "reconciler"])
     assert len({a.file for a in found}) == len({a.user for a in found}) == len(found)

@@ -7,9 +7,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from store.backup.archive import ArchiveError, Entry, Header, Reader, Summary, Writer
+from store.archive import (
+    ArchiveEntry,
+    ArchiveError,
+    ArchiveHeader,
+    ArchiveReader,
+    ArchiveSummary,
+    ArchiveWriter,
+)
 
-HEADER = Header(
+HEADER = ArchiveHeader(
     created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     fleet_version="0.1.0",
     etcd_version="3.5.16",
@@ -18,29 +25,31 @@ HEADER = Header(
     prefix="/p/",
 )
 ENTRIES = [
-    Entry(key="/p/a", value=b'{"text":"line\\nof \\"JSON\\""}'),
-    Entry(key="/p/b", value=b""),
-    Entry(key="/p/c", value="grüße 日本\n\u2028\x00".encode()),
-    Entry(key="/p/d", value=bytes(range(256))),
-    Entry(key=b"/p/\xff".decode("utf-8", "surrogateescape"), value=b"by hand"),
+    ArchiveEntry(key="/p/a", value=b'{"text":"line\\nof \\"JSON\\""}'),
+    ArchiveEntry(key="/p/b", value=b""),
+    ArchiveEntry(key="/p/c", value="grüße 日本\n\u2028\x00".encode()),
+    ArchiveEntry(key="/p/d", value=bytes(range(256))),
+    ArchiveEntry(key=b"/p/\xff".decode("utf-8", "surrogateescape"), value=b"by hand"),
 ]
 
 
-def written(entries: list[Entry] = ENTRIES, header: Header = HEADER) -> tuple[bytes, Summary]:
+def written(
+    entries: list[ArchiveEntry] = ENTRIES, header: ArchiveHeader = HEADER
+) -> tuple[bytes, ArchiveSummary]:
     file = io.BytesIO()
-    writer = Writer(file, header)
+    writer = ArchiveWriter(file, header)
     for entry in entries:
         writer.add(entry.key, entry.value)
     summary = writer.finish()
     return file.getvalue(), summary
 
 
-def archive(entries: list[Entry] = ENTRIES, header: Header = HEADER) -> bytes:
+def archive(entries: list[ArchiveEntry] = ENTRIES, header: ArchiveHeader = HEADER) -> bytes:
     return written(entries, header)[0]
 
 
 def test_what_was_written_is_read_as_often_as_needed() -> None:
-    reader = Reader(io.BytesIO(archive()))
+    reader = ArchiveReader(io.BytesIO(archive()))
     assert reader.header == HEADER
     for _ in range(2):
         assert list(reader.entries()) == ENTRIES
@@ -55,7 +64,7 @@ def test_reader_and_writer_agree_on_the_whole_file() -> None:
 
 
 def test_an_empty_store_has_a_backup_too() -> None:
-    assert list(Reader(io.BytesIO(archive([]))).entries()) == []
+    assert list(ArchiveReader(io.BytesIO(archive([]))).entries()) == []
 
 
 def test_it_is_lines_that_others_can_read() -> None:
@@ -66,8 +75,8 @@ def test_it_is_lines_that_others_can_read() -> None:
     assert set(json.loads(lines[-1])) == {"keys", "sha256"}
 
 
-def check(raw: bytes) -> Summary:
-    return Reader(io.BytesIO(raw)).check()
+def check(raw: bytes) -> ArchiveSummary:
+    return ArchiveReader(io.BytesIO(raw)).check()
 
 
 def test_no_byte_can_change_unnoticed() -> None:
@@ -119,7 +128,9 @@ def lines_of(raw: bytes) -> list[bytes]:
             archive([ENTRIES[1], ENTRIES[0]]), "line 3: the key '/p/a'", id="out-of-order"
         ),
         pytest.param(archive([ENTRIES[0]] * 2), "line 3: the key '/p/a'", id="twice"),
-        pytest.param(archive([Entry(key="/q", value=b"")]), "line 2: the key '/q'", id="of-others"),
+        pytest.param(
+            archive([ArchiveEntry(key="/q", value=b"")]), "line 2: the key '/q'", id="of-others"
+        ),
         pytest.param(
             archive(header=HEADER.model_copy(update={"format": 2})),
             "a newer mlx-fleet wrote it (format 2, this one reads 1)",

@@ -86,9 +86,9 @@ def test_a_status_joins_its_object() -> None:
 def test_a_write_is_guarded_by_the_version_read() -> None:
     obj = deployment()
     key = keys.spec_key("ModelDeployment", "qwen")
-    assert (codec.unchanged(obj).key, codec.unchanged(obj).mod_revision) == (key, 7)
+    assert (codec.unchanged_guard(obj).key, codec.unchanged_guard(obj).mod_revision) == (key, 7)
     fresh = obj.model_copy(update={"metadata": ObjectMeta(name="qwen")})
-    assert codec.unchanged(fresh).mod_revision == 0
+    assert codec.unchanged_guard(fresh).mod_revision == 0
     assert codec.put_spec(obj) == Put(key=key, value=codec.encode_spec(obj))
 
 

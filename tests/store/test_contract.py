@@ -9,7 +9,7 @@ from machinery.clock import SystemClock
 from store.errors import CompactedError, ConflictError, LeaseLostError, TooLargeError
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
-from store.port import Change, CreatedAt, Delete, Put, Transport, Unchanged
+from store.port import CreateRevisionGuard, Delete, KeyChange, ModRevisionGuard, Put, Transport
 from tests.store.informing import compact
 from tests.support.waiting import until_async
 
@@ -20,8 +20,8 @@ async def put(transport: Transport, key: str, value: bytes = b"x", lease: int = 
 
 async def watched(
     transport: Transport, prefix: str, *, after: int, wanted: int
-) -> Sequence[Change]:
-    changes: list[Change] = []
+) -> Sequence[KeyChange]:
+    changes: list[KeyChange] = []
     watch = transport.watch(prefix, after_revision=after)
     try:
         async with asyncio.timeout(20):
@@ -70,7 +70,7 @@ async def test_list_pages(transport: Transport, corner: str) -> None:
 
 async def test_create_collides_with_what_is_there(transport: Transport, corner: str) -> None:
     key = f"{corner}a"
-    guard = Unchanged(key=key, mod_revision=0)
+    guard = ModRevisionGuard(key=key, mod_revision=0)
     await transport.commit([guard], [Put(key=key, value=b"first")])
     with pytest.raises(ConflictError):
         await transport.commit([guard], [Put(key=key, value=b"second")])
@@ -84,8 +84,8 @@ async def test_one_failed_guard_stops_the_whole_transaction(
 ) -> None:
     revision = await put(transport, f"{corner}a")
     guards = [
-        Unchanged(key=f"{corner}a", mod_revision=revision),
-        Unchanged(key=f"{corner}b", mod_revision=99),
+        ModRevisionGuard(key=f"{corner}a", mod_revision=revision),
+        ModRevisionGuard(key=f"{corner}b", mod_revision=99),
     ]
     with pytest.raises(ConflictError):
         await transport.commit(
@@ -97,7 +97,7 @@ async def test_one_failed_guard_stops_the_whole_transaction(
 async def test_create_revision_fences(transport: Transport, corner: str) -> None:
     epoch = await put(transport, f"{corner}leader")
     await put(transport, f"{corner}leader", b"renewed")
-    fence = CreatedAt(key=f"{corner}leader", create_revision=epoch)
+    fence = CreateRevisionGuard(key=f"{corner}leader", create_revision=epoch)
     await transport.commit([fence], [Put(key=f"{corner}a", value=b"v")])
     await transport.commit([], [Delete(key=f"{corner}leader")])
     await put(transport, f"{corner}leader", b"another")

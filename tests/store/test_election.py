@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
-from store.election import Election, Leadership
 from store.errors import ConflictError
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
+from store.leases import Election, Leadership
 from store.memory import MemoryTransport
-from store.port import CreatedAt, Put, Transport
+from store.port import CreateRevisionGuard, Put, Transport
 from tests.store.faults import FaultyTransport
 from tests.store.scripts import Script
 from tests.support.waiting import until
@@ -140,7 +140,7 @@ async def test_the_next_leads_within_five_seconds_after_a_kill_of_the_leaders_pr
         (first,) = await until(leading, what="the first leader")
         await until(lambda: all(s.said("stands") for s in standing))
         epoch = int(first.said("leads").split()[1])
-        guard = CreatedAt(key=key, create_revision=epoch)
+        guard = CreateRevisionGuard(key=key, create_revision=epoch)
         await transport.commit([guard], [Put(key=f"{corner}work", value=b"")])
         killed_at = clock.monotonic()
         await first.kill()

@@ -7,10 +7,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from store.auth import credentials
-from store.auth.credentials import Credentials, CredentialsError
+from store.etcd import users
 from store.etcd.address import EtcdAddress
-from store.etcd.flags import address, etcd_options
+from store.etcd.flags import address_from_flags, etcd_options
+from store.etcd.users import Credentials, CredentialsError
 
 ETCD = ("--etcd", "http://127.0.0.1:1")
 
@@ -24,7 +24,7 @@ def run(
     @click.command()
     @etcd_options
     def command(**options: Any) -> None:
-        found.append(address(options, default))
+        found.append(address_from_flags(options, default))
 
     result = CliRunner().invoke(command, words, env=env)
     return result, found[-1]
@@ -79,7 +79,9 @@ def test_a_password_in_a_file(password: Path) -> None:
 
 
 def test_a_file_of_init_auth_says_who(password: Path) -> None:
-    password.write_text(credentials.render(Credentials(user="fleet-gateway", password="p="), "x"))
+    password.write_text(
+        users.render_credentials(Credentials(user="fleet-gateway", password="p="), "x")
+    )
     made = found(*ETCD, "--etcd-password-file", str(password))
     assert (made.username, made.password) == ("fleet-gateway", "p=")
     made = found(*ETCD, "--etcd-password-file", str(password), "--etcd-user", "other")
@@ -138,7 +140,7 @@ def test_a_prefix_among_another_fleets_keys() -> None:
 def test_files_that_are_none(password: Path, text: str, said: str) -> None:
     password.write_text(text)
     with pytest.raises(CredentialsError, match=said):
-        credentials.read(password)
+        users.read_credentials(password)
 
 
 def test_a_file_that_everybody_may_read(password: Path) -> None:
@@ -147,14 +149,14 @@ def test_a_file_that_everybody_may_read(password: Path) -> None:
     assert "chmod 600" in said
     assert "s3cret" not in said
     password.chmod(0o640)  # a group of the fleet's processes is fine
-    assert credentials.read(password).password == "s3cret"
+    assert users.read_credentials(password).password == "s3cret"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, password: Path) -> None:
     assert "does not exist" in refused(*ETCD, "--etcd-password-file", str(tmp_path / "nowhere"))
     password.write_bytes(b"\xff\xfe")
     with pytest.raises(CredentialsError, match="is not text"):
-        credentials.read(password)
+        users.read_credentials(password)
 
 
 def test_passwords_are_not_shown() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.cache.index import Index
+from store.object_cache import Index
 
 
 def letters(text: str) -> Iterable[str]:

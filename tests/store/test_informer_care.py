@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.known.keeper import TableKeeper
+from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
-from reconciler.known.caches import make_caches
-from store.cache.informer import HandlerError, Informer
+from reconciler.listers.caches import make_caches
 from store.errors import StoreError, UnavailableError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
+from store.informer import HandlerError, Informer
 from store.memory import MemoryTransport
 from store.port import KeyValue, Put, Transport
 from tests.store.faults import FaultyTransport
@@ -241,7 +241,7 @@ def test_a_process_watches_each_prefix_once(memory: MemoryTransport) -> None:
     caches = make_caches(memory, SystemClock())
     held = (getattr(caches, field.name) for field in fields(caches))
     reconciler = [one._prefix for one in held if isinstance(one, Informer)]
-    gateway = [informer._prefix for informer in TableKeeper(memory, SystemClock())._informers]
+    gateway = [informer._prefix for informer in TableCache(memory, SystemClock())._informers]
     for prefixes in (reconciler, gateway):
         assert len(prefixes) >= 4
         assert not [(a, b) for a in prefixes for b in prefixes if a is not b and a.startswith(b)]

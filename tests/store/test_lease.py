@@ -14,7 +14,7 @@ from machinery.clock import SystemClock
 from store.errors import PermissionDeniedError, StoreError, UnavailableError
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.lease import LeaseSession
+from store.leases import LeaseSession
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.store.faults import FaultyTransport

@@ -24,7 +24,7 @@ from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.mutate import mutate, mutate_status
-from store.port import CreatedAt, Delete, Guard, Operation, Put, Transport
+from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put, Transport
 from tests.store.faults import FaultyTransport
 from tests.support.clock import HurriedClock
 from tests.support.fleets import deployment
@@ -97,8 +97,8 @@ async def test_what_is_not_there_is_named(memory: MemoryTransport) -> None:
 
 
 async def test_what_a_newer_fleet_wrote_is_not_overwritten(memory: MemoryTransport) -> None:
-    _, bare = versions.split(codec.encode_spec(deployment()))
-    await memory.commit([], [Put(key=KEY, value=versions.stamp(bare, 2))])
+    _, bare = versions.split_version(codec.encode_spec(deployment()))
+    await memory.commit([], [Put(key=KEY, value=versions.stamp_version(bare, 2))])
     with pytest.raises(codec.NewerDocumentError, match="upgrade this process"):
         await mutate(memory, CLOCK, ModelDeployment, "qwen", noting("a"))
     await memory.commit([], [codec.put_spec(deployment())])
@@ -259,7 +259,7 @@ async def test_who_loses_every_time_says_so(memory: MemoryTransport) -> None:
 async def test_a_broken_fence_ends_it_at_once(memory: MemoryTransport) -> None:
     await written(memory)
     epoch = await memory.commit([], [Put(key="/leader", value=b"me")])
-    fence = CreatedAt(key="/leader", create_revision=epoch)
+    fence = CreateRevisionGuard(key="/leader", create_revision=epoch)
     await mutate(memory, CLOCK, ModelDeployment, "qwen", noting("a"), guards=[fence])
     await memory.commit([], [Delete(key="/leader")])
     await memory.commit([], [Put(key="/leader", value=b"another")])

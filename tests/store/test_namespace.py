@@ -6,7 +6,7 @@ from machinery.clock import SystemClock
 from store import namespace
 from store.errors import ConflictError
 from store.memory import MemoryTransport
-from store.port import CreatedAt, Delete, Put, Unchanged
+from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put
 from tests.store.informing import running
 
 
@@ -20,7 +20,7 @@ async def keys_of(memory: MemoryTransport) -> list[str]:
 
 
 async def test_two_fleets_of_one_store_do_not_see_each_other(memory: MemoryTransport) -> None:
-    blue, blue_2 = namespace.below(memory, "/blue"), namespace.below(memory, "/blue-2")
+    blue, blue_2 = namespace.with_prefix(memory, "/blue"), namespace.with_prefix(memory, "/blue-2")
     await blue.commit([], [Put(key="/a", value=b"1")])
     revision = await blue_2.commit([], [Put(key="/a", value=b"2"), Put(key="/b", value=b"3")])
     await memory.commit([], [Put(key="/a", value=b"0")])
@@ -32,9 +32,11 @@ async def test_two_fleets_of_one_store_do_not_see_each_other(memory: MemoryTrans
         await informer.reached(await blue.commit([], [Put(key="/c", value=b"5")]))
         assert dict(informer.items) == {"/a": "1", "/c": "5"}
     with pytest.raises(ConflictError):
-        await blue.commit([Unchanged(key="/a", mod_revision=revision)], [Delete(key="/a")])
+        await blue.commit([ModRevisionGuard(key="/a", mod_revision=revision)], [Delete(key="/a")])
     with pytest.raises(ConflictError):
-        await blue.commit([CreatedAt(key="/a", create_revision=revision)], [Delete(key="/a")])
+        await blue.commit(
+            [CreateRevisionGuard(key="/a", create_revision=revision)], [Delete(key="/a")]
+        )
     await blue.commit([], [Delete(key="/a")])
     assert "/blue-2/a" in await keys_of(memory)
 
@@ -42,10 +44,10 @@ async def test_two_fleets_of_one_store_do_not_see_each_other(memory: MemoryTrans
 @pytest.mark.parametrize("prefix", ["blue", "/", "/blue/", "blue/"])
 def test_a_prefix_that_would_reach_too_far_is_refused(memory: MemoryTransport, prefix: str) -> None:
     with pytest.raises(ValueError, match="looks like /name"):
-        namespace.below(memory, prefix)
+        namespace.with_prefix(memory, prefix)
 
 
 async def test_no_prefix_is_no_namespace(memory: MemoryTransport) -> None:
-    assert namespace.below(memory, "") is memory
+    assert namespace.with_prefix(memory, "") is memory
     with pytest.raises(ValueError, match="beside the prefix"):
-        await namespace.below(memory, "/blue").get("-2/a")
+        await namespace.with_prefix(memory, "/blue").get("-2/a")

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from machinery.clock import SystemClock
-from store import paging
+from store import reads
 from store.errors import CompactedError, ReplacedError
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
@@ -91,11 +91,11 @@ async def test_a_store_that_changed_between_pages_is_told() -> None:
     item = KeyValue(key="/a/1", value=b"", create_revision=2, mod_revision=2)
     asked: list[tuple[str, int]] = []
 
-    async def fetch(*, start: str, revision: int, limit: int) -> paging.Page:
+    async def fetch(*, start: str, revision: int, limit: int) -> reads.Page:
         asked.append((start, revision))
-        return paging.Page(items=(item,), revision=7 + len(asked), store=str(len(asked)), more=True)
+        return reads.Page(items=(item,), revision=7 + len(asked), store=str(len(asked)), more=True)
 
-    async with aclosing(paging.pages("/a/", fetch)) as pages:
+    async with aclosing(reads.pages("/a/", fetch)) as pages:
         first = await anext(pages)
         with pytest.raises(ReplacedError):
             await anext(pages)

@@ -10,13 +10,12 @@ from typing_extensions import override
 
 from machinery.clock import SystemClock
 from store import keys
-from store.backup.archive import ArchiveError, Entry, Header, Reader, Writer
-from store.backup.restore import RefusedError, restore
-from store.backup.save import PREFIX, HalfRestoredError, save
-from store.election import Election
+from store.archive import ArchiveEntry, ArchiveError, ArchiveHeader, ArchiveReader, ArchiveWriter
+from store.backup import PREFIX, HalfRestoredError, RestoreRefusedError, restore, save
 from store.errors import ConflictError, UnavailableError
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
+from store.leases import Election
 from store.port import Delete, Guard, Operation, Put, Transport
 from tests.store.faults import FaultyTransport
 from tests.support.etcd import running_etcd
@@ -53,10 +52,10 @@ async def there(own_etcd: EmbeddedEtcd) -> AsyncIterator[FaultyTransport]:
     await transport.close()
 
 
-def archive(count: int, *, mark: str = "", prefix: str = PREFIX) -> Reader:
+def archive(count: int, *, mark: str = "", prefix: str = PREFIX) -> ArchiveReader:
     """Return a backup of so many objects."""
     file = io.BytesIO()
-    header = Header(
+    header = ArchiveHeader(
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         fleet_version="0.1.0",
         etcd_version="3.5.16",
@@ -64,23 +63,23 @@ def archive(count: int, *, mark: str = "", prefix: str = PREFIX) -> Reader:
         revision=1,
         prefix=prefix,
     )
-    writer = Writer(file, header)
+    writer = ArchiveWriter(file, header)
     for number in range(count):
         writer.add(f"{prefix}spec/NodePool/n{number:06}", f'{{"mark":"{mark}"}}'.encode())
     writer.finish()
-    return Reader(file)
+    return ArchiveReader(file)
 
 
-async def content(transport: Transport) -> list[Entry]:
+async def content(transport: Transport) -> list[ArchiveEntry]:
     """Return all that is in the store, the restore's own keys included."""
     listing = await transport.list(PREFIX)
-    return [Entry(key=item.key, value=item.value) for item in listing.items]
+    return [ArchiveEntry(key=item.key, value=item.value) for item in listing.items]
 
 
-async def saved(transport: Transport) -> Reader:
+async def saved(transport: Transport) -> ArchiveReader:
     file = io.BytesIO()
     await save(transport, file, now=CLOCK.now(), fleet_version="0.1.0")
-    return Reader(file)
+    return ArchiveReader(file)
 
 
 async def test_what_is_kept_comes_back_and_what_was_leased_does_not(there: FaultyTransport) -> None:
@@ -118,7 +117,7 @@ async def test_large_and_many_objects_come_back(there: FaultyTransport) -> None:
 async def test_a_store_that_holds_something_is_left_alone(there: FaultyTransport) -> None:
     await there.commit([], [Put(key=keys.spec_key("NodePool", "a"), value=b"old")])
     before = await content(there)
-    with pytest.raises(RefusedError, match=r"has 1 keys of a fleet.*--force"):
+    with pytest.raises(RestoreRefusedError, match=r"has 1 keys of a fleet.*--force"):
         await restore(there, archive(3), CLOCK)
     assert await content(there) == before
     await restore(there, archive(3), CLOCK, replace=True)
@@ -132,7 +131,7 @@ async def test_a_store_that_a_fleet_runs_on_is_left_alone(there: FaultyTransport
     before = await content(there)
     for replace in (False, True):
         with pytest.raises(
-            RefusedError, match=r"a fleet runs on this store \((mac-1|reconciler)\)"
+            RestoreRefusedError, match=r"a fleet runs on this store \((mac-1|reconciler)\)"
         ):
             await restore(there, archive(3), CLOCK, replace=replace)
     assert await content(there) == before
@@ -144,7 +143,7 @@ async def test_a_damaged_or_foreign_file_touches_nothing(there: FaultyTransport)
     damaged._file.seek(-200, 2)
     damaged._file.write(b"?")
     for bad in (damaged, archive(3, prefix="/other/v1/")):
-        with pytest.raises((ArchiveError, RefusedError)):
+        with pytest.raises((ArchiveError, RestoreRefusedError)):
             await restore(there, bad, CLOCK)
         assert await content(there) == []
 
@@ -178,7 +177,7 @@ class Losing(FaultyTransport):
         return await super().commit(guards, operations)
 
 
-async def broken_off(there: FaultyTransport, reader: Reader) -> None:
+async def broken_off(there: FaultyTransport, reader: ArchiveReader) -> None:
     """Restore, and lose the store for good after 256 keys."""
     with pytest.raises(UnavailableError):
         await restore(Losing(there.inner, after=3, leaves=True), reader, CLOCK)
@@ -189,7 +188,7 @@ async def test_what_broke_off_is_noticed_and_completed(there: FaultyTransport) -
     await broken_off(there, archive(1000))
     with pytest.raises(HalfRestoredError, match="run `fleetctl restore` again"):
         await saved(there)
-    with pytest.raises(RefusedError, match="of another file into this store broke off"):
+    with pytest.raises(RestoreRefusedError, match="of another file into this store broke off"):
         await restore(there, archive(999), CLOCK)
     await restore(there, archive(1000), CLOCK)
     assert await content(there) == list(archive(1000).entries())
@@ -219,7 +218,7 @@ async def test_of_two_at_once_one_says_that_it_lost(there: FaultyTransport) -> N
     async def one() -> Exception | None:
         try:
             await restore(there, archive(2000), CLOCK)
-        except (ConflictError, RefusedError) as error:
+        except (ConflictError, RestoreRefusedError) as error:
             return error
         return None
 

@@ -1,4 +1,4 @@
-"""The roles of `store.auth.access` in real etcds, both ways: what a stolen password is good for."""
+"""The roles of `store.etcd.users` in real etcds, both ways: what a stolen password is good for."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -9,7 +9,7 @@ import pytest
 from store import keys
 from store.errors import PermissionDeniedError, StoreError, UnauthenticatedError
 from store.etcd.connect import connect
-from store.port import Delete, Put, Transport, Unchanged
+from store.port import Delete, ModRevisionGuard, Put, Transport
 from tests.store.binaries import BINARIES
 from tests.store.guarded import Guarded, guarded_etcd
 
@@ -215,7 +215,7 @@ async def test_nothing_of_a_transaction_is_done_if_a_part_is_denied(
         await agent.commit([], mixed)
     # Nor may a guard be used to ask what a key is that may not be read.
     with pytest.raises(PermissionDeniedError):
-        await agent.commit([Unchanged(key=SECRET, mod_revision=0)], mixed[:1])
+        await agent.commit([ModRevisionGuard(key=SECRET, mod_revision=0)], mixed[:1])
     assert await everything_there(everything) == before
     await agent.close()
 
@@ -243,7 +243,7 @@ async def test_what_its_work_needs_is_allowed(who: tuple[str, Transport]) -> Non
     lease = await transport.grant(30)
     for key in ALLOWED_TO_WRITE[name]:
         revision = await transport.commit([], [Put(key=key, value=b"1", lease=lease)])
-        guard = Unchanged(key=key, mod_revision=revision)
+        guard = ModRevisionGuard(key=key, mod_revision=revision)
         await transport.commit([guard], [Put(key=key, value=b"2", lease=lease)])
         assert await transport.get(key) is not None
     for prefix in ALLOWED_TO_LIST[name]:
@@ -288,7 +288,7 @@ async def test_facts_that_roles_do_not_change(
     # Who knows a lease's number can put a key on it, and then its owner cannot end it. etcd forbids
     # it to a plain put, and forgets it in a transaction.
     await everything.commit([], [Delete(key=MINE[3])])
-    absent = Unchanged(key=MINE[3], mod_revision=0)
+    absent = ModRevisionGuard(key=MINE[3], mod_revision=0)
     await agent.commit([absent], [Put(key=MINE[3], value=b"1", lease=lease)])
     with pytest.raises(PermissionDeniedError):
         await theirs.revoke(lease)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from typing_extensions import override
 
-from schemas.ticket import Ticket
+from schemas.records import Ticket
 from store import codec, keys
-from store.auth.tickets import Denied, Granted, Tickets
 from store.errors import PermissionDeniedError, StoreError, UnavailableError
 from store.memory import MemoryTransport
 from store.port import Delete, KeyValue, Put
+from store.tickets import TicketChecker, TicketDenial, TicketGrant
 from tests.support.clock import FakeClock
 
 ID, SECRET = "0123456789abcdef", "s" * 43
@@ -27,9 +27,9 @@ async def written(holder: str = HOLDER) -> MemoryTransport:
 
 
 async def test_a_ticket_that_is_in_the_store_is_good() -> None:
-    tickets = Tickets(await written(), FakeClock(), HOLDER)
-    assert await tickets.check(GOOD) == Granted(id=ID, user="anna@studio")
-    assert await tickets.check(GOOD.replace("Bearer", "bearer")) == Granted(
+    tickets = TicketChecker(await written(), FakeClock(), HOLDER)
+    assert await tickets.check(GOOD) == TicketGrant(id=ID, user="anna@studio")
+    assert await tickets.check(GOOD.replace("Bearer", "bearer")) == TicketGrant(
         id=ID, user="anna@studio"
     )
 
@@ -49,30 +49,30 @@ async def test_a_ticket_that_is_in_the_store_is_good() -> None:
     ],
 )
 async def test_nothing_else_is(shown: str) -> None:
-    denied = await Tickets(await written(), FakeClock(), HOLDER).check(shown)
-    assert isinstance(denied, Denied)
+    denied = await TicketChecker(await written(), FakeClock(), HOLDER).check(shown)
+    assert isinstance(denied, TicketDenial)
     assert denied.status == 401
     assert SECRET not in denied.why
 
 
 @pytest.mark.parametrize("holder", ["Node/mac", "Node/mac-11", "Gateway/mac-1"])
 async def test_a_ticket_is_for_one_holder(holder: str) -> None:
-    denied = await Tickets(await written(), FakeClock(), holder).check(GOOD)
-    assert isinstance(denied, Denied)
+    denied = await TicketChecker(await written(), FakeClock(), holder).check(GOOD)
+    assert isinstance(denied, TicketDenial)
 
 
 async def test_guessing_does_not_reach_the_store_for_long() -> None:
     clock = FakeClock()
-    tickets = Tickets(await written(), clock, HOLDER)
+    tickets = TicketChecker(await written(), clock, HOLDER)
     statuses = set()
     for number in range(40):
         denied = await tickets.check(f"Bearer {number:016x}.{SECRET}")
-        assert isinstance(denied, Denied)
+        assert isinstance(denied, TicketDenial)
         statuses.add(denied.status)
     assert statuses == {401, 429}
-    assert isinstance(await tickets.check(GOOD), Denied)
+    assert isinstance(await tickets.check(GOOD), TicketDenial)
     await clock.advance(1.0)
-    assert isinstance(await tickets.check(GOOD), Granted)
+    assert isinstance(await tickets.check(GOOD), TicketGrant)
 
 
 class Failing(MemoryTransport):
@@ -95,18 +95,18 @@ class Failing(MemoryTransport):
 async def test_while_the_store_does_not_say_nobody_may(error: StoreError, word: str) -> None:
     store = Failing(FakeClock())
     store.error = error
-    denied = await Tickets(store, FakeClock(), HOLDER).check(GOOD)
-    assert isinstance(denied, Denied)
+    denied = await TicketChecker(store, FakeClock(), HOLDER).check(GOOD)
+    assert isinstance(denied, TicketDenial)
     assert (denied.status, word in denied.why) == (503, True)
 
 
 async def test_what_is_followed_ends_with_its_ticket_and_not_with_the_store() -> None:
     store, clock = await written(), FakeClock()
-    granted = await Tickets(store, clock, HOLDER).check(GOOD)
-    assert isinstance(granted, Granted)
-    away = Tickets(Failing(clock), clock, HOLDER).watch(granted)
-    there = Tickets(store, clock, HOLDER).watch(granted)
-    other = Tickets(store, clock, HOLDER).watch(replace(granted, id="fedcba9876543210"))
+    granted = await TicketChecker(store, clock, HOLDER).check(GOOD)
+    assert isinstance(granted, TicketGrant)
+    away = TicketChecker(Failing(clock), clock, HOLDER).watch(granted)
+    there = TicketChecker(store, clock, HOLDER).watch(granted)
+    other = TicketChecker(store, clock, HOLDER).watch(replace(granted, id="fedcba9876543210"))
     # It was looked at a moment ago.
     assert not await other.is_over()
     await clock.advance(60)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from store.auth import credentials
 from store.errors import PermissionDeniedError, StoreError, UnavailableError
+from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.port import Put
@@ -245,8 +245,8 @@ async def test_without_a_cn_a_password_counts(with_users: Secured, way: str) -> 
     await transport.close()
 
 
-def mac_2(secured: Secured) -> credentials.Credentials:
-    return credentials.read(secured.ours.certificate.parent / "passwords" / "node-mac-2.env")
+def mac_2(secured: Secured) -> users.Credentials:
+    return users.read_credentials(secured.ours.certificate.parent / "passwords" / "node-mac-2.env")
 
 
 async def test_a_password_counts_more_than_a_cn(with_users: Secured) -> None:

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from machinery.clock import SystemClock
-from store.auth.access import Right, below
-from store.cache.informer import Informer
 from store.errors import PermissionDeniedError, StoreError, UnauthenticatedError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.grpc.accounts import EtcdAccounts
+from store.etcd.grpc.admin import AuthClient
+from store.etcd.users import Right, prefix_permission
+from store.informer import Informer
 from store.port import Put, Transport
 from tests.store.binaries import FOUND
 from tests.store.tcp_etcd import TcpEtcd
@@ -34,13 +34,13 @@ _OVER_S = 4.5
 
 async def set_up(address: EtcdAddress, *, enable: bool = True) -> None:
     """Make users root and fleet; fleet may write below /ours/ only."""
-    accounts = EtcdAccounts(address)
+    accounts = AuthClient(address)
     await accounts.add_user("root", "r")
     await accounts.add_role("root")
     await accounts.grant_role("root", "root")
     await accounts.add_user("fleet", "f")
     await accounts.add_role("fleet")
-    await accounts.grant("fleet", below("/ours/", Right.READWRITE))
+    await accounts.grant("fleet", prefix_permission("/ours/", Right.READWRITE))
     await accounts.grant_role("fleet", "fleet")
     if enable:
         await accounts.enable()
@@ -105,8 +105,8 @@ def fleet(etcd: TcpEtcd, way: str = "grpc", *, password: str = "f") -> EtcdAddre
     return replace(found, transport="http" if way == "http" else "grpc")
 
 
-def root(etcd: TcpEtcd) -> EtcdAccounts:
-    return EtcdAccounts(replace(etcd.address, username="root", password="r"))
+def root(etcd: TcpEtcd) -> AuthClient:
+    return AuthClient(replace(etcd.address, username="root", password="r"))
 
 
 @asynccontextmanager
@@ -265,7 +265,7 @@ async def test_an_administrator_whose_password_is_changed_is_told(shared: TcpEtc
     await theirs.set_password("root", "other")
     with pytest.raises(PermissionDeniedError, match=r"etcd refuses user 'root': .*password"):
         await mine.users()
-    again = EtcdAccounts(replace(shared.address, username="root", password="other"))
+    again = AuthClient(replace(shared.address, username="root", password="other"))
     await again.set_password("root", "r")
     assert "fleet" in await mine.users()
     for accounts in (mine, theirs, again):
@@ -284,7 +284,7 @@ async def test_passwords_are_asked_for_while_processes_run(tmp_path: Path, way: 
             revision = (await ready.status()).revision
             async with aclosing(ready.watch("/ours/", after_revision=revision)) as standing:
                 await anext(standing)
-                accounts = EtcdAccounts(etcd.address)
+                accounts = AuthClient(etcd.address)
                 await accounts.enable()
                 await accounts.close()
                 await ready.commit([], [Put(key="/ours/a", value=b"2")])

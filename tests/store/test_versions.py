@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import kinds
-from schemas.apikey import ApiKey
 from schemas.fabrictest import FabricRank
-from schemas.gateway import GatewayLease
 from schemas.meta import ApiModel, ObjectMeta
-from schemas.node import NodeLease
-from schemas.nodelife import NodeLifeStatus
+from schemas.node import NodeLease, NodeLifeStatus
+from schemas.records import ApiKey, GatewayLease
 from schemas.replica import RankStatus
 from store import codec, versions
 from store.port import KeyValue
-from store.versions import HISTORIES, History, Tree, VersionError
+from store.versions import HISTORIES, Tree, VersionError, VersionHistory
 from tests.support.fleets import deployment
 
 
@@ -56,7 +54,7 @@ def to_urls(tree: Tree) -> Tree:
     return {**rest, "urls": [tree["url"]]}
 
 
-THING = {"Thing": History(current=3, steps={1: to_url, 2: to_urls})}
+THING = {"Thing": VersionHistory(current=3, steps={1: to_url, 2: to_urls})}
 META = ObjectMeta(name="a", labels={"storedVersion": "7"})
 NOW = Thing(metadata=META, urls=("http://h:1",))
 
@@ -64,14 +62,14 @@ NOW = Thing(metadata=META, urls=("http://h:1",))
 def written(model: ApiModel, version: int | None) -> bytes:
     """Return what a process of that time wrote; before the first stamp it was the bare document."""
     raw = model.model_dump_json(by_alias=True, exclude_none=True).encode()
-    return raw if version is None else versions.stamp(raw, version)
+    return raw if version is None else versions.stamp_version(raw, version)
 
 
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
     assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":1,"apiVersion":')
-    assert versions.stamp(b"{}", 2) == b'{"storedVersion":2}'
+    assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
 @given(
@@ -112,7 +110,10 @@ def test_a_person_may_have_edited_it(raw: bytes) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [codec.encode(NOW, {"Thing": History(current=4, steps={})}), b'{"a":1,"storedVersion":9}'],
+    [
+        codec.encode(NOW, {"Thing": VersionHistory(current=4, steps={})}),
+        b'{"a":1,"storedVersion":9}',
+    ],
 )
 def test_a_newer_document_is_refused_in_words(raw: bytes) -> None:
     with pytest.raises(
@@ -124,7 +125,7 @@ def test_a_newer_document_is_refused_in_words(raw: bytes) -> None:
 
 
 def test_one_that_is_too_old_says_what_to_do() -> None:
-    histories = {"Thing": History(current=3, steps={2: to_urls})}
+    histories = {"Thing": VersionHistory(current=3, steps={2: to_urls})}
     with pytest.raises(codec.UndecodableError, match=r"stored version is 1.*a release in between"):
         codec.decode(Thing, item(written(META, 1)), histories)
     second = written(Thing2(metadata=META, url="http://h:1"), 2)
@@ -153,9 +154,9 @@ def test_nonsense_is_told_and_not_taken_for_newer(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("steps", [{2: to_urls}, {0: to_url}, {1: to_url, 2: to_urls}])
-def test_a_history_has_every_step_up_to_now(steps: dict[int, versions.Step]) -> None:
+def test_a_history_has_every_step_up_to_now(steps: dict[int, versions.Migration]) -> None:
     with pytest.raises(ValueError, match="a step from each version"):
-        History(current=2, steps=steps)
+        VersionHistory(current=2, steps=steps)
 
 
 def test_only_what_is_newer_must_not_be_replaced() -> None:
@@ -169,8 +170,8 @@ def test_only_what_is_newer_must_not_be_replaced() -> None:
 
 def test_versions_are_only_refused_by_number() -> None:
     with pytest.raises(VersionError, match="upgrade"):
-        versions.to_current(b'{"storedVersion":2}', History())
-    assert versions.to_current(b'{"storedVersion":1}', History()) == b"{}"
+        versions.migrate(b'{"storedVersion":2}', VersionHistory())
+    assert versions.migrate(b'{"storedVersion":1}', VersionHistory()) == b"{}"
 
 
 # What the first fleets wrote, byte for byte: these must be readable for ever.

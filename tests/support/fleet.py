@@ -16,7 +16,7 @@ import aiohttp
 from machinery import processes
 from machinery.clock import SystemClock
 from machinery.supervisor import Supervisor
-from nodeagent.engines import Engines, stop_all
+from nodeagent.engines.engine_processes import EngineProcesses, stop_all
 from store import keys
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
@@ -97,8 +97,8 @@ class Fleet:
         self.passwords: Path | None = None
         """The folder of `init-auth`, if etcd asks for passwords."""
         self.gateway_port = free_port()
-        self._children: dict[str, processes.Child] = {}
-        self._killed: list[processes.Child] = []
+        self._children: dict[str, processes.ChildProcess] = {}
+        self._killed: list[processes.ChildProcess] = []
         self._commands: dict[str, tuple[str, list[str]]] = {}
 
     @property
@@ -163,13 +163,13 @@ class Fleet:
 
     def kill_engines(self, node: str) -> int:
         """Kill all engines of a node; return how many there were."""
-        found = Engines(self.root / node / "engines", node="", host="", first_port=0).find()
+        found = EngineProcesses(self.root / node / "engines", node="", host="", first_port=0).find()
         for engine in found:
             engine.child.send(signal.SIGKILL)
         return len(found)
 
     def engine_pids(self, node: str) -> set[int]:
-        found = Engines(self.root / node / "engines", node="", host="", first_port=0).find()
+        found = EngineProcesses(self.root / node / "engines", node="", host="", first_port=0).find()
         return {engine.child.record.pid for engine in found}
 
     async def ctl(self, *words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:

@@ -2,14 +2,20 @@
 
 from datetime import UTC, datetime
 
-from reconciler.observe import NodeView, Observed, ReplicaView
-from reconciler.rollout.revisions import content_of, revision_name, template
-from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
+from reconciler.rollout.revisions import content_of, revision_name, template_hash
+from reconciler.views import DeploymentView, NodeView, ReplicaView
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelSource,
+    Resources,
+    Revision,
+    RevisionSpec,
+)
 from schemas.meta import ObjectMeta, OwnerReference
 from schemas.node import ModelGeometry, ModelReport
 from schemas.placement import Placement
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
-from schemas.revision import Revision, RevisionSpec
 from schemas.rollout import Rollout
 
 GIB = 2**30
@@ -92,7 +98,7 @@ def replica(
     on: str = "a",
     of: ModelDeployment | None = None,
     is_ready: bool = True,
-    said_ready: bool = False,
+    reported_ready: bool = False,
     is_deleting: bool = False,
     is_stopped: bool = False,
     is_node_lost: bool = False,
@@ -113,7 +119,7 @@ def replica(
             ),
             spec=ReplicaSpec(
                 deployment=owner.name,
-                template=OLD if is_outdated else template(owner),
+                template=OLD if is_outdated else template_hash(owner),
                 model=owner.spec.model,
                 served_names=(owner.name,),
                 context_length=1024,
@@ -125,7 +131,7 @@ def replica(
         is_ours=True,
         # An endpoint lives under the lease of its node.
         is_ready=is_ready and not is_deleting and not is_node_lost,
-        said_ready=said_ready,
+        reported_ready=reported_ready,
         # Whoever is lost stops nothing, and says nothing any more.
         is_stopped=is_stopped or is_node_lost,
         is_node_lost=is_node_lost,
@@ -136,14 +142,14 @@ def revision(of: ModelDeployment, number: int = 1) -> Revision:
     """Return the revision of what the deployment's replicas run now."""
     return Revision(
         metadata=ObjectMeta(
-            name=revision_name(of.name, template(of)),
+            name=revision_name(of.name, template_hash(of)),
             resource_version=str(number + 100),
             owner_references=(
                 OwnerReference(kind="ModelDeployment", name=of.name, uid=of.metadata.uid),
             ),
         ),
         spec=RevisionSpec(
-            deployment=of.name, template=template(of), revision=number, content=content_of(of)
+            deployment=of.name, template=template_hash(of), revision=number, content=content_of(of)
         ),
     )
 
@@ -154,11 +160,11 @@ def observed(
     nodes: tuple[NodeView, ...] = (),
     *,
     revisions: tuple[Revision, ...] | None = None,
-) -> Observed:
+) -> DeploymentView:
     """Return the situation; the newest revision is saved already, unless others are given."""
     if revisions is None:
         is_there = wanted is not None and wanted.metadata.deletion_timestamp is None
         revisions = (revision(wanted),) if wanted is not None and is_there else ()
-    return Observed(
+    return DeploymentView(
         name="qwen", deployment=wanted, replicas=replicas, nodes=nodes, revisions=revisions
     )

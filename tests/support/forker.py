@@ -25,8 +25,8 @@ from pathlib import Path
 
 import psutil
 
-from machinery import birthmark
-from machinery.processes import Child, Record, spawn
+from machinery import processes
+from machinery.processes import ChildProcess, ProcessRecord, spawn
 
 _PACKAGES = ("fleetctl", "gateway", "nodeagent", "reconciler")
 """What the commands are made of; engines import what no other process does, and are no forks."""
@@ -67,7 +67,7 @@ class Forker:
                 file.seek(0)
             return code, files[1].read(), files[2].read()
 
-    def spawn(self, module: str, words: Sequence[str], *, log: Path) -> Child:
+    def spawn(self, module: str, words: Sequence[str], *, log: Path) -> ChildProcess:
         """Start `python -m module`, in a session of its own, its output appended to a file: it stays.
 
         As `machinery.processes.spawn` does, but for its exit code, which nobody can be told.
@@ -81,10 +81,10 @@ class Forker:
             pid = int(ours.recv(64) or -1)
         assert pid > 0, "the process that forks has ended"
         try:
-            mark = birthmark.of(pid)
+            mark = processes.process_start(pid)
         except psutil.Error:  # it has ended already
             mark = ""
-        return Child(Record(pid=pid, birthmark=mark, command=(module, *words)), None)
+        return ChildProcess(ProcessRecord(pid=pid, birthmark=mark, command=(module, *words)), None)
 
     def _order(
         self, module: str, words: Sequence[str], passed: list[int], *, stays: bool = False
@@ -117,7 +117,7 @@ def is_sound() -> bool:
     return sys.platform == "linux"
 
 
-def start(module: str, words: Sequence[str], *, log: Path) -> Child:
+def start(module: str, words: Sequence[str], *, log: Path) -> ChildProcess:
     """Start `python -m module` as a process that stays: a fork, or with all its imports where that is not sound."""
     if is_sound():
         return SHARED.spawn(module, words, log=log)
@@ -192,7 +192,7 @@ def _modules() -> Iterator[str]:
     for name in _PACKAGES:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-            is_engine = module.name.startswith("nodeagent.engine.")
+            is_engine = module.name.startswith("engine.")
             if not is_engine and not module.name.endswith("__main__"):
                 yield module.name
 

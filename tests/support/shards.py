@@ -11,7 +11,7 @@ import openai
 import psutil
 
 from schemas.deployment import ModelDeploymentStatus
-from schemas.meta import Truth, find_condition, is_true
+from schemas.meta import ConditionStatus, find_condition, is_true
 from schemas.replica import RankStatus, Replica
 from store import codec, keys
 from store.etcd.connect import connect
@@ -24,7 +24,7 @@ _LOOK_S = 0.3
 # Nothing is measured by these: on a machine of its own all takes a few seconds.
 _FORMED_S = 150.0
 _ANSWERED_S = 120.0
-_ENGINE = ("nodeagent.engine", "nodeagent.engine.golden")
+_ENGINE = ("engine", "engine.golden")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,9 @@ class Group:
                 codec.decode(ModelDeploymentStatus, item).conditions if item is not None else ()
             )
             said = find_condition(conditions, "Available")
-            return said is not None and said.status is Truth.FALSE and said.reason == reason
+            return (
+                said is not None and said.status is ConditionStatus.FALSE and said.reason == reason
+            )
 
         try:
             await until_async(look, limit_s=_FORMED_S, what=reason, every_s=_LOOK_S)

@@ -5,7 +5,7 @@ In an order in which work runs beside waiting, as measured; a file that is not n
 
 from pathlib import Path
 
-_FIRST = (
+_FIRST: tuple[str, ...] = (
     "fleet/test_shard.py",
     "nodeagent/test_agent.py",
     "fleetctl/test_demo.py",

@@ -9,9 +9,9 @@ from bench.store.client import Decode, Told
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
 from store import codec, objects
-from store.cache.informer import Informer
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect as connect_to
+from store.informer import Informer
 from store.port import KeyValue, Put, Transport
 
 

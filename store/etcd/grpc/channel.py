@@ -1,4 +1,6 @@
-"""The way to etcd: gRPC over TCP, TLS or a unix socket. With `stream`, the only importer of grpcio.
+"""A stream to one endpoint, and what gRPC's failures mean to us.
+
+The way to etcd: gRPC over TCP, TLS or a unix socket. With `stream`, the only importer of grpcio.
 
 One connection per endpoint carries all calls and streams of a process.
 """
@@ -6,19 +8,102 @@ One connection per endpoint carries all calls and streams of a process.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, Generic, cast
 from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
 
 from store.errors import StoreError, UnavailableError
+from store.etcd.adapter import CALL_S, CONNECT_S, IDLE_S, EndpointCaller
 from store.etcd.address import EtcdAddress
-from store.etcd.calls import CALL_S, CONNECT_S, IDLE_S, Calls
-from store.etcd.grpc.methods import AUTHENTICATE, STATUS, Answer, Method, Request
+from store.etcd.error_mapping import error_from_status, explain_connection_error
 from store.etcd.grpc.proto import etcd_pb2 as pb
-from store.etcd.grpc.stream import Stream, error_of
-from store.etcd.hints import explained
+from store.etcd.grpc.wire import AUTHENTICATE, STATUS, Method, Request, Response
+
+# What grpc itself says of connections that broke ("Internal error from Core", "Channel closed").
+_BROKEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
+
+
+class Stream(Generic[Request, Response]):
+    """A stream to one endpoint: requests there, answers back. To be closed."""
+
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[Request, Response]",
+        where: str,
+        blame: Callable[[], None],
+    ) -> None:
+        self._call = call
+        self._where = where
+        self._blame = blame
+
+    async def send(self, request: Request, *, limit_s: float = CALL_S) -> None:
+        """Send a request.
+
+        Raises:
+            StoreError: the stream broke, or the request did not go away in time.
+
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._call.write(request)
+        except TimeoutError as error:
+            raise self.failure(f"a request did not go away in {limit_s:g} s") from error
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise self._error_of(error) from error
+
+    async def receive(self, *, limit_s: float) -> Response:
+        """Return the next answer.
+
+        Raises:
+            StoreError: the stream broke or ended, or nothing came in time.
+
+        """
+        answer = await self.next(limit_s=limit_s)
+        if answer is None:
+            raise self.failure("the stream ended")
+        return answer
+
+    async def next(self, *, limit_s: float) -> Response | None:
+        """Return the next answer; None if the server says that there is none any more.
+
+        Raises:
+            StoreError: the stream broke, or nothing came in time.
+
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self._call.read()
+        except TimeoutError as error:
+            raise self.failure(f"nothing heard for {limit_s:g} s") from error
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise self._error_of(error) from error
+        return None if answer is grpc.aio.EOF else cast("Response", answer)
+
+    def failure(self, what: str) -> UnavailableError:
+        """Return the error for a stream that is of no use any more; the next one goes elsewhere."""
+        self._blame()
+        return UnavailableError(f"{self._where}: {what}")
+
+    def _error_of(self, error: BaseException) -> StoreError:
+        self._blame()
+        return error_of(error, self._where)
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+def error_of(error: BaseException, where: str) -> StoreError:
+    """Return our error for grpc's; what was sent and not answered may have been done."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        found = error_from_status(error.code().value[0], str(error.details()))
+        if not isinstance(found, UnavailableError) and error.code() not in _BROKEN:
+            return found
+        return UnavailableError(f"{where}: {error.details()}", ambiguous=True)
+    what = str(error) or type(error).__name__
+    return UnavailableError(f"{where}: {what}", ambiguous=True)
+
 
 # https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -52,7 +137,7 @@ class GrpcChannel:
     def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
         self._address = address
         self.idle_s = idle_s
-        self._made = Calls(address, self._authenticate)
+        self._made = EndpointCaller(address, self._authenticate)
         self._channels: dict[str, grpc.aio.Channel] = {}
         # Making a callable costs as much as a call.
         self._callables: dict[tuple[str, str], Any] = {}
@@ -64,12 +149,12 @@ class GrpcChannel:
         self._callables.clear()
 
     async def call(
-        self, method: Method[Request, Answer], request: Request, *, limit_s: float = CALL_S
-    ) -> Answer:
+        self, method: Method[Request, Response], request: Request, *, limit_s: float = CALL_S
+    ) -> Response:
         """Return the answer of one unary call.
 
         Raises:
-            StoreError: as `store.etcd.meanings.exception_of` says.
+            StoreError: as `store.etcd.error_mapping.error_from_status` says.
 
         """
         return await self._made.make(
@@ -77,12 +162,12 @@ class GrpcChannel:
         )
 
     async def _exchange(
-        self, method: Method[Request, Answer], request: Request, limit_s: float, token: str | None
-    ) -> Answer:
+        self, method: Method[Request, Response], request: Request, limit_s: float, token: str | None
+    ) -> Response:
         turn, url = self._made.turn, self._url()
         try:
             await self._connected(url, min(limit_s, CONNECT_S))
-            answer: Answer = await self._callable(url, method, "unary_unary")(
+            answer: Response = await self._callable(url, method, "unary_unary")(
                 request, timeout=limit_s, metadata=_metadata(token)
             )
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
@@ -127,9 +212,11 @@ class GrpcChannel:
         except grpc.aio.AioRpcError as error:
             why = str(error.details()).rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
             no_answer = "no answer: " if "timed out" in why else ""
-            raise UnavailableError(f"etcd at {url}: {no_answer}{explained(url, why)}") from error
+            raise UnavailableError(
+                f"etcd at {url}: {no_answer}{explain_connection_error(url, why)}"
+            ) from error
 
-    async def open(self, method: Method[Request, Answer]) -> Stream[Request, Answer]:
+    async def open(self, method: Method[Request, Response]) -> Stream[Request, Response]:
         """Open a stream of requests and answers to whose turn it is.
 
         Raises:
@@ -143,8 +230,8 @@ class GrpcChannel:
         return Stream(call, f"etcd at {url}", blame)
 
     async def answers(
-        self, method: Method[Request, Answer], request: Request, *, limit_s: float
-    ) -> AsyncGenerator[Answer]:
+        self, method: Method[Request, Response], request: Request, *, limit_s: float
+    ) -> AsyncGenerator[Response]:
         """Yield all answers to one request; each has to come in time. To be closed if left early.
 
         Raises:
@@ -153,7 +240,7 @@ class GrpcChannel:
         """
         token, url, blame = await self._turn()
         call = self._callable(url, method, "unary_stream")(request, metadata=_metadata(token))
-        with closing(Stream[Request, Answer](call, f"etcd at {url}", blame)) as stream:
+        with closing(Stream[Request, Response](call, f"etcd at {url}", blame)) as stream:
             while (answer := await stream.next(limit_s=limit_s)) is not None:
                 yield answer
 
@@ -185,7 +272,7 @@ class GrpcChannel:
         urls = self._address.endpoints
         return urls[self._made.turn % len(urls)]
 
-    def _callable(self, url: str, method: Method[Request, Answer], kind: str) -> Any:
+    def _callable(self, url: str, method: Method[Request, Response], kind: str) -> Any:
         made = self._callables.get((url, method.path))
         if made is None:
             made = getattr(self._channel(url), kind)(

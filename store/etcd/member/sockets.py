@@ -14,7 +14,7 @@ class SocketFolderError(Exception):
     """The folder for the sockets cannot be used; the message says why and what to do."""
 
 
-def folder(data_dir: Path) -> Path:
+def socket_folder(data_dir: Path) -> Path:
     """Return the folder for a data folder's sockets: in it, or in a temporary folder if too deep."""
     inside = data_dir.absolute() / "sock"
     if len(str(inside / CLIENT_SOCKET)) <= _LONGEST_PATH:
@@ -26,7 +26,7 @@ def folder(data_dir: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"mlx-fleet-{os.getuid()}-{digest}"
 
 
-def make_folder(data_dir: Path) -> Path:
+def make_socket_folder(data_dir: Path) -> Path:
     """Make the folder, for its owner alone.
 
     Raises:
@@ -34,7 +34,7 @@ def make_folder(data_dir: Path) -> Path:
         OSError: it cannot be made.
 
     """
-    made = folder(data_dir)
+    made = socket_folder(data_dir)
     made.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(made)
     made.chmod(0o700)
@@ -48,7 +48,7 @@ def client_socket(data_dir: Path) -> Path:
         SocketFolderError: somebody else owns its folder, so it may lead anywhere.
 
     """
-    found = folder(data_dir)
+    found = socket_folder(data_dir)
     if found.exists():
         _check_owner(found)
     return found / CLIENT_SOCKET

@@ -8,13 +8,13 @@ import resource
 from pathlib import Path
 from typing import Any
 
+from engine.config import EngineConfig
+from engine.gauges import Gauges
+from engine.jobs import Job, SamplingParams, TokenOutput, WorkerEvent
 from machinery.clock import SystemClock
-from nodeagent import modeldir
-from nodeagent.engine.config import EngineConfig
-from nodeagent.engine.jobs import Event, Job, Made, Sampling
-from nodeagent.engine.state import Gauges
+from models import model_files
 
-GREEDY = Sampling(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 PROMPTS = [[(7 * row + 3 * at) % 480 + 10 for at in range(3 + 40 * row)] for row in range(8)]
 CONFIG = EngineConfig(
     model_dir=Path(),
@@ -44,8 +44,8 @@ def module(name: str) -> Any:
 
 
 def load(folder: Path, gauges: Gauges | None = None) -> Any:
-    facts = modeldir.inspect(folder)
-    loading = module("nodeagent.engine.model.loading")
+    facts = model_files.inspect_model(folder)
+    loading = module("engine.model.loader")
     return loading.load(folder, facts, gauges or Gauges(), is_stopping=lambda: False)
 
 
@@ -57,12 +57,12 @@ def new_batch(
 ) -> Any:
     """Make an idle batch; `model` takes the place of the loaded one, `changes` are fields of its config."""
     config = dataclasses.replace(CONFIG, model_dir=folder, **changes)
-    facts = modeldir.inspect(folder)
+    facts = model_files.inspect_model(folder)
     models = [(loaded.model, facts)]
     if loaded.draft is not None:
         models.append((loaded.draft, facts))
-    memory = module("nodeagent.engine.memory.beginning").begin(models, config)
-    making = module("nodeagent.engine.batch.making")
+    memory = module("engine.memory.allocation").begin(models, config)
+    making = module("engine.model_rank")
     if model is not None:
         loaded = dataclasses.replace(loaded, model=model)
     executor = making.make_executor(loaded, config, prefix_bytes=memory.budget.prefix_most_bytes)
@@ -74,17 +74,17 @@ def job(number: int, prompt: list[int], **changes: Any) -> Job:
     return Job(id=number, prompt=tuple(prompt), **fields | changes)
 
 
-def step(batch: Any) -> list[Event]:
+def step(batch: Any) -> list[WorkerEvent]:
     return [event for events in batch.step() for event in events]
 
 
-def drain(batch: Any, events: list[Event] | None = None) -> dict[int, list[Made]]:
+def drain(batch: Any, events: list[WorkerEvent] | None = None) -> dict[int, list[TokenOutput]]:
     """Run until idle; return what was made, by job."""
-    found: dict[int, list[Made]] = {}
+    found: dict[int, list[TokenOutput]] = {}
     pending = list(events or [])
     while True:
         for event in pending:
-            assert isinstance(event, Made), event
+            assert isinstance(event, TokenOutput), event
             found.setdefault(event.job_id, []).append(event)
         if batch.is_idle:
             return found
@@ -98,5 +98,5 @@ def run(batch: Any, *jobs: Job) -> dict[int, list[int]]:
     return {number: tokens(made) for number, made in drain(batch).items()}
 
 
-def tokens(made: list[Made]) -> list[int]:
+def tokens(made: list[TokenOutput]) -> list[int]:
     return [one.token for one in made]

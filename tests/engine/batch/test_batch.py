@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine.jobs import Event, Fault, Made
-from nodeagent.engine.text.reading import Reading
-from nodeagent.engine.text.stopping import StopMatcher
+from engine.jobs import JobFailure, TokenOutput, WorkerEvent
+from engine.text.output_parser import OutputParser
+from engine.text.spans import StopMatcher
 from tests.engine.batch.batches import (
     PROMPTS,
     drain,
@@ -29,8 +29,8 @@ from tests.engine.batch.conftest import NewBatch
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
 
-def text(loaded: Any, made: list[Made], primer: tuple[int, ...] = ()) -> str:
-    reading = Reading(detokenizer=loaded.codec.detokenizer(), stops=StopMatcher(()))
+def text(loaded: Any, made: list[TokenOutput], primer: tuple[int, ...] = ()) -> str:
+    reading = OutputParser(detokenizer=loaded.codec.detokenizer(), stops=StopMatcher(()))
     reading.prime(primer)
     return "".join(reading.take(one).content for one in made)
 
@@ -60,7 +60,7 @@ def test_jobs_join_and_leave_in_every_stage(new: NewBatch) -> None:
     wanted = run(new(), job(0, PROMPTS[1], max_tokens=40))[0]
     batch = new()
     batch.add(job(0, PROMPTS[1], max_tokens=40))
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     for number in range(1, 12):
         batch.add(job(number, PROMPTS[number % 8] * 3, max_tokens=30))
         for _ in range(number % 4):  # not begun, reading its prompt, generating
@@ -133,10 +133,10 @@ def test_a_failed_step_costs_its_jobs_and_nothing_else(
     batch = new(model=Flaky(loaded.model, fails_at))
     batch.add(job(1, PROMPTS[1]))
     batch.add(job(2, PROMPTS[2]))
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     while not batch.is_idle:
         events += step(batch)
-    faults = [event for event in events if isinstance(event, Fault)]
+    faults = [event for event in events if isinstance(event, JobFailure)]
     assert sorted(fault.job_id for fault in faults) == [1, 2]
     assert faults[0].reason == "RuntimeError: [metal] boom second line"
     assert run(batch, job(3, PROMPTS[1])) == run(new(), job(3, PROMPTS[1]))
@@ -150,8 +150,8 @@ def test_a_prompt_that_cannot_be_read_costs_nobody_else(loaded: Any, new: NewBat
     flaky._left = 2  # a step of the first, then the second's prompt
     batch.add(job(2, PROMPTS[7]))
     events += step(batch)
-    assert [event.job_id for event in events if isinstance(event, Fault)] == [2]
-    made = drain(batch, [event for event in events if not isinstance(event, Fault)])
+    assert [event.job_id for event in events if isinstance(event, JobFailure)] == [2]
+    made = drain(batch, [event for event in events if not isinstance(event, JobFailure)])
     assert tokens(made[1]) == run(new(), job(1, PROMPTS[1]))[1]
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine.jobs import Sampling
+from engine.jobs import SamplingParams
 from tests.engine.batch.batches import PROMPTS, job, load_once, module, new_batch, run
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
 SAMPLINGS = [
-    Sampling(temperature=0),
-    Sampling(temperature=0.9, seed=4),
-    Sampling(temperature=1, seed=4, top_p=0.8),
-    Sampling(temperature=0.9, seed=4, frequency_penalty=0.5),  # which waits for its tokens
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.9, seed=4),
+    SamplingParams(temperature=1, seed=4, top_p=0.8),
+    SamplingParams(temperature=0.9, seed=4, frequency_penalty=0.5),  # which waits for its tokens
 ]
 
 
@@ -30,7 +30,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("is_twin", [True, False])
 def test_an_answer_is_the_same_with_a_draft(
-    loaded: Any, tiny: Path, stranger: Any, sampling: Sampling, *, is_twin: bool
+    loaded: Any, tiny: Path, stranger: Any, sampling: SamplingParams, *, is_twin: bool
 ) -> None:
     wanted = run(new_batch(loaded, tiny), job(0, PROMPTS[3], sampling=sampling, max_tokens=40))
     draft = loaded.model if is_twin else stranger

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.batch.uniform import uniform
-from nodeagent.engine.jobs import Sampling
+from engine.batch.sampling import uniform
+from engine.jobs import SamplingParams
 from tests.engine.batch.batches import GREEDY, PROMPTS, drain, job, module, run
 from tests.engine.batch.conftest import NewBatch
 
@@ -34,10 +34,15 @@ RULES: list[dict[str, Any]] = [
 def test_a_seed_gives_the_same_answer_alone_in_company_and_after_a_break(
     new: NewBatch, rules: dict[str, Any]
 ) -> None:
-    sampling = Sampling(temperature=0.9, seed=5, **rules)
+    sampling = SamplingParams(temperature=0.9, seed=5, **rules)
     wanted = run(new(), job(0, PROMPTS[3], sampling=sampling))[0]
     others = [
-        job(n, PROMPTS[n], sampling=Sampling(temperature=0.7, seed=n), top_logprobs=n % 3 or None)
+        job(
+            n,
+            PROMPTS[n],
+            sampling=SamplingParams(temperature=0.7, seed=n),
+            top_logprobs=n % 3 or None,
+        )
         for n in range(1, 8)
     ]
     assert run(new(), *others[:4], job(0, PROMPTS[3], sampling=sampling), *others[4:])[0] == wanted
@@ -49,7 +54,7 @@ def test_a_seed_gives_the_same_answer_alone_in_company_and_after_a_break(
 
 def test_other_seeds_give_other_answers(new: NewBatch) -> None:
     def answer(seed: int) -> list[int]:
-        sampling = Sampling(temperature=1, seed=seed)
+        sampling = SamplingParams(temperature=1, seed=seed)
         return run(new(), job(0, PROMPTS[3], sampling=sampling))[0]
 
     assert answer(1) != answer(2) != answer(-1)
@@ -59,13 +64,13 @@ def test_other_seeds_give_other_answers(new: NewBatch) -> None:
 def test_a_nucleus_of_nothing_is_greedy(new: NewBatch) -> None:
     wanted = run(new(), job(0, PROMPTS[3]))[0]
     for rules in ({"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}):
-        sampling = Sampling(temperature=1, seed=5, **rules)
+        sampling = SamplingParams(temperature=1, seed=5, **rules)
         assert run(new(), job(0, PROMPTS[3], sampling=sampling))[0] == wanted
 
 
-def weights(rules: Sampling, logits: list[float]) -> Counter[int]:
+def weights(rules: SamplingParams, logits: list[float]) -> Counter[int]:
     """Choose 4,000 times from the same logits."""
-    mx, sampling = module("mlx.core"), module("nodeagent.engine.batch.sampling")
+    mx, sampling = module("mlx.core"), module("engine.batch.sampling")
     count = 4000
     rows = mx.array(np.tile(np.array(logits, dtype=np.float32), (count, 1)))
     chosen = sampling.choose(rows, sampling.Rules.of([rules] * count), range(count))
@@ -87,16 +92,18 @@ LOGITS = [math.log(part) for part in (0.4, 0.3, 0.15, 0.1, 0.05)]
     ],
 )
 def test_shares_are_the_distributions(rules: dict[str, Any], expected: tuple[float, ...]) -> None:
-    found = weights(Sampling(temperature=1, seed=3, **rules), LOGITS)
+    found = weights(SamplingParams(temperature=1, seed=3, **rules), LOGITS)
     for token, share in enumerate(expected):
         assert found[token] / 4000 == pytest.approx(share, abs=0.035), (token, found)
         assert share or not found[token]
 
 
 def test_a_nucleus_larger_than_the_candidates_is_found_all_the_same() -> None:
-    mx, sampling = module("mlx.core"), module("nodeagent.engine.batch.sampling")
+    mx, sampling = module("mlx.core"), module("engine.batch.sampling")
     flat = mx.zeros((2, 5000))
-    rules = sampling.Rules.of([Sampling(temperature=1, top_p=0.5, seed=seed) for seed in (1, 2)])
+    rules = sampling.Rules.of(
+        [SamplingParams(temperature=1, top_p=0.5, seed=seed) for seed in (1, 2)]
+    )
     kept = sampling._top_p(mx.exp(flat), rules.top_p)
     assert mx.all(kept > 0).item()  # all are equal, so all are in it
     steep = mx.array([[-at / 3000 for at in range(5000)]] * 2)
@@ -127,7 +134,7 @@ def test_numbers_are_spread_evenly() -> None:
 def test_likelihoods_are_the_models_own(loaded: Any, new: NewBatch) -> None:
     mx = module("mlx.core")
     batch = new()
-    sampling = Sampling(temperature=0.8, seed=3, logit_bias=((44, 5.0),))
+    sampling = SamplingParams(temperature=0.8, seed=3, logit_bias=((44, 5.0),))
     batch.add(job(1, PROMPTS[4], max_tokens=6, sampling=sampling, top_logprobs=3))
     batch.add(job(2, PROMPTS[2], max_tokens=9))
     made = drain(batch)

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.batch.plan import LARGEST_CHUNK
-from nodeagent.engine.batch.scheduler import Scheduler, Speed, common
-from nodeagent.engine.jobs import Job, Sampling
+from engine.batch.scheduler import Scheduler, StepSpeed, common_prefix
+from engine.batch.step_plan import LARGEST_CHUNK
+from engine.jobs import Job, SamplingParams
 
 
 def job(number: int, prompt: Sequence[int]) -> Job:
-    return Job(id=number, prompt=tuple(prompt), max_tokens=9, sampling=Sampling(temperature=0))
+    return Job(
+        id=number, prompt=tuple(prompt), max_tokens=9, sampling=SamplingParams(temperature=0)
+    )
 
 
 @dataclass
@@ -143,16 +145,16 @@ def test_every_prompt_is_read_once_and_to_its_end(
 
 
 def test_a_piece_is_as_long_as_a_stall_may_be() -> None:
-    speed = Speed(decode_s=0.02, prefill_tokens_per_s=1000)
+    speed = StepSpeed(decode_s=0.02, prefill_tokens_per_s=1000)
     assert speed.chunk(running=2, waiting=1) == 250
     assert speed.chunk(running=0, waiting=1) == LARGEST_CHUNK
     assert speed.chunk(running=2, waiting=1, factor=0) == 16
-    speed = Speed(decode_s=5, prefill_tokens_per_s=100)
+    speed = StepSpeed(decode_s=5, prefill_tokens_per_s=100)
     assert speed.chunk(running=2, waiting=1) == 100
 
 
 def test_while_more_wait_than_run_reading_comes_first() -> None:
-    speed = Speed(decode_s=0.02, prefill_tokens_per_s=2000)
+    speed = StepSpeed(decode_s=0.02, prefill_tokens_per_s=2000)
     assert speed.chunk(running=2, waiting=2) == 500
     assert speed.chunk(running=2, waiting=3) == LARGEST_CHUNK
 
@@ -160,4 +162,8 @@ def test_while_more_wait_than_run_reading_comes_first() -> None:
 def test_common_beginnings() -> None:
     made, _, _ = scheduler([1, 2, 3, 9], [1, 2, 4, 9], [1, 2, 3, 9, 9])
     one, other, longer = (waiting.tokens for waiting in made.waiting)
-    assert (common(one, other), common(one, longer), common(one, one)) == (2, 3, 3)
+    assert (common_prefix(one, other), common_prefix(one, longer), common_prefix(one, one)) == (
+        2,
+        3,
+        3,
+    )

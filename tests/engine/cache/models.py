@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nodeagent.engine.cache.options import KvOptions
+from engine.cache.interface import KvOptions
 from tests.engine.mlx_models import BASE, GEMMA, MAMBA, Late, build
 
 mx: Any = Late("mlx.core")
-making: Any = Late("nodeagent.engine.cache.making")
-prefix: Any = Late("nodeagent.engine.cache.prefix")
+making: Any = Late("engine.cache.layer_caches")
+prefix: Any = Late("engine.cache.prefix_cache")
 
 WINDOW = 16
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from nodeagent.engine.cache.blocks import NODE_BYTES
+from engine.cache.block_tree import NODE_BYTES
 
 Tokens = tuple[int, ...]
 WEIGHT = 10  # of a token, in a node or in one of its windows

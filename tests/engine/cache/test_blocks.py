@@ -4,11 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.cache.blocks import NODE_BYTES, Blocks
-from nodeagent.engine.cache.matching import Match
-from nodeagent.engine.cache.nodes import Node, Rules
-from nodeagent.engine.cache.pieces import missing
-from nodeagent.engine.cache.tokens import block_hash, common, encode
+from engine.cache.block_tree import (
+    NODE_BYTES,
+    BlockNode,
+    BlockRules,
+    BlockTree,
+    PrefixMatch,
+    block_hash,
+    count_common,
+    encode_tokens,
+)
+from engine.cache.copy_plan import plan_copies
 from tests.engine.cache.naive import WEIGHT, Table, Tokens, shared
 
 BLOCK = 4
@@ -23,13 +29,15 @@ LIMITS = st.sampled_from([NODE_BYTES + 30, 3 * (NODE_BYTES + 60), 7 * (NODE_BYTE
 STEPS = st.lists(st.tuples(st.sampled_from("sssff"), TOKENS), max_size=30)
 
 
-def store(blocks: Blocks, tokens: Tokens, *, still: int = 0) -> None:
+def store(blocks: BlockTree, tokens: Tokens, *, still: int = 0) -> None:
     """Store as prefix.py does, what is held being the tokens; windows have `still` tokens more than they need."""
     rules = blocks.rules
-    path = blocks.walk(encode(tokens))
+    path = blocks.walk(encode_tokens(tokens))
     blocks.touch(path, len(tokens))
     starts = [max(0, len(tokens) - size - still) for size in rules.windows]
-    pieces = missing(path, blocks.beginning(path, encode(tokens)), len(tokens), starts, rules)
+    pieces = plan_copies(
+        path, blocks.beginning(path, encode_tokens(tokens)), len(tokens), starts, rules
+    )
     has_end = bool(path) and path[-1].end == len(tokens) and path[-1].extras[-1:] != [None]
     state = 0 if has_end or not rules.has_state else STATE
     sizes = [
@@ -45,7 +53,7 @@ def store(blocks: Blocks, tokens: Tokens, *, still: int = 0) -> None:
         node = piece.node
         if node is None:
             above = path[-1] if path else blocks.root
-            node = blocks.add(above, encode(own), own, WEIGHT * len(own))
+            node = blocks.add(above, encode_tokens(own), own, WEIGHT * len(own))
             path.append(node)
         for part in piece.parts:
             got = (*(part.before or ()), *tokens[part.first : piece.stop])
@@ -59,13 +67,13 @@ def store(blocks: Blocks, tokens: Tokens, *, still: int = 0) -> None:
         blocks.touch(path, min(path[-1].end, len(tokens)))
 
 
-def fetch(blocks: Blocks, tokens: Tokens) -> Match:
-    found = blocks.match(encode(tokens), limit=len(tokens) - 1)
+def fetch(blocks: BlockTree, tokens: Tokens) -> PrefixMatch:
+    found = blocks.match(encode_tokens(tokens), limit=len(tokens) - 1)
     blocks.touch(found.path, found.length)
     return found
 
 
-def prefix_of(node: Node) -> Tokens:
+def prefix_of(node: BlockNode) -> Tokens:
     above = () if node.parent is None else prefix_of(node.parent)
     return (*above, *memoryview(node.tokens).cast("I"))
 
@@ -73,7 +81,7 @@ def prefix_of(node: Node) -> Tokens:
 @settings(max_examples=70)
 @given(STEPS, LIMITS)
 def test_like_a_table_of_prefixes(steps: list[tuple[str, Tokens]], limit: int) -> None:
-    blocks = Blocks(Rules(block=BLOCK), limit_bytes=limit)
+    blocks = BlockTree(BlockRules(block=BLOCK), limit_bytes=limit)
     table = Table(block=BLOCK, limit_bytes=limit)
     for verb, tokens in steps:
         if verb == "s":
@@ -97,14 +105,14 @@ def test_like_a_table_of_prefixes(steps: list[tuple[str, Tokens]], limit: int) -
 
 
 RULES = [
-    Rules(block=BLOCK, windows=(3,)),
-    Rules(block=BLOCK, windows=(2, 9)),
-    Rules(block=BLOCK, has_state=True),
-    Rules(block=BLOCK, windows=(5,), has_state=True),
+    BlockRules(block=BLOCK, windows=(3,)),
+    BlockRules(block=BLOCK, windows=(2, 9)),
+    BlockRules(block=BLOCK, has_state=True),
+    BlockRules(block=BLOCK, windows=(5,), has_state=True),
 ]
 
 
-def can_go_on(blocks: Blocks, tokens: Tokens, at: int) -> bool:
+def can_go_on(blocks: BlockTree, tokens: Tokens, at: int) -> bool:
     """Say whether some chain has all that is needed after the first `at` tokens, by looking at every one."""
     rules = blocks.rules
     for last in blocks.recent():
@@ -134,8 +142,10 @@ def can_go_on(blocks: Blocks, tokens: Tokens, at: int) -> bool:
     steps=st.lists(st.tuples(st.sampled_from("sssff"), TOKENS, st.integers(0, 6)), max_size=20),
     limit=LIMITS,
 )
-def test_windows_and_states(rules: Rules, steps: list[tuple[str, Tokens, int]], limit: int) -> None:
-    blocks = Blocks(rules, limit_bytes=limit)
+def test_windows_and_states(
+    rules: BlockRules, steps: list[tuple[str, Tokens, int]], limit: int
+) -> None:
+    blocks = BlockTree(rules, limit_bytes=limit)
     for verb, tokens, still in steps:
         if verb == "s":
             store(blocks, tokens, still=still)
@@ -158,28 +168,28 @@ def test_windows_and_states(rules: Rules, steps: list[tuple[str, Tokens, int]], 
 
 
 def test_what_a_window_no_longer_needs_goes_first() -> None:
-    blocks = Blocks(Rules(block=BLOCK, windows=(4,)), limit_bytes=10**9)
+    blocks = BlockTree(BlockRules(block=BLOCK, windows=(4,)), limit_bytes=10**9)
     tokens = tuple(range(16))
     for end in (4, 8, 12, 16):  # as a prompt is read, in pieces
         store(blocks, tokens[:end], still=4)
     assert fetch(blocks, (*tokens, 99)).length == 16
     blocks.trim(blocks.nbytes - 1)
     assert fetch(blocks, (*tokens, 99)).length == 16
-    assert [node.extras[0] is not None for node in blocks.walk(encode(tokens))] == [
+    assert [node.extras[0] is not None for node in blocks.walk(encode_tokens(tokens))] == [
         False,
         True,
         True,
         True,
     ]
     # In the first block the window is lost, and has to be whole again before one can go on.
-    assert blocks.match(encode(tokens), limit=7).length == 0
-    assert blocks.match(encode(tokens), limit=9).length == 9
+    assert blocks.match(encode_tokens(tokens), limit=7).length == 0
+    assert blocks.match(encode_tokens(tokens), limit=9).length == 9
     store(blocks, tokens[:4])
-    assert blocks.match(encode(tokens), limit=7).length == 7
+    assert blocks.match(encode_tokens(tokens), limit=7).length == 7
 
 
 def test_a_longer_tail_takes_the_place_of_a_shorter_one() -> None:
-    blocks = Blocks(Rules(block=BLOCK), limit_bytes=10**9)
+    blocks = BlockTree(BlockRules(block=BLOCK), limit_bytes=10**9)
     for tokens in [(1, 2), (1, 2, 3), (1, 2), (1, 2, 3, 4), (1, 2, 3)]:
         store(blocks, tokens)
         assert blocks.entries == 1
@@ -189,7 +199,7 @@ def test_a_longer_tail_takes_the_place_of_a_shorter_one() -> None:
 
 
 def test_a_state_is_kept_where_it_was_and_never_used_in_part() -> None:
-    blocks = Blocks(Rules(block=BLOCK, has_state=True), limit_bytes=10**9)
+    blocks = BlockTree(BlockRules(block=BLOCK, has_state=True), limit_bytes=10**9)
     for tokens in [(1, 2), (1, 2, 3, 4, 5, 6), (1, 2, 3)]:
         store(blocks, tokens)
     lengths = {2: 0, 3: 2, 4: 3, 5: 3, 6: 3, 7: 6}
@@ -199,10 +209,10 @@ def test_a_state_is_kept_where_it_was_and_never_used_in_part() -> None:
 
 def test_what_does_not_fit_is_held_in_part_but_a_state_whole_or_not() -> None:
     room = 2 * (NODE_BYTES + WEIGHT * BLOCK) + STATE
-    blocks = Blocks(Rules(block=BLOCK), limit_bytes=room)
+    blocks = BlockTree(BlockRules(block=BLOCK), limit_bytes=room)
     store(blocks, tuple(range(40)))
     assert fetch(blocks, tuple(range(40))).length == 8
-    blocks = Blocks(Rules(block=BLOCK, has_state=True), limit_bytes=room)
+    blocks = BlockTree(BlockRules(block=BLOCK, has_state=True), limit_bytes=room)
     store(blocks, (7,) * 8)
     store(blocks, tuple(range(40)))
     assert (blocks.entries, blocks.evictions) == (2, 0), "nothing goes for what cannot come"
@@ -214,11 +224,11 @@ def test_what_does_not_fit_is_held_in_part_but_a_state_whole_or_not() -> None:
 @settings(max_examples=50)
 @given(TOKENS, TOKENS)
 def test_common_tokens(one: Tokens, other: Tokens) -> None:
-    assert common(encode(one), encode(other)) == shared(one, other)
+    assert count_common(encode_tokens(one), encode_tokens(other)) == shared(one, other)
 
 
 def test_names_are_what_another_process_would_compute() -> None:
-    blocks = Blocks(Rules(block=2), limit_bytes=10**9)
+    blocks = BlockTree(BlockRules(block=2), limit_bytes=10**9)
     store(blocks, (1, 2, 3, 70000, 5))
     first = block_hash(b"", bytes([1, 0, 0, 0, 2, 0, 0, 0]))
     second = block_hash(first, bytes([3, 0, 0, 0, 0x70, 0x11, 1, 0]))

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine.cache.blocks import NODE_BYTES
-from nodeagent.engine.cache.port import PrefixCache
-from nodeagent.engine.cache.tokens import block_hash, encode
+from engine.cache.block_tree import NODE_BYTES, block_hash, encode_tokens
+from engine.cache.interface import PrefixCache
 from tests.engine.cache.models import CONFIGS, KINDS, RECURRENT, WINDOW, Tiny
 from tests.engine.mlx_models import Late
 
 pytestmark = pytest.mark.mlx
 mx: Any = Late("mlx.core")
 theirs: Any = Late("mlx_lm.models.cache")
-prefix: Any = Late("nodeagent.engine.cache.prefix")
+prefix: Any = Late("engine.cache.prefix_cache")
 
 PIECES = (40, 80, 110, 150)
 LONG = random.Random(1).choices(range(64), k=PIECES[-1])
@@ -206,9 +205,9 @@ def test_the_summary_is_the_same_on_every_rank(llama: Tiny) -> None:
 
     names = summary()
     assert summary() == names
-    first = block_hash(b"", encode(LONG[:64]))
-    second = block_hash(first, encode(LONG[64:128]))
-    third = block_hash(first, encode(other(LONG[64:128])))
+    first = block_hash(b"", encode_tokens(LONG[:64]))
+    second = block_hash(first, encode_tokens(LONG[64:128]))
+    third = block_hash(first, encode_tokens(other(LONG[64:128])))
     assert names == [first.hex(), second.hex(), third.hex()]
 
 

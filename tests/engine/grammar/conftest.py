@@ -9,15 +9,15 @@ from typing import Any
 import openai
 import pytest
 
-from nodeagent import modeldir
-from nodeagent.engine.state import Gauges
+from engine.gauges import Gauges
+from models import model_files
 from tests.engine.conftest import START_S, Engine, eventually, launching
 from tests.engine.mlx_models import module
 
 
 def load(folder: Path) -> Any:
-    loading = module("nodeagent.engine.model.loading")
-    facts = modeldir.inspect(folder)
+    loading = module("engine.model.loader")
+    facts = model_files.inspect_model(folder)
     return loading.load(folder, facts, Gauges(), is_stopping=lambda: False)
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.errors import RefusedError
-from nodeagent.engine.openai import bodies
+from engine.errors import RefusedError
+from engine.openai import request_body
 
 
-def parse(**fields: Any) -> bodies.Request:
+def parse(**fields: Any) -> request_body.GenerationRequest:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return bodies.parse_chat(json.dumps(body).encode())
+    return request_body.parse_chat(json.dumps(body).encode())
 
 
 def tool(name: str, **function: Any) -> Any:

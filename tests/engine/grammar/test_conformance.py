@@ -11,8 +11,8 @@ import jsonschema
 import orjson
 import pytest
 
-from nodeagent.engine.grammar import lark, schema
-from nodeagent.engine.grammar.port import Matcher
+from engine.grammar import json_schema, lark
+from engine.grammar.interface import GrammarMatcher
 from tests.engine.grammar import schemas
 from tests.engine.mlx_models import module
 
@@ -23,7 +23,7 @@ _COUNT, _BUDGET = 200, 280
 @dataclass(slots=True, kw_only=True)
 class Output:
     schema: Any
-    matcher: Matcher
+    matcher: GrammarMatcher
     tokens: list[int] = field(default_factory=list)
     is_over: bool = False
 
@@ -35,7 +35,7 @@ class Output:
 
 def generate(loaded: Any, outputs: list[Output], budget: int, *, seed: int) -> None:
     """Sample all of them in step, at temperature 1; those that are over leave the batch."""
-    mx, adjusting = module("mlx.core"), module("nodeagent.engine.batch.adjusting")
+    mx, adjusting = module("mlx.core"), module("engine.batch.logits_processors")
     caches = module("mlx_lm.models.cache").make_prompt_cache(loaded.model)
     ends, key = set(loaded.codec.eos_ids), mx.random.key(seed)
     live, fed = list(outputs), mx.array([at % 400 + 20 for at in range(len(outputs))])
@@ -61,7 +61,9 @@ def test_every_output_that_ends_by_itself_parses_and_validates(loaded: Any, gram
     outputs: list[Output] = []
     for number in range(_COUNT):
         wanted = schemas.make(number)
-        text = lark.answer(schema.enforceable(wanted), loaded.codec.voice.specials, None)
+        text = lark.json_grammar(
+            json_schema.normalize_schema(wanted), loaded.codec.traits.specials, None
+        )
         grammars.check(text)
         outputs.append(Output(schema=wanted, matcher=grammars.matcher(text)))
     generate(loaded, outputs, _BUDGET, seed=1)

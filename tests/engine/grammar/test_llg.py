@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nodeagent.engine.errors import GrammarError
-from nodeagent.engine.grammar import lark, schema
-from nodeagent.engine.grammar.lark import Calling, Function, Thought
-from nodeagent.engine.grammar.llg import LlgGrammars
-from nodeagent.engine.text.tools import HERMES
+from engine.errors import GrammarError
+from engine.grammar import json_schema, lark
+from engine.grammar.lark import CallRules, FunctionSchema, ReasoningMarkers
+from engine.grammar.llguidance_backend import LlgCompiler
+from engine.text.tool_calls import HERMES
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 INTEGER = {"type": "integer"}
-ONE = lark.answer({"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}, {}, None)
+ONE = lark.json_grammar(
+    {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}, {}, None
+)
 
 
 def allowed(matcher: Any, words: int = 16) -> set[int]:
@@ -40,7 +42,7 @@ def encode(loaded: Any, text: str) -> list[int]:
 
 def test_when_a_grammar_is_complete_only_ends_are_allowed(loaded: Any) -> None:
     serialized = loaded.codec.serialized
-    grammars = LlgGrammars(serialized=serialized, eos_ids=(0, 2))
+    grammars = LlgCompiler(serialized=serialized, eos_ids=(0, 2))
     matcher = grammars.matcher(ONE)
     assert not allowed(matcher) & {0, 2}
     assert follow(matcher, encode(loaded, '{"a": 7}'))
@@ -77,13 +79,13 @@ def test_blanks_are_bounded(loaded: Any, grammars: Any) -> None:
     assert not follow(grammars.matcher(ONE), encode(loaded, "\n"))
 
 
-def _calling(**changes: Any) -> Calling:
+def _calling(**changes: Any) -> CallRules:
     functions = (
-        Function(name="f", parameters={"type": "object", "properties": {"a": INTEGER}}),
-        Function(name="g", parameters={"type": "object", "additionalProperties": False}),
+        FunctionSchema(name="f", parameters={"type": "object", "properties": {"a": INTEGER}}),
+        FunctionSchema(name="g", parameters={"type": "object", "additionalProperties": False}),
     )
     given: dict[str, Any] = {"functions": functions, "must_call": False, "is_parallel": True}
-    return Calling(form=HERMES, **given | changes)
+    return CallRules(form=HERMES, **given | changes)
 
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
@@ -114,13 +116,15 @@ def test_calls_that_are_opened_are_enforced(
         (_calling(is_parallel=False), single),
         (_calling(instead=INTEGER), required),
     ):
-        matcher = speaker.grammars.matcher(lark.calls(calling, speaker.codec.voice.specials, None))
+        matcher = speaker.grammars.matcher(
+            lark.call_grammar(calling, speaker.codec.traits.specials, None)
+        )
         is_matched = follow(matcher, encode(speaker, text)) and 2 in allowed(matcher)
         assert is_matched is wanted, calling
 
 
 def test_a_marker_in_ordinary_letters_opens_no_call(loaded: Any, grammars: Any) -> None:
-    grammar = lark.calls(_calling(), loaded.codec.voice.specials, None)
+    grammar = lark.call_grammar(_calling(), loaded.codec.traits.specials, None)
     letters = [token for one in "a <tool_call>" for token in encode(loaded, one)]
     assert not follow(grammars.matcher(grammar), letters)
 
@@ -140,8 +144,10 @@ def test_a_marker_in_ordinary_letters_opens_no_call(loaded: Any, grammars: Any) 
 def test_thinking_goes_first_and_says_what_it_likes(
     speaker: Any, text: str, *, is_open: bool, fits: bool
 ) -> None:
-    thought = Thought(start="<think>", end="</think>", is_open=is_open)
-    matcher = speaker.grammars.matcher(lark.answer(INTEGER, speaker.codec.voice.specials, thought))
+    thought = ReasoningMarkers(start="<think>", end="</think>", is_open=is_open)
+    matcher = speaker.grammars.matcher(
+        lark.json_grammar(INTEGER, speaker.codec.traits.specials, thought)
+    )
     assert (follow(matcher, encode(speaker, text)) and 2 in allowed(matcher)) is fits
 
 
@@ -191,7 +197,7 @@ def test_what_is_too_much_is_a_sentence_and_never_the_end_of_the_process(
 ) -> None:
     grammar, complaint = "", ""
     try:
-        grammar = lark.answer(schema.enforceable(HOSTILE[name]), {}, None)
+        grammar = lark.json_grammar(json_schema.normalize_schema(HOSTILE[name]), {}, None)
         grammars.check(grammar)
     except GrammarError as error:
         complaint = str(error)
@@ -209,7 +215,7 @@ def test_what_is_too_much_is_a_sentence_and_never_the_end_of_the_process(
 
 
 def test_grammars_are_checked_in_one_thread_and_used_in_another(grammars: Any) -> None:
-    texts = [lark.answer({"const": f"value {at}"}, {}, None) for at in range(60)]
+    texts = [lark.json_grammar({"const": f"value {at}"}, {}, None) for at in range(60)]
 
     def use(text: str) -> str:
         grammars.check(text)
@@ -232,4 +238,4 @@ def test_what_is_no_grammar_is_refused(grammars: Any) -> None:
     with pytest.raises(GrammarError, match="nothing"):
         grammars.check("start: nothing")
     with pytest.raises(GrammarError, match="cannot be constrained"):
-        LlgGrammars(serialized=lambda: json.dumps({}), eos_ids=(2,)).check(ONE)
+        LlgCompiler(serialized=lambda: json.dumps({}), eos_ids=(2,)).check(ONE)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.engine.errors import GrammarError
-from nodeagent.engine.grammar import schema
-from nodeagent.engine.grammar.schema import enforceable, place
+from engine.errors import GrammarError
+from engine.grammar import json_schema
+from engine.grammar.json_schema import find_failing_part, normalize_schema
 
 INTEGER = {"type": "integer"}
 
@@ -57,7 +57,7 @@ def deep(levels: int) -> Any:
 )
 def test_what_cannot_be_enforced_is_refused_at_its_place(wanted: Any, says: str) -> None:
     with pytest.raises(GrammarError, match=re.escape(says)) as caught:
-        enforceable(wanted)
+        normalize_schema(wanted)
     assert len(str(caught.value)) < 500
 
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_enforced_is_refused_at_its_place(wanted: Any, says: str)
     ],
 )
 def test_what_is_not_strict_is_enforced_as_far_as_possible(wanted: Any, enforced: Any) -> None:
-    found = enforceable(wanted, is_strict=False)
+    found = normalize_schema(wanted, is_strict=False)
     if isinstance(found, dict):
         found.pop("additionalProperties", None)
     assert found == enforced
@@ -85,20 +85,20 @@ def test_circles_with_a_way_out_and_recursion_are_fine() -> None:
         {"$ref": "#/$defs/b"},
     ):
         wanted = {"$defs": {"a": shared, "b": INTEGER}, "type": "array", "items": ref}
-        assert enforceable(wanted)["$defs"]["a"] == shared
+        assert normalize_schema(wanted)["$defs"]["a"] == shared
 
 
 def test_descriptions_are_left_out_and_the_values_of_an_enum_are_not_read() -> None:
     wanted = {"title": "t", "default": {"not": 1}, "enum": [{"not": 1}], "description": "d"}
-    assert enforceable(wanted) == {"enum": [{"not": 1}]}
+    assert normalize_schema(wanted) == {"enum": [{"not": 1}]}
 
 
 def test_objects_are_closed_unless_they_say_or_are_put_together() -> None:
     named: dict[str, Any] = {"properties": {"a": INTEGER}}
     closed = named | {"additionalProperties": False}
-    assert enforceable(named) == closed
-    assert enforceable({"items": named}) == {"items": closed}
-    assert enforceable({"$defs": {"x": named}}) == {"$defs": {"x": closed}}
+    assert normalize_schema(named) == closed
+    assert normalize_schema({"items": named}) == {"items": closed}
+    assert normalize_schema({"$defs": {"x": named}}) == {"$defs": {"x": closed}}
     for as_it_is in (
         named | {"additionalProperties": INTEGER},
         named | {"required": ["b"]},
@@ -107,13 +107,13 @@ def test_objects_are_closed_unless_they_say_or_are_put_together() -> None:
         {"allOf": [named, {"properties": {"b": INTEGER}}]},
         named | {"anyOf": [{"required": ["b"]}]},
     ):
-        assert enforceable(as_it_is) == as_it_is
+        assert normalize_schema(as_it_is) == as_it_is
 
 
 def test_a_schema_is_not_changed_by_looking_at_it() -> None:
     wanted = {"properties": {"a": {"properties": {"b": {"title": "x"}}}}}
     before = repr(wanted)
-    enforceable(wanted)
+    normalize_schema(wanted)
     assert repr(wanted) == before
 
 
@@ -123,15 +123,15 @@ def test_the_place_of_a_fault_is_the_smallest_part_that_fails_alone() -> None:
     def fails(part: Any) -> bool:
         return "bad" in repr(part)
 
-    assert place(wanted, fails) == "$.properties.b.items.anyOf[1]"
-    assert place({"type": "bad"}, fails) == "$"
+    assert find_failing_part(wanted, fails) == "$.properties.b.items.anyOf[1]"
+    assert find_failing_part({"type": "bad"}, fails) == "$"
 
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(
-        st.sampled_from(sorted(schema.KEYWORDS)) | st.text(max_size=3), inner, max_size=4
+        st.sampled_from(sorted(json_schema.KEYWORDS)) | st.text(max_size=3), inner, max_size=4
     ),
     max_leaves=12,
 )
@@ -140,4 +140,4 @@ _JSON = st.recursive(
 @given(wanted=_JSON, is_strict=st.booleans())
 def test_whatever_comes_is_read_or_refused(wanted: Any, *, is_strict: bool) -> None:
     with contextlib.suppress(GrammarError):
-        enforceable(wanted, is_strict=is_strict)
+        normalize_schema(wanted, is_strict=is_strict)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent import modeldir
-from nodeagent.engine.memory.budget import PROCESS_BYTES, full_bytes
-from nodeagent.modeldir import ModelUnusableError
-from reconciler.placement import proof
-from reconciler.placement.proof import Extras
+from engine.memory.budget import PROCESS_BYTES, full_bytes
+from models import model_files
+from models.model_files import ModelUnusableError
+from reconciler.placement import memory_proof
+from reconciler.placement.memory_proof import ProofExtras
 from tests.engine.batch.batches import CONFIG as BASE
 from tests.engine.mlx_models import Late
 from tests.support import tiny_model
@@ -20,8 +20,8 @@ from tests.support import tiny_model
 pytestmark = pytest.mark.mlx
 
 mx: Any = Late("mlx.core")
-beginning: Any = Late("nodeagent.engine.memory.beginning")
-limits: Any = Late("nodeagent.engine.memory.limits")
+beginning: Any = Late("engine.memory.allocation")
+limits: Any = Late("engine.memory.allocation")
 loading: Any = Late("mlx_lm.utils")
 
 CONFIG = dataclasses.replace(BASE, context_length=1000, concurrency=4, queue_limit=4)
@@ -66,14 +66,14 @@ def test_what_the_proof_promised_is_enough_for_full_contexts(
     model: Any, folder: Path, changes: dict[str, Any]
 ) -> None:
     config = dataclasses.replace(CONFIG, **changes)
-    facts = modeldir.inspect(folder)
-    shape = modeldir.geometry(facts, casts_to_float32=True)
+    facts = model_files.inspect_model(folder)
+    shape = model_files.model_geometry(facts, casts_to_float32=True)
     drafts = [(model, facts)] if config.draft_model is not None else []
-    proved = proof.prove(
+    proved = memory_proof.prove(
         shape,
         context_length=config.context_length,
         concurrency=config.concurrency,
-        extras=Extras(
+        extras=ProofExtras(
             kv_bits=config.kv_bits,
             kv_window=config.kv_window,
             prefix_cache_bytes=config.prefix_cache_bytes or 0,
@@ -93,7 +93,7 @@ def test_what_the_proof_promised_is_enough_for_full_contexts(
 
 
 def test_without_a_promise_the_machine_says_what_there_is(model: Any, folder: Path) -> None:
-    memory = beginning.begin([(model, modeldir.inspect(folder))], CONFIG)
+    memory = beginning.begin([(model, model_files.inspect_model(folder))], CONFIG)
     shared = memory.budget
     assert shared.limit_bytes == limits.machine_bytes() - PROCESS_BYTES
     assert 0.5 * shared.limit_bytes < shared.kv_bytes < shared.limit_bytes
@@ -103,14 +103,14 @@ def test_without_a_promise_the_machine_says_what_there_is(model: Any, folder: Pa
 def test_too_little_memory_is_said_before_anybody_comes(model: Any, folder: Path) -> None:
     config = dataclasses.replace(CONFIG, memory_limit_bytes=PROCESS_BYTES + 1)
     with pytest.raises(ModelUnusableError, match="the memory limit leaves 0 B for requests"):
-        beginning.begin([(model, modeldir.inspect(folder))], config)
+        beginning.begin([(model, model_files.inspect_model(folder))], config)
 
 
 def test_caches_the_model_cannot_have_are_its_own_fault(tiny: Path) -> None:
     found = loading.load_model(tiny)[0]
     config = dataclasses.replace(CONFIG, kv_bits=4)
     with pytest.raises(ModelUnusableError, match="a multiple of 32"):
-        beginning.begin([(found, modeldir.inspect(tiny))], config)
+        beginning.begin([(found, model_files.inspect_model(tiny))], config)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the agent's own estimate")
@@ -120,7 +120,7 @@ def test_the_engine_and_the_agent_agree_on_the_machine() -> None:
 
 
 def test_what_is_wired_is_what_the_model_needs(model: Any, folder: Path) -> None:
-    shared = beginning.share_out([(model, modeldir.inspect(folder))], CONFIG, ranks=1)
+    shared = beginning.share_out([(model, model_files.inspect_model(folder))], CONFIG, ranks=1)
     found = limits.limits_of(shared)
     needed = shared.weights_bytes + shared.activation_bytes + full_bytes(shared.rule, shared.load)
     assert found.wired == needed < shared.limit_bytes == found.arrays

@@ -3,28 +3,27 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.jobs import Job, Sampling
-from nodeagent.engine.memory.activations import Load
-from nodeagent.engine.memory.budget import PROCESS_BYTES, Budget, Wishes, full_bytes, share
-from nodeagent.engine.memory.guard import Advice, Memory
-from nodeagent.engine.memory.kv import KvRule
-from nodeagent.engine.memory.pressure import Level
+from engine.jobs import Job, SamplingParams
+from engine.memory.budget import PROCESS_BYTES, MemoryBudget, MemoryRequest, full_bytes, make_budget
+from engine.memory.guard import MemoryAdvice, MemoryGuard
+from engine.memory.pressure import PressureLevel
+from models.footprint import KvFootprint, ServingLoad
 
 MIB = 2**20
 # 1 KiB a token and a state of 10 KiB.
-RULE = KvRule(constant_bytes=10 * 1024, token_bytes=1024)
-LOAD = Load(context_length=1024, concurrency=4)
+RULE = KvFootprint(constant_bytes=10 * 1024, token_bytes=1024)
+LOAD = ServingLoad(context_length=1024, concurrency=4)
 FULL = full_bytes(RULE, LOAD)
 
 
 def budget(
-    *, room: int, promised: bool = True, prefix: int | None = None, load: Load = LOAD
-) -> Budget:
+    *, room: int, promised: bool = True, prefix: int | None = None, load: ServingLoad = LOAD
+) -> MemoryBudget:
     """Share out what has `room` above weights and activations."""
     weights, activations = 7 * MIB, 3 * MIB
     limit = PROCESS_BYTES + weights + activations + room
-    wishes = Wishes(promised_bytes=limit if promised else None, prefix_bytes=prefix)
-    return share(RULE, load, wishes, machine_bytes=limit, held=(weights, activations))
+    wishes = MemoryRequest(promised_bytes=limit if promised else None, prefix_bytes=prefix)
+    return make_budget(RULE, load, wishes, machine_bytes=limit, held=(weights, activations))
 
 
 def job(at: int, tokens: int) -> Job:
@@ -34,30 +33,30 @@ def job(at: int, tokens: int) -> Job:
         id=at,
         prompt=prompt,
         max_tokens=tokens - len(prompt),
-        sampling=Sampling(temperature=0),
+        sampling=SamplingParams(temperature=0),
     )
 
 
 rules = st.builds(
-    KvRule,
+    KvFootprint,
     constant_bytes=st.integers(0, 10**6),
     token_bytes=st.integers(0, 10**5),
     windows=st.lists(st.tuples(st.integers(1, 4096), st.integers(1, 10**4)), max_size=2).map(tuple),
 )
 loads = st.builds(
-    Load,
+    ServingLoad,
     context_length=st.integers(2, 10_000),
     concurrency=st.integers(1, 16),
     draft_tokens=st.integers(0, 4),
 )
 wishes = st.builds(
-    Wishes,
+    MemoryRequest,
     promised_bytes=st.none() | st.integers(1, 2**33),
     prefix_bytes=st.none() | st.integers(0, 2**31),
 )
 sizes = st.integers(0, 2**33)
 budgets = st.builds(
-    lambda rule, load, wish, machine, held: share(
+    lambda rule, load, wish, machine, held: make_budget(
         rule, load, wish, machine_bytes=machine, held=held
     ),
     rules,
@@ -70,26 +69,26 @@ lengths = st.lists(st.integers(2, 10_000), max_size=8)
 
 
 def test_steps_and_windows() -> None:
-    rule = KvRule(constant_bytes=7, token_bytes=10, windows=((100, 3), (300, 5)))
+    rule = KvFootprint(constant_bytes=7, token_bytes=10, windows=((100, 3), (300, 5)))
     assert rule.sequence_bytes(0) == 7
     assert rule.sequence_bytes(1) == 7 + 2560 + 300 + 256 * 5
     assert rule.sequence_bytes(256) == 7 + 2560 + 300 + 1500
     assert rule.sequence_bytes(257) == 7 + 5120 + 300 + 1500
     assert rule.batch_bytes(3, 257) == 3 * rule.sequence_bytes(257)
     assert rule.reading_bytes(10) == 80
-    both = rule + KvRule(constant_bytes=1, token_bytes=2, windows=((9, 1),))
+    both = rule + KvFootprint(constant_bytes=1, token_bytes=2, windows=((9, 1),))
     assert both.sequence_bytes(300) == rule.sequence_bytes(300) + 1 + 1024 + 9
 
 
 @given(rules, st.integers(0, 2**32), st.integers(0, 20_000))
-def test_the_longest_that_fits_is_the_longest(rule: KvRule, limit: int, most: int) -> None:
+def test_the_longest_that_fits_is_the_longest(rule: KvFootprint, limit: int, most: int) -> None:
     longest = rule.longest_within(limit, most)
     assert longest == 0 or rule.sequence_bytes(longest) <= limit
     assert longest == most or rule.sequence_bytes(longest + 1) > limit
 
 
 @given(budgets, lengths)
-def test_no_byte_is_given_away_twice(shared: Budget, running: list[int]) -> None:
+def test_no_byte_is_given_away_twice(shared: MemoryBudget, running: list[int]) -> None:
     parts = shared.weights_bytes + shared.activation_bytes + shared.kv_bytes
     assert parts + shared.prefix_kept_bytes <= max(
         shared.limit_bytes, shared.weights_bytes + shared.activation_bytes
@@ -102,7 +101,7 @@ def test_no_byte_is_given_away_twice(shared: Budget, running: list[int]) -> None
 
 @given(budgets, st.integers(1, 5000), st.integers(1, 5000))
 def test_who_fits_alone_is_never_refused_and_nobody_else_is_taken(
-    shared: Budget, prompt: int, wanted: int
+    shared: MemoryBudget, prompt: int, wanted: int
 ) -> None:
     refusal = shared.refuse(prompt, wanted, param="prompt")
     if prompt + wanted <= shared.load.context_length:
@@ -113,9 +112,9 @@ def test_who_fits_alone_is_never_refused_and_nobody_else_is_taken(
 @settings(max_examples=50)
 @given(budgets, st.lists(st.integers(2, 4000), min_size=1, max_size=12), st.data())
 def test_jobs_that_run_never_hold_more_than_there_is(
-    shared: Budget, wanted: list[int], data: st.DataObject
+    shared: MemoryBudget, wanted: list[int], data: st.DataObject
 ) -> None:
-    memory = Memory(budget=shared)
+    memory = MemoryGuard(budget=shared)
     waiting = [job(at, tokens) for at, tokens in enumerate(wanted) if shared.fits([tokens])]
     running: list[Job] = []
     while waiting:
@@ -135,7 +134,7 @@ def test_jobs_that_run_never_hold_more_than_there_is(
 def test_a_promise_made_for_full_contexts_is_kept() -> None:
     shared = budget(room=FULL)
     assert shared.kv_bytes == FULL
-    memory = Memory(budget=shared)
+    memory = MemoryGuard(budget=shared)
     for at in range(4):
         assert memory.may_join(job(at, 1024))
         memory.joined(job(at, 1024))
@@ -146,7 +145,7 @@ def test_a_promise_made_for_full_contexts_is_kept() -> None:
 
 
 def test_the_longest_counts_for_all_of_a_batch() -> None:
-    memory = Memory(budget=budget(room=FULL))
+    memory = MemoryGuard(budget=budget(room=FULL))
     for at in range(5):
         memory.joined(job(at, 256))
     assert memory.promised_bytes == 5 * (256 + 10) * 1024
@@ -164,7 +163,7 @@ def test_without_a_promise_something_is_kept_back() -> None:
 
 
 def test_the_prefix_cache_lives_in_what_is_left() -> None:
-    memory = Memory(budget=budget(room=FULL + MIB))
+    memory = MemoryGuard(budget=budget(room=FULL + MIB))
     assert prefix(memory) == memory.budget.limit_bytes // 4
     for at in range(4):
         memory.joined(job(at, 1024))
@@ -172,7 +171,7 @@ def test_the_prefix_cache_lives_in_what_is_left() -> None:
 
 
 def test_a_prefix_cache_of_its_own_size_is_never_touched_by_requests() -> None:
-    memory = Memory(budget=budget(room=FULL + 3 * MIB, prefix=2 * MIB))
+    memory = MemoryGuard(budget=budget(room=FULL + 3 * MIB, prefix=2 * MIB))
     assert memory.budget.kv_bytes == FULL + MIB
     assert prefix(memory) == 2 * MIB
     for at in range(4):
@@ -185,10 +184,10 @@ def test_a_prefix_cache_never_takes_what_full_contexts_need() -> None:
     shared = budget(room=FULL + MIB, prefix=2**30)
     assert (shared.kv_bytes, shared.prefix_kept_bytes) == (FULL, MIB)
     assert budget(room=FULL // 2, prefix=2**30).prefix_kept_bytes == 0
-    assert prefix(Memory(budget=budget(room=FULL, prefix=0))) == 0
+    assert prefix(MemoryGuard(budget=budget(room=FULL, prefix=0))) == 0
 
 
-def prefix(memory: Memory) -> int:
+def prefix(memory: MemoryGuard) -> int:
     """What the prefix cache may hold when all is well."""
     return memory.look(memory.budget.weights_bytes, 0, 0).prefix_limit_bytes
 
@@ -208,7 +207,7 @@ def test_what_can_never_run_is_refused_with_the_figures() -> None:
 
 
 def test_guesses_count() -> None:
-    load = Load(context_length=1024, concurrency=4, draft_tokens=3)
+    load = ServingLoad(context_length=1024, concurrency=4, draft_tokens=3)
     shared = budget(room=600 * 1024, load=load)
     assert shared.longest == 509
     assert not shared.fits([510])
@@ -218,20 +217,22 @@ def test_too_little_for_anybody_is_said() -> None:
     assert budget(room=266 * 1024).complaint == ""
     complaint = budget(room=265 * 1024).complaint
     assert "leaves 265 KiB for requests, and one of 256 tokens needs 266 KiB" in complaint
-    tiny = budget(room=0, load=Load(context_length=16, concurrency=1))
+    tiny = budget(room=0, load=ServingLoad(context_length=16, concurrency=1))
     assert tiny.complaint
 
 
 def test_pressure_stops_joins_until_it_is_gone() -> None:
-    memory = Memory(budget=budget(room=FULL))
+    memory = MemoryGuard(budget=budget(room=FULL))
     weights, limit = memory.budget.weights_bytes, memory.budget.limit_bytes
     room = limit - weights
     memory.joined(job(0, 300))
     calm = memory.look(weights, 0, 0)
     assert (calm.chunk_factor, calm.may_join, calm.clear_buffers) == (1.0, True, False)
     bad = memory.look(weights + room // 2, room // 2, MIB)
-    assert bad == Advice(prefix_limit_bytes=0, chunk_factor=0.0, may_join=False, clear_buffers=True)
-    assert memory.level is Level.CRITICAL
+    assert bad == MemoryAdvice(
+        prefix_limit_bytes=0, chunk_factor=0.0, may_join=False, clear_buffers=True
+    )
+    assert memory.level is PressureLevel.CRITICAL
     assert not memory.may_join(job(1, 300))
     memory.look(weights + int(0.86 * room), 0, 0)
     assert not memory.may_join(job(1, 300))
@@ -240,7 +241,7 @@ def test_pressure_stops_joins_until_it_is_gone() -> None:
 
 
 def test_with_nobody_running_there_is_nothing_to_wait_for() -> None:
-    memory = Memory(budget=budget(room=FULL))
+    memory = MemoryGuard(budget=budget(room=FULL))
     assert memory.look(2**40, 0, 0).may_join
     assert memory.may_join(job(0, 300))
     memory.joined(job(0, 300))

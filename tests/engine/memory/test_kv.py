@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.cache.options import KvOptions
-from nodeagent.engine.memory.activations import Load, activation_bytes
-from nodeagent.engine.memory.kv import STEP
-from reconciler.placement import cache
-from reconciler.placement.cache import Use
+from engine.cache.interface import KvOptions
+from models import footprint
+from models.footprint import CACHE_STEP, EngineLoad, ServingLoad, activation_bytes
 from schemas.node import LayerGroup, ModelGeometry
 from tests.engine.mlx_models import BASE, GEMMA, MAMBA, Late, build
-from tests.nodeagent import test_geometry_mlx as proof
+from tests.models import test_cache_rules_mlx as proof
 
 mx: Any = Late("mlx.core")
-making: Any = Late("nodeagent.engine.cache.making")
-measuring: Any = Late("nodeagent.engine.cache.measuring")
+making: Any = Late("engine.cache.layer_caches")
+measuring: Any = Late("engine.cache.layer_caches")
 
 PLAIN = KvOptions()
 CASES = [
@@ -61,7 +59,7 @@ def test_what_is_predicted_covers_what_is_allocated(
         predicted = rule.sequence_bytes(tokens)
         assert at_end <= predicted
         assert reading <= predicted + rule.reading_bytes(CHUNK)
-        step = rule.sequence_bytes(STEP) - rule.constant_bytes
+        step = rule.sequence_bytes(CACHE_STEP) - rule.constant_bytes
         assert predicted <= 1.3 * at_end + step
 
 
@@ -122,7 +120,7 @@ def test_the_engine_and_the_memory_proof_count_alike(family: str) -> None:
     # What is held beside a window while a prompt is read is counted apart here.
     shape = proof.geometry(config).model_copy(update={"prefill_step": 0})
     for tokens in (1, 300, 1024):
-        proved = cache.cache_bytes(shape, Use(context_length=tokens, concurrency=3))
+        proved = footprint.cache_bytes(shape, EngineLoad(context_length=tokens, concurrency=3))
         assert rule.batch_bytes(3, tokens) == proved
 
 
@@ -146,7 +144,7 @@ shapes = st.builds(
     is_attention_fused=st.booleans(),
 )
 uses = st.builds(
-    Use,
+    EngineLoad,
     context_length=st.integers(1, 40_000),
     concurrency=st.integers(1, 32),
     ranks=st.integers(1, 4),
@@ -157,8 +155,10 @@ uses = st.builds(
 
 @settings(max_examples=50)
 @given(shapes, uses, st.integers(0, 8))
-def test_activations_are_the_proofs_own(shape: ModelGeometry, use: Use, guesses: int) -> None:
-    load = Load(
+def test_activations_are_the_proofs_own(
+    shape: ModelGeometry, use: EngineLoad, guesses: int
+) -> None:
+    load = ServingLoad(
         context_length=use.context_length,
         concurrency=use.concurrency,
         ranks=use.ranks,
@@ -166,7 +166,7 @@ def test_activations_are_the_proofs_own(shape: ModelGeometry, use: Use, guesses:
         kv_window=use.kv_window,
         draft_tokens=guesses,
     )
-    proved = Use(
+    proved = EngineLoad(
         context_length=use.context_length + guesses,
         concurrency=use.concurrency,
         ranks=use.ranks,
@@ -174,4 +174,4 @@ def test_activations_are_the_proofs_own(shape: ModelGeometry, use: Use, guesses:
         kv_window=use.kv_window,
         decoded_at_once=1 + guesses,
     )
-    assert activation_bytes(shape, load) == cache.activation_bytes(shape, proved)
+    assert activation_bytes(shape, load) == footprint.activation_bytes_from_cache(shape, proved)

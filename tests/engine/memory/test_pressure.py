@@ -6,32 +6,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.engine.memory import pressure
-from nodeagent.engine.memory.pressure import Level, Pressure, Reading
+from engine.memory import pressure
+from engine.memory.pressure import MemoryPressure, MemoryReading, PressureLevel
 
 WEIGHTS, LIMIT = 4000, 5000  # a room of 1,000, so that marks are at 850 and 950
 parts = st.integers(0, 1200)
 
 
-def reading(taken: int, *, buffers: int = 0, prefix: int = 0) -> Reading:
+def reading(taken: int, *, buffers: int = 0, prefix: int = 0) -> MemoryReading:
     """What is held when so much of the room is taken."""
     active = WEIGHTS + taken - buffers
-    return Reading(active_bytes=active, buffer_bytes=buffers, prefix_bytes=prefix)
+    return MemoryReading(active_bytes=active, buffer_bytes=buffers, prefix_bytes=prefix)
 
 
-def look(before: Pressure, now: Reading) -> Pressure:
-    return pressure.look(before, now, limit_bytes=LIMIT, weights_bytes=WEIGHTS)
+def look(before: MemoryPressure, now: MemoryReading) -> MemoryPressure:
+    return pressure.assess(before, now, limit_bytes=LIMIT, weights_bytes=WEIGHTS)
 
 
-def levels(takens: list[int]) -> list[Level]:
+def levels(takens: list[int]) -> list[PressureLevel]:
     """Return what each look finds, one after another."""
     looks = itertools.accumulate(
-        takens, lambda before, taken: look(before, reading(taken)), initial=Pressure()
+        takens, lambda before, taken: look(before, reading(taken)), initial=MemoryPressure()
     )
     return [seen.level for seen in looks][1:]
 
 
-N, T, C = Level.NORMAL, Level.TIGHT, Level.CRITICAL
+N, T, C = PressureLevel.NORMAL, PressureLevel.TIGHT, PressureLevel.CRITICAL
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ N, T, C = Level.NORMAL, Level.TIGHT, Level.CRITICAL
         pytest.param([5000], [C], id="more-than-there-is"),
     ],
 )
-def test_levels(takens: list[int], found: list[Level]) -> None:
+def test_levels(takens: list[int], found: list[PressureLevel]) -> None:
     assert levels(takens) == found
 
 
@@ -70,33 +70,35 @@ def test_more_taken_is_never_less_pressure(path: list[int]) -> None:
 
 def test_a_model_that_fills_its_machine_is_no_pressure_by_itself() -> None:
     for weights in (WEIGHTS, LIMIT, LIMIT + 1):
-        now = Reading(active_bytes=weights, buffer_bytes=0, prefix_bytes=0)
-        found = pressure.look(Pressure(), now, limit_bytes=LIMIT, weights_bytes=weights)
-        assert found.level is Level.NORMAL
+        now = MemoryReading(active_bytes=weights, buffer_bytes=0, prefix_bytes=0)
+        found = pressure.assess(MemoryPressure(), now, limit_bytes=LIMIT, weights_bytes=weights)
+        assert found.level is PressureLevel.NORMAL
 
 
 def test_the_prefix_cache_is_halved_once_and_then_emptied() -> None:
-    tight = look(Pressure(), reading(860, prefix=300))
-    assert tight == Pressure(level=T, prefix_cap_bytes=150)
+    tight = look(MemoryPressure(), reading(860, prefix=300))
+    assert tight == MemoryPressure(level=T, prefix_cap_bytes=150)
     assert look(tight, reading(855, prefix=150)) == tight  # not halved again
     critical = look(tight, reading(990, prefix=150))
-    assert critical == Pressure(level=C, prefix_cap_bytes=0)
+    assert critical == MemoryPressure(level=C, prefix_cap_bytes=0)
     again = look(critical, reading(830))
-    assert again == Pressure(level=T, prefix_cap_bytes=0)
-    assert look(again, reading(700)) == Pressure()
+    assert again == MemoryPressure(level=T, prefix_cap_bytes=0)
+    assert look(again, reading(700)) == MemoryPressure()
 
 
 def test_pieces_of_prompts_become_smaller() -> None:
-    assert [Pressure(level=level).chunk_factor for level in Level] == [1.0, 0.5, 0.0]
+    assert [MemoryPressure(level=level).chunk_factor for level in PressureLevel] == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
     ("level", "buffers", "clears"),
     [(N, 500, False), (T, 21, True), (T, 20, False), (C, 500, True)],
 )
-def test_buffers_worth_clearing_are_cleared(level: Level, buffers: int, *, clears: bool) -> None:
-    found = pressure.clears_buffers(
-        Pressure(level=level),
+def test_buffers_worth_clearing_are_cleared(
+    level: PressureLevel, buffers: int, *, clears: bool
+) -> None:
+    found = pressure.should_clear_buffers(
+        MemoryPressure(level=level),
         reading(900, buffers=buffers),
         limit_bytes=LIMIT,
         weights_bytes=WEIGHTS,

@@ -6,33 +6,36 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine.errors import RefusedError
-from nodeagent.engine.memory.activations import Load
-from nodeagent.engine.memory.budget import Budget
-from nodeagent.engine.memory.kv import KvRule
-from nodeagent.engine.openai import bodies, limits
-from nodeagent.engine.openai.bodies import Request
+from engine.errors import RefusedError
+from engine.memory.budget import MemoryBudget
+from engine.openai import limits, request_body
+from engine.openai.request_body import GenerationRequest
+from models.footprint import KvFootprint, ServingLoad
 
 # A token is a byte, and there is room for two steps of 256.
-BUDGET = Budget(
-    rule=KvRule(token_bytes=1),
+BUDGET = MemoryBudget(
+    rule=KvFootprint(token_bytes=1),
     limit_bytes=1000,
     weights_bytes=300,
     activation_bytes=100,
     kv_bytes=600,
     prefix_kept_bytes=0,
     prefix_most_bytes=100,
-    load=Load(context_length=4096, concurrency=4),
+    load=ServingLoad(context_length=4096, concurrency=4),
 )
 
 
-def chat(**fields: Any) -> Request:
+def chat(**fields: Any) -> GenerationRequest:
     messages = [{"role": "user", "content": "x"}]
-    return bodies.parse_chat(json.dumps({"model": "m", "messages": messages} | fields).encode())
+    return request_body.parse_chat(
+        json.dumps({"model": "m", "messages": messages} | fields).encode()
+    )
 
 
-def completion(**fields: Any) -> Request:
-    return bodies.parse_completion(json.dumps({"model": "m", "prompt": "x"} | fields).encode())
+def completion(**fields: Any) -> GenerationRequest:
+    return request_body.parse_completion(
+        json.dumps({"model": "m", "prompt": "x"} | fields).encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,9 +48,11 @@ def completion(**fields: Any) -> Request:
         pytest.param(completion(), 5, 16, 16, id="the-default"),
     ],
 )
-def test_what_fits_is_taken(request_: Request, prompt: int, wanted: int, found: int) -> None:
-    assert limits.within(BUDGET, request_, prompt, wanted) == found
-    assert limits.within(None, request_, prompt, wanted) == wanted
+def test_what_fits_is_taken(
+    request_: GenerationRequest, prompt: int, wanted: int, found: int
+) -> None:
+    assert limits.fit_to_memory(BUDGET, request_, prompt, wanted) == found
+    assert limits.fit_to_memory(None, request_, prompt, wanted) == wanted
 
 
 @pytest.mark.parametrize(
@@ -59,15 +64,15 @@ def test_what_fits_is_taken(request_: Request, prompt: int, wanted: int, found: 
     ],
 )
 def test_what_can_never_fit_is_refused(
-    request_: Request, prompt: int, wanted: int, param: str
+    request_: GenerationRequest, prompt: int, wanted: int, param: str
 ) -> None:
     with pytest.raises(RefusedError, match="enough for 512 tokens") as caught:
-        limits.within(BUDGET, request_, prompt, wanted)
+        limits.fit_to_memory(BUDGET, request_, prompt, wanted)
     refusal = caught.value.refusal
     assert (refusal.status, refusal.code, refusal.param) == (400, "kv_budget_exceeded", param)
 
 
 def test_windows_let_long_requests_in() -> None:
-    rotating = dataclasses.replace(BUDGET, rule=KvRule(windows=((500, 1),)))
+    rotating = dataclasses.replace(BUDGET, rule=KvFootprint(windows=((500, 1),)))
     assert rotating.longest == 4096
-    assert limits.within(rotating, chat(max_tokens=4000), 96, 4000) == 4000
+    assert limits.fit_to_memory(rotating, chat(max_tokens=4000), 96, 4000) == 4000

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from nodeagent.engine.model import blas
+from engine.linux import blas
 from tests.engine.conftest import NO_HEADERS, Engine, Headers, Start, launching, told
 from tests.support.ports import free_port
 
@@ -97,7 +97,7 @@ def _context(cache: Path) -> ForkServerContext:
 
 def _run(words: list[str], variables: Mapping[str, str], stderr: Path) -> None:
     """Be an engine."""
-    from nodeagent.engine import process  # noqa: PLC0415 - as a fork has it already
+    from engine import process  # noqa: PLC0415 - as a fork has it already
 
     os.environ.update(variables)
     with stderr.open("wb") as file:

@@ -2,5 +2,5 @@
 
 import importlib
 
-for name in ("nodeagent.engine.process", "nodeagent.engine.rank"):
+for name in ("engine.process", "engine.model_rank"):
     importlib.import_module(name)

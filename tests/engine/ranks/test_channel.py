@@ -8,23 +8,31 @@ from dataclasses import replace
 
 import pytest
 
+from engine.batch.step_plan import PromptChunk, StepPlan
+from engine.config import GroupConfig
+from engine.errors import GroupError, StoppedError
+from engine.jobs import Job, SamplingParams, TokenOutput
+from engine.ranks import coordinator, messages, rendezvous
+from engine.ranks.messages import (
+    ConnectMessage,
+    FailureMessage,
+    JoinMessage,
+    LoadedMessage,
+    RejectMessage,
+    StartMessage,
+    StepMessage,
+    StopMessage,
+    TokenChecksum,
+)
+from engine.ranks.rendezvous import RankLink, WaitContext
 from machinery.clock import SystemClock
-from nodeagent.engine.batch.plan import Chunk, Plan
-from nodeagent.engine.config import GroupConfig
-from nodeagent.engine.errors import StoppedError
-from nodeagent.engine.jobs import Job, Made, Sampling
-from nodeagent.engine.ranks import agreeing, coordinator, frames, gathering, meeting, words
-from nodeagent.engine.ranks.errors import GroupError
-from nodeagent.engine.ranks.meeting import Link, Patience
-from nodeagent.engine.ranks.tally import Tally
-from nodeagent.engine.ranks.words import Away, Begin, Bye, Go, Hello, Join, Over, Step
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
-JOIN = Join(rank=0, world_size=3, epoch=2, secret="s")
-HELLO = Hello(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_even=True, room=1.0)
+JOIN = JoinMessage(rank=0, world_size=3, epoch=2, secret="s")
+HELLO = LoadedMessage(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_even=True, room=1.0)
 CLOCK = SystemClock()
-PATIENT = Patience(clock=CLOCK, pause=lambda _: None, is_stopping=lambda: False)
+PATIENT = WaitContext(clock=CLOCK, pause=lambda _: None, is_stopping=lambda: False)
 HASTY = replace(PATIENT, is_stopping=lambda: True)
 
 
@@ -48,52 +56,59 @@ def group(rank: int, port: int, *, size: int = 3, timeout_s: float = 20) -> Grou
 
 
 def test_a_step_arrives_as_it_was() -> None:
-    sampling = Sampling(temperature=0.5, seed=-7, logit_bias=((3, 1.5),))
+    sampling = SamplingParams(temperature=0.5, seed=-7, logit_bias=((3, 1.5),))
     job = Job(id=7, prompt=(1, 2), max_tokens=9, sampling=sampling, grammar="x\u00e9", emitted=(4,))
-    plan = Plan(
+    plan = StepPlan(
         joins=(job,),
         leaves=(3,),
         decodes=True,
-        chunks=(Chunk(job_id=7, count=5, is_last=True),),
+        chunks=(PromptChunk(job_id=7, count=5, is_last=True),),
         prefix_bytes=0,
         clears=True,
     )
-    said: list[words.Word] = [
-        Step(number=3, plan=plan, made=9),
-        Begin(prefix_bytes=5, token_bytes=None),
-        Bye(),
+    said: list[messages.RankMessage] = [
+        StepMessage(number=3, plan=plan, made=9),
+        StartMessage(prefix_bytes=5, token_bytes=None),
+        StopMessage(),
     ]
-    more: list[words.Word] = [*said, JOIN, HELLO, Go(), Away(reason="no"), Over(reason="gone")]
+    more: list[messages.RankMessage] = [
+        *said,
+        JOIN,
+        HELLO,
+        ConnectMessage(),
+        RejectMessage(reason="no"),
+        FailureMessage(reason="gone"),
+    ]
     for word in more:
-        assert words.decode(words.encode(word)) == word
+        assert messages.decode(messages.encode(word)) == word
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b'{"kind":"step"}', b"\x80\x04.", b'{"kind":"no"}'])
 def test_what_is_no_word_is_refused(raw: bytes) -> None:
     with pytest.raises(GroupError, match="no word of ranks"):
-        words.decode(raw)
+        messages.decode(raw)
 
 
 def test_frames_come_whole_or_not_at_all(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
-    frames.send(one, b"abc")
-    assert frames.receive(other, 1) == b"abc"
-    assert frames.receive(other, 0.01) is None
+    messages.send(one, b"abc")
+    assert messages.receive(other, 1) == b"abc"
+    assert messages.receive(other, 0.01) is None
     one.sendall((1 << 31).to_bytes(4, "big"))
     with pytest.raises(GroupError, match="at most"):
-        frames.receive(other, 1)
+        messages.receive(other, 1)
     one.sendall(b"\0\0\0\5ab")
     one.close()
     with pytest.raises(GroupError, match="in the middle of a word"):
-        frames.receive(other, 1)
+        messages.receive(other, 1)
 
 
-def met(stack: ExitStack, size: int = 3) -> list[Link]:
+def met(stack: ExitStack, size: int = 3) -> list[RankLink]:
     """Let all ranks of a group meet; return their links."""
     port, links = free_port(), {}
 
     def come(rank: int) -> None:
-        links[rank] = meeting.meet(group(rank, port, size=size), PATIENT)
+        links[rank] = rendezvous.join_group(group(rank, port, size=size), PATIENT)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -116,23 +131,23 @@ def test_ranks_meet_agree_and_are_told_every_step() -> None:
         for rank, other in enumerate(others, 1):
             other.go(PATIENT)
             assert other.channel is not None
-            frames.send(other.channel, words.encode(replace(HELLO, rank=rank)))
+            messages.send(other.channel, messages.encode(replace(HELLO, rank=rank)))
         assert [hello.rank for hello in lead.coordinator.hellos(lambda: False)] == [1, 2]
-        lead.coordinator.begin(Begin(prefix_bytes=40, token_bytes=None))
-        lead.coordinator.tell(Plan(decodes=True))
-        lead.coordinator.made([Made(job_id=1, token=2)])
-        lead.coordinator.tell(Plan(decodes=True))
+        lead.coordinator.begin(StartMessage(prefix_bytes=40, token_bytes=None))
+        lead.coordinator.tell(StepPlan(decodes=True))
+        lead.coordinator.made([TokenOutput(job_id=1, token=2)])
+        lead.coordinator.tell(StepPlan(decodes=True))
         lead.coordinator.close()
-        tally, plan = Tally(), Plan(decodes=True)
-        tally.add([Made(job_id=1, token=2)])
+        tally, plan = TokenChecksum(), StepPlan(decodes=True)
+        tally.add([TokenOutput(job_id=1, token=2)])
         for other in others:
             assert other.channel is not None
-            got = [words.decode(frames.receive(other.channel, 5) or b"") for _ in range(4)]
+            got = [messages.decode(messages.receive(other.channel, 5) or b"") for _ in range(4)]
             assert got == [
-                Begin(prefix_bytes=40, token_bytes=None),
-                Step(number=1, plan=plan, made=0),
-                Step(number=2, plan=plan, made=tally.sum),
-                Bye(),
+                StartMessage(prefix_bytes=40, token_bytes=None),
+                StepMessage(number=1, plan=plan, made=0),
+                StepMessage(number=2, plan=plan, made=tally.sum),
+                StopMessage(),
             ]
 
 
@@ -149,15 +164,15 @@ def test_ranks_meet_agree_and_are_told_every_step() -> None:
     ],
     ids=["epoch", "secret", "rank", "zero", "size", "twice", "stranger"],
 )
-def test_who_does_not_belong_is_turned_away(join: Join | None, why: str) -> None:
+def test_who_does_not_belong_is_turned_away(join: JoinMessage | None, why: str) -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = listener.getsockname()[:2]
 
-        def said(*joins: Join) -> list[socket.socket]:
+        def said(*joins: JoinMessage) -> list[socket.socket]:
             made = [stack.enter_context(socket.create_connection(address)) for _ in joins]
             for channel, one in zip(made, joins, strict=True):
-                frames.send(channel, words.encode(one))
+                messages.send(channel, messages.encode(one))
             return made
 
         said(replace(JOIN, rank=2), replace(JOIN, rank=2, is_lifeline=True))
@@ -167,15 +182,15 @@ def test_who_does_not_belong_is_turned_away(join: Join | None, why: str) -> None
         else:
             (odd,) = said(join)
         said(replace(JOIN, rank=1), replace(JOIN, rank=1, is_lifeline=True))
-        found = gathering.gather(listener, JOIN, CLOCK, lambda: False, 20)
+        found = rendezvous.accept_ranks(listener, JOIN, CLOCK, lambda: False, 20)
         assert (sorted(found.channels), sorted(found.lines)) == ([1, 2], [1, 2])
         found.close()
         if join is None:
             with pytest.raises(GroupError):
-                frames.receive(odd, 5)
+                messages.receive(odd, 5)
             return
-        away = words.decode(frames.receive(odd, 5) or b"")
-        assert isinstance(away, Away)
+        away = messages.decode(messages.receive(odd, 5) or b"")
+        assert isinstance(away, RejectMessage)
         assert away.reason.startswith(why)
 
 
@@ -186,11 +201,11 @@ def test_who_is_turned_away_says_why() -> None:
 
         def gather() -> None:
             with pytest.raises(StoppedError):
-                gathering.gather(listener, newer, CLOCK, over.is_set, 20)
+                rendezvous.accept_ranks(listener, newer, CLOCK, over.is_set, 20)
 
         thread = threading.Thread(target=gather)
         thread.start()
-        link = meeting.meet(group(1, listener.getsockname()[1]), PATIENT)
+        link = rendezvous.join_group(group(1, listener.getsockname()[1]), PATIENT)
         assert link.channel is not None
         with link.channel, link.lines[0], pytest.raises(GroupError, match="away: it is of epoch 2"):
             link.go(PATIENT)
@@ -201,44 +216,47 @@ def test_who_is_turned_away_says_why() -> None:
 @pytest.mark.parametrize(
     ("others", "begin"),
     [
-        ([{"prefix_bytes": 40}, {"prefix_bytes": 70}], Begin(prefix_bytes=40, token_bytes=None)),
-        ([{"token_bytes": 16}, {}], Begin(prefix_bytes=100, token_bytes=16)),
-        ([{"token_bytes": 16, "is_even": False}], Begin(prefix_bytes=0, token_bytes=None)),
+        (
+            [{"prefix_bytes": 40}, {"prefix_bytes": 70}],
+            StartMessage(prefix_bytes=40, token_bytes=None),
+        ),
+        ([{"token_bytes": 16}, {}], StartMessage(prefix_bytes=100, token_bytes=16)),
+        ([{"token_bytes": 16, "is_even": False}], StartMessage(prefix_bytes=0, token_bytes=None)),
     ],
     ids=["the smallest", "unequal stages", "unequal stages that rotate"],
 )
-def test_what_all_ranks_agree_on(others: Sequence[dict[str, object]], begin: Begin) -> None:
+def test_what_all_ranks_agree_on(others: Sequence[dict[str, object]], begin: StartMessage) -> None:
     hellos = [HELLO, *(replace(HELLO, rank=1, **other) for other in others)]  # type: ignore[arg-type]
-    assert agreeing.agree(hellos) == begin
+    assert coordinator.agree(hellos) == begin
 
 
 def test_requests_get_what_has_room_on_every_rank() -> None:
-    assert agreeing.room([HELLO, replace(HELLO, room=0.25)]) == 0.25
+    assert coordinator.smallest_kv_share([HELLO, replace(HELLO, room=0.25)]) == 0.25
 
 
 def test_another_model_ends_the_group() -> None:
     with pytest.raises(GroupError, match="rank 1 has another model"):
-        agreeing.agree([HELLO, replace(HELLO, rank=1, model="other")])
+        coordinator.agree([HELLO, replace(HELLO, rank=1, model="other")])
 
 
 def test_rank_0_says_who_is_missing_and_can_be_stopped() -> None:
     with pytest.raises(GroupError, match=r"ranks \[1, 2\] did not come"):
-        meeting.meet(group(0, free_port(), timeout_s=0.05), PATIENT)
+        rendezvous.join_group(group(0, free_port(), timeout_s=0.05), PATIENT)
     with pytest.raises(StoppedError):
-        meeting.meet(group(0, free_port()), HASTY)
+        rendezvous.join_group(group(0, free_port()), HASTY)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(GroupError, match="cannot listen to the other ranks"),
     ):
-        meeting.meet(group(0, taken.getsockname()[1]), PATIENT)
+        rendezvous.join_group(group(0, taken.getsockname()[1]), PATIENT)
 
 
 def test_a_rank_says_where_it_looked() -> None:
     port = free_port()
     with pytest.raises(GroupError, match=f"not at 127.0.0.1:{port}"):
-        meeting.meet(group(1, port, timeout_s=0.05), PATIENT)
+        rendezvous.join_group(group(1, port, timeout_s=0.05), PATIENT)
     with pytest.raises(StoppedError):
-        meeting.meet(group(1, port), HASTY)
+        rendezvous.join_group(group(1, port), HASTY)
 
 
 def test_a_lost_rank_is_noticed_when_it_is_told_something(
@@ -248,4 +266,4 @@ def test_a_lost_rank_is_noticed_when_it_is_told_something(
     made = coordinator.Coordinator(channels=[one])
     other.close()
     with pytest.raises(GroupError, match="rank 1 was lost"):
-        made.tell(Plan(decodes=True))
+        made.tell(StepPlan(decodes=True))

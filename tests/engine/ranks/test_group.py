@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.errors import StoppedError
+from engine.ranks import rendezvous
+from engine.ranks.messages import JoinMessage
 from machinery.clock import SystemClock
-from nodeagent.engine.errors import StoppedError
-from nodeagent.engine.ranks import gathering
-from nodeagent.engine.ranks.words import Join
 from tests.engine.conftest import Engine, Start, eventually
 from tests.engine.ranks.conftest import Make
 from tests.engine.ranks.groups import SECRET, Meeting, end, form, lose, streaming
@@ -183,11 +183,11 @@ def test_a_group_that_is_not_complete_waits_and_can_be_ended(
 def test_a_rank_of_an_older_epoch_is_turned_away(fork: Start, make: Make, tmp_path: Path) -> None:
     meeting = Meeting.of(2, tmp_path)
     host, _, port = meeting.coordinator.partition(":")
-    own, over = Join(rank=0, world_size=2, epoch=3, secret=SECRET), threading.Event()
+    own, over = JoinMessage(rank=0, world_size=2, epoch=3, secret=SECRET), threading.Event()
 
     def gather() -> None:
         with socket.create_server((host, int(port))) as listener, pytest.raises(StoppedError):
-            gathering.gather(listener, own, SystemClock(), over.is_set, 120)
+            rendezvous.accept_ranks(listener, own, SystemClock(), over.is_set, 120)
 
     thread = threading.Thread(target=gather)
     thread.start()

@@ -7,9 +7,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from nodeagent.engine.ranks import frames, words
-from nodeagent.engine.ranks.lifelines import Lifelines
-from nodeagent.engine.ranks.words import Away, Bye, Go, Over, Word
+from engine.ranks import messages
+from engine.ranks.messages import (
+    ConnectMessage,
+    FailureMessage,
+    RankMessage,
+    RejectMessage,
+    StopMessage,
+)
+from engine.ranks.peer_monitor import PeerMonitor
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,17 +37,17 @@ def lines() -> Iterator[tuple[dict[int, socket.socket], dict[int, socket.socket]
 Ends = tuple[dict[int, socket.socket], dict[int, socket.socket]]
 
 
-def say(end: socket.socket, word: Word) -> None:
-    frames.send(end, words.encode(word))
+def say(end: socket.socket, word: RankMessage) -> None:
+    messages.send(end, messages.encode(word))
 
 
-def heard(end: socket.socket) -> Word:
-    return words.decode(frames.receive(end, 5) or b"")
+def heard(end: socket.socket) -> RankMessage:
+    return messages.decode(messages.receive(end, 5) or b"")
 
 
 async def test_a_death_is_noticed_and_passed_on(lines: Ends) -> None:
     ours, theirs = lines
-    mine = Lifelines(0)
+    mine = PeerMonitor(0)
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(mine.watch())
         mine.met(ours)
@@ -49,21 +55,21 @@ async def test_a_death_is_noticed_and_passed_on(lines: Ends) -> None:
         loss = await watching
     assert loss == "rank 2 was lost: its connection closed without a word"
     await mine.close(loss)
-    assert heard(theirs[1]) == Over(reason=loss)
+    assert heard(theirs[1]) == FailureMessage(reason=loss)
 
 
 @pytest.mark.parametrize(
     ("word", "loss"),
     [
-        (Over(reason="rank 1: no space"), "rank 1: no space"),
-        (Bye(), "rank 1 was asked to end"),
-        (Away(reason="no"), "rank 1 turned this rank away: no"),
-        (Go(), "rank 1 said go on its lifeline"),
+        (FailureMessage(reason="rank 1: no space"), "rank 1: no space"),
+        (StopMessage(), "rank 1 was asked to end"),
+        (RejectMessage(reason="no"), "rank 1 turned this rank away: no"),
+        (ConnectMessage(), "rank 1 said go on its lifeline"),
     ],
 )
-async def test_what_a_last_word_means(lines: Ends, word: Word, loss: str) -> None:
+async def test_what_a_last_word_means(lines: Ends, word: RankMessage, loss: str) -> None:
     ours, theirs = lines
-    mine = Lifelines(0)
+    mine = PeerMonitor(0)
     mine.met(ours)
     say(theirs[1], word)
     assert await mine.watch() == loss
@@ -71,7 +77,7 @@ async def test_what_a_last_word_means(lines: Ends, word: Word, loss: str) -> Non
 
 async def test_noise_is_a_loss(lines: Ends) -> None:
     ours, theirs = lines
-    mine = Lifelines(0)
+    mine = PeerMonitor(0)
     mine.met(ours)
     theirs[1].sendall(b"GET / HTTP/1.1\r\n")
     assert await mine.watch() == "rank 1 was lost: a last word of 1195725856 bytes is announced"
@@ -79,13 +85,13 @@ async def test_noise_is_a_loss(lines: Ends) -> None:
 
 async def test_who_is_let_go_is_no_loss(lines: Ends) -> None:
     ours, theirs = lines
-    mine = Lifelines(0)
+    mine = PeerMonitor(0)
     mine.met(ours)
     mine.is_parting = True
-    say(theirs[1], Bye())
-    say(theirs[2], Over(reason="rank 2: it broke"))
+    say(theirs[1], StopMessage())
+    say(theirs[2], FailureMessage(reason="rank 2: it broke"))
     assert await mine.watch() == "rank 2: it broke"
-    other = Lifelines(1)
+    other = PeerMonitor(1)
     other.met({0: theirs[1]})
     await mine.close(None)
     async with asyncio.TaskGroup() as group:
@@ -100,18 +106,18 @@ async def test_who_is_let_go_is_no_loss(lines: Ends) -> None:
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_who_fails_asks_who_is_to_blame(lines: Ends, *, is_told: bool) -> None:
     ours, theirs = lines
-    other = Lifelines(1)
+    other = PeerMonitor(1)
     other.met({0: theirs[1]})
     other.failed()
     if is_told:
-        say(ours[1], Over(reason="rank 2 was lost"))
+        say(ours[1], FailureMessage(reason="rank 2 was lost"))
     assert await other.watch() == ("rank 2 was lost" if is_told else None)
     await other.close("no space")
-    assert heard(ours[1]) == Over(reason="rank 1: no space")
+    assert heard(ours[1]) == FailureMessage(reason="rank 1: no space")
 
 
 async def test_who_fails_before_it_met_anybody_is_to_blame_itself() -> None:
-    mine = Lifelines(1)
+    mine = PeerMonitor(1)
     mine.failed()
     assert await mine.watch() is None
     await mine.close("nobody came")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from nodeagent.engine.text.codec import TextCodec
-from nodeagent.engine.text.tools import HERMES, PLAIN
+from engine.text.codec import TextCodec
+from engine.text.tool_calls import HERMES, PLAIN
 from tests.engine.mlx_models import module
 
 pytestmark = pytest.mark.mlx
@@ -67,8 +67,8 @@ def test_a_marker_is_a_piece_of_its_own_spelling(tmp_path: Path) -> None:
     codec = load(tmp_path, tokenizer)
     (token,) = codec.encode_text("<é>")
     assert codec.piece(token) == "<é>".encode()
-    assert codec.voice.specials["<é>"] == token
-    assert "    " not in codec.voice.specials
+    assert codec.traits.specials["<é>"] == token
+    assert "    " not in codec.traits.specials
 
 
 HERMES_TEMPLATE = "{% if tools %}<tool_call>{{ tools }}{{ tool_call.name }}{% endif %}"
@@ -91,7 +91,7 @@ def test_the_template_says_which_dialect_a_model_was_taught(
     tmp_path: Path, template: str | None, start: str, form: Any, *, is_native: bool
 ) -> None:
     more = {} if template is None else {"chat_template": template}
-    dialect = load(tmp_path, byte_level(), **more).voice.dialect
+    dialect = load(tmp_path, byte_level(), **more).traits.dialect
     assert dialect.start == start
     assert dialect.is_native is is_native
     assert is_native or dialect == PLAIN
@@ -104,7 +104,7 @@ def test_the_template_says_which_dialect_a_model_was_taught(
 
 def test_other_dialects_are_read_by_mlx_lms_parsers(tmp_path: Path) -> None:
     template = "{{ tools }}<tool_call>\n<function={{ name }}"
-    dialect = load(tmp_path, byte_level(), chat_template=template).voice.dialect
+    dialect = load(tmp_path, byte_level(), chat_template=template).traits.dialect
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     text = "\n<function=f>\n<parameter=a>\n3\n</parameter>\n</function>\n".strip()
@@ -112,11 +112,11 @@ def test_other_dialects_are_read_by_mlx_lms_parsers(tmp_path: Path) -> None:
 
 
 def test_markers_of_thinking_are_found_in_the_vocabulary(tmp_path: Path) -> None:
-    assert load(tmp_path, byte_level()).voice.thinking is None
+    assert load(tmp_path, byte_level()).traits.thinking is None
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
-    voice = load(tmp_path, tokenizer, chat_template="{{ enable_thinking }}").voice
-    assert voice.thinking is not None
-    assert (voice.thinking.start, voice.thinking.end) == ("<think>", "</think>")
-    assert voice.mentions("enable_thinking")
-    assert not voice.mentions("reasoning_effort")
+    traits = load(tmp_path, tokenizer, chat_template="{{ enable_thinking }}").traits
+    assert traits.thinking is not None
+    assert (traits.thinking.start, traits.thinking.end) == ("<think>", "</think>")
+    assert traits.mentions("enable_thinking")
+    assert not traits.mentions("reasoning_effort")

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.engine.jobs import FinishReason, Likelihood, Made
-from nodeagent.engine.text.deltas import Delta, ToolCall
-from nodeagent.engine.text.reading import Reading
-from nodeagent.engine.text.reasoning import Opening, Thinking, ThoughtReader, opening
-from nodeagent.engine.text.stopping import StopMatcher
-from nodeagent.engine.text.tools import PLAIN, CallReader, Dialect, Tools
+from engine.jobs import FinishReason, TokenLogprobs, TokenOutput
+from engine.text.output_parser import Delta, OutputParser, ToolCallDelta
+from engine.text.reasoning import ReasoningParser, ThinkingMarkers, ThinkingState, thinking_state
+from engine.text.spans import StopMatcher
+from engine.text.tool_calls import PLAIN, ToolCallFormat, ToolCallParser, Tools
 
-THINKING = Thinking(start="<think>", end="</think>")
+THINKING = ThinkingMarkers(start="<think>", end="</think>")
 TOOLS = tuple({"type": "function", "function": {"name": name}} for name in ("f", "g"))
 
 
@@ -40,33 +39,37 @@ class Pieces:
         return new
 
 
-def read(pieces: Sequence[str], finish: FinishReason = "stop", **how: Any) -> tuple[Delta, Reading]:
-    reading = Reading(
+def read(
+    pieces: Sequence[str], finish: FinishReason = "stop", **how: Any
+) -> tuple[Delta, OutputParser]:
+    reading = OutputParser(
         detokenizer=Pieces(pieces),
         stops=StopMatcher(how.get("stops", ())),
-        thoughts=ThoughtReader(how.get("thinking"), how.get("opening", Opening.FREE)),
-        calls=CallReader(dialect=how.get("dialect"), tools=how.get("tools", ())),
+        thoughts=ReasoningParser(how.get("thinking"), how.get("opening", ThinkingState.FREE)),
+        calls=ToolCallParser(dialect=how.get("dialect"), tools=how.get("tools", ())),
         is_parallel=how.get("is_parallel", True),
         call_seed="seed",
     )
-    likelihood = Likelihood(logprob=-1.0, top=())
+    likelihood = TokenLogprobs(logprob=-1.0, top=())
     deltas: list[Delta] = []
     for token in range(len(pieces)):
         is_last = finish == "length" and token == len(pieces) - 1
-        made = Made(
+        made = TokenOutput(
             job_id=1, token=token, likelihood=likelihood, finish=finish if is_last else None
         )
         deltas.append(reading.take(made))
         if reading.is_over:
             break
     if not reading.is_over:
-        deltas.append(reading.take(Made(job_id=1, token=-1, finish="stop", likelihood=likelihood)))
+        deltas.append(
+            reading.take(TokenOutput(job_id=1, token=-1, finish="stop", likelihood=likelihood))
+        )
     return Delta.joined(deltas), reading
 
 
-def joined(delta: Delta) -> list[ToolCall]:
+def joined(delta: Delta) -> list[ToolCallDelta]:
     """Join the pieces of each call."""
-    found: list[ToolCall] = []
+    found: list[ToolCallDelta] = []
     for piece in delta.tool_calls:
         if piece.name is not None:
             assert piece.index == len(found)
@@ -77,7 +80,7 @@ def joined(delta: Delta) -> list[ToolCall]:
     return found
 
 
-def shown(delta: Delta, reading: Reading) -> Any:
+def shown(delta: Delta, reading: OutputParser) -> Any:
     return delta.content, delta.reasoning, joined(delta), reading.finish
 
 
@@ -95,7 +98,7 @@ PARTS = st.sampled_from([*_MARKS, *_CALLS, "\n", " ", "a", "b", "{"])
 TEXTS = st.lists(PARTS, max_size=12).map("".join)
 CUTS = st.lists(st.integers(0, 80), max_size=12)
 DIALECTS = st.sampled_from(
-    [None, PLAIN, Dialect(start="<t", end="", parse=PLAIN.parse, form=None, is_native=True)]
+    [None, PLAIN, ToolCallFormat(start="<t", end="", parse=PLAIN.parse, form=None, is_native=True)]
 )
 
 
@@ -103,7 +106,7 @@ DIALECTS = st.sampled_from(
     text=TEXTS,
     cuts=CUTS,
     stops=st.sampled_from([(), ("STOP",), ("ab", "a<"), ("\n",)]),
-    how=st.sampled_from(Opening),
+    how=st.sampled_from(ThinkingState),
     dialect=DIALECTS,
     is_parallel=st.booleans(),
 )
@@ -111,8 +114,8 @@ def test_how_the_text_is_cut_changes_nothing(
     text: str,
     cuts: list[int],
     stops: tuple[str, ...],
-    how: Opening,
-    dialect: Dialect | None,
+    how: ThinkingState,
+    dialect: ToolCallFormat | None,
     *,
     is_parallel: bool,
 ) -> None:
@@ -162,18 +165,18 @@ def test_a_token_that_is_half_shown_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "how", "reasoning", "content"),
     [
-        ("<think>\nhm\n</think>\n\nyes", Opening.FREE, "hm", "yes"),
-        ("\n<think>hm</think>yes", Opening.FREE, "hm", "yes"),
-        ("\nhm\n\nso</think>\nyes\n", Opening.OPEN, "hm\n\nso", "yes\n"),
-        ("\n\n<think>no", Opening.CLOSED, "", "<think>no"),
-        ("yes <think>no</think>", Opening.FREE, "", "yes <think>no</think>"),
-        ("<think>cut off \n", Opening.FREE, "cut off", ""),
-        ("  <thi", Opening.FREE, "", "  <thi"),
-        ("<think></think>", Opening.FREE, "", ""),
+        ("<think>\nhm\n</think>\n\nyes", ThinkingState.FREE, "hm", "yes"),
+        ("\n<think>hm</think>yes", ThinkingState.FREE, "hm", "yes"),
+        ("\nhm\n\nso</think>\nyes\n", ThinkingState.OPEN, "hm\n\nso", "yes\n"),
+        ("\n\n<think>no", ThinkingState.CLOSED, "", "<think>no"),
+        ("yes <think>no</think>", ThinkingState.FREE, "", "yes <think>no</think>"),
+        ("<think>cut off \n", ThinkingState.FREE, "cut off", ""),
+        ("  <thi", ThinkingState.FREE, "", "  <thi"),
+        ("<think></think>", ThinkingState.FREE, "", ""),
     ],
 )
 def test_thoughts_are_told_from_the_answer(
-    text: str, how: Opening, reasoning: str, content: str
+    text: str, how: ThinkingState, reasoning: str, content: str
 ) -> None:
     delta, reading = read(list(text), thinking=THINKING, opening=how)
     assert (delta.reasoning, delta.content) == (reasoning, content)
@@ -184,7 +187,7 @@ def test_thoughts_are_told_from_the_answer(
 def test_tokens_of_thoughts_are_counted() -> None:
     _, reading = read(["<think>", "a", "b", "</think>", "c"], thinking=THINKING)
     assert reading.reasoning_tokens == 4
-    _, reading = read(["a", "</think>", "c"], thinking=THINKING, opening=Opening.OPEN)
+    _, reading = read(["a", "</think>", "c"], thinking=THINKING, opening=ThinkingState.OPEN)
     assert reading.reasoning_tokens == 2
     _, reading = read(["a", "b"], thinking=THINKING)
     assert reading.reasoning_tokens == 0
@@ -201,9 +204,9 @@ def test_stop_words_are_for_content_alone() -> None:
 
 
 def test_the_end_of_a_prompt_says_who_opened_the_thinking() -> None:
-    assert opening("<|assistant|><think>\n", THINKING) is Opening.OPEN
-    assert opening("<think>\n\n</think>\n\n", THINKING) is Opening.CLOSED
-    assert opening("I like <think> tags\n<|assistant|>", THINKING) is Opening.FREE
+    assert thinking_state("<|assistant|><think>\n", THINKING) is ThinkingState.OPEN
+    assert thinking_state("<think>\n\n</think>\n\n", THINKING) is ThinkingState.CLOSED
+    assert thinking_state("I like <think> tags\n<|assistant|>", THINKING) is ThinkingState.FREE
 
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": {"a": %s}}\n</tool_call>'
@@ -272,7 +275,7 @@ def test_a_dialect_without_an_end_marker_reads_all_calls_at_the_end() -> None:
         assert tools == TOOLS
         return [{"name": name, "arguments": {}} for name in text.split(",")]
 
-    dialect = Dialect(start="[C]", end="", parse=parse, form=None, is_native=True)
+    dialect = ToolCallFormat(start="[C]", end="", parse=parse, form=None, is_native=True)
     delta, _ = read(list("hm[C]f,g"), dialect=dialect, tools=TOOLS)
     assert delta.content == "hm"
     assert [call.name for call in delta.tool_calls] == ["f", "g"]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.access import Access, asks_for_keys
-from gateway.access.keyring import Keyring, shown_key
+from gateway.auth.access_control import AccessControl, requires_keys
+from gateway.auth.keyring import Keyring, presented_key
 from gateway.errors import Refusal, RefusedError
-from schemas.apikey import ApiKey
+from schemas.records import ApiKey
 from tests.support.clock import FakeClock
 
 SECRET = "sk-fleet-one"
@@ -22,7 +22,7 @@ class Gate:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.keyring = Keyring(self.clock)
-        self.access = Access(self.keyring, self.clock, is_on=True)
+        self.access = AccessControl(self.keyring, self.clock, is_on=True)
         self.reasons: list[str] = []
         self.access.on_refusal(self.reasons.append)
 
@@ -66,7 +66,7 @@ def gate() -> Gate:
     ],
 )
 def test_where_a_key_is_shown(headers: list[tuple[bytes, bytes]], key: bytes) -> None:
-    assert shown_key(headers) == key
+    assert presented_key(headers) == key
 
 
 @given(st.binary(max_size=80))
@@ -91,7 +91,7 @@ def test_no_other_bytes_are_a_key(shown: bytes) -> None:
     ],
 )
 def test_who_is_asked_for_a_key(auth: str, host: str, asks: bool) -> None:
-    assert asks_for_keys(auth, host) is asks
+    assert requires_keys(auth, host) is asks
 
 
 def test_without_keys_it_says_how_to_make_one(gate: Gate) -> None:
@@ -218,7 +218,7 @@ def test_gateways_share_a_keys_rates(gate: Gate) -> None:
 
 def test_whoever_asks_for_no_keys_lets_everybody_in() -> None:
     clock = FakeClock()
-    access = Access(Keyring(clock), clock, is_on=False)
+    access = AccessControl(Keyring(clock), clock, is_on=False)
     assert access.enter(bearer("anything")) is None
     assert access.headers(None) == ()
 

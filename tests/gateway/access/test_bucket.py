@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.bucket import Bucket
+from gateway.auth.keyring import TokenBucket
 
 rates = st.floats(min_value=0.1, max_value=1e6)
 steps = st.lists(st.tuples(st.floats(0, 120), st.floats(0, 5_000)), max_size=40)
@@ -13,7 +13,7 @@ steps = st.lists(st.tuples(st.floats(0, 120), st.floats(0, 5_000)), max_size=40)
 
 @given(rates, st.lists(st.floats(0, 30), max_size=60))
 def test_requests_over_any_time_are_bounded(per_minute: float, pauses: list[float]) -> None:
-    bucket, now_s, taken = Bucket(per_minute, 0.0), 0.0, 0
+    bucket, now_s, taken = TokenBucket(per_minute, 0.0), 0.0, 0
     for pause_s in pauses:
         now_s += pause_s
         while bucket.level(now_s) >= 1 and taken < 1_000:
@@ -25,7 +25,7 @@ def test_requests_over_any_time_are_bounded(per_minute: float, pauses: list[floa
 @given(rates, steps)
 def test_debts_are_paid_back(per_minute: float, asked: list[tuple[float, float]]) -> None:
     """Whoever is let in while there is anything left, and charged later, gets no more than the rate and one debt."""
-    bucket, now_s, charged, largest = Bucket(per_minute, 0.0), 0.0, 0.0, 0.0
+    bucket, now_s, charged, largest = TokenBucket(per_minute, 0.0), 0.0, 0.0, 0.0
     for pause_s, tokens in asked:
         now_s += pause_s
         if bucket.level(now_s) > 0:
@@ -39,7 +39,7 @@ def test_debts_are_paid_back(per_minute: float, asked: list[tuple[float, float]]
 def test_the_wait_that_is_told_is_long_enough(
     per_minute: float, taken: float, wanted: float
 ) -> None:
-    bucket = Bucket(per_minute, 0.0)
+    bucket = TokenBucket(per_minute, 0.0)
     wanted = min(wanted, bucket.capacity)
     bucket.take(taken)
     wait_s = bucket.wait_s(wanted)
@@ -51,7 +51,7 @@ def test_the_wait_that_is_told_is_long_enough(
 def test_another_rate_forgives_no_debt_and_gives_nothing(
     before: float, after: float, taken: float
 ) -> None:
-    bucket = Bucket(before, 0.0)
+    bucket = TokenBucket(before, 0.0)
     bucket.take(taken)
     level = bucket.level(0.0)
     bucket.resize(after, 0.0)
@@ -59,7 +59,7 @@ def test_another_rate_forgives_no_debt_and_gives_nothing(
 
 
 def test_a_clock_that_stands_still_fills_nothing() -> None:
-    bucket = Bucket(60, 5.0)
+    bucket = TokenBucket(60, 5.0)
     bucket.take(60)
     assert bucket.level(5.0) == 0
     assert bucket.level(4.0) == 0

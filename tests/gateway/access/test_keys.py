@@ -11,9 +11,9 @@ import openai
 import pytest
 from multidict import CIMultiDictProxy
 
-from gateway.server import Limits
+from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
-from schemas.apikey import ApiKey
+from schemas.records import ApiKey
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put
@@ -24,7 +24,7 @@ from tests.gateway.world import Running, World, deployment, running_gateway
 from tests.support.waiting import until, until_async
 
 SECRET, ADMIN = "sk-fleet-abc", "sk-fleet-admin"
-CLOSED = Limits(drain_timeout_s=0.0, asks_for_keys=True)
+CLOSED = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
 
 
 async def give(world: World, secret: str, name: str = "ci", **more: object) -> None:

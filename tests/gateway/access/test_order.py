@@ -5,7 +5,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.surfaces.every import PATHS as TRANSLATED
+from gateway.apis.registry import PATHS as TRANSLATED
 from tests.gateway.access import test_keys
 from tests.gateway.access.test_keys import ADMIN, SECRET, give
 from tests.gateway.fake_engine import FakeEngine

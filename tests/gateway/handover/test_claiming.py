@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from gateway import handover
-from gateway.handover import Claim, HandOver, HandOverError, claim
+from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
 from gateway.routing.table import Origin
 from machinery.clock import SystemClock
-from machinery.web import listen
+from machinery.http_server import listen
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -37,7 +37,7 @@ async def owner(path: Path) -> AsyncIterator[tuple[Origin, asyncio.Event]]:
     taken = asyncio.Event()
     with listen(HERE, 0) as listener:
         where = Origin(HERE, port_of(listener))
-        giver = HandOver(path, Claim(listener), where, CLOCK)
+        giver = HandOver(path, ListenerClaim(listener), where, CLOCK)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(giver.run(taken.set))
             await until(lambda: path.exists())
@@ -45,13 +45,13 @@ async def owner(path: Path) -> AsyncIterator[tuple[Origin, asyncio.Event]]:
             task.cancel()
 
 
-async def claimed(path: Path, where: Origin) -> Claim:
+async def claimed(path: Path, where: Origin) -> ListenerClaim:
     """Claim from another thread, as another process would."""
-    return await asyncio.to_thread(asyncio.run, claim(path, where, CLOCK))
+    return await asyncio.to_thread(asyncio.run, claim_listener(path, where, CLOCK))
 
 
 async def test_nobody_is_there(path: Path) -> None:
-    found = await claim(path, Origin(HERE, 0), CLOCK)
+    found = await claim_listener(path, Origin(HERE, 0), CLOCK)
     with found.listener:
         assert found.before is None
 
@@ -85,7 +85,7 @@ async def test_another_address(path: Path) -> None:
 async def test_a_file_that_is_no_socket(path: Path) -> None:
     path.write_text("mine")
     with pytest.raises(HandOverError, match="is no socket"):
-        await claim(path, Origin(HERE, 0), CLOCK)
+        await claim_listener(path, Origin(HERE, 0), CLOCK)
     assert path.read_text() == "mine"
 
 
@@ -95,13 +95,13 @@ async def test_a_socket_of_another_user(path: Path, monkeypatch: pytest.MonkeyPa
         theirs.bind(str(path))
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)  # only root could give the file away
         with pytest.raises(HandOverError, match=rf"belongs to another user \(uid {owner}\)"):
-            await claim(path, Origin(HERE, 0), CLOCK)
+            await claim_listener(path, Origin(HERE, 0), CLOCK)
 
 
 async def test_a_socket_that_nobody_listens_on(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
-    found = await claim(path, Origin(HERE, 0), CLOCK)
+    found = await claim_listener(path, Origin(HERE, 0), CLOCK)
     with found.listener:
         assert found.before is None
 
@@ -139,8 +139,8 @@ async def test_who_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         hung.bind(str(path))
         hung.listen()
         with pytest.raises(HandOverError, match=r"does not answer within 0\.1 s"):
-            await claim(path, Origin(HERE, port_of(listener)), CLOCK)
-        found = await claim(path, Origin(HERE, 0), CLOCK)  # there is another way
+            await claim_listener(path, Origin(HERE, port_of(listener)), CLOCK)
+        found = await claim_listener(path, Origin(HERE, 0), CLOCK)  # there is another way
         found.listener.close()
 
 
@@ -152,7 +152,7 @@ async def test_who_hangs_after_it_gave_the_socket(
     ours.setblocking(False)
     with theirs, listen(HERE, 0) as listener:
         where = Origin(HERE, port_of(listener))
-        heir = HandOver(path, Claim(listener, ours), where, CLOCK)
+        heir = HandOver(path, ListenerClaim(listener, ours), where, CLOCK)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(heir.run(lambda: None))
             await until(lambda: path.exists())
@@ -168,7 +168,7 @@ async def test_who_ends_after_it_gave_the_socket(
     ours.setblocking(False)
     theirs.close()
     with listen(HERE, 0) as listener:
-        heir = HandOver(path, Claim(listener, ours), Origin(HERE, 1), CLOCK)
+        heir = HandOver(path, ListenerClaim(listener, ours), Origin(HERE, 1), CLOCK)
         await heir.until(lambda: False)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(heir.run(lambda: None))

@@ -9,21 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.known import snapshot
-from gateway.known.snapshot import Known, KnownKeys, Snapshot, SnapshotError, SnapshotFile
-from schemas.apikey import ApiKey
+from gateway.state import persistence
+from gateway.state.persistence import (
+    GatewaySnapshot,
+    KnownKeys,
+    KnownObjects,
+    SnapshotError,
+    SnapshotFile,
+)
 from schemas.deployment import ModelDeploymentStatus
-from schemas.meta import Condition, Truth
+from schemas.meta import Condition, ConditionStatus
+from schemas.records import ApiKey
 from tests.gateway.world import deployment, endpoint, route
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FULL = Snapshot(
+FULL = GatewaySnapshot(
     saved_at=NOW,
-    known=Known(
+    known=KnownObjects(
         deployments={"m": deployment("m", "fast", replicas=2)},
         statuses={
             "m": ModelDeploymentStatus(
-                conditions=(Condition(type="Placed", status=Truth.FALSE, reason="NoNodes"),)
+                conditions=(
+                    Condition(type="Placed", status=ConditionStatus.FALSE, reason="NoNodes"),
+                )
             )
         },
         routes={"r": route("r", "public", m=1)},
@@ -34,11 +42,11 @@ FULL = Snapshot(
         keys={"ci": ApiKey(name="ci", hash="0" * 64, created=NOW, models=("m",))}, gateways=3
     ),
 )
-EMPTY = Snapshot(saved_at=NOW, known=Known())
+EMPTY = GatewaySnapshot(saved_at=NOW, known=KnownObjects())
 
 
 @pytest.mark.parametrize("kept", [FULL, EMPTY], ids=["full", "empty"])
-def test_what_is_kept_comes_back(kept: Snapshot, tmp_path: Path) -> None:
+def test_what_is_kept_comes_back(kept: GatewaySnapshot, tmp_path: Path) -> None:
     file = SnapshotFile(tmp_path / "new")
     assert file.read() is None
     file.save(kept)
@@ -48,7 +56,7 @@ def test_what_is_kept_comes_back(kept: Snapshot, tmp_path: Path) -> None:
 
 
 def changed(**more: object) -> bytes:
-    return orjson.dumps({**orjson.loads(snapshot.encode(FULL)), **more})
+    return orjson.dumps({**orjson.loads(persistence.encode(FULL)), **more})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +66,7 @@ def changed(**more: object) -> bytes:
         (b"\xff\x00", "garbled"),
         (b"[]", "garbled"),
         (b"{}", "garbled"),
-        (snapshot.encode(FULL)[:-40], "garbled"),
+        (persistence.encode(FULL)[:-40], "garbled"),
         (changed(format=2), "it has format 2, and this release reads 1"),
         (changed(format=0), "it has format 0"),
         (changed(savedAt="soon"), "garbled"),
@@ -80,14 +88,14 @@ def test_other_files_are_ignored_and_told(
 
 @given(st.data())
 def test_no_damage_is_more_than_a_refusal(data: st.DataObject) -> None:
-    raw = bytearray(snapshot.encode(FULL))
+    raw = bytearray(persistence.encode(FULL))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = snapshot.decode(bytes(raw))
+        found = persistence.decode(bytes(raw))
     except SnapshotError:
         return
-    assert isinstance(found, Snapshot)
+    assert isinstance(found, GatewaySnapshot)
 
 
 def test_a_disk_that_takes_nothing_is_told_once(

@@ -7,10 +7,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.known.keeper import TableKeeper
-from gateway.known.snapshot import Known, SnapshotFile
-from gateway.known.tabulate import ORPHAN_S
-from gateway.server import Limits
+from gateway.server import GatewayLimits
+from gateway.state.build_table import ORPHAN_S
+from gateway.state.persistence import KnownObjects, SnapshotFile
+from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from store import codec, keys
 from store.etcd.address import EtcdAddress
@@ -36,7 +36,7 @@ async def kept(state_dir: Path, *engines: FakeEngine) -> None:
     world = World(MemoryTransport(SystemClock()))
     await world.serve("m", *engines)
     await give(world, SECRET)
-    limits = Limits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
     async with running_gateway(world.transport, limits) as gateway:
         await gateway.knows("m", ready=len(engines))
 
@@ -52,7 +52,7 @@ async def kept(state_dir: Path, *engines: FakeEngine) -> None:
 async def test_a_gateway_starts_from_its_file(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     nobody = connect(EtcdAddress(socket=tmp_path / "nobody"))
     state_dir = tmp_path / "state"
-    limits = Limits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
     async with running(FakeEngine("m-0", chat)) as one, running(FakeEngine("m-1", chat)) as two:
         await kept(state_dir, one, two)
         async with running_gateway(nobody, limits) as gateway:
@@ -85,7 +85,7 @@ async def test_the_store_wins_when_it_is_heard(tmp_path: Path) -> None:
         await kept(state_dir, engine)
         world = World(MemoryTransport(SystemClock()))
         await world.put(deployment("other"))
-        limits = Limits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
+        limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
         async with running_gateway(world.transport, limits) as gateway:
             await until(lambda: gateway.gateway.keeper.source == "store", what="the store")
             assert set(gateway.gateway.keeper.table.models) == {"other"}
@@ -166,11 +166,11 @@ async def test_an_engine_of_a_file_is_asked_again_after_a_while(tmp_path: Path) 
     """While nobody can say that an engine is back, it is tried now and then."""
     nobody = connect(EtcdAddress(socket=tmp_path / "nobody"))
     clock = FakeClock()
-    keeper = TableKeeper(nobody, clock)
+    keeper = TableCache(nobody, clock)
     leased = {keys.endpoint_key("mac-1", "m-0"): (endpoint("m-0", "m", "http://127.0.0.1:1"), 1)}
     async with asyncio.TaskGroup() as group:
         task = group.create_task(keeper.run())
-        keeper.suppose(Known(deployments={"m": deployment("m")}, endpoints=leased))
+        keeper.suppose(KnownObjects(deployments={"m": deployment("m")}, endpoints=leased))
 
         def orphans() -> list[str]:
             model = keeper.table.models.get("m")

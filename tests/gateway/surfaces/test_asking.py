@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.asks import Ask, Heard
-from gateway.clients.surface import Surface
+from engine.errors import RefusedError as EngineRefusedError
+from engine.openai import embeddings, request_body, tokenization
+from gateway.apis.adapter import ApiAdapter
+from gateway.apis.anthropic import request_translator
+from gateway.apis.anthropic.adapter import AnthropicAdapter
+from gateway.apis.anthropic.request_translator import AnthropicMessage
+from gateway.apis.ollama import request_translator as ollama_request_translator
+from gateway.apis.ollama.adapter import OllamaAdapter
+from gateway.apis.ollama.request_translator import OllamaFunction, OllamaToolCall
 from gateway.errors import Refusal, RefusedError
-from gateway.known.keeper import TableKeeper
-from gateway.surfaces.anthropic import content
-from gateway.surfaces.anthropic.content import Message
-from gateway.surfaces.anthropic.surface import Anthropic
-from gateway.surfaces.ollama import messages
-from gateway.surfaces.ollama.messages import Call, Function
-from gateway.surfaces.ollama.surface import Ollama
+from gateway.request import HttpRequest, InferenceRequest
+from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
-from nodeagent.engine.errors import RefusedError as EngineRefusedError
-from nodeagent.engine.openai import bodies, embeddings, tokenizing
 
 JSON = st.recursive(
     st.one_of(
@@ -57,32 +57,32 @@ def asked(draw: st.DrawFn) -> tuple[str, bytes]:
     return draw(st.sampled_from(PATHS)), json.dumps(body).encode()
 
 
-def surface(path: str) -> Surface:
+def surface(path: str) -> ApiAdapter:
     keeper = SimpleNamespace(table=SimpleNamespace(models={"m": None}))
     if path.startswith("/api"):
-        return Ollama(cast("TableKeeper", keeper), SystemClock())
-    return Anthropic()
+        return OllamaAdapter(cast("TableCache", keeper), SystemClock())
+    return AnthropicAdapter()
 
 
-def read(path: str, body: bytes) -> Ask:
-    heard = Heard(path=path, query=b"", headers=[], request_id=b"1", body=body)
+def read(path: str, body: bytes) -> InferenceRequest:
+    heard = HttpRequest(path=path, query=b"", headers=[], request_id=b"1", body=body)
     return surface(path).read(heard)[0]
 
 
-def answered(path: str, body: bytes) -> Ask | Refusal:
+def answered(path: str, body: bytes) -> InferenceRequest | Refusal:
     try:
         return read(path, body)
     except RefusedError as error:
         return error.refusal
 
 
-def judged(ask: Ask) -> str:
+def judged(ask: InferenceRequest) -> str:
     """Return why an engine refuses it; empty if it does not."""
     parse: Any = {
-        "/v1/chat/completions": bodies.parse_chat,
-        "/v1/completions": bodies.parse_completion,
+        "/v1/chat/completions": request_body.parse_chat,
+        "/v1/completions": request_body.parse_completion,
         "/v1/embeddings": embeddings.parse,
-        "/tokenize": tokenizing.parse,
+        "/tokenize": tokenization.parse,
     }[ask.path]
     try:
         parse(ask.body)
@@ -119,36 +119,43 @@ def test_whatever_is_asked_is_asked_of_an_engine_or_refused(one: tuple[str, byte
 def test_hostile_bodies_are_refused(path: str, raw: bytes) -> None:
     found = answered(path, raw)
     # Some are harmless on some paths.
-    assert isinstance(found, Ask) or found.status == 400
+    assert isinstance(found, InferenceRequest) or found.status == 400
 
 
 def test_neighbours_of_one_role_are_one_turn() -> None:
     turns = [
-        Message(role="user", content="a"),
-        Message(role="user", content=[{"type": "text", "text": "b"}]),
-        Message(role="assistant", content=[{"type": "text", "text": "c"}]),
-        Message(role="assistant", content="d"),
-        Message(role="system", content="e"),
-        Message(role="user", content="f"),
+        AnthropicMessage(role="user", content="a"),
+        AnthropicMessage(role="user", content=[{"type": "text", "text": "b"}]),
+        AnthropicMessage(role="assistant", content=[{"type": "text", "text": "c"}]),
+        AnthropicMessage(role="assistant", content="d"),
+        AnthropicMessage(role="system", content="e"),
+        AnthropicMessage(role="user", content="f"),
     ]
-    shown = [(turn["role"], turn["content"]) for turn in content.translate(turns)]
+    shown = [
+        (turn["role"], turn["content"]) for turn in request_translator.translate_messages(turns)
+    ]
     assert shown == [
         ("user", "a\n\nb"), ("assistant", "c\n\nd"), ("system", "e"), ("user", "f"),
     ]  # fmt: skip
 
 
 def test_what_a_call_gave_back_belongs_to_it() -> None:
-    def tool(**more: Any) -> messages.Message:
-        return messages.Message(role="tool", content="x", **more)
+    def tool(**more: Any) -> ollama_request_translator.OllamaMessage:
+        return ollama_request_translator.OllamaMessage(role="tool", content="x", **more)
 
-    calls = [Call(function=Function(name=name, arguments={"a": 1})) for name in ("f", "g", "f")]
-    said = messages.Message(role="assistant", tool_calls=calls)
-    found = messages.translate([said, tool(tool_name="g"), tool(), tool(tool_name="f")])
+    calls = [
+        OllamaToolCall(function=OllamaFunction(name=name, arguments={"a": 1}))
+        for name in ("f", "g", "f")
+    ]
+    said = ollama_request_translator.OllamaMessage(role="assistant", tool_calls=calls)
+    found = ollama_request_translator.translate_messages(
+        [said, tool(tool_name="g"), tool(), tool(tool_name="f")]
+    )
     ids = [call["id"] for call in found[0]["tool_calls"]]
     assert len(set(ids)) == 3
     assert [one["tool_call_id"] for one in found[1:]] == [ids[1], ids[0], ids[2]]
     with pytest.raises(RefusedError):
-        messages.translate([said, tool(tool_name="h")])
+        ollama_request_translator.translate_messages([said, tool(tool_name="h")])
 
 
 def test_conversations_stick() -> None:

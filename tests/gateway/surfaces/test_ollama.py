@@ -5,7 +5,7 @@ import ollama
 import orjson
 import pytest
 
-from gateway.surfaces.ollama import listing
+from gateway.apis.ollama import response_translator
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
 from tests.gateway.fake_engine import Script
@@ -207,7 +207,7 @@ async def test_what_is_there(
     assert shown.capabilities == ["completion", "tools"]
     assert (await spoken.pull("m")).status == "success"
     async with http.get(f"{stage.gateway.url}/api/version") as response:
-        assert await response.json() == {"version": listing.VERSION}
+        assert await response.json() == {"version": response_translator.VERSION}
     for method in ("GET", "HEAD"):
         async with http.request(method, stage.gateway.url + "/") as response:
             assert response.status == 200

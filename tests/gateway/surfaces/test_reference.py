@@ -12,11 +12,11 @@ import pytest
 from anthropic.types import message_create_params
 from pydantic import BaseModel
 
+from engine.openai import tokenization
+from gateway.apis.anthropic import request_translator as messages
+from gateway.apis.anthropic import response_translator
+from gateway.apis.ollama import request_translator
 from gateway.errors import RefusedError
-from gateway.surfaces.anthropic import asking as messages
-from gateway.surfaces.anthropic import errors
-from gateway.surfaces.ollama import asking, options
-from nodeagent.engine.openai import tokenizing
 from tests.engine.test_reference import rows as engine_rows
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
@@ -39,15 +39,17 @@ MESSAGES: Json = {**CHAT, "max_tokens": 5}
 
 
 def chat(body: Json) -> Json:
-    return asking.chat(asking.read_chat(orjson.dumps(body)))
+    return request_translator.chat_to_openai(request_translator.read_chat(orjson.dumps(body)))
 
 
 def generate(body: Json) -> Json:
-    return asking.generate(asking.read_generate(orjson.dumps(body)))
+    return request_translator.generate_to_openai(
+        request_translator.read_generate(orjson.dumps(body))
+    )
 
 
 def message(body: Json) -> Json:
-    return messages.messages(messages.read_messages(orjson.dumps(body)))
+    return messages.messages_to_chat(messages.read_messages(orjson.dumps(body)))
 
 
 # A value for each field that has no effect, or is refused.
@@ -57,8 +59,10 @@ GIVEN: Json = {
     "service_tier": "auto", "options": {"seed": 1},
 }  # fmt: skip
 PAGES = [
-    pytest.param("ollama", "Chat", asking.ChatBody, chat, CHAT, id="chat"),
-    pytest.param("ollama", "Generate", asking.GenerateBody, generate, GENERATE, id="generate"),
+    pytest.param("ollama", "Chat", request_translator.ChatBody, chat, CHAT, id="chat"),
+    pytest.param(
+        "ollama", "Generate", request_translator.GenerateBody, generate, GENERATE, id="generate"
+    ),
     pytest.param("anthropic", "Messages", messages.MessagesBody, message, MESSAGES, id="messages"),
 ]
 
@@ -80,13 +84,21 @@ def test_the_page_says_what_the_code_does(
 
 
 def test_options() -> None:
-    wanted = {name: "honoured" if name == own else "mapped" for name, own in options.MAPPED.items()}
-    assert rows("ollama", "Options") == wanted | dict.fromkeys(options.NO_EFFECT, "no effect")
+    wanted = {
+        name: "honoured" if name == own else "mapped"
+        for name, own in request_translator.MAPPED.items()
+    }
+    assert rows("ollama", "Options") == wanted | dict.fromkeys(
+        request_translator.NO_EFFECT, "no effect"
+    )
     assert set(ollama.Options.model_fields) <= rows("ollama", "Options").keys()
 
 
 def test_embeddings() -> None:
-    fields = {*asking.EmbedBody.__struct_fields__, *asking.EmbeddingsBody.__struct_fields__}
+    fields = {
+        *request_translator.EmbedBody.__struct_fields__,
+        *request_translator.EmbeddingsBody.__struct_fields__,
+    }
     assert rows("ollama", "Embeddings").keys() == fields
 
 
@@ -108,10 +120,10 @@ def test_statuses() -> None:
     found = re.findall(r"^\| ([\d, ]+) \| `(\w+)`", table.split("\n\n")[0], re.MULTILINE)
     for statuses, kind in found:
         for status in map(int, statuses.split(", ")):
-            told = orjson.loads(errors.body(status, "no", "1"))
+            told = orjson.loads(response_translator.error_body(status, "no", "1"))
             assert told["error"]["type"] == kind, status
 
 
 def test_tokenize() -> None:
     said = engine_rows("## Counting tokens")
-    assert said == dict.fromkeys(tokenizing.dialect().names, "honoured")
+    assert said == dict.fromkeys(tokenization.accepted_parameters().names, "honoured")

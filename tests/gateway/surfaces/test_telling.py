@@ -6,10 +6,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clients.surface import Telling
+from gateway.apis.adapter import ResponseTranslator
+from gateway.apis.anthropic.response_translator import MessageTranslator
+from gateway.apis.ollama.response_translator import GenerationTranslator
 from gateway.errors import interrupted
-from gateway.surfaces.anthropic.telling import Messaging
-from gateway.surfaces.ollama.telling import Generating
 from machinery.clock import SystemClock
 from tests.gateway.surfaces.answering import DONE, chunk, totals
 
@@ -44,7 +44,7 @@ EVENT = st.one_of(
 PIECES = st.lists(st.lists(EVENT, min_size=1, max_size=3).map(b"".join), max_size=8)
 
 
-def told(telling: Telling, pieces: list[bytes], *, breaks: bool) -> bytes:
+def told(telling: ResponseTranslator, pieces: list[bytes], *, breaks: bool) -> bytes:
     out = b"".join(telling.events(piece) for piece in pieces)
     return out + (telling.broken(interrupted("it died")) if breaks else telling.end())
 
@@ -52,7 +52,7 @@ def told(telling: Telling, pieces: list[bytes], *, breaks: bool) -> bytes:
 @settings(max_examples=150)
 @given(pieces=PIECES, is_chat=st.booleans(), breaks=st.booleans())
 def test_lines(pieces: list[bytes], *, is_chat: bool, breaks: bool) -> None:
-    telling = Generating("m", SystemClock(), is_chat=is_chat)
+    telling = GenerationTranslator("m", SystemClock(), is_chat=is_chat)
     lines = told(telling, pieces, breaks=breaks).splitlines()
     *before, last = [orjson.loads(line) for line in lines]
     assert ("error" in last) != bool(last.get("done"))
@@ -68,7 +68,7 @@ def test_lines(pieces: list[bytes], *, is_chat: bool, breaks: bool) -> None:
 @settings(max_examples=150)
 @given(pieces=PIECES, breaks=st.booleans())
 def test_events(pieces: list[bytes], *, breaks: bool) -> None:
-    check(told(Messaging("m", 9, shows_thoughts=True), pieces, breaks=breaks))
+    check(told(MessageTranslator("m", 9, shows_thoughts=True), pieces, breaks=breaks))
 
 
 def check(out: bytes) -> None:
@@ -111,12 +111,12 @@ def test_what_is_said_is_told_once(pieces: list[bytes]) -> None:
     texts = ["a", "bc", "", "d"]
     stream = [chunk({"content": text}) for text in texts]
     stream += [chunk({}, finish_reason="stop"), totals() + DONE, *pieces]
-    telling = Messaging("m", 9, shows_thoughts=True)
+    telling = MessageTranslator("m", 9, shows_thoughts=True)
     out = b"".join(telling.events(piece) for piece in stream) + telling.end()
     bodies = [orjson.loads(line[6:]) for line in out.splitlines() if line.startswith(b"data:")]
     found = [body["delta"].get("text", "") for body in bodies if "delta" in body]
     assert "".join(found) == "abcd"
     assert bodies[-1] == {"type": "message_stop"}
-    lines = Generating("m", SystemClock(), is_chat=True)
+    lines = GenerationTranslator("m", SystemClock(), is_chat=True)
     spoken = (b"".join(lines.events(piece) for piece in stream) + lines.end()).splitlines()
     assert "".join(orjson.loads(line)["message"]["content"] for line in spoken) == "abcd"

@@ -8,8 +8,8 @@ import pytest
 
 from store.etcd.connect import connect
 from store.port import Transport
-from tests.reconciler.gitops.leader import leading
 from tests.support.etcd import running_etcd
+from tests.support.reconciler_gitops import leading
 
 
 @pytest.fixture(scope="module")

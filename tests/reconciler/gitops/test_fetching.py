@@ -6,11 +6,11 @@ from pathlib import Path
 import asyncssh
 
 from machinery.clock import SystemClock
-from reconciler.gitops.asking import Ask, Credentials
-from reconciler.gitops.fetcher import Fetched, fetch
-from tests.reconciler.gitops.servers import Keys, over_http, over_ssh, over_tcp
+from reconciler.gitops.fetch_messages import FetchCredentials, FetchRequest
+from reconciler.gitops.fetcher import FetchResult, fetch
 from tests.support.gitrepo import Repository, pool
 from tests.support.ports import free_port
+from tests.support.reconciler_git_servers import Keys, over_http, over_ssh, over_tcp
 
 
 async def fetched(
@@ -20,25 +20,25 @@ async def fetched(
     path: str = "",
     known: str | None = None,
     timeout_s: float = 60.0,
-    who: Credentials | None = None,
-) -> Fetched:
-    ask = Ask(
+    who: FetchCredentials | None = None,
+) -> FetchResult:
+    ask = FetchRequest(
         repository=repository,
         branch="main",
         path=path,
         cache=str(cache),
-        credentials=who or Credentials(),
+        credentials=who or FetchCredentials(),
         known=known,
         timeout_s=timeout_s,
     )
     return await fetch(ask, SystemClock())
 
 
-def reason(found: Fetched) -> str:
+def reason(found: FetchResult) -> str:
     return "" if found.answer.failure is None else found.answer.failure.reason
 
 
-def message(found: Fetched) -> str:
+def message(found: FetchResult) -> str:
     return "" if found.answer.failure is None else found.answer.failure.message
 
 
@@ -71,7 +71,7 @@ async def test_over_http_a_password_is_told_to_nobody_else(tmp_path: Path) -> No
     first = repo.commit({"a.yaml": pool("a")})
     secret = tmp_path / "token"
     secret.write_text("geheim-4711\n")
-    who = Credentials(username="anna", password_file=str(secret))
+    who = FetchCredentials(username="anna", password_file=str(secret))
     with over_http(repo.repo, password="geheim-4711") as url:
         found = await fetched(url, tmp_path / "cache", who=who)
         assert (found.answer.revision, message(found)) == (first, "")
@@ -84,7 +84,9 @@ async def test_over_http_a_password_is_told_to_nobody_else(tmp_path: Path) -> No
     assert "ZmFsc2No" not in wrong.answer.model_dump_json()
     plain = await fetched("http://git.example.com/fleet.git", tmp_path / "cache4", who=who)
     assert "would travel unprotected" in message(plain)
-    gone = await fetched(url, tmp_path / "c5", who=Credentials(password_file=str(tmp_path / "no")))
+    gone = await fetched(
+        url, tmp_path / "c5", who=FetchCredentials(password_file=str(tmp_path / "no"))
+    )
     assert reason(gone) == "CredentialsMissing"
     assert "no cannot be read in the reconciler's --git-credentials folder" in message(gone)
 
@@ -92,7 +94,7 @@ async def test_over_http_a_password_is_told_to_nobody_else(tmp_path: Path) -> No
 async def test_over_ssh_both_sides_show_who_they_are(tmp_path: Path) -> None:
     repo, keys = Repository(tmp_path / "r.git"), Keys(tmp_path / "keys")
     first = repo.commit({"a.yaml": pool("a")})
-    files = Credentials(ssh_key_file=str(keys.key_file), known_hosts_file=str(keys.hosts_file))
+    files = FetchCredentials(ssh_key_file=str(keys.key_file), known_hosts_file=str(keys.hosts_file))
     async with over_ssh(repo.repo, keys) as port:
         url = f"ssh://git@127.0.0.1:{port}/fleet.git"
         keys.know(port, keys.host)
@@ -113,7 +115,7 @@ async def test_over_ssh_both_sides_show_who_they_are(tmp_path: Path) -> None:
         assert reason(nonsense) == "AuthenticationFailed"
         assert "no key at all" not in message(nonsense)
     unknown = await fetched(
-        url, tmp_path / "cache", who=Credentials(ssh_key_file=files.ssh_key_file)
+        url, tmp_path / "cache", who=FetchCredentials(ssh_key_file=files.ssh_key_file)
     )
     assert "credentials.knownHostsFile" in message(unknown)
 

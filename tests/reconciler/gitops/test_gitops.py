@@ -11,8 +11,8 @@ from schemas.pools import NodePool
 from store import keys, objects
 from store.mutate import mutate
 from store.port import Transport
-from tests.reconciler.gitops.leader import CLOCK, applied, gone, ready, said, source, status
 from tests.support.gitrepo import Repository, deployment, pool
+from tests.support.reconciler_gitops import CLOCK, applied, gone, ready, said, source, status
 from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("leader")]

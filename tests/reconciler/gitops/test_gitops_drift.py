@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.targets import with_spec
+from fleetctl.objects.targets import with_spec
 from manifests.delete import delete
-from manifests.ownership import updated
+from manifests.ownership import record_update
 from schemas.gitsource import Drift, GitSource
 from schemas.pools import NodePool
 from schemas.route import ModelRoute
 from store import objects
 from store.mutate import mutate
 from store.port import Transport
-from tests.reconciler.gitops.leader import (
+from tests.support.gitrepo import Repository, deployment, pool
+from tests.support.reconciler_gitops import (
     CLOCK,
     applied,
     events,
@@ -23,7 +24,6 @@ from tests.reconciler.gitops.leader import (
     status,
     synced,
 )
-from tests.support.gitrepo import Repository, deployment, pool
 from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("leader")]
@@ -34,7 +34,7 @@ async def scaled(store: Transport, name: str, number: int) -> None:
 
     def change(one: NodePool) -> NodePool | None:
         after = with_spec(one, priority=number)
-        return None if after is None else updated(one, after, "fleetctl-edit", CLOCK.now())
+        return None if after is None else record_update(one, after, "fleetctl-edit", CLOCK.now())
 
     await mutate(store, CLOCK, NodePool, name, change)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from dulwich.objects import Blob, ObjectID, Tree
 
-from reconciler.gitops.asking import Failure
-from reconciler.gitops.fetching.cache import commit_of
-from reconciler.gitops.fetching.failing import FetchError
-from reconciler.gitops.fetching.tree import Files
+from reconciler.gitops.fetch_messages import FetchFailure
+from reconciler.gitops.fetch_process.commit_tree import CommitTree
+from reconciler.gitops.fetch_process.errors import FetchError
+from reconciler.gitops.fetch_process.repository import commit_of
 from tests.reconciler.gitops.test_fetching import fetched, message, reason
 from tests.support.gitrepo import Link, Module, Repository, pool
 
@@ -60,11 +60,11 @@ def test_what_is_not_taken(
 
 def read(repo: Repository, commit: str) -> list[str]:
     """Return the files whose manifests a commit has."""
-    files = Files(repo.repo, commit_of(repo.repo, commit.encode()), repo.url)
+    files = CommitTree(repo.repo, commit_of(repo.repo, commit.encode()), repo.url)
     return [one.source for one in files.documents("").documents]
 
 
-def refused(repo: Repository, commit: str) -> Failure:
+def refused(repo: Repository, commit: str) -> FetchFailure:
     with pytest.raises(FetchError) as caught:
         read(repo, commit)
     return caught.value.failure

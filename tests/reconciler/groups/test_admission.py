@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.groups import admission
-from schemas.node import ModelGeometry, Splitting
+from reconciler.groups import model_split
+from schemas.node import ModelGeometry, SplitOptions
 from schemas.shardgroup import MOST_RANKS, Parallelism
-from tests.reconciler.groups.models import SMOL, piped
 from tests.support.examples import few
+from tests.support.reconciler_group_models import SMOL, piped
 
 
-def split_as(splitting: Splitting | None) -> ModelGeometry:
+def split_as(splitting: SplitOptions | None) -> ModelGeometry:
     return SMOL.model_copy(update={"splitting": splitting})
 
 
@@ -44,7 +44,7 @@ ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
         "qwen2, 4 heads, 2 KV heads: Tensor works with 2, not 3; Pipeline works with 3",
     ),
     (
-        split_as(Splitting(basis="gemma3")),
+        split_as(SplitOptions(basis="gemma3")),
         "Tensor",
         2,
         "gemma3: mlx-lm can split it neither by Tensor nor by Pipeline; run it on one Mac, or take another model",
@@ -57,7 +57,7 @@ ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
         "folder does so, within a minute",
     ),
     (
-        split_as(Splitting(unknown="ValueError: no rope", tensor=(3,))),
+        split_as(SplitOptions(unknown="ValueError: no rope", tensor=(3,))),
         "Tensor",
         3,
         "over how many Macs this llama model can be split could not be found out: ValueError: no rope; where this "
@@ -70,17 +70,17 @@ ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
 def test_a_refusal_names_the_nearest_thing_that_works(
     geometry: ModelGeometry, way: Parallelism, size: int, words: str
 ) -> None:
-    assert admission.complaint(geometry, way, size) == words
+    assert model_split.unsupported_reason(geometry, way, size) == words
 
 
 def test_tensor_comes_first() -> None:
-    assert admission.ways(piped(), 2) == ("Tensor", "Pipeline")
-    assert admission.ways(piped(), 3) == ("Pipeline",)
-    assert admission.ways(SMOL, 2) == ()
+    assert model_split.supported_ways(piped(), 2) == ("Tensor", "Pipeline")
+    assert model_split.supported_ways(piped(), 3) == ("Pipeline",)
+    assert model_split.supported_ways(SMOL, 2) == ()
 
 
 splittings = st.builds(
-    Splitting,
+    SplitOptions,
     tensor=st.sets(st.integers(2, MOST_RANKS)).map(sorted).map(tuple),
     is_pipelined=st.booleans(),
     layer_bytes=st.lists(st.just(1), max_size=40).map(tuple),
@@ -91,14 +91,18 @@ splittings = st.builds(
 @settings(max_examples=few(200))
 @given(splitting=splittings | st.none(), size=st.integers(2, MOST_RANKS))
 def test_what_is_refused_in_words_is_no_way_and_the_other_way_round(
-    splitting: Splitting | None, size: int
+    splitting: SplitOptions | None, size: int
 ) -> None:
     geometry = split_as(splitting)
-    ways = admission.ways(geometry, size)
+    ways = model_split.supported_ways(geometry, size)
     for way in ("Tensor", "Pipeline"):
-        words = admission.complaint(geometry, way, size)
-        assert (words == "") == (way in ways) == (size in admission.sizes(geometry, way))
+        words = model_split.unsupported_reason(geometry, way, size)
+        assert (
+            (words == "") == (way in ways) == (size in model_split.supported_sizes(geometry, way))
+        )
         if splitting is not None and not splitting.unknown and words:
             # Every size that is offered instead works.
-            named = {n for w in ("Tensor", "Pipeline") for n in admission.sizes(geometry, w)}
+            named = {
+                n for w in ("Tensor", "Pipeline") for n in model_split.supported_sizes(geometry, w)
+            }
             assert named or "neither" in words

@@ -8,32 +8,32 @@ import pytest
 
 from reconciler.groups.epochs import (
     Epoch,
+    count_failures,
     epoch_of,
-    failures,
-    given_up,
-    next_look_s,
+    epoch_requeue_after_s,
+    mark_given_up,
     next_shapes,
 )
-from reconciler.replica_status import replica_status
-from schemas.formation import Formation, Golden
-from schemas.meta import Condition, Truth, find_condition
+from reconciler.status import replica_status
+from schemas.formation import Formation, GoldenAnswer
+from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import RankStatus, ReplicaStatus
-from tests.reconciler.groups.situations import on
 from tests.support.fleets import NOW
+from tests.support.reconciler_group_situations import on
 
 PAIR = on("ab").replica
 OVER = Epoch(over="RankEnded", message="rank 1 on b: it ended with -9")
 LOST = replace(OVER, is_lost=True)
 STEADY = replace(OVER, is_steady=True)
-GOLDEN = Golden(pieces=("a",), logprobs=(-0.5,))
+GOLDEN = GoldenAnswer(pieces=("a",), logprobs=(-0.5,))
 
 
 def formation(**changes: object) -> Formation:
     return Formation(group="pair", formed_at=NOW).model_copy(update=changes)
 
 
-def report(type_: str, *, holds: bool = True, golden: Golden | None = None) -> RankStatus:
-    truth = Truth.TRUE if holds else Truth.FALSE
+def report(type_: str, *, holds: bool = True, golden: GoldenAnswer | None = None) -> RankStatus:
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
     said = Condition(type=type_, status=truth, reason="Fake", message="so it is")
     return RankStatus(replica_uid="u", node="a", epoch=1, golden=golden, conditions=(said,))
 
@@ -104,7 +104,7 @@ def test_one_rank_has_no_epochs() -> None:
     ],
 )
 def test_failures_in_a_row(before: Formation, epoch: Epoch, wanted: int) -> None:
-    assert failures(before, epoch) == wanted
+    assert count_failures(before, epoch) == wanted
 
 
 def test_waits_grow_to_a_minute() -> None:
@@ -143,10 +143,10 @@ def test_an_epoch_is_steady_after_a_minute_and_stays_so() -> None:
     old = written(look(SERVES, FOLLOWS), None, 0)
     young = look(SERVES, FOLLOWS, old=old, later_s=20)
     assert (young.is_steady, young.served_s) == (False, 20)
-    assert next_look_s(PAIR, young) == 40
+    assert epoch_requeue_after_s(PAIR, young) == 40
     grown = look(SERVES, FOLLOWS, old=old, later_s=60)
     assert grown.is_steady
-    assert next_look_s(PAIR, grown) is None
+    assert epoch_requeue_after_s(PAIR, grown) is None
     old = written(grown, old, 60)
     assert look(SERVES, ENDED, old=old, later_s=100).is_steady
 
@@ -168,31 +168,31 @@ def test_the_wait_runs_from_when_it_was_first_seen() -> None:
     old = written(over, None, 0)
     found = find_condition(old.conditions, "EpochOver")
     assert found is not None
-    assert (found.status, found.message) == (Truth.TRUE, "epoch 1: rank 1 on b: so it is")
+    assert (found.status, found.message) == (ConditionStatus.TRUE, "epoch 1: rank 1 on b: so it is")
     again = look(SERVES, ENDED, old=old, later_s=3)
     assert again.over_s == 3
     failing = PAIR.model_copy(
         update={"spec": PAIR.spec.model_copy(update={"formation": formation(failures=1)})}
     )
-    assert next_look_s(failing, again) == 2
-    assert next_look_s(PAIR, again) is None
+    assert epoch_requeue_after_s(failing, again) == 2
+    assert epoch_requeue_after_s(PAIR, again) is None
 
 
 def test_a_crash_loop_is_written_down_and_holds() -> None:
     failing = PAIR.model_copy(
         update={"spec": PAIR.spec.model_copy(update={"formation": formation(failures=2)})}
     )
-    tried = given_up(failing, OVER, 1)
+    tried = mark_given_up(failing, OVER, 1)
     assert tried is not None
     assert tried.is_given_up
-    assert next_look_s(failing, tried) is None
-    left = given_up(failing, OVER, 2)
+    assert epoch_requeue_after_s(failing, tried) is None
+    left = mark_given_up(failing, OVER, 2)
     assert left is not None
     assert not left.is_given_up
     old = written(tried, None, 0)
     found = find_condition(old.conditions, "CrashLooping")
     assert found is not None
-    assert (found.status, found.reason) == (Truth.TRUE, "TriedEverything")
+    assert (found.status, found.reason) == (ConditionStatus.TRUE, "TriedEverything")
     # An agent that has forgotten does not make it go round again.
     assert look(SERVES, ENDED, old=old).is_given_up
     assert not look(SERVES, FOLLOWS, old=old).is_given_up

@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.groups.cables import around, circle
-from reconciler.groups.fabric import Missing, links, missing, seats
-from schemas.fabric import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
-from schemas.formation import Formation, Seat
-from schemas.node import NodeStatus
-from schemas.rendezvous import rendezvous
+from reconciler.groups.fabric import (
+    FabricFault,
+    assign_seats,
+    find_faults,
+    find_ring,
+    group_cables,
+    ring_pairs,
+)
+from schemas.formation import Formation, Seat, rendezvous
+from schemas.node import FabricInterface, NodeFabric, NodeStatus, RdmaDevice, ThunderboltPort
 from schemas.shardgroup import Backend, GroupMember, ShardGroupSpec
-from tests.reconciler.agents import node_status
+from tests.support.reconciler_agents import node_status
 
 Mac = tuple[str, NodeStatus]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -65,7 +69,7 @@ def meshed(count: int) -> list[Mac]:
 
 def ringed(count: int, *, wires: int = 1) -> list[Mac]:
     names = [f"mac-{number}" for number in range(count)]
-    pairs = around(names) * wires
+    pairs = ring_pairs(names) * wires
     return [
         mac(name, [b if a == name else a for a, b in pairs if name in (a, b)], number=at)
         for at, name in enumerate(names)
@@ -101,8 +105,8 @@ def with_status(macs: list[Mac], at: int, **changes: object) -> list[Mac]:
 
 
 def seated(backend: Backend, macs: list[Mac]) -> tuple[Seat, ...]:
-    found = seats(group(backend, macs), macs)
-    assert not isinstance(found, Missing), found.message
+    found = assign_seats(group(backend, macs), macs)
+    assert not isinstance(found, FabricFault), found.message
     return found
 
 
@@ -111,7 +115,7 @@ def test_a_ring_has_the_members_addresses_or_the_agents() -> None:
     spec = ShardGroupSpec(
         members=(GroupMember(node="a", addresses=("192.168.1.1",)), GroupMember(node="b"))
     )
-    assert seats(spec, macs) == (
+    assert assign_seats(spec, macs) == (
         Seat(node="a", addresses=("192.168.1.1",)),
         Seat(node="b", addresses=("192.168.1.2",)),
     )
@@ -207,26 +211,26 @@ def test_what_is_missing_is_named(
 ) -> None:
     macs = make(meshed(3) if backend == "jaccl" else ringed(3))
     spec = group(backend, macs)
-    found = list(missing(spec, macs))
+    found = list(find_faults(spec, macs))
     assert [one.reason for one in found] == reasons
     assert words in found[0].message
-    assert seats(spec, macs) == found[0]
+    assert assign_seats(spec, macs) == found[0]
 
 
 def test_a_cable_that_is_not_there_and_what_would_do() -> None:
     macs = ringed(4)
-    (found,) = missing(group("jaccl", macs), macs)
+    (found,) = find_faults(group("jaccl", macs), macs)
     assert found.reason == "NoCable"
     assert "between mac-0 and mac-2, mac-1 and mac-3;" in found.message
     assert "jaccl-ring with members in the order mac-0, mac-1, mac-2, mac-3" in found.message
 
     crossed = [macs[0], macs[2], macs[1], macs[3]]
-    (found,) = missing(group("jaccl-ring", crossed), crossed)
+    (found,) = find_faults(group("jaccl-ring", crossed), crossed)
     assert "between mac-0 and mac-2, mac-1 and mac-3;" in found.message
     assert "write members in the order mac-0, mac-1, mac-2, mac-3" in found.message
 
     bare = [mac("a", ["z"], number=1), mac("b", ["z"], number=2)]
-    (found,) = missing(group("jaccl", bare), bare)
+    (found,) = find_faults(group("jaccl", bare), bare)
     assert (
         "between a and b; backend jaccl needs one between any two: plug in what is missing"
         in found.message
@@ -274,9 +278,9 @@ def test_devices_that_a_person_named(here: str, there: str, reasons: list[str]) 
             GroupMember(node="mac-2"),
         ),
     )
-    assert [one.reason for one in missing(spec, macs)] == reasons
+    assert [one.reason for one in find_faults(spec, macs)] == reasons
     if not reasons:
-        assert seats(spec, macs) == seated("jaccl", macs)
+        assert assign_seats(spec, macs) == seated("jaccl", macs)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_addresses_that_no_rank_could_take(
 ) -> None:
     macs = with_status(meshed(2), 0, **changes)
     spec = group("ring", macs, **member)
-    assert [one.reason for one in missing(spec, macs)] == [reason] * bool(reason)
+    assert [one.reason for one in find_faults(spec, macs)] == [reason] * bool(reason)
 
 
 @pytest.mark.parametrize(
@@ -313,23 +317,23 @@ def test_addresses_that_no_rank_could_take(
 def test_where_all_ranks_meet(backend: Backend, count: int, own: str, meeting: str) -> None:
     macs = meshed(count)
     spec = group(backend, macs, addresses=(own,))
-    found = seats(spec, macs)
-    assert not isinstance(found, Missing)
+    found = assign_seats(spec, macs)
+    assert not isinstance(found, FabricFault)
     assert [seat.meeting for seat in found] == [meeting] + [""] * (count - 1)
     made = rendezvous("uid", Formation(group="g", backend=backend, formed_at=NOW), found)
     assert made.control[0] == made.coordinator[0] == (meeting or own)
     assert made.hosts[0][0].startswith(own)
     if meeting:
         lonely = with_status(macs, 0, address="127.0.0.1")
-        assert [one.reason for one in missing(spec, lonely)] == ["NoMeetingPlace"]
+        assert [one.reason for one in find_faults(spec, lonely)] == ["NoMeetingPlace"]
 
 
 def test_sizes_that_jaccl_does_not_take() -> None:
     selecting = ShardGroupSpec.model_validate_json(
         '{"selector": {}, "size": 2, "backend": "jaccl"}'
     )
-    assert [one.reason for one in missing(selecting, meshed(1))] == ["TooFew"]
-    assert [one.reason for one in missing(selecting, meshed(9))] == ["TooMany"]
+    assert [one.reason for one in find_faults(selecting, meshed(1))] == ["TooFew"]
+    assert [one.reason for one in find_faults(selecting, meshed(9))] == ["TooMany"]
 
 
 @settings(max_examples=100)
@@ -347,7 +351,7 @@ def test_every_device_leads_to_the_rank_it_is_named_for(
         name: {f"rdma_{port.interface}": port for port in status.fabric.ports}
         for name, status in macs
     }
-    neighbours = {frozenset(pair) for pair in around([name for name, _ in macs])}
+    neighbours = {frozenset(pair) for pair in ring_pairs([name for name, _ in macs])}
     for (i, one), (j, other) in combinations(enumerate(found), 2):
         here, there = one.rdma[j], other.rdma[i]
         assert len(here) == len(there)
@@ -355,7 +359,7 @@ def test_every_device_leads_to_the_rank_it_is_named_for(
         for a, b in zip(here, there, strict=True):
             assert ends[one.node][a].peer == ends[other.node][b].domain
     assert all(seat.rdma[rank] == () for rank, seat in enumerate(found))
-    assert len(links(group(backend, macs), macs)) == (
+    assert len(group_cables(group(backend, macs), macs)) == (
         len(neighbours) if ring else count * (count - 1) // 2
     )
     assert {seat.node for seat in found} == set(by_name)
@@ -368,7 +372,7 @@ def test_a_circle_is_found_wherever_there_is_one(count: int, data: st.DataObject
     names = [str(number) for number in range(count)]
     ring = data.draw(st.permutations(names))
     extra = data.draw(st.sets(st.sampled_from(list(map(frozenset, combinations(names, 2))))))
-    cabled = {frozenset(pair) for pair in around(ring)}
-    found = circle(names, cabled | extra)
-    assert all(frozenset(pair) in cabled | extra for pair in around(found))
-    assert circle(names, cabled - {frozenset(ring[:2])}) == ()
+    cabled = {frozenset(pair) for pair in ring_pairs(ring)}
+    found = find_ring(names, cabled | extra)
+    assert all(frozenset(pair) in cabled | extra for pair in ring_pairs(found))
+    assert find_ring(names, cabled - {frozenset(ring[:2])}) == ()

@@ -6,22 +6,31 @@ import pytest
 
 from reconciler.actions import CreateReplica, ReformReplica
 from reconciler.groups.epochs import Epoch
-from reconciler.observe import Hold, NodeView
-from reconciler.placement.place import Placed, Placer
-from reconciler.placement.refusals import one_line
-from reconciler.placement.table import Table
-from reconciler.placement.want import want_of
+from reconciler.placement.inputs import request_for
+from reconciler.placement.refusals import summary_line
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Assignment, Placer
 from reconciler.plan import plan
-from schemas.formation import Golden
+from reconciler.views import NodeHold, NodeView
+from schemas.formation import GoldenAnswer
 from schemas.node import Taint
-from tests.reconciler.groups.situations import BIG, LAYER, counted, group, mac, on, seen, sharded
-from tests.reconciler.shorthand import short
 from tests.support.fleets import GIB, node
+from tests.support.reconciler_group_situations import (
+    BIG,
+    LAYER,
+    counted,
+    group,
+    mac,
+    on,
+    seen,
+    sharded,
+)
+from tests.support.reconciler_shorthand import short
 
 A, B, C = mac("a"), mac("b"), mac("c")
 AWAY = replace(B, is_ready=False)
-QUIET = Hold(reason="NodeWithheld", message="quiet hours")
-REBOOT = Hold(reason="NeedsReboot", message="a rank does not die")
+QUIET = NodeHold(reason="NodeWithheld", message="quiet hours")
+REBOOT = NodeHold(reason="NeedsReboot", message="a rank does not die")
 TAINT = Taint(key="owner", effect="NoSchedule")
 OVER = Epoch(over="RankEnded", message="rank 1 on b: it ended with -9")
 LOST = Epoch(over="NodeLost", message="b is away", is_lost=True)
@@ -113,7 +122,7 @@ def test_why_it_goes_nowhere(where: object, nodes: tuple[NodeView, ...], wanted:
     decided = plan(seen(sharded(), nodes=nodes, groups=[where]))  # type: ignore[list-item]
     assert decided.actions == ()
     assert decided.unschedulable is not None
-    assert one_line(decided.unschedulable) == f"ShardGroup pair: {wanted}"
+    assert summary_line(decided.unschedulable) == f"ShardGroup pair: {wanted}"
 
 
 def test_every_member_says_why_it_cannot() -> None:
@@ -129,7 +138,7 @@ def test_every_member_says_why_it_cannot() -> None:
 def test_a_group_that_is_not_there_is_named() -> None:
     decided = plan(seen(sharded("pear"), nodes=[A, B], groups=[PAIR]))
     assert decided.unschedulable is not None
-    assert one_line(decided.unschedulable) == (
+    assert summary_line(decided.unschedulable) == (
         "ShardGroup pear: there is no such group; apply its manifest, or name another in spec.sharding"
     )
 
@@ -271,16 +280,16 @@ def test_the_next_epoch_remembers_what_may_still_be_there() -> None:
 def test_what_leaves_is_counted_until_it_has_ended() -> None:
     replica = on("ab", epoch=replace(OVER, is_steady=True))
     nodes = (A, replace(B, holds=(REBOOT,)), C)
-    placer = Placer(Table(seen(sharded(), [replica], nodes, [SPARE]).nodes), [SPARE])
-    found = placer.again(want_of(sharded()), replica.replica, STEADY)
-    assert isinstance(found, Placed)
+    placer = Placer(NodeTable(seen(sharded(), [replica], nodes, [SPARE]).nodes), [SPARE])
+    found = placer.again(request_for(sharded()), replica.replica, STEADY)
+    assert isinstance(found, Assignment)
     free = placer.draft.free.tolist()
     assert free[:2] == [GIB, GIB]
     assert free[2] == 10 * GIB - found.ranks[1].memory.total_bytes
 
 
 def test_the_answer_goes_with_the_model() -> None:
-    golden = Golden(pieces=("a",), logprobs=(-0.5,))
+    golden = GoldenAnswer(pieces=("a",), logprobs=(-0.5,))
     over = replace(OVER, golden=golden, over_s=10.0)
     (same,) = plan(seen(sharded(), [on("ab", epoch=over)], (A, B), [SMALLER])).actions
     assert isinstance(same, ReformReplica)
@@ -302,7 +311,7 @@ def test_a_crash_loop_is_told_and_ends() -> None:
     decided = plan(seen(sharded(), [replica], (A, B), [PAIR]))
     assert decided.actions == ()
     assert decided.unschedulable is not None
-    assert one_line(decided.unschedulable) == (
+    assert summary_line(decided.unschedulable) == (
         "ShardGroup pair: it failed 3 times in a row as qwen-0, and there is no further fallback; at "
         "last rank 1 on b: it ended with -9. It is not started again until the deployment changes, or "
         "by `fleetctl rollout restart`"
@@ -333,7 +342,7 @@ def test_any_rank_on_a_drained_node_counts(
     wide = [
         replace(one, allocatable_bytes=20 * GIB)
         if one.name != "b"
-        else replace(one, leave="draining", holds=(Hold(reason="NodeDraining", message="so"),))
+        else replace(one, leave="draining", holds=(NodeHold(reason="NodeDraining", message="so"),))
         for one in nodes
     ]
     decided = plan(seen(sharded(), [on("ab")], wide, [where]))  # type: ignore[list-item]

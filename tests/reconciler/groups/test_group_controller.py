@@ -16,9 +16,9 @@ from store import codec, keys, objects
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Transport
-from tests.reconciler.agents import FakeAgent, node_status, put_rank
-from tests.reconciler.groups.situations import BIG, sharded
 from tests.support.etcd import running_etcd
+from tests.support.reconciler_agents import FakeAgent, node_status, put_rank
+from tests.support.reconciler_group_situations import BIG, sharded
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.etcd

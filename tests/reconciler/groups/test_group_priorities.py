@@ -2,21 +2,21 @@
 
 from dataclasses import replace
 
-from reconciler.observe import NodeView, Observed, Tenant
-from reconciler.placement.place import Displaces, Placer, Waits
-from reconciler.placement.table import Table
-from reconciler.placement.want import Rival, want_of
+from reconciler.placement.inputs import Rival, request_for
+from reconciler.placement.table import NodeTable
+from reconciler.placer import PendingAssignment, Placer, PreemptingAssignment
 from reconciler.plan import plan
-from tests.reconciler.groups.situations import group, mac, seen, sharded
-from tests.reconciler.shorthand import short
+from reconciler.views import Allocation, DeploymentView, NodeView
 from tests.support.fleets import GIB
+from tests.support.reconciler_group_situations import group, mac, seen, sharded
+from tests.support.reconciler_shorthand import short
 
 A, B = mac("a"), mac("b")
 PAIR, SMALLER = group("ab"), group("ab", fallbacks=[{"model": "qwen-4bit"}])
 
 
-def tenant(name: str, size_gib: float, *nodes: str, priority: int = 0) -> Tenant:
-    return Tenant(
+def tenant(name: str, size_gib: float, *nodes: str, priority: int = 0) -> Allocation:
+    return Allocation(
         replica=name,
         deployment=name.rpartition("-")[0],
         bytes=int(size_gib * GIB),
@@ -26,8 +26,8 @@ def tenant(name: str, size_gib: float, *nodes: str, priority: int = 0) -> Tenant
     )
 
 
-def crowded(view: NodeView, *tenants: Tenant) -> NodeView:
-    return replace(view, tenants=tenants, used_bytes=sum(one.bytes for one in tenants))
+def crowded(view: NodeView, *allocations: Allocation) -> NodeView:
+    return replace(view, allocations=allocations, used_bytes=sum(one.bytes for one in allocations))
 
 
 def test_a_whole_group_displaces_once_whoever_is_in_its_way() -> None:
@@ -41,9 +41,9 @@ def test_a_whole_group_displaces_once_whoever_is_in_its_way() -> None:
 
 def test_what_a_group_waits_for_is_kept_for_it() -> None:
     ends = replace(tenant("low-0", 4), is_ending=True)
-    placer = Placer(Table([crowded(A, ends), B]), [SMALLER])
-    outcome = placer.claim(want_of(sharded()))
-    assert isinstance(outcome, Waits)
+    placer = Placer(NodeTable([crowded(A, ends), B]), [SMALLER])
+    outcome = placer.claim(request_for(sharded()))
+    assert isinstance(outcome, PendingAssignment)
     assert [rank.node for rank in outcome.ranks] == ["a", "b"]
     assert outcome.why.note.startswith("waits until low-0 has ended")
     assert placer.draft.promised.tolist() == [rank.memory.total_bytes for rank in outcome.ranks]
@@ -51,14 +51,14 @@ def test_what_a_group_waits_for_is_kept_for_it() -> None:
 
 def test_who_displaces_one_rank_ends_them_all() -> None:
     spread = tenant("low-0", 6, "a", "b")
-    placer = Placer(Table([crowded(A, spread), crowded(B, spread)]))
-    outcome = placer.claim(want_of(sharded("Never", priority=10, memory="6Gi")))
-    assert isinstance(outcome, Displaces)
+    placer = Placer(NodeTable([crowded(A, spread), crowded(B, spread)]))
+    outcome = placer.claim(request_for(sharded("Never", priority=10, memory="6Gi")))
+    assert isinstance(outcome, PreemptingAssignment)
     assert placer.draft.ending.tolist() == [6 * GIB, 6 * GIB]
 
 
 def test_a_rival_that_is_split_chooses_first() -> None:
-    other = replace(want_of(sharded(priority=5)), name="rival")
-    situation: Observed = seen(sharded("Never", memory="6Gi"), nodes=[A, B], groups=[PAIR])
+    other = replace(request_for(sharded(priority=5)), name="rival")
+    situation: DeploymentView = seen(sharded("Never", memory="6Gi"), nodes=[A, B], groups=[PAIR])
     decided = plan(replace(situation, rivals=(Rival(want=other, missing=1),)))
     assert decided.actions == ()

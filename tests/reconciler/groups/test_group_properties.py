@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.plan import plan
-from tests.reconciler.groups.worlds import World
 from tests.support.examples import few
+from tests.support.reconciler_group_worlds import World
 
 seeds = st.integers(0, 2**32)
 

@@ -5,14 +5,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.groups.proof import Load, deal_layers, prove_rank
-from reconciler.groups.split import spans
-from reconciler.placement.proof import Extras, prove
+from reconciler.groups.model_split import RankLoad, deal_layers, layer_spans, prove_rank
+from reconciler.placement.memory_proof import ProofExtras, prove
 from schemas.node import ModelGeometry
-from tests.reconciler.groups.models import MIXED_LAYERS, SMOL, mixed, piped
 from tests.support.examples import few
+from tests.support.reconciler_group_models import MIXED_LAYERS, SMOL, mixed, piped
 
-LOAD = Load(context_length=512, concurrency=2)
+LOAD = RankLoad(context_length=512, concurrency=2)
 
 
 def test_a_share_weighs_what_mlx_lm_made_of_it() -> None:
@@ -52,7 +51,7 @@ def test_who_was_not_weighed_layer_by_layer_counts_as_whole() -> None:
 
 
 def test_what_a_person_says_counts_for_every_rank() -> None:
-    load = Load(context_length=512, concurrency=2, override_bytes=1000)
+    load = RankLoad(context_length=512, concurrency=2, override_bytes=1000)
     assert prove_rank(piped(), load, size=2, layers=(0, 1)).total_bytes == 1000
     assert prove_rank(piped(), load, size=2, layers=None).total_bytes == 1000
     assert deal_layers(piped(), load, (1000, 1000), (1, 1)) == (1, 3)
@@ -76,16 +75,16 @@ rooms = st.lists(st.integers(0, 3 * 2**20), min_size=2, max_size=4)
 def test_what_is_dealt_out_fits_rank_by_rank(
     geometry: ModelGeometry, spare: list[int], window: int | None, prefix: int
 ) -> None:
-    extras = Extras(kv_window=window, prefix_cache_bytes=prefix)
-    load = Load(context_length=300, concurrency=3, extras=extras)
+    extras = ProofExtras(kv_window=window, prefix_cache_bytes=prefix)
+    load = RankLoad(context_length=300, concurrency=3, extras=extras)
     least = prove_rank(geometry, load, size=len(spare), layers=(0, 0)).total_bytes
     room = [least + more for more in spare]
     dealt = deal_layers(geometry, load, room, [100.0] * len(room))
     if dealt is None:
         assert min(spare) < prove_rank(geometry, load, size=2, layers=(0, 12)).total_bytes - least
         return
-    covered = [0, *(stop for _, stop in sorted(spans(dealt)))]
+    covered = [0, *(stop for _, stop in sorted(layer_spans(dealt)))]
     assert [b - a for a, b in pairwise(covered)] == list(reversed(dealt))
     assert covered[-1] == 12
-    for span, limit in zip(spans(dealt), room, strict=True):
+    for span, limit in zip(layer_spans(dealt), room, strict=True):
         assert prove_rank(geometry, load, size=len(room), layers=span).total_bytes <= limit

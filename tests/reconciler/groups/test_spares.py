@@ -3,14 +3,14 @@
 import pytest
 
 from reconciler.actions import CreateReplica
-from reconciler.groups.view import GroupView
-from reconciler.placement.refusals import one_line
+from reconciler.groups.group_view import GroupView
+from reconciler.placement.refusals import summary_line
 from reconciler.plan import plan
 from schemas.shardgroup import Backend
-from tests.reconciler.groups.situations import mac, seen, sharded
 from tests.reconciler.groups.test_fabric import group as cabled
 from tests.reconciler.groups.test_fabric import meshed, with_fabric
-from tests.reconciler.shorthand import short
+from tests.support.reconciler_group_situations import mac, seen, sharded
+from tests.support.reconciler_shorthand import short
 
 NAMES = ("mac-0", "mac-1", "mac-2")
 
@@ -42,5 +42,5 @@ def test_nobody_left_is_told_per_mac() -> None:
     situation = seen(sharded(), (), [mac(n) for n in NAMES], [three("jaccl", off=(0, 2))])
     refused = plan(situation).unschedulable
     assert refused is not None
-    assert "rdma_ctl enable" in one_line(refused)
+    assert "rdma_ctl enable" in summary_line(refused)
     assert [node for node, why in refused.refusals if why.reason == "RdmaOff"] == ["mac-0", "mac-2"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.groups.split import spans, split
+from reconciler.groups.model_split import layer_spans, split_layers
 from tests.support.examples import few
 
 PLENTY = 10**9
@@ -43,11 +43,11 @@ def test_layers_are_dealt_out(
     speeds: tuple[float, ...],
     wanted: tuple[int, ...] | None,
 ) -> None:
-    assert split(layers, fixed, rooms, speeds) == wanted
+    assert split_layers(layers, fixed, rooms, speeds) == wanted
 
 
 def test_spans_are_those_of_mlx_lm() -> None:
-    assert spans((2, 3, 1)) == ((4, 6), (1, 4), (0, 1))
+    assert layer_spans((2, 3, 1)) == ((4, 6), (1, 4), (0, 1))
 
 
 def ways(layers: list[int], ranks: int) -> list[tuple[int, ...]]:
@@ -71,18 +71,18 @@ def test_it_is_the_best_of_all_ways(case: tuple[list[int], int, list[int], list[
     layers, fixed, rooms, speeds = case
 
     def slowest(way: tuple[int, ...]) -> float:
-        held = [sum(layers[start:stop]) for start, stop in spans(way)]
+        held = [sum(layers[start:stop]) for start, stop in layer_spans(way)]
         fits = all(fixed + own <= room for own, room in zip(held, rooms, strict=True))
         return max(own / pace for own, pace in zip(held, speeds, strict=True)) if fits else inf
 
     best = min(map(slowest, ways(layers, len(rooms))), default=inf)
-    found = split(layers, fixed, rooms, speeds)
+    found = split_layers(layers, fixed, rooms, speeds)
     if found is None:
         assert best == inf
         return
     assert sum(found) == len(layers)
     assert min(found) >= 1
-    assert sorted(layer for span in spans(found) for layer in range(*span)) == list(
+    assert sorted(layer for span in layer_spans(found) for layer in range(*span)) == list(
         range(len(layers))
     )
     assert slowest(found) == pytest.approx(best)

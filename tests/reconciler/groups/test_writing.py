@@ -7,16 +7,15 @@ from datetime import timedelta
 
 import pytest
 
-from reconciler import views
+from reconciler import observe
 from reconciler.actions import CreateReplica, ReformReplica, ReleaseRanks
-from reconciler.groups.view import Form
-from reconciler.known import groups
-from reconciler.nodes.circumstances import Moment
-from reconciler.nodes.views import NodeViews
-from reconciler.observe import ReplicaView
+from reconciler.groups.group_view import GroupForm
+from reconciler.listers import lister
+from reconciler.nodes.node_views import NodeViewCache, Now
 from reconciler.rollout.revisions import content_of
-from schemas.formation import Golden
-from schemas.meta import Condition, ObjectMeta, Truth
+from reconciler.views import ReplicaView
+from schemas.formation import GoldenAnswer
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.pools import NodeSelector
 from schemas.replica import LeavingRank, RankAssignment, RankStatus, Replica
@@ -24,13 +23,13 @@ from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.errors import ConflictError
 from store.port import Delete, Put
-from tests.reconciler.agents import put_endpoint, put_lease, put_node
-from tests.reconciler.groups.situations import on, sharded
 from tests.reconciler.test_execute import World as Store
 from tests.reconciler.test_fleet import World
 from tests.support.fleets import GIB, NOW, PROOF
+from tests.support.reconciler_agents import put_endpoint, put_lease, put_node
+from tests.support.reconciler_group_situations import on, sharded
 
-FORM = Form(
+FORM = GroupForm(
     group="pair",
     backend="ring",
     parallelism="Tensor",
@@ -38,9 +37,9 @@ FORM = Form(
     environment=(("MLX_METAL_FAST_SYNCH", "1"),),
     model="qwen",
 )
-GOLDEN = Golden(pieces=("a",), logprobs=(-0.5,))
+GOLDEN = GoldenAnswer(pieces=("a",), logprobs=(-0.5,))
 CONTENT = content_of(sharded())
-LATER = views.Looked(now=NOW + timedelta(seconds=5))
+LATER = observe.Now(now=NOW + timedelta(seconds=5))
 
 
 def rank(node: str, gib: int = 1) -> RankAssignment:
@@ -148,7 +147,7 @@ async def world() -> AsyncIterator[World]:
 
 
 def put_rank(replica: Replica, number: int, type_: str, *, epoch: int = 1) -> Put:
-    said = Condition(type=type_, status=Truth.TRUE, reason="Fake")
+    said = Condition(type=type_, status=ConditionStatus.TRUE, reason="Fake")
     node = replica.spec.ranks[number].node
     report = RankStatus(
         replica_uid=replica.metadata.uid, node=node, epoch=epoch, conditions=(said,)
@@ -156,8 +155,8 @@ def put_rank(replica: Replica, number: int, type_: str, *, epoch: int = 1) -> Pu
     return Put(key=keys.rank_key(node, replica.name, number), value=codec.encode(report))
 
 
-def observed(world: World, looked: views.Looked = LATER) -> ReplicaView:
-    (found,) = views.observe(world.fleet, "qwen", looked, nodes=()).replicas
+def observed(world: World, looked: observe.Now = LATER) -> ReplicaView:
+    (found,) = observe.observe(world.fleet, "qwen", looked, nodes=()).replicas
     return found
 
 
@@ -183,7 +182,7 @@ async def test_any_node_of_it_may_be_lost(world: World) -> None:
     replica = on("ab").replica
     await world.have(sharded(), replica)
     await world.write(put_rank(replica, 0, "Ready"), put_endpoint(replica))
-    lost = views.Looked(now=NOW, lost=frozenset({"b"}))
+    lost = observe.Now(now=NOW, lost=frozenset({"b"}))
     await world.write(Delete(key=keys.node_lease_key("b")))
     found = observed(world, lost)
     assert (found.is_node_lost, found.away, found.is_ready) == (True, frozenset("b"), False)
@@ -195,7 +194,7 @@ async def test_it_has_stopped_when_all_of_it_has(world: World) -> None:
     await world.have(sharded(), replica)
     await world.write(put_rank(replica, 0, "Stopped"))
     assert not observed(world).is_stopped
-    assert observed(world, views.Looked(now=NOW, lost=frozenset("b"))).is_stopped
+    assert observed(world, observe.Now(now=NOW, lost=frozenset("b"))).is_stopped
     await world.write(put_rank(replica, 1, "Stopped"))
     assert observed(world).is_stopped
 
@@ -209,16 +208,16 @@ async def test_what_leaves_is_waited_for(world: World) -> None:
     said = RankStatus(replica_uid=replica.metadata.uid, node="c", epoch=1)
     key = keys.rank_key("c", "qwen-0", 1)
     await world.write(Put(key=key, value=codec.encode(said)))
-    assert observed(world).unended == (left,)
-    tenants = {
-        view.name: [one.bytes // GIB for one in view.tenants]
-        for view in NodeViews().look(world.fleet, Moment(now=NOW)).nodes
+    assert observed(world).leaving_ranks == (left,)
+    allocations = {
+        view.name: [one.bytes // GIB for one in view.allocations]
+        for view in NodeViewCache().look(world.fleet, Now(now=NOW)).nodes
     }
-    assert tenants == {"a": [9], "b": [9], "c": [4]}
+    assert allocations == {"a": [9], "b": [9], "c": [4]}
     # Its agent removes what it said once the rank has ended; one that does not has had its time.
-    assert observed(world, views.Looked(now=NOW + timedelta(seconds=37))).unended == ()
+    assert observed(world, observe.Now(now=NOW + timedelta(seconds=37))).leaving_ranks == ()
     await world.write(Delete(key=key))
-    assert observed(world).unended == ()
+    assert observed(world).leaving_ranks == ()
 
 
 async def test_reservations_of_lists_and_selectors(world: World) -> None:
@@ -226,10 +225,10 @@ async def test_reservations_of_lists_and_selectors(world: World) -> None:
         made = ShardGroupSpec.model_validate({"reservation": "Exclusive", **spec})
         return ShardGroup(metadata=ObjectMeta(name=name), spec=made)
 
-    nodes = NodeViews()
+    nodes = NodeViewCache()
 
     def held() -> dict[str, str]:
-        table = nodes.look(world.fleet, Moment(now=NOW))
+        table = nodes.look(world.fleet, Now(now=NOW))
         return {view.name: view.reserved_by_group for view in table.nodes}
 
     listed = reserving("list", members=(GroupMember(node="a"), GroupMember(node="b")))
@@ -248,11 +247,11 @@ async def test_reservations_of_lists_and_selectors(world: World) -> None:
 async def test_members_as_they_are_listed_or_found(world: World) -> None:
     spec = ShardGroupSpec(selector=NodeSelector(), size=2)
     await world.have(ShardGroup(metadata=ObjectMeta(name="any"), spec=spec))
-    (found,) = groups.views_of(world.fleet, ["any", "Never"])
+    (found,) = lister.group_views(world.fleet, ["any", "Never"])
     assert (found.members, set(found.machines)) == (("a", "b", "c"), {"a", "b", "c"})
-    assert groups.views_of(world.fleet, ["Auto"]) == (found,)
-    assert groups.views_of(world.fleet, ["none"]) == ()
-    assert groups.replicas_on(world.fleet, "pair") == []
+    assert lister.group_views(world.fleet, ["Auto"]) == (found,)
+    assert lister.group_views(world.fleet, ["none"]) == ()
+    assert lister.replicas_on_group(world.fleet, "pair") == []
     replica = on("ab").replica
     await world.have(replica)
-    assert [one.name for one in groups.replicas_on(world.fleet, "pair")] == [replica.name]
+    assert [one.name for one in lister.replicas_on_group(world.fleet, "pair")] == [replica.name]

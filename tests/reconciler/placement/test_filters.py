@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.observe import Hold, NodeView
+from reconciler.explain import explain_nodes
 from reconciler.placement import filters
-from reconciler.placement.explain import explain
-from reconciler.placement.place import Placed, place
-from reconciler.placement.proof import prove
-from reconciler.placement.refusals import Unschedulable, one_line
-from reconciler.placement.want import Want, want_of
+from reconciler.placement.inputs import PlacementRequest, request_for
+from reconciler.placement.memory_proof import prove
+from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.placer import Assignment, place_replica
+from reconciler.views import NodeHold, NodeView
 from schemas.node import ModelReport, Taint
 from schemas.placement import Placement, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
 
 
-def want(**placement: object) -> Want:
-    return want_of(deployment(placement=Placement.model_validate(placement)))
+def want(**placement: object) -> PlacementRequest:
+    return request_for(deployment(placement=Placement.model_validate(placement)))
 
 
 def knows(**changes: object) -> dict[str, ModelReport]:
@@ -175,7 +175,7 @@ REFUSALS = [
         id="promised-memory",
     ),
     pytest.param(
-        want_of(deployment(memory="9Gi")),
+        request_for(deployment(memory="9Gi")),
         A,
         "InsufficientMemory",
         "needs 9.0 GiB (spec.resources.memory says so), has 8.0 GiB free of 8.0 GiB",
@@ -186,14 +186,16 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("wanted", "there", "reason", "message", "line"), REFUSALS)
-def test_refusals(wanted: Want, there: NodeView, reason: str, message: str, line: str) -> None:
-    rejected = filters.reject(wanted, there)
+def test_refusals(
+    wanted: PlacementRequest, there: NodeView, reason: str, message: str, line: str
+) -> None:
+    rejected = filters.find_rejection(wanted, there)
     assert rejected is not None
     assert (rejected.reason, rejected.message) == (reason, message)
-    verdict = place(wanted, [there])
+    verdict = place_replica(wanted, [there])
     assert isinstance(verdict, Unschedulable)
     assert verdict.refusals == (("a", rejected),)
-    assert one_line(verdict) == f"0/1 nodes fit: {line}"
+    assert summary_line(verdict) == f"0/1 nodes fit: {line}"
 
 
 @pytest.mark.parametrize(
@@ -208,14 +210,14 @@ def test_refusals(wanted: Want, there: NodeView, reason: str, message: str, line
         (replace(ANYWHERE, apart_from=frozenset({"llama"})), replace(A, replicas={"phi": 1})),
         (ANYWHERE, replace(A, models=knows(max_context=None))),
         (
-            want_of(deployment(memory="4Gi")),
+            request_for(deployment(memory="4Gi")),
             replace(A, models=knows(unknown="what is it")),
         ),
     ],
 )
-def test_fits(wanted: Want, there: NodeView) -> None:
-    assert filters.reject(wanted, there) is None
-    assert isinstance(place(wanted, [there]), Placed)
+def test_fits(wanted: PlacementRequest, there: NodeView) -> None:
+    assert filters.find_rejection(wanted, there) is None
+    assert isinstance(place_replica(wanted, [there]), Assignment)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +237,14 @@ def test_tolerations_are_those_of_kubernetes(
     toleration: dict[str, str], *, is_tolerated: bool
 ) -> None:
     wanted = want(tolerations=(Toleration.model_validate(toleration),))
-    rejected = filters.reject(wanted, replace(A, taints=(GPU,)))
+    rejected = filters.find_rejection(wanted, replace(A, taints=(GPU,)))
     assert (rejected is None) is is_tolerated
 
 
 def test_a_byte_decides() -> None:
     need = prove(GEOMETRY, context_length=1024, concurrency=1).total_bytes
-    assert filters.reject(ANYWHERE, replace(A, allocatable_bytes=need)) is None
-    rejected = filters.reject(ANYWHERE, replace(A, allocatable_bytes=need - 1))
+    assert filters.find_rejection(ANYWHERE, replace(A, allocatable_bytes=need)) is None
+    rejected = filters.find_rejection(ANYWHERE, replace(A, allocatable_bytes=need - 1))
     assert rejected is not None
     assert (rejected.reason, rejected.need, rejected.have) == ("InsufficientMemory", need, need - 1)
 
@@ -258,7 +260,7 @@ def test_what_is_wrong_is_said_in_order() -> None:
     )  # fmt: skip
     there = NodeView(
         name="a", is_ready=False, is_cordoned=True, reserved_by_group="pair", taints=(GPU,),
-        replicas={"llama": 1, "qwen": 1}, holds=(Hold(reason="NeedsReboot", message="it waits"),),
+        replicas={"llama": 1, "qwen": 1}, holds=(NodeHold(reason="NeedsReboot", message="it waits"),),
     )  # fmt: skip
     cures: list[tuple[str, dict[str, object]]] = [
         ("NodeNotReady", {"is_ready": True}),
@@ -278,41 +280,41 @@ def test_what_is_wrong_is_said_in_order() -> None:
         ("InsufficientMemory", {"allocatable_bytes": 4 * GIB}),
     ]
     for reason, cure in cures:
-        rejected = filters.reject(wanted, there)
+        rejected = filters.find_rejection(wanted, there)
         assert rejected is not None
         assert rejected.reason == reason
         there = replace(there, **cure)  # type: ignore[arg-type]  # the table above has the types
-    assert filters.reject(wanted, there) is None
+    assert filters.find_rejection(wanted, there) is None
 
 
 def test_a_line_for_people() -> None:
     small = [node("a", memory_gib=1), node("b", memory_gib=2), node("c", memory_gib=0.5)]
     others = [replace(node("d"), is_cordoned=True), replace(node("e"), is_ready=False)]
-    verdict = place(ANYWHERE, [*small, *others])
+    verdict = place_replica(ANYWHERE, [*small, *others])
     assert isinstance(verdict, Unschedulable)
-    assert one_line(verdict) == (
+    assert summary_line(verdict) == (
         "0/5 nodes fit: 3 short of memory (need 2.8 GiB, best has 2.0), 1 cordoned, 1 NotReady"
     )
 
 
 def test_where_messages_differ_one_speaks_for_all() -> None:
     wanted = want(node_selector={"rack": "1", "room": "x"})
-    verdict = place(wanted, [replace(node("a"), labels={"rack": "1"}), node("b")])
+    verdict = place_replica(wanted, [replace(node("a"), labels={"rack": "1"}), node("b")])
     assert isinstance(verdict, Unschedulable)
     line = "0/2 nodes fit: 2 not selected (it lacks the label rack=1, room=x)"
-    assert one_line(verdict) == line
+    assert summary_line(verdict) == line
 
 
 def test_an_empty_fleet_is_explained() -> None:
-    verdict = place(ANYWHERE, [])
+    verdict = place_replica(ANYWHERE, [])
     assert isinstance(verdict, Unschedulable)
     line = "no node has joined the fleet yet; start fleet-nodeagent on a Mac"
-    assert one_line(verdict) == line
-    assert explain(ANYWHERE, []) == ()
+    assert summary_line(verdict) == line
+    assert explain_nodes(ANYWHERE, []) == ()
 
 
 def test_a_thousand_refusals_say_no_more_than_twenty() -> None:
-    verdict = place(ANYWHERE, [node(f"n{at:04}", is_ready=False) for at in range(1000)])
+    verdict = place_replica(ANYWHERE, [node(f"n{at:04}", is_ready=False) for at in range(1000)])
     assert isinstance(verdict, Unschedulable)
     assert [name for name, _ in verdict.refusals] == [f"n{at:04}" for at in range(20)]
-    assert one_line(verdict) == "0/1000 nodes fit: 1000 NotReady"
+    assert summary_line(verdict) == "0/1000 nodes fit: 1000 NotReady"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.placement.proof import prove
+from reconciler.placement.memory_proof import prove
 from schemas.node import LayerGroup, ModelGeometry
 from tests.support.fleets import GEOMETRY
 

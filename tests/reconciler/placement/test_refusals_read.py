@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.observe import Hold, NodeView
-from reconciler.placement.filters import reject
-from reconciler.placement.place import Placed, place
-from reconciler.placement.refusals import Unschedulable, one_line
-from reconciler.placement.want import want_of
+from reconciler.placement.filters import find_rejection
+from reconciler.placement.inputs import request_for
+from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.placer import Assignment, place_replica
+from reconciler.views import NodeHold, NodeView
 from tests.support.fleets import GIB, deployment, node
 
-WANT = want_of(deployment())
+WANT = request_for(deployment())
 LINES = [
     ("NodeDraining", "1 draining"),
     ("NodeWithheld", "1 withheld (so it is)"),
@@ -29,20 +29,20 @@ LINES = [
 
 
 def held(name: str, reason: str, **more: int) -> NodeView:
-    hold = Hold(reason=reason, message="so it is", **more)
-    return replace(node(name), holds=(hold, Hold(reason="NotTheFirst", message="and no more")))
+    hold = NodeHold(reason=reason, message="so it is", **more)
+    return replace(node(name), holds=(hold, NodeHold(reason="NotTheFirst", message="and no more")))
 
 
 @pytest.mark.parametrize(("reason", "line"), LINES)
 def test_what_a_node_says(reason: str, line: str) -> None:
     there = held("a", reason)
-    rejected = reject(WANT, there)
+    rejected = find_rejection(WANT, there)
     assert rejected is not None
     assert (rejected.reason, rejected.message) == (reason, "so it is")
-    verdict = place(WANT, [there])
+    verdict = place_replica(WANT, [there])
     assert isinstance(verdict, Unschedulable)
     assert verdict.refusals == (("a", rejected),)
-    assert one_line(verdict) == f"0/1 nodes fit: {line}"
+    assert summary_line(verdict) == f"0/1 nodes fit: {line}"
 
 
 def test_disk_is_counted_by_who_has_most() -> None:
@@ -50,23 +50,23 @@ def test_disk_is_counted_by_who_has_most() -> None:
         held(name, "InsufficientDisk", need=50 * GIB, have=have * GIB)
         for name, have in (("a", 10), ("b", 40), ("c", 20))
     ]
-    verdict = place(WANT, [*nodes, replace(node("d"), is_cordoned=True)])
+    verdict = place_replica(WANT, [*nodes, replace(node("d"), is_cordoned=True)])
     assert isinstance(verdict, Unschedulable)
     line = "0/4 nodes fit: 3 short of disk (need 50.0 GiB, best has 40.0), 1 cordoned"
-    assert one_line(verdict) == line
+    assert summary_line(verdict) == line
 
 
 def test_who_is_away_is_away_whatever_else_holds() -> None:
-    rejected = reject(WANT, replace(held("a", "NeedsReboot"), is_ready=False))
+    rejected = find_rejection(WANT, replace(held("a", "NeedsReboot"), is_ready=False))
     assert rejected is not None
     assert rejected.reason == "NodeNotReady"
 
 
 def test_others_take_what_a_held_back_node_does_not() -> None:
-    verdict = place(WANT, [held("a", "NodeFlapping"), node("b", memory_gib=4)])
-    assert isinstance(verdict, Placed)
+    verdict = place_replica(WANT, [held("a", "NodeFlapping"), node("b", memory_gib=4)])
+    assert isinstance(verdict, Assignment)
     assert verdict.node == "b"
 
 
 def test_a_reason_to_leave_alone_keeps_nothing_away() -> None:
-    assert reject(WANT, replace(node("a"), leave="draining: fleetctl drain")) is None
+    assert find_rejection(WANT, replace(node("a"), leave="draining: fleetctl drain")) is None

@@ -4,35 +4,35 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.observe import NodeView, Tenant
+from reconciler.explain import explain_nodes
 from reconciler.placement import hardware
-from reconciler.placement.explain import explain
-from reconciler.placement.place import Placed, Placer, place
-from reconciler.placement.proof import prove
+from reconciler.placement.inputs import PlacementRequest, request_for
+from reconciler.placement.memory_proof import prove
 from reconciler.placement.refusals import Unschedulable
-from reconciler.placement.table import Table
-from reconciler.placement.want import Want, want_of
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Assignment, Placer, place_replica
+from reconciler.views import Allocation, NodeView
 from schemas.node import ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
 
 
-def want(**placement: object) -> Want:
-    return want_of(deployment(placement=Placement.model_validate(placement)))
+def want(**placement: object) -> PlacementRequest:
+    return request_for(deployment(placement=Placement.model_validate(placement)))
 
 
-def only(name: str) -> Want:
+def only(name: str) -> PlacementRequest:
     """Return a want for which nothing but one score counts."""
     names = ("speed", "pool", "taints", "headroom", "siblings", "spreading", "movement")
     weights = {**dict.fromkeys(names, 0), name: 1}
     return want(weights=ScoreWeights.model_validate(weights))
 
 
-def where(*nodes: NodeView, of: Want | None = None) -> str:
+def where(*nodes: NodeView, of: PlacementRequest | None = None) -> str:
     wanted = of or want()
-    placed = place(wanted, nodes)
-    assert isinstance(placed, Placed)
-    assert explain(wanted, nodes)[0].node == placed.node
+    placed = place_replica(wanted, nodes)
+    assert isinstance(placed, Assignment)
+    assert explain_nodes(wanted, nodes)[0].node == placed.node
     return placed.node
 
 
@@ -51,17 +51,17 @@ def test_replicas_of_others_are_no_siblings() -> None:
 
 @pytest.mark.parametrize("profile", ["Balanced", "BinPack", "Spread", "HardwareAware"])
 def test_where_a_replica_of_ours_ends_the_next_one_begins(profile: str) -> None:
-    ends = Tenant(replica="qwen-0", deployment="qwen", bytes=GIB, is_ending=True)
-    there = replace(node("b"), tenants=(ends,), used_bytes=GIB, replicas={"qwen": 1})
-    wanted = want_of(deployment(placement=Placement.model_validate({"profile": profile})))
-    placer = Placer(Table((node("a"), there)))
+    ends = Allocation(replica="qwen-0", deployment="qwen", bytes=GIB, is_ending=True)
+    there = replace(node("b"), allocations=(ends,), used_bytes=GIB, replicas={"qwen": 1})
+    wanted = request_for(deployment(placement=Placement.model_validate({"profile": profile})))
+    placer = Placer(NodeTable((node("a"), there)))
     placer.discount("qwen", ["b"])  # as the planner does with what ends
     placed = placer.place(wanted)
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Assignment)
     assert placed.node == "b"
     # One that stays, or another's, is no reason to come.
     for tenant in (replace(ends, deployment="other"), replace(ends, is_ending=False)):
-        other = replace(there, tenants=(tenant,), used_bytes=0)
+        other = replace(there, allocations=(tenant,), used_bytes=0)
         assert where(node("a"), other, of=wanted) == "a"
 
 
@@ -85,7 +85,7 @@ SOFT = Taint(key="owner", effect="PreferNoSchedule")
 def test_each_score_alone(score: str, better: dict[str, object]) -> None:
     winner = replace(node("z"), **better)  # type: ignore[arg-type]  # the table has the types
     assert where(node("a"), winner, of=only(score)) == "z"
-    first, second = explain(only(score), [node("a"), winner])
+    first, second = explain_nodes(only(score), [node("a"), winner])
     assert [part.name for part in first.parts] == [score]
     assert 100 >= first.score > second.score >= 0
 
@@ -100,10 +100,10 @@ def test_taints_that_only_ask_are_heeded_if_they_can_be() -> None:
 
 def test_replicas_are_spread_over_labels() -> None:
     racks = [replace(node(f"{rack}{at}"), labels={"rack": rack}) for rack in "xy" for at in "12"]
-    placer = Placer(Table(racks))
+    placer = Placer(NodeTable(racks))
     wanted = want(spread_by=("rack",))
     found = [placer.place(wanted) for _ in range(4)]
-    assert [one.node for one in found if isinstance(one, Placed)] == ["x1", "y1", "x2", "y2"]
+    assert [one.node for one in found if isinstance(one, Assignment)] == ["x1", "y1", "x2", "y2"]
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_nodes_that_are_big_enough_come_first_and_others_after_them() -> None:
     assert where(small, big) == "b"
     assert where(small, replace(big, used_bytes=7 * GIB)) == "a"
     assert where(small, big, of=want(tier="Off")) == "a"
-    first, second = explain(want(), [small, big])
+    first, second = explain_nodes(want(), [small, big])
     assert (first.is_preferred, second.is_preferred) == (True, False)
 
 
 def test_among_nodes_that_are_too_small_the_best_is_still_the_best() -> None:
-    placer = Placer(Table([sized("a", gpu_cores=8, gb=8), sized("b", gpu_cores=8, gb=8)]))
+    placer = Placer(NodeTable([sized("a", gpu_cores=8, gb=8), sized("b", gpu_cores=8, gb=8)]))
     found = [placer.place(want()) for _ in range(2)]
-    assert [one.node for one in found if isinstance(one, Placed)] == ["a", "b"]
+    assert [one.node for one in found if isinstance(one, Assignment)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -182,17 +182,17 @@ def test_the_best_mac_that_was_sold_has_a_hundred_points() -> None:
 
 
 def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
-    placer = Placer(Table([node("a", memory_gib=6)]))
+    placer = Placer(NodeTable([node("a", memory_gib=6)]))
     placed = placer.place(want())
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Assignment)
     assert placed.memory == prove(GEOMETRY, context_length=1024, concurrency=1)
-    assert isinstance(placer.place(want()), Placed)
+    assert isinstance(placer.place(want()), Assignment)
     assert isinstance(placer.place(want()), Unschedulable)
 
 
 def test_an_explanation_has_it_all() -> None:
     nodes = [node("b"), replace(node("a"), is_cordoned=True), node("c", memory_gib=16)]
-    found = explain(want(), nodes)
+    found = explain_nodes(want(), nodes)
     assert [one.node for one in found] == ["c", "b", "a"]
     best, _, refused = found
     assert best.memory == prove(GEOMETRY, context_length=1024, concurrency=1)

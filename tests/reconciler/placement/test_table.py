@@ -6,14 +6,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.observe import NodeView
-from reconciler.placement.explain import explain, summary
-from reconciler.placement.place import Placed, Placer, place
-from reconciler.placement.refusals import Unschedulable, one_line, refusals
-from reconciler.placement.table import Table
-from reconciler.placement.want import Want
-from tests.reconciler.placement.fleets import NAMES, fleets, wants
+from reconciler.explain import explain_nodes, summarize
+from reconciler.placement.inputs import PlacementRequest
+from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Assignment, Placer, place_replica
+from reconciler.views import NodeView
 from tests.support.examples import few
+from tests.support.reconciler_nodes import NAMES, fleets, wants
 
 Fleet = tuple[NodeView, ...]
 
@@ -26,10 +26,10 @@ def counts(found: Unschedulable) -> set[tuple[str, int, int, int]]:
     }
 
 
-def fill(want: Want, fleet: Fleet, row: str) -> Fleet:
+def fill(want: PlacementRequest, fleet: Fleet, row: str) -> Fleet:
     """Return the fleet with one more replica on a node, as observing would show it."""
     (taken,) = [node for node in fleet if node.name == row]
-    memory = explain(want, [taken])[0].memory
+    memory = explain_nodes(want, [taken])[0].memory
     assert memory is not None
     after = replace(
         taken,
@@ -41,47 +41,49 @@ def fill(want: Want, fleet: Fleet, row: str) -> Fleet:
 
 @settings(max_examples=few(100))
 @given(fleets, st.lists(wants(), min_size=2, max_size=2), st.integers(1, 6))
-def test_columns_decide_as_the_functions_do(fleet: Fleet, wanted: list[Want], number: int) -> None:
+def test_columns_decide_as_the_functions_do(
+    fleet: Fleet, wanted: list[PlacementRequest], number: int
+) -> None:
     other = replace(wanted[1], name="llama")
-    placer = Placer(Table(fleet))
+    placer = Placer(NodeTable(fleet))
     for want in (wanted[0], other) * number:
-        told = explain(want, fleet)
+        told = explain_nodes(want, fleet)
         ranking = placer._ranking(want)
-        why = refusals(placer.draft, want, ranking)
+        why = collect_refusals(placer.draft, want, ranking)
         scored = {one.node: one.score if one.fits else -math.inf for one in told}
         assert ranking._score.tolist() == [scored[name] for name in sorted(scored)]
-        assert counts(why) == counts(summary(told))
-        assert why.refusals == summary(told).refusals
+        assert counts(why) == counts(summarize(told))
+        assert why.refusals == summarize(told).refusals
         outcome = placer.place(want)
         if not told or not told[0].fits:
             assert outcome == why
             continue
-        assert isinstance(outcome, Placed)
+        assert isinstance(outcome, Assignment)
         assert (outcome.node, outcome.memory) == (told[0].node, told[0].memory)
         fleet = fill(want, fleet, outcome.node)
 
 
 @settings(max_examples=few(100))
 @given(fleets, wants())
-def test_the_order_of_nodes_decides_nothing(fleet: Fleet, want: Want) -> None:
-    assert place(want, fleet) == place(want, tuple(reversed(fleet)))
-    assert explain(want, fleet) == explain(want, tuple(reversed(fleet)))
+def test_the_order_of_nodes_decides_nothing(fleet: Fleet, want: PlacementRequest) -> None:
+    assert place_replica(want, fleet) == place_replica(want, tuple(reversed(fleet)))
+    assert explain_nodes(want, fleet) == explain_nodes(want, tuple(reversed(fleet)))
 
 
 @settings(max_examples=few(100))
 @given(fleets, fleets, st.lists(wants(), min_size=2, max_size=2), st.sets(st.sampled_from(NAMES)))
 def test_a_table_made_from_the_one_before_is_like_a_new_one(
-    before: Fleet, other: Fleet, wanted: list[Want], changed: set[str]
+    before: Fleet, other: Fleet, wanted: list[PlacementRequest], changed: set[str]
 ) -> None:
-    old = Table(before)
+    old = NodeTable(before)
     Placer(old).place(wanted[0])  # so that there are answers to take over
     after = tuple(renewed(node, other) if node.name in changed else node for node in before)
-    made, new = Table(after, before=old), Table(after)
+    made, new = NodeTable(after, before=old), NodeTable(after)
     for name in ("allocatable", "used", "ending", "promised"):
         assert getattr(made, name).tolist() == getattr(new, name).tolist()
     assert {name: rows for name, rows in made.counts.items() if rows} == new.counts
     assert same_outcomes(made, new, wanted)
-    assert same_outcomes(Table(other, before=old), Table(other), wanted)
+    assert same_outcomes(NodeTable(other, before=old), NodeTable(other), wanted)
 
 
 def renewed(node: NodeView, other: Fleet) -> NodeView:
@@ -89,18 +91,18 @@ def renewed(node: NodeView, other: Fleet) -> NodeView:
     namesake = next((one for one in other if one.name == node.name), None)
     if namesake is not None:
         return namesake
-    return replace(node, used_bytes=7, tenants=(), replicas={"llama": 1}, promised_bytes=3)
+    return replace(node, used_bytes=7, allocations=(), replicas={"llama": 1}, promised_bytes=3)
 
 
-def same_outcomes(one: Table, another: Table, wanted: list[Want]) -> bool:
+def same_outcomes(one: NodeTable, another: NodeTable, wanted: list[PlacementRequest]) -> bool:
     mine, theirs = Placer(one), Placer(another)
     return all(mine.claim(want) == theirs.claim(want) for want in (*wanted, *wanted))
 
 
 @settings(max_examples=few(100))
 @given(fleets, wants())
-def test_every_node_that_refuses_says_why(fleet: Fleet, want: Want) -> None:
-    for one in explain(want, fleet):
+def test_every_node_that_refuses_says_why(fleet: Fleet, want: PlacementRequest) -> None:
+    for one in explain_nodes(want, fleet):
         if one.refusal is None:
             assert one.memory is not None
             assert one.memory.total_bytes <= one.room_bytes
@@ -113,21 +115,23 @@ def test_every_node_that_refuses_says_why(fleet: Fleet, want: Want) -> None:
 
 @settings(max_examples=few(100))
 @given(fleets, wants())
-def test_the_line_counts_every_node(fleet: Fleet, want: Want) -> None:
-    outcome = place(want, fleet)
+def test_the_line_counts_every_node(fleet: Fleet, want: PlacementRequest) -> None:
+    outcome = place_replica(want, fleet)
     if isinstance(outcome, Unschedulable) and fleet:
         assert sum(tally.count for tally in outcome.tallies) == len(fleet)
-        assert one_line(outcome).startswith(f"0/{len(fleet)} nodes fit: ")
+        assert summary_line(outcome).startswith(f"0/{len(fleet)} nodes fit: ")
 
 
 @settings(max_examples=few(100))
 @given(fleets, wants(), st.integers(1, 12))
-def test_no_node_is_given_more_than_it_has(fleet: Fleet, want: Want, number: int) -> None:
-    placer = Placer(Table(fleet))
+def test_no_node_is_given_more_than_it_has(
+    fleet: Fleet, want: PlacementRequest, number: int
+) -> None:
+    placer = Placer(NodeTable(fleet))
     given_: dict[str, int] = {}
     for _ in range(number):
         outcome = placer.claim(want)
-        if isinstance(outcome, Placed):
+        if isinstance(outcome, Assignment):
             size = outcome.memory.total_bytes
             given_[outcome.node] = given_.get(outcome.node, 0) + size
     for node in fleet:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import orjson
 
 from machinery.clock import Clock
-from store.cache.informer import Informer
 from store.errors import ConflictError, StoreError, UnavailableError
-from store.port import KeyValue, Put, Transport, Unchanged, WatchBatch
+from store.informer import Informer
+from store.port import KeyValue, ModRevisionGuard, Put, Transport, WatchBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Writer:
         return landed
 
     async def _attempt(self, item: KeyValue | None) -> None:
-        guard = Unchanged(key=self._key, mod_revision=item.mod_revision if item else 0)
+        guard = ModRevisionGuard(key=self._key, mod_revision=item.mod_revision if item else 0)
         put = Put(key=self._key, value=read(item).raised(self.name))
         try:
             await self._transport.commit([guard], [put])

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from machinery.clock import SystemClock
-from store.cache.informer import Informer
 from store.errors import UnavailableError
+from store.etcd.adapter import CALL_S, CONNECT_S
 from store.etcd.address import EtcdAddress
-from store.etcd.calls import CALL_S, CONNECT_S
+from store.informer import Informer
 from store.port import Delete, KeyValue, Operation, Put, Transport
 from tests.store.chaos.counting import CachedFollower, Follower, Writer, gaps, read
 from tests.store.chaos.ways import going

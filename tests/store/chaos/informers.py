@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from machinery.clock import SystemClock
-from store.cache.informer import Informer
 from store.errors import UnavailableError
 from store.etcd.address import EtcdAddress
+from store.informer import Informer
 from store.port import KeyValue, Transport
 from tests.store.chaos.ways import going
 from tests.support.tcp_proxy import TcpProxy, proxied

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from machinery.clock import Clock, SystemClock
-from store.lease import LeaseSession
+from store.leases import LeaseSession
 from store.port import Put, Transport
 from tests.store.chaos.counting import CachedFollower, Follower, Writer, gaps, read, succeeds_soon
 from tests.store.chaos.ways import go

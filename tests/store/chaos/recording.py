@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from machinery.clock import Clock
 from store.errors import ConflictError, UnavailableError
-from store.port import Put, Transport, Unchanged
+from store.port import ModRevisionGuard, Put, Transport
 from tests.support.linear import NEVER, Action, Call, Read, Swap, Value, check
 
 
@@ -67,7 +67,7 @@ class Recording:
         invoked_at = self._clock.monotonic()
         swapped: bool | None = True
         try:
-            guard = Unchanged(key=key, mod_revision=version)
+            guard = ModRevisionGuard(key=key, mod_revision=version)
             revision = await transport.commit([guard], [Put(key=key, value=value.encode())])
             seen[key] = (value, revision)
             self._is_version(key, *seen[key])

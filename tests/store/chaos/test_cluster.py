@@ -7,7 +7,7 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.errors import UnavailableError
-from store.etcd.calls import CALL_S
+from store.etcd.adapter import CALL_S
 from tests.store.chaos.load import PROGRESS, Load, loaded
 from tests.store.chaos.ways import going
 from tests.support.cluster import Cluster, Member, running_cluster

@@ -8,7 +8,7 @@ import pytest
 
 from store.errors import UnavailableError
 from store.etcd.address import EtcdAddress
-from store.port import Change
+from store.port import KeyChange
 from tests.store.chaos.informers import IDLE_S
 from tests.store.chaos.ways import DEFAULT, going
 from tests.store.tcp_etcd import TcpEtcd
@@ -37,10 +37,12 @@ async def long_history(tcp: TcpEtcd, request: pytest.FixtureRequest) -> tuple[st
     return prefix, revisions, await gateway.revision(tcp.url)
 
 
-async def catch_up(way: str, proxy: TcpProxy, prefix: str, after: int, wanted: int) -> list[Change]:
+async def catch_up(
+    way: str, proxy: TcpProxy, prefix: str, after: int, wanted: int
+) -> list[KeyChange]:
     """Watch until so much is seen; the connection is cut on the way."""
     async with going(way, EtcdAddress(endpoints=(proxy.url,)), idle_s=IDLE_S) as transport:
-        changes: list[Change] = []
+        changes: list[KeyChange] = []
         cuts = [wanted // 3, wanted // 2]
         while len(changes) < wanted:
             try:

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from store.etcd.adapter import IDLE_S
 from store.etcd.address import EtcdAddress
-from store.etcd.calls import IDLE_S
 from store.etcd.connect import connect
 from store.port import Transport
 

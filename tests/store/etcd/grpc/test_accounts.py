@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from store.auth.access import Permission, Right, below, one
 from store.errors import AuthOffError, StoreError, UnauthenticatedError, UnavailableError
 from store.etcd.address import EtcdAddress
-from store.etcd.grpc.accounts import EtcdAccounts
+from store.etcd.grpc.admin import AuthClient
+from store.etcd.users import Permission, Right, key_permission, prefix_permission
 from tests.store.binaries import BINARIES
 from tests.store.tcp_etcd import TcpEtcd
 from tests.support.ports import free_port
@@ -25,9 +25,9 @@ async def etcd(
 
 
 @pytest.fixture
-async def accounts(etcd: TcpEtcd) -> AsyncIterator[EtcdAccounts]:
+async def accounts(etcd: TcpEtcd) -> AsyncIterator[AuthClient]:
     """An etcd without users and roles."""
-    found = EtcdAccounts(etcd.address)
+    found = AuthClient(etcd.address)
     for user in await found.users():
         await found.delete_user(user)
     for role in await found.roles():
@@ -36,14 +36,14 @@ async def accounts(etcd: TcpEtcd) -> AsyncIterator[EtcdAccounts]:
     await found.close()
 
 
-async def test_permissions_are_read_back(accounts: EtcdAccounts) -> None:
+async def test_permissions_are_read_back(accounts: AuthClient) -> None:
     await accounts.add_role("agent")
     assert await accounts.permissions_of("agent") == frozenset()
     wanted = {
-        below("/a/", Right.READ),
-        below("/b/", Right.READWRITE),
-        one("/c", Right.WRITE),
-        one("/d/\udcff", Right.READ),  # a key need not be text
+        prefix_permission("/a/", Right.READ),
+        prefix_permission("/b/", Right.READWRITE),
+        key_permission("/c", Right.WRITE),
+        key_permission("/d/\udcff", Right.READ),  # a key need not be text
     }
     for permission in wanted:
         await accounts.grant("agent", permission)
@@ -51,37 +51,40 @@ async def test_permissions_are_read_back(accounts: EtcdAccounts) -> None:
     assert await accounts.roles() == {"agent"}
 
 
-async def test_a_right_to_the_same_range_is_replaced(accounts: EtcdAccounts) -> None:
+async def test_a_right_to_the_same_range_is_replaced(accounts: AuthClient) -> None:
     await accounts.add_role("agent")
     for right in (Right.READ, Right.READWRITE, Right.WRITE):
-        await accounts.grant("agent", below("/a/", right))
-        await accounts.grant("agent", one("/b/", right))
-        assert await accounts.permissions_of("agent") == {below("/a/", right), one("/b/", right)}
+        await accounts.grant("agent", prefix_permission("/a/", right))
+        await accounts.grant("agent", key_permission("/b/", right))
+        assert await accounts.permissions_of("agent") == {
+            prefix_permission("/a/", right),
+            key_permission("/b/", right),
+        }
 
 
-async def test_but_not_where_two_ranges_begin_at_one_key(accounts: EtcdAccounts) -> None:
+async def test_but_not_where_two_ranges_begin_at_one_key(accounts: AuthClient) -> None:
     """A fact of etcd's, for which `init-auth` looks twice."""
     await accounts.add_role("agent")
     for right in (Right.READWRITE, Right.READ):
-        for permission in (below("/a/", right), one("/a/", right)):
+        for permission in (prefix_permission("/a/", right), key_permission("/a/", right)):
             await accounts.grant("agent", permission)
-    assert one("/a/", Right.READWRITE) in await accounts.permissions_of("agent")
-    await accounts.revoke("agent", one("/a/", Right.READWRITE))
-    assert await accounts.permissions_of("agent") == {below("/a/", Right.READ)}
+    assert key_permission("/a/", Right.READWRITE) in await accounts.permissions_of("agent")
+    await accounts.revoke("agent", key_permission("/a/", Right.READWRITE))
+    assert await accounts.permissions_of("agent") == {prefix_permission("/a/", Right.READ)}
 
 
-async def test_a_permission_is_taken_away_and_no_other(accounts: EtcdAccounts) -> None:
+async def test_a_permission_is_taken_away_and_no_other(accounts: AuthClient) -> None:
     await accounts.add_role("agent")
-    kept = {one("/a/", Right.READ), below("/b/", Right.READ)}
-    for permission in (*kept, below("/a/", Right.READ)):
+    kept = {key_permission("/a/", Right.READ), prefix_permission("/b/", Right.READ)}
+    for permission in (*kept, prefix_permission("/a/", Right.READ)):
         await accounts.grant("agent", permission)
-    await accounts.revoke("agent", below("/a/", Right.READ))
+    await accounts.revoke("agent", prefix_permission("/a/", Right.READ))
     assert await accounts.permissions_of("agent") == kept
     with pytest.raises(StoreError, match="permission"):
         await accounts.revoke("agent", Permission(key="/z", right=Right.READ))
 
 
-async def test_users_and_their_roles(accounts: EtcdAccounts) -> None:
+async def test_users_and_their_roles(accounts: AuthClient) -> None:
     await accounts.add_user("a", "1")
     for role in ("x", "y"):
         await accounts.add_role(role)
@@ -96,7 +99,7 @@ async def test_users_and_their_roles(accounts: EtcdAccounts) -> None:
     assert await accounts.users() == frozenset()
 
 
-async def test_what_is_there_or_not_is_said(accounts: EtcdAccounts) -> None:
+async def test_what_is_there_or_not_is_said(accounts: AuthClient) -> None:
     await accounts.add_user("a", "1")
     await accounts.add_role("x")
     with pytest.raises(StoreError, match="user name already exists"):
@@ -111,7 +114,7 @@ async def test_what_is_there_or_not_is_said(accounts: EtcdAccounts) -> None:
         await accounts.enable()  # nobody could mend anything any more
 
 
-async def test_enable_and_disable(etcd: TcpEtcd, accounts: EtcdAccounts) -> None:
+async def test_enable_and_disable(etcd: TcpEtcd, accounts: AuthClient) -> None:
     assert not await accounts.is_on()
     with pytest.raises(AuthOffError):
         await accounts.is_password("root", "r")
@@ -125,9 +128,7 @@ async def test_enable_and_disable(etcd: TcpEtcd, accounts: EtcdAccounts) -> None
     assert not await accounts.is_password("nobody", "r")
     with pytest.raises(UnauthenticatedError, match="asks for a user"):
         await accounts.users()
-    root = EtcdAccounts(
-        EtcdAddress(endpoints=etcd.address.endpoints, username="root", password="r")
-    )
+    root = AuthClient(EtcdAddress(endpoints=etcd.address.endpoints, username="root", password="r"))
     await root.enable()  # once more changes nothing
     assert await root.users() == {"root"}
     await root.disable()
@@ -137,7 +138,7 @@ async def test_enable_and_disable(etcd: TcpEtcd, accounts: EtcdAccounts) -> None
 
 
 async def test_nobody_there() -> None:
-    accounts = EtcdAccounts(EtcdAddress(endpoints=(f"http://127.0.0.1:{free_port()}",)))
+    accounts = AuthClient(EtcdAddress(endpoints=(f"http://127.0.0.1:{free_port()}",)))
     with pytest.raises(UnavailableError, match="refused"):
         await accounts.is_on()
     await accounts.close()

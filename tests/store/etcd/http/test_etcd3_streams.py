@@ -1,4 +1,4 @@
-"""Why `store.etcd.http.route` replaces etcd3-py's constructor and streams: nobody should "simplify" back.
+"""Why `store.etcd.http.json_api` replaces etcd3-py's constructor and streams: nobody should "simplify" back.
 
 If one of these fails after an upgrade, etcd3-py has mended it; read docs/adr/0002-etcd-client.md.
 """
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from etcd3 import AioClient
 
-from store.etcd.http.route import _Route
+from store.etcd.http.json_api import _Etcd3Client
 from store.etcd.http.transport import HttpTransport
 from store.port import Put
 from tests.store.tcp_etcd import TcpEtcd
@@ -41,7 +41,7 @@ async def test_its_constructor_fails_with_the_wrong_error_while_etcd_is_down() -
 
 
 async def test_ours_does_no_io_in_its_constructor(tcp: TcpEtcd) -> None:
-    route = _Route("http://127.0.0.1:1", None)  # type: ignore[arg-type]
+    route = _Etcd3Client("http://127.0.0.1:1", None)  # type: ignore[arg-type]
     assert route.baseurl == "http://127.0.0.1:1"
 
 

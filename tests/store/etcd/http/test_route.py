@@ -9,9 +9,9 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.errors import StoreError, UnavailableError
+from store.etcd.adapter import CALL_S
 from store.etcd.address import EtcdAddress
-from store.etcd.calls import CALL_S
-from store.etcd.http.route import EtcdRoute
+from store.etcd.http.json_api import JsonGateway
 from store.etcd.http.transport import HttpTransport
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Put
@@ -171,10 +171,10 @@ async def test_garbage_is_an_error_of_the_store(status: str, body: bytes) -> Non
 async def test_a_web_server_in_the_way_is_passed_over(tcp: TcpEtcd) -> None:
     answer = saying("503 Service Unavailable", b"<html>sorry</html>")
     async with serving(answer) as url:
-        route = EtcdRoute(EtcdAddress(endpoints=(url, tcp.url)))
+        route = JsonGateway(EtcdAddress(endpoints=(url, tcp.url)))
         assert "version" in await route.call("/maintenance/status", {})
         await route.close()
-        alone = EtcdRoute(EtcdAddress(endpoints=(url,)))
+        alone = JsonGateway(EtcdAddress(endpoints=(url,)))
         with pytest.raises(UnavailableError, match="HTTP 503, and not an answer of etcd") as told:
             await alone.call("/kv/txn", {})
         assert told.value.ambiguous
@@ -192,7 +192,7 @@ async def test_an_answer_that_breaks_off_after_a_write_is_ambiguous() -> None:
 
 @pytest.mark.etcd
 async def test_a_key_that_is_no_text_does_not_stop_a_list(tcp: TcpEtcd) -> None:
-    route = EtcdRoute(tcp.address)
+    route = JsonGateway(tcp.address)
     await route.call("/kv/put", {"key": "L2JpbmFyeS//", "value": "AA=="})  # /binary/ and 0xff
     transport = HttpTransport(replace(tcp.address))
     (item,) = (await transport.list("/binary/")).items

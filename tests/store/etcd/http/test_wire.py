@@ -14,9 +14,9 @@ from store.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from store.etcd.http import wire
-from store.etcd.meanings import exception_of
-from store.port import CreatedAt, Delete, Put, Unchanged
+from store.etcd.error_mapping import error_from_status
+from store.etcd.http import json_api
+from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ from store.port import CreatedAt, Delete, Put, Unchanged
     ],
 )
 def test_error_bodies(body: bytes, expected: type[StoreError]) -> None:
-    error = exception_of(*wire.error_of(body))
+    error = error_from_status(*json_api.error_of_body(body))
     assert type(error) is expected
     if isinstance(error, UnavailableError):
         assert error.ambiguous  # the server was reached, so it may have written
@@ -110,12 +110,12 @@ def test_error_bodies(body: bytes, expected: type[StoreError]) -> None:
     st.binary(max_size=200) | st.from_regex(rb'\{"(error|code|message)":.{0,20}\}', fullmatch=True)
 )
 def test_no_error_body_breaks_the_reader(body: bytes) -> None:
-    assert isinstance(exception_of(*wire.error_of(body)), StoreError)
+    assert isinstance(error_from_status(*json_api.error_of_body(body)), StoreError)
 
 
 @given(st.dictionaries(st.sampled_from(["kv", "key", "value", "lease"]), st.text() | st.none()))
-def test_no_item_breaks_the_reader_but_as_unavailable(tree: wire.Json) -> None:
-    for read in (wire.key_value, wire.change):
+def test_no_item_breaks_the_reader_but_as_unavailable(tree: json_api.Json) -> None:
+    for read in (json_api.key_value, json_api.change):
         try:
             read(tree)
         except UnavailableError as error:
@@ -123,21 +123,24 @@ def test_no_item_breaks_the_reader_but_as_unavailable(tree: wire.Json) -> None:
 
 
 def test_what_is_left_out_is_zero_or_empty() -> None:
-    found = wire.key_value({"key": "L2E="})
+    found = json_api.key_value({"key": "L2E="})
     assert (found.key, found.value, found.mod_revision, found.lease) == ("/a", b"", 0, 0)
 
 
 def test_a_put_has_no_type_and_a_delete_no_value() -> None:
-    put = wire.change({"kv": {"key": "L2E=", "mod_revision": "9007199254740993"}})
+    put = json_api.change({"kv": {"key": "L2E=", "mod_revision": "9007199254740993"}})
     assert put.now is not None
     assert put.now.mod_revision == 9007199254740993  # beyond a float
-    gone = wire.change({"type": "DELETE", "kv": {"key": "L2E=", "mod_revision": "7"}})
+    gone = json_api.change({"type": "DELETE", "kv": {"key": "L2E=", "mod_revision": "7"}})
     assert (gone.key, gone.mod_revision, gone.now) == ("/a", 7, None)
 
 
 def test_a_transaction_says_guards_and_operations() -> None:
-    body = wire.transaction(
-        [Unchanged(key="/a", mod_revision=3), CreatedAt(key="/b", create_revision=4)],
+    body = json_api.transaction(
+        [
+            ModRevisionGuard(key="/a", mod_revision=3),
+            CreateRevisionGuard(key="/b", create_revision=4),
+        ],
         [Put(key="/c", value=b"", lease=5), Put(key="/c", value=b"v"), Delete(key="/d")],
     )
     compare = [
@@ -155,12 +158,12 @@ def test_a_transaction_says_guards_and_operations() -> None:
 def test_keys_survive_the_way_there_and_back(key: str) -> None:
     if key != key.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape"):
         return
-    assert wire.key_value({"key": wire.b64(key)}).key == key
+    assert json_api.key_value({"key": json_api.b64(key)}).key == key
 
 
 def test_what_must_be_there_is_taken_or_missed_aloud() -> None:
-    assert wire.at({"header": {"revision": "3"}}, "header", "revision") == "3"
-    odd: list[wire.Json] = [{}, {"header": None}, {"header": {}}, {"header": "revision"}]
+    assert json_api.field_at({"header": {"revision": "3"}}, "header", "revision") == "3"
+    odd: list[json_api.Json] = [{}, {"header": None}, {"header": {}}, {"header": "revision"}]
     for tree in odd:
         with pytest.raises(UnavailableError, match="not an answer of etcd"):
-            wire.at(tree, "header", "revision")
+            json_api.field_at(tree, "header", "revision")

@@ -12,7 +12,7 @@ from store.etcd.member.binary import (
     is_sound,
     locate,
     parse_version,
-    sound_ones,
+    sound_binaries,
     written_by,
 )
 
@@ -78,7 +78,7 @@ def test_the_first_sound_etcd_counts_not_the_first_etcd(tmp_path: Path) -> None:
     program(tmp_path / "late", "3.6.1")
     (tmp_path / "empty").mkdir()
     folders = [str(tmp_path / name) for name in ("venv", "empty", "nowhere", "bin", "late")]
-    assert [found.path for found in sound_ones(folders)] == [sound, tmp_path / "late" / "etcd"]
+    assert [found.path for found in sound_binaries(folders)] == [sound, tmp_path / "late" / "etcd"]
 
 
 def test_an_explicit_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,21 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
-from store.cache.informer import Informer
 from store.errors import NoSpaceError
 from store.etcd.connect import connect
-from store.etcd.grpc.maintenance import Alarm, Maintenance, MemberStatus
+from store.etcd.grpc.admin import Alarm, MaintenanceClient, MemberStatus
 from store.etcd.member.binary import locate
-from store.etcd.member.care import Care, Disarm, Reclaim, Seen, Trouble, Warn, decide
 from store.etcd.member.embedded import EmbeddedEtcd
+from store.etcd.member.maintenance import (
+    DisarmAlarms,
+    MemberMaintenance,
+    MemberObservation,
+    ReclaimSpace,
+    Trouble,
+    WarnUser,
+    decide,
+)
+from store.informer import Informer
 from store.port import Delete, Put, Transport
 from tests.support.waiting import until, until_async
 
@@ -31,7 +39,7 @@ def seen(
     alarms: tuple[Alarm, ...] = (),
     reclaimed_ago_s: float | None = None,
     warned: tuple[Trouble, ...] = (),
-) -> Seen:
+) -> MemberObservation:
     status = MemberStatus(
         version="3.5.16",
         revision=5000,
@@ -43,7 +51,7 @@ def seen(
         is_learner=False,
         has_alarms=bool(alarms),
     )
-    return Seen(
+    return MemberObservation(
         status=status,
         alarms=alarms,
         quota_bytes=int(quota * MIB),
@@ -53,7 +61,9 @@ def seen(
     )
 
 
-def full(*, reclaimed_ago_s: float | None = None, warned: tuple[Trouble, ...] = ()) -> Seen:
+def full(
+    *, reclaimed_ago_s: float | None = None, warned: tuple[Trouble, ...] = ()
+) -> MemberObservation:
     return seen(
         size=512, in_use=510, alarms=(NOSPACE,), reclaimed_ago_s=reclaimed_ago_s, warned=warned
     )
@@ -65,42 +75,48 @@ def full(*, reclaimed_ago_s: float | None = None, warned: tuple[Trouble, ...] = 
         pytest.param(seen(size=10, in_use=9), None, id="small"),
         pytest.param(seen(size=60, in_use=1), None, id="not-worth-it"),
         pytest.param(seen(size=300, in_use=200), None, id="in-use"),
-        pytest.param(seen(size=300, in_use=100), Reclaim, id="mostly-free"),
+        pytest.param(seen(size=300, in_use=100), ReclaimSpace, id="mostly-free"),
         pytest.param(seen(size=300, in_use=100, reclaimed_ago_s=60), None, id="tidied-just-now"),
-        pytest.param(seen(size=14, in_use=2, quota=16), Reclaim, id="small-quota-mostly-free"),
-        pytest.param(seen(size=450, in_use=420), Reclaim, id="nearly-full"),
-        pytest.param(seen(size=450, in_use=420, reclaimed_ago_s=9), Warn, id="nearly-full-of-life"),
+        pytest.param(seen(size=14, in_use=2, quota=16), ReclaimSpace, id="small-quota-mostly-free"),
+        pytest.param(seen(size=450, in_use=420), ReclaimSpace, id="nearly-full"),
+        pytest.param(
+            seen(size=450, in_use=420, reclaimed_ago_s=9), WarnUser, id="nearly-full-of-life"
+        ),
         pytest.param(
             seen(size=450, in_use=420, reclaimed_ago_s=9, warned=("nearly full",)), None, id="said"
         ),
-        pytest.param(full(), Reclaim, id="full"),
-        pytest.param(full(reclaimed_ago_s=9), Warn, id="full-of-life"),
-        pytest.param(full(reclaimed_ago_s=9, warned=("nearly full",)), Warn, id="worse-than-said"),
+        pytest.param(full(), ReclaimSpace, id="full"),
+        pytest.param(full(reclaimed_ago_s=9), WarnUser, id="full-of-life"),
+        pytest.param(
+            full(reclaimed_ago_s=9, warned=("nearly full",)), WarnUser, id="worse-than-said"
+        ),
         pytest.param(full(reclaimed_ago_s=9, warned=("full",)), None, id="full-and-said"),
-        pytest.param(full(reclaimed_ago_s=40), Reclaim, id="full-again"),
-        pytest.param(seen(size=100, in_use=90, alarms=(NOSPACE,)), Disarm, id="freed"),
-        pytest.param(seen(size=13, in_use=5, quota=16, alarms=(NOSPACE,)), Reclaim, id="no-room"),
+        pytest.param(full(reclaimed_ago_s=40), ReclaimSpace, id="full-again"),
+        pytest.param(seen(size=100, in_use=90, alarms=(NOSPACE,)), DisarmAlarms, id="freed"),
+        pytest.param(
+            seen(size=13, in_use=5, quota=16, alarms=(NOSPACE,)), ReclaimSpace, id="no-room"
+        ),
         pytest.param(
             seen(size=9, in_use=9, alarms=(Alarm(member=7, kind="CORRUPT"), NOSPACE)),
-            Warn,
+            WarnUser,
             id="corrupt",
         ),
     ],
 )
-def test_what_is_decided(situation: Seen, expected: type | None) -> None:
+def test_what_is_decided(situation: MemberObservation, expected: type | None) -> None:
     action = decide(situation)
     assert (None if action is None else type(action)) is expected
 
 
 def test_what_is_dropped_and_said() -> None:
-    assert decide(full()) == Reclaim(compact_to=4990, because="its quota is used up")
+    assert decide(full()) == ReclaimSpace(compact_to=4990, because="its quota is used up")
     mostly_free = decide(seen(size=300, in_use=100))
-    assert mostly_free == Reclaim(compact_to=None, because="200 MiB of 300 MiB are free")
+    assert mostly_free == ReclaimSpace(compact_to=None, because="200 MiB of 300 MiB are free")
     warning = decide(full(reclaimed_ago_s=9))
-    assert isinstance(warning, Warn)
+    assert isinstance(warning, WarnUser)
     assert "fills 510 MiB of etcd's quota of 512 MiB" in warning.message
     assert "`fleetctl up --etcd-quota 1024Mi`" in warning.message
-    assert decide(seen(size=100, in_use=90, alarms=(NOSPACE,))) == Disarm(alarms=(NOSPACE,))
+    assert decide(seen(size=100, in_use=90, alarms=(NOSPACE,))) == DisarmAlarms(alarms=(NOSPACE,))
 
 
 class Small:
@@ -110,9 +126,9 @@ class Small:
         clock = SystemClock()
         self.etcd = EmbeddedEtcd(locate(None), folder, clock, quota_bytes=quota)
         self.said: list[str] = []
-        self.care = Care(self.etcd.address, clock, self.said.append, quota_bytes=quota)
+        self.care = MemberMaintenance(self.etcd.address, clock, self.said.append, quota_bytes=quota)
         self.transport: Transport = connect(self.etcd.address)
-        self.member = Maintenance(self.etcd.address)
+        self.member = MaintenanceClient(self.etcd.address)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Small"]:

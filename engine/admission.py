@@ -1,0 +1,224 @@
+"""Who runs, who waits, who is refused. Lives on the event loop alone, so it needs no lock.
+
+Slots are counted here and not in the batch: a waiting request costs no memory of the GPU, can be
+refused at once when the engine drains, and leaves without the worker ever having heard of it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from engine import errors
+from engine.errors import Refusal, RefusedError
+from engine.jobs import (
+    CancelJob,
+    EmbeddingOutput,
+    EmbedJob,
+    Job,
+    JobFailure,
+    TokenOutput,
+    WorkerEvent,
+)
+from engine.metrics import CompletionRate
+from machinery.clock import Clock
+
+AdmittedJob: TypeAlias = Job | EmbedJob
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ticket:
+    """One request's place, with a slot for each of its jobs, and the stream of what was made for it.
+
+    Also its story, in seconds of `Clock.monotonic` and in tokens.
+    """
+
+    jobs: tuple[AdmittedJob, ...]
+    entered_s: float
+    started_s: float | None = None
+    """When it got its slots."""
+    first_s: float | None = None
+    last_s: float = 0.0
+    """When its latest token came."""
+    made: int = 0
+    """Tokens that came, of all jobs."""
+    cached: int = 0
+    """Tokens of the prompt that were in the prefix cache."""
+    refusal: Refusal | None = None
+    """Why it did not come to its end."""
+    _events: asyncio.Queue[TokenOutput | EmbeddingOutput | RefusedError] = field(
+        default_factory=asyncio.Queue
+    )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What there is to read; a prompt that several jobs continue counts once."""
+        prompts: list[tuple[int, ...]] = []
+        for job in self.jobs:
+            prompts += job.prompts if isinstance(job, EmbedJob) else (job.prompt,)
+        return sum(len(prompt) for prompt in dict.fromkeys(prompts))
+
+    def per_token_s(self) -> float | None:
+        """Return the mean time between two tokens of a job; None if none made two."""
+        if self.first_s is None or self.made <= len(self.jobs):
+            return None
+        return (self.last_s - self.first_s) * len(self.jobs) / (self.made - len(self.jobs))
+
+    async def next(self) -> TokenOutput | EmbeddingOutput:
+        """Wait for the next event of any of its jobs.
+
+        Raises:
+            RefusedError: there will be none.
+
+        """
+        event = await self._events.get()
+        if isinstance(event, RefusedError):
+            raise event
+        return event
+
+    def ready(self) -> list[TokenOutput | EmbeddingOutput]:
+        """Return what came already, without waiting; a refusal stays for `next`."""
+        found: list[TokenOutput | EmbeddingOutput] = []
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if isinstance(event, RefusedError):
+                self._events.put_nowait(event)
+                break
+            found.append(event)
+        return found
+
+    def put(self, event: TokenOutput | EmbeddingOutput | RefusedError) -> None:
+        """Add what `next` will return. At most `max_tokens` times a job, so the queue is bounded."""
+        if isinstance(event, RefusedError):
+            self.refusal = event.refusal
+        self._events.put_nowait(event)
+
+    def take(self, event: TokenOutput | EmbeddingOutput, now_s: float) -> None:
+        """Add what was made, and note when."""
+        if self.first_s is None:
+            self.first_s = now_s
+        self.last_s = now_s
+        if isinstance(event, TokenOutput):
+            self.made += 1
+            self.cached = max(self.cached, event.cached)
+        self.put(event)
+
+
+class Admission:
+    """A fixed number of slots and a bounded queue, first come first served."""
+
+    def __init__(
+        self,
+        *,
+        concurrency: int,
+        queue_limit: int,
+        send: Callable[[AdmittedJob | CancelJob], None],
+        clock: Clock,
+    ) -> None:
+        self._concurrency = concurrency
+        self._queue_limit = queue_limit
+        self._send = send
+        self._clock = clock
+        self._ends = CompletionRate()
+        self._running: dict[int, Ticket] = {}  # by job
+        self._queue: deque[Ticket] = deque()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """The number of sequences that hold a slot."""
+        return len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """The number of requests that wait for one."""
+        return len(self._queue)
+
+    def enter(self, jobs: Sequence[AdmittedJob]) -> Ticket:
+        """Give a request slots for all of its jobs, or a place in the queue.
+
+        Raises:
+            RefusedError: both are taken.
+
+        """
+        ticket = Ticket(jobs=tuple(jobs), entered_s=self._clock.monotonic())
+        if not self._queue and self._has_room(ticket):
+            self._run(ticket)
+        elif len(self._queue) < self._queue_limit:
+            self._queue.append(ticket)
+        else:
+            wait_s = self._ends.retry_after_s(queued=self.queued + 1, now_s=ticket.entered_s)
+            raise errors.queue_full(self._concurrency, self._queue_limit, retry_after_s=wait_s)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Forget a request, in whatever state; what was not finished is cancelled."""
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+        for job in ticket.jobs:
+            self.end(job.id)
+
+    def end(self, job_id: int) -> None:
+        """Cancel one job, if it still runs; its slot is free at once."""
+        if job_id in self._running:
+            # Before the job that takes the slot: the worker's inbox keeps the order.
+            self._send(CancelJob(job_id))
+            self._free(job_id, self._clock.monotonic())
+        self._fill()
+
+    def deliver(self, events: list[WorkerEvent]) -> None:
+        """Hand out what a step made; events of requests that left are dropped."""
+        now_s = self._clock.monotonic()
+        for event in events:
+            ticket = self._running.get(event.job_id)
+            if ticket is None:
+                continue
+            if isinstance(event, JobFailure):
+                ticket.put(errors.internal(f"The model failed on this request: {event.reason}"))
+                self._free(event.job_id, now_s)
+                continue
+            ticket.take(event, now_s)
+            if isinstance(event, EmbeddingOutput) or event.finish is not None:
+                self._free(event.job_id, now_s)
+        self._fill()
+
+    def refuse_queued(self, refusal: RefusedError) -> None:
+        """Turn away all who wait."""
+        while self._queue:
+            self._queue.popleft().put(refusal)
+
+    def refuse_all(self, refusal: RefusedError) -> None:
+        """Turn away all who wait and break off all who run."""
+        self.refuse_queued(refusal)
+        for ticket in dict.fromkeys(self._running.values()):
+            ticket.put(refusal)
+            self.leave(ticket)
+
+    async def until_idle(self) -> None:
+        """Wait until no request holds a slot."""
+        await self._idle.wait()
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        # One with more jobs than there are slots would wait for ever; it runs when it is alone.
+        return not self._running or len(self._running) + len(ticket.jobs) <= self._concurrency
+
+    def _free(self, job_id: int, now_s: float) -> None:
+        del self._running[job_id]
+        self._ends.add(now_s)
+
+    def _run(self, ticket: Ticket) -> None:
+        ticket.started_s = self._clock.monotonic()
+        if self._idle.is_set():
+            self._ends.begin(ticket.started_s)
+        self._idle.clear()
+        for job in ticket.jobs:
+            self._running[job.id] = ticket
+            self._send(job)
+
+    def _fill(self) -> None:
+        while self._queue and self._has_room(self._queue[0]):
+            self._run(self._queue.popleft())
+        if not self._running:
+            self._idle.set()

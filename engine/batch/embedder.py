@@ -1,0 +1,164 @@
+"""Turning sequences into vectors, a bounded number of tokens at a time. One thread, no I/O, no clock.
+
+Sequences of all requests are read together, padded on the right: a causal model's hidden states do not depend
+on what comes later, so each vector is what it would be alone. One that is longer than a step may read is read
+in pieces, through a cache. A fault costs the requests that were waiting here, and no generation.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from engine.errors import summarize
+from engine.jobs import EmbeddingOutput, EmbedJob, JobFailure, WorkerEvent
+from engine.model import pooler
+from engine.model.pooler import PoolerConfig
+from models.model_files import ModelUnusableError
+
+Array: TypeAlias = Any  # mlx ships no types
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedText:
+    job_id: int
+    at: int
+    """Which of its job's."""
+    tokens: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _TextBatch:
+    """Texts that are read side by side, and how far."""
+
+    texts: list[_QueuedText]
+    caches: list[Any]
+    sums: Array
+    """[texts, width]: their vectors, as far as they are read."""
+    column: int = 0
+
+    @property
+    def columns(self) -> int:
+        """The length of the longest."""
+        return max(len(text.tokens) for text in self.texts)
+
+
+class Embedder:
+    """The `Embed` jobs that run now, first come first served."""
+
+    def __init__(self, model: Any, how: PoolerConfig) -> None:
+        self._model = model
+        self._inner = _inner_model(model)
+        self._pooling = how
+        self._made: dict[int, dict[int, bytes]] = {}  # by job: the vectors made so far
+        self._wanted: dict[int, int] = {}  # by job: how many there will be
+        self._waiting: deque[_QueuedText] = deque()
+        self._reading: _TextBatch | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._wanted
+
+    def add(self, job: EmbedJob) -> None:
+        """Let a job wait for its turn."""
+        self._made[job.id], self._wanted[job.id] = {}, len(job.prompts)
+        texts = [_QueuedText(job.id, at, tokens) for at, tokens in enumerate(job.prompts)]
+        # Neighbours of one length need no padding.
+        self._waiting += sorted(texts, key=lambda text: len(text.tokens))
+
+    def remove(self, job_id: int) -> None:
+        """Forget a job, if it is here."""
+        if self._wanted.pop(job_id, None) is None:
+            return
+        del self._made[job_id]
+        self._waiting = deque(text for text in self._waiting if text.job_id != job_id)
+        if self._reading and all(text.job_id not in self._wanted for text in self._reading.texts):
+            self._reading = None
+
+    def step(self, tokens: int) -> list[WorkerEvent]:
+        """Read about so many tokens, padding included; return the jobs that are done with that."""
+        if self.is_idle:
+            return []
+        try:
+            reading = self._reading or self._begin(tokens)
+            self._read(reading, max(1, tokens // len(reading.texts)))
+        except Exception as error:
+            # Whatever it was: nothing of the generations' caches was touched.
+            log.exception("a step of embeddings failed", extra={"jobs": len(self._wanted)})
+            return self._drop(summarize(error))
+        if reading.column < reading.columns:
+            self._reading = reading
+            return []
+        self._reading = None
+        return self._finished(reading)
+
+    def _begin(self, tokens: int) -> _TextBatch:
+        texts: list[_QueuedText] = []
+        longest = 0
+        while self._waiting:
+            longest = max(longest, len(self._waiting[0].tokens))
+            if texts and (len(texts) + 1) * longest > tokens:
+                break
+            texts.append(self._waiting.popleft())
+        sums = mx.zeros((len(texts), self._pooling.width))
+        return _TextBatch(texts, make_prompt_cache(self._model), sums)
+
+    def _read(self, reading: _TextBatch, most: int) -> None:
+        """Read at most so many columns more."""
+        columns = min(most, reading.columns - reading.column)
+        hidden = self._inner(
+            mx.array(_pad_texts(reading.texts, reading.column, columns)), cache=reading.caches
+        )
+        lengths = [len(text.tokens) for text in reading.texts]
+        weights = pooler.weights(self._pooling.mode, lengths, start=reading.column, columns=columns)
+        part = mx.array(weights)[:, None, :] @ hidden.astype(mx.float32)
+        reading.sums = reading.sums + part[:, 0]
+        reading.column += columns
+        # The caches too: what they hold of this piece would else be computed with the next one.
+        mx.eval(reading.sums, [cache.state for cache in reading.caches])
+
+    def _finished(self, reading: _TextBatch) -> list[WorkerEvent]:
+        vectors = np.array(reading.sums)
+        if self._pooling.is_normalized:
+            vectors = pooler.normalize(vectors)
+        events: list[WorkerEvent] = []
+        for text, vector in zip(reading.texts, vectors, strict=True):
+            if text.job_id not in self._wanted:
+                continue
+            made = self._made[text.job_id]
+            made[text.at] = vector.astype("<f4").tobytes()
+            if len(made) == self._wanted[text.job_id]:
+                self.remove(text.job_id)
+                ordered = tuple(made[at] for at in range(len(made)))
+                events.append(EmbeddingOutput(job_id=text.job_id, vectors=ordered))
+        return events
+
+    def _drop(self, why: str) -> list[WorkerEvent]:
+        lost = list(self._wanted)
+        for job_id in lost:
+            self.remove(job_id)
+        self._reading = None
+        return [JobFailure(job_id=job_id, reason=why) for job_id in lost]
+
+
+def _inner_model(model: Any) -> Any:
+    """Return the part of a model that makes hidden states, without the head."""
+    found = getattr(getattr(model, "language_model", model), "model", None)
+    if found is None:
+        kind = type(model).__module__.rpartition(".")[2]
+        raise ModelUnusableError(f"mlx-lm does not show the hidden states of its model type {kind}")
+    return found
+
+
+def _pad_texts(texts: Sequence[_QueuedText], start: int, columns: int) -> list[list[int]]:
+    # Any token will do: nothing that comes before it looks at it.
+    pieces = [text.tokens[start : start + columns] for text in texts]
+    return [[*piece, *[0] * (columns - len(piece))] for piece in pieces]

@@ -1,0 +1,156 @@
+"""Numbers for sampling that depend on nothing but a seed and a position. Pure.
+
+So a seeded answer is the same whoever else is in the batch, and goes on the same in another process.
+
+Choosing the next tokens of a whole batch at once, each row by its own rules. Never mx.random's state.
+
+In the order of Hugging Face's generation: penalties and bias, grammar, temperature, top-k, top-p, min-p, XTC.
+A token is found where a running sum of probabilities passes the row's number (`uniform.py`), so nothing is
+sorted unless a row asks for a nucleus, and a row's choice does not depend on its neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from engine.jobs import SamplingParams
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def uniform(seed: int, index: int, stream: int = 0) -> float:
+    """Return a number in [0, 1), a multiple of 2**-24: exact in float32, and never rounded to 1.
+
+    SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") on the seed, then on the
+    position; `stream` tells several numbers of one position apart.
+    """
+    state = _mix((seed & _MASK) + _GOLDEN)
+    return (_mix(state + (2 * index + 1 + (stream << 40)) * _GOLDEN) >> 40) / (1 << 24)
+
+
+def _mix(value: int) -> int:
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+Array: TypeAlias = Any  # mlx ships no types
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+# Nearly every nucleus is among this many tokens, which are found without sorting a vocabulary.
+_CANDIDATES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """The samplings of a batch's rows, as columns; made anew when rows come or go."""
+
+    samplings: tuple[SamplingParams, ...]
+    are_greedy: bool
+    temperature: Array
+    top_k: tuple[int, ...]
+    top_p: Array
+    min_p: Array
+    cuts: frozenset[str]
+    """Which of top_k, top_p, min_p and xtc any row asks for."""
+
+    @classmethod
+    def of(cls, samplings: Sequence[SamplingParams]) -> "SamplingColumns":
+        """Return the columns of these rows."""
+        chancy = [one for one in samplings if one.temperature > 0]
+        cuts = {
+            "top_k": any(one.top_k > 0 for one in chancy),
+            "top_p": any(one.top_p < 1 for one in chancy),
+            "min_p": any(one.min_p > 0 for one in chancy),
+            "xtc": any(one.xtc_probability > 0 for one in chancy),
+        }
+        return cls(
+            samplings=tuple(samplings),
+            are_greedy=not chancy,
+            temperature=_column([one.temperature or 1.0 for one in samplings]),
+            top_k=tuple(one.top_k for one in samplings),
+            top_p=_column([one.top_p for one in samplings]),
+            min_p=_column([one.min_p for one in samplings]),
+            cuts=frozenset(name for name, is_asked in cuts.items() if is_asked),
+        )
+
+
+def sample(logits: Array, rules: SamplingColumns, indices: Sequence[int]) -> Array:
+    """Return one token a row, shape (rows,), from float logits of shape (rows, vocabulary).
+
+    `indices` says the how manyth new token of its sequence each one is.
+    """
+    greedy = mx.argmax(logits, axis=-1).astype(mx.uint32)
+    if rules.are_greedy:
+        return greedy
+    wide = logits.astype(mx.float32)
+    weights = mx.exp((wide - mx.max(wide, axis=-1, keepdims=True)) / rules.temperature)
+    if "top_k" in rules.cuts:
+        weights = _top_k(weights, rules)
+    if "top_p" in rules.cuts:
+        weights = _top_p(weights, rules.top_p)
+    if "min_p" in rules.cuts:
+        largest = mx.max(weights, axis=-1, keepdims=True)
+        weights = mx.where(weights >= rules.min_p * largest, weights, 0)
+    if "xtc" in rules.cuts:
+        weights = _xtc(weights, rules, indices)
+    sums = mx.cumsum(weights, axis=-1)
+    at = _column([uniform(one.seed, i) for one, i in zip(rules.samplings, indices, strict=True)])
+    drawn = mx.argmax(sums > at * sums[:, -1:], axis=-1).astype(mx.uint32)
+    is_greedy = mx.array([one.temperature == 0 for one in rules.samplings])
+    return mx.where(is_greedy, greedy, drawn)
+
+
+def _top_k(weights: Array, rules: SamplingColumns) -> Array:
+    """Keep each row's k largest, and those equal to the smallest of them."""
+    size = weights.shape[-1]
+    widest = min(max(rules.top_k), size)
+    largest = mx.sort(mx.topk(weights, widest, axis=-1), axis=-1)  # ascending
+    at = [widest - min(k, widest) if 0 < k < size else -1 for k in rules.top_k]
+    index = mx.array([[max(one, 0)] for one in at])
+    limit = mx.take_along_axis(largest, index, axis=-1)
+    limit = mx.where(mx.array([[one < 0] for one in at]), 0, limit)
+    return mx.where(weights >= limit, weights, 0)
+
+
+def _top_p(weights: Array, top_p: Array) -> Array:
+    """Keep each row's smallest set of likeliest tokens whose probability is at least p."""
+    wanted = top_p * mx.sum(weights, axis=-1, keepdims=True)
+    size = weights.shape[-1]
+    largest = weights if size <= _CANDIDATES else mx.topk(weights, _CANDIDATES, axis=-1)
+    is_flat = mx.any((mx.sum(largest, axis=-1, keepdims=True) < wanted) & (top_p < 1))
+    if size > _CANDIDATES and is_flat.item():
+        largest = weights  # a nearly flat row: its nucleus is larger, and has to be sorted out
+    falling = -mx.sort(-largest, axis=-1)
+    # What lies before a token is less than p: it belongs to the nucleus.
+    belongs = mx.cumsum(falling, axis=-1) - falling < wanted
+    limit = mx.min(mx.where(belongs, falling, mx.inf), axis=-1, keepdims=True)
+    return mx.where((weights >= limit) | (top_p >= 1), weights, 0)
+
+
+def _xtc(weights: Array, rules: SamplingColumns, indices: Sequence[int]) -> Array:
+    """Exclude top choices: of the tokens above the threshold keep the least likely, with some probability.
+
+    As mlx-lm's `apply_xtc` (sample_utils.py), but for the special tokens that one spares: an end is a choice as well.
+    """
+    happens = [
+        uniform(one.seed, i, stream=1) < one.xtc_probability
+        for one, i in zip(rules.samplings, indices, strict=True)
+    ]
+    if not any(happens):
+        return weights
+    threshold = _column([one.xtc_threshold for one in rules.samplings])
+    above = weights > threshold * mx.sum(weights, axis=-1, keepdims=True)
+    least = mx.min(mx.where(above, weights, mx.inf), axis=-1, keepdims=True)
+    is_excluded = above & (weights > least) & mx.array([[one] for one in happens])
+    return mx.where(is_excluded, 0, weights)
+
+
+def _column(values: Sequence[float]) -> Array:
+    return mx.array(np.array(values, dtype=np.float32)[:, None])

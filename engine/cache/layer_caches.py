@@ -1,0 +1,162 @@
+"""What every sequence starts with: an empty cache for each layer of a model, as its deployment wants them.
+
+A model's own `make_cache` decides first; only plain KV caches are replaced, for nothing else has another form: a
+window that rotates, a recurrent state and a compressed latent stay as they are.
+
+Finds out what a model's caches hold, by having it read a few tokens without computing anything.
+
+MLX knows the shapes of a graph that it has not evaluated, so this costs a millisecond a layer and no memory.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from engine.cache.interface import KvOptions, LayerCache
+from engine.cache.quantized_kv import BITS, QuantizedCache
+from engine.cache.stepped_kv import SteppedKVCache
+from models.footprint import CACHE_STEP, KvFootprint
+
+# Below it a model cannot finish a sentence. Nothing is kept from before the window: mlx-lm's `keep` is lost as soon as
+# sequences are batched (BatchRotatingKVCache.merge), and an answer must not depend on who else is there.
+_SMALLEST_WINDOW = 16
+
+
+def make_caches(model: Any, options: KvOptions) -> list[LayerCache]:
+    """Return empty caches for one sequence, one a layer.
+
+    Raises:
+        ValueError: the options are none, or not for this model; says what to leave out.
+
+    """
+    _check_options(options)
+    caches: list[LayerCache] = make_prompt_cache(model)
+    # Exactly these: a subclass keeps something else, and nobody knows whether it may be packed.
+    plain = [type(cache) is KVCache for cache in caches]
+    if options != KvOptions() and not any(plain):
+        kinds = ", ".join(count_kinds(caches))
+        raise ValueError(
+            f"{_option_name(options)} changes plain KV caches, and this model has none (it has {kinds}); leave it out"
+        )
+    make = _cache_factory(options)
+    return [make() if is_plain else cache for cache, is_plain in zip(caches, plain, strict=True)]
+
+
+def try_model(model: Any, options: KvOptions) -> str:
+    """Try a model with these caches; return what to log: the kinds of its caches, and what stays as it is.
+
+    Nothing is computed: MLX builds the graph and finds the shapes, which is where what does not fit is found.
+
+    Raises:
+        ValueError: the model cannot use such caches; says what to leave out.
+
+    """
+    caches = make_caches(model, options)
+    try:
+        for tokens in (2, 1):
+            model(mx.zeros((1, tokens), dtype=mx.int32), cache=caches)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        # Latent attention works on the arrays itself, attention sinks have no quantised kernel.
+        if options == KvOptions():
+            raise
+        raise ValueError(f"this model cannot use {_option_name(options)}: {error}") from error
+    return ", ".join(f"{count} x {kind}" for kind, count in count_kinds(caches).items())
+
+
+def count_kinds(caches: Sequence[LayerCache]) -> dict[str, int]:
+    """Return how many layers have which kind of cache, the most frequent first."""
+    return dict(Counter(type(cache).__name__ for cache in caches).most_common())
+
+
+def _check_options(options: KvOptions) -> None:
+    if options.bits is not None and options.window is not None:
+        raise ValueError(
+            "kvCache.bits does not go with kvCache.window: a cache that rotates cannot be quantized; leave one out"
+        )
+    if options.bits is not None and options.bits not in BITS:
+        known = ", ".join(str(bits) for bits in BITS)
+        raise ValueError(f"kvCache.bits must be one of {known}, not {options.bits}")
+    if options.window is not None and options.window < _SMALLEST_WINDOW:
+        raise ValueError(
+            f"kvCache.window must be at least {_SMALLEST_WINDOW}, not {options.window}"
+        )
+
+
+def _cache_factory(options: KvOptions) -> Callable[[], LayerCache]:
+    if options.bits is not None:
+        bits = options.bits
+        return lambda: QuantizedCache(bits)
+    if options.window is None:
+        return SteppedKVCache
+    rotating: Callable[..., LayerCache] = RotatingKVCache  # mlx-lm ships no types
+    return lambda: rotating(max_size=options.window)
+
+
+def _option_name(options: KvOptions) -> str:
+    return "kvCache.window" if options.bits is None else f"kvCache.bits {options.bits}"
+
+
+def measure_footprint(model: Any, options: KvOptions) -> KvFootprint:
+    """Return what this model's sequences need with such caches.
+
+    Raises:
+        ValueError: the model cannot use them.
+
+    """
+    short, long = _fill_caches(model, options, 1), _fill_caches(model, options, 1 + CACHE_STEP)
+    rules = [_compare(one, other) for one, other in zip(short, long, strict=True)]
+    windows: Counter[int] = Counter()
+    for rule in rules:
+        for window, each in rule.windows:
+            windows[window] += each
+    return KvFootprint(
+        constant_bytes=sum(rule.constant_bytes for rule in rules),
+        token_bytes=sum(rule.token_bytes for rule in rules),
+        windows=tuple(sorted(windows.items())),
+    )
+
+
+def _fill_caches(model: Any, options: KvOptions, tokens: int) -> list[LayerCache]:
+    """Return caches that have seen so many tokens, one of them alone: caches that rotate settle then."""
+    caches = make_caches(model, options)
+    for count in (tokens - 1, 1):
+        if count:
+            model(mx.zeros((1, count), dtype=mx.int32), cache=caches)
+    return caches
+
+
+def _compare(short: LayerCache, long: LayerCache) -> KvFootprint:
+    match short:
+        case CacheList():
+            parts = (
+                _compare(one, other) for one, other in zip(short.caches, long.caches, strict=True)
+            )
+            return sum(parts, KvFootprint())
+        case ArraysCache():
+            return KvFootprint(constant_bytes=short.nbytes)
+        case RotatingKVCache():
+            return KvFootprint(windows=((short.max_size, _token_bytes(short)),))
+        case KVCache() | QuantizedKVCache():
+            return KvFootprint(token_bytes=_token_bytes(short))
+        case _:
+            # A cache of the model's own module: it grows with the tokens, or it does not.
+            each = -(-(long.nbytes - short.nbytes) // CACHE_STEP)
+            return KvFootprint(constant_bytes=short.nbytes, token_bytes=max(0, each))
+
+
+def _token_bytes(cache: LayerCache) -> int:
+    leaves = cast("list[tuple[str, Any]]", tree_flatten((cache.keys, cache.values)))
+    arrays = [array for _, array in leaves]
+    slots = arrays[0].shape[2]
+    return sum(-(-array.nbytes // slots) for array in arrays)

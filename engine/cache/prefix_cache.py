@@ -1,0 +1,290 @@
+"""The prefix cache: blocks of tokens, and the keys and values that belong to them. In the worker's thread alone.
+
+Which blocks there are and which go first is decided in blocks.py, without mlx; kv.py copies.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import mlx.core as mx
+
+from engine.cache import layer_copies
+from engine.cache.block_tree import (
+    NODE_BYTES,
+    TOKEN_BYTES,
+    BlockNode,
+    BlockTree,
+    PrefixMatch,
+    encode_tokens,
+)
+from engine.cache.copy_plan import BlockCopy, plan_copies
+from engine.cache.interface import BLOCK_TOKENS, LayerCache
+from engine.cache.layer_copies import BlockPacking, CacheRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCacheStats:
+    """What it did since the process began; `entries` and `nbytes` are what it holds now."""
+
+    lookups: int
+    """Calls of `fetch`."""
+    hits: int
+    """Those that brought at least one token."""
+    asked_tokens: int
+    hit_tokens: int
+    stored_bytes: int
+    """What was copied into it."""
+    evictions: int
+    """Blocks, parts of blocks and states forgotten for want of room."""
+    entries: int
+    """Blocks."""
+    nbytes: int
+
+
+class BlockPrefixCache:
+    """Implements `PrefixCache`: prefixes of any number of sequences within `limit_bytes`; 0 turns it off.
+
+    A match may end at any token. Models with recurrent layers are the exception: one can go on only from where a `store`
+    ended, and each store copies their whole state, of a size that does not depend on the tokens. With them `store` should
+    be called where others may go on: every thousand tokens or so, and before the last token of a prompt (`fetch` always
+    leaves one to compute, so a state at the very end is of no use to the same prompt).
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], list[LayerCache]],
+        *,
+        limit_bytes: int,
+        block: int = BLOCK_TOKENS,
+        token_bytes: int | None = None,
+    ) -> None:
+        """`make` returns the model's empty caches for one sequence; `block` is in tokens.
+
+        `token_bytes` is what a token counts for, instead of what it takes: stages of a pipeline that have more layers or
+        fewer must forget the same. For models all of whose layers keep every token.
+        """
+        self._token_bytes = token_bytes
+        self._make = make
+        self._layout = layer_copies.find_layout(make())
+        self._blocks = BlockTree(self._layout.rules(block), limit_bytes=limit_bytes)
+        self._packings: list[BlockPacking] = []  # known from the first store on
+        self._lookups = self._hits = self._asked = self._hit_tokens = self._stored_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds: arrays, and 2 KiB a block for the rest."""
+        return self._blocks.nbytes
+
+    @property
+    def stats(self) -> PrefixCacheStats:
+        """Return what /metrics tells."""
+        return PrefixCacheStats(
+            lookups=self._lookups,
+            hits=self._hits,
+            asked_tokens=self._asked,
+            hit_tokens=self._hit_tokens,
+            stored_bytes=self._stored_bytes,
+            evictions=self._blocks.evictions,
+            entries=self._blocks.entries,
+            nbytes=self._blocks.nbytes,
+        )
+
+    def summary(self, limit: int) -> list[str]:
+        """Return the names of at most `limit` full blocks, the last used first, and before those that follow it.
+
+        A name speaks for all tokens up to its block's end, and any process can compute it: the hexadecimal digits of
+        BLAKE2b with digest_size=8 over the name of the block before (8 bytes; none for the first) and then this block's
+        tokens as little-endian uint32. A prompt is held here up to the last of its blocks whose name is listed.
+        """
+        full = (node.key.hex() for node in self._blocks.recent() if node.key)
+        return list(islice(full, max(0, limit)))
+
+    def match(self, tokens: Sequence[int]) -> int:
+        """Return how many of the first tokens `fetch` would bring; always less than all. Changes nothing."""
+        return self._find(tokens).length
+
+    def fetch(self, tokens: Sequence[int]) -> tuple[list[LayerCache], int]:
+        """Return caches for one sequence, filled with its first tokens, and their number; they are the caller's."""
+        caches = self._make()
+        if not self._blocks.limit_bytes:
+            return caches, 0
+        found = self._find(tokens)
+        self._lookups += 1
+        self._asked += len(tokens)
+        if found.length:
+            self._hits += 1
+            self._hit_tokens += found.length
+            self._blocks.touch(found.path, found.length)
+            self._fill(layer_copies.flatten_caches(caches), found)
+        return caches, found.length
+
+    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache]) -> None:
+        """Keep what one sequence's caches hold of these tokens, the first it has read; they stay the caller's.
+
+        Copies only what is not held yet, so calling it after each piece of a prompt costs no more than calling it once.
+        What does not fit is left out. Recurrent layers are kept if the caches have read these tokens and no more.
+
+        Raises:
+            TypeError: caches of other kinds or shapes than those that `make` makes and that were stored before.
+
+        """
+        if not self._blocks.limit_bytes:
+            return
+        held = self._rows(caches)
+        read = {rows.stop for kind in held for rows in kind.values()} or {len(tokens)}
+        end = min(len(tokens), *read)
+        has_state = self._blocks.rules.has_state
+        if not end or (has_state and read != {len(tokens)}):
+            return
+        data = encode_tokens(tokens)[: end * TOKEN_BYTES]
+        path = self._blocks.walk(data)
+        self._blocks.touch(path, end)
+        starts = [max((rows.start for rows in kind.values()), default=0) for kind in held[1:]]
+        tail = self._blocks.beginning(path, data)
+        pieces = plan_copies(path, tail, end, starts, self._blocks.rules)
+        has_end = bool(path) and path[-1].end == end and path[-1].extras[-1:] != [None]
+        recurrent = (
+            self._recurrent(layer_copies.flatten_caches(caches))
+            if has_state and not has_end
+            else []
+        )
+        if pieces or recurrent:
+            self._put(data, path, pieces, held, recurrent)
+
+    def trim(self, limit_bytes: int) -> None:
+        """Forget what was not used for longest until no more than this is held."""
+        self._blocks.trim(limit_bytes)
+
+    def _find(self, tokens: Sequence[int]) -> PrefixMatch:
+        if not self._blocks.entries:
+            return PrefixMatch()
+        return self._blocks.match(encode_tokens(tokens), limit=len(tokens) - 1)
+
+    def _recurrent(self, leaves: list[LayerCache]) -> list[LayerCache]:
+        return [leaves[at] for at in self._layout.states]
+
+    def _rows(self, caches: Sequence[LayerCache]) -> list[dict[int, CacheRows]]:
+        """Return what can be copied by tokens, kind by kind, of caches which hold something."""
+        found = layer_copies.flatten_caches(caches)
+        if layer_copies.find_layout(caches) != self._layout:
+            got = ", ".join(dict.fromkeys(type(cache).__name__ for cache in found))
+            want = ", ".join(
+                dict.fromkeys(
+                    type(cache).__name__ for cache in layer_copies.flatten_caches(self._make())
+                )
+            )
+            raise TypeError(
+                f"store() was given {len(found)} layers of {got}, but make() makes {want}; "
+                "give it one sequence's caches, as fetch() returned them"
+            )
+        return [
+            {at: rows for at in kind if (rows := layer_copies.read_rows(found[at])) is not None}
+            for kind in self._layout.packed
+        ]
+
+    def _pack(self, held: list[dict[int, CacheRows]]) -> list[BlockPacking]:
+        found = [layer_copies.find_packing(kind) for kind in held]
+        self._packings = self._packings or found
+        if found != self._packings:
+            raise TypeError(
+                f"store() was given arrays of (heads, size, type) {[one.shapes for one in found]}, "
+                f"but holds {[one.shapes for one in self._packings]}; one cache is for one model"
+            )
+        return found
+
+    def _put(
+        self,
+        data: bytes,
+        path: list[BlockNode],
+        pieces: list[BlockCopy],
+        held: list[dict[int, CacheRows]],
+        recurrent: list[LayerCache],
+    ) -> None:
+        """Copy the pieces that fit and hang them below `path`; a state only if everything fits."""
+        packings = self._pack(held)
+        weight = layer_copies.state_bytes(recurrent)
+        sizes = [self._size(piece, packings) for piece in pieces]
+        needed = sum(node.nbytes for node in path) + weight + sum(sizes)
+        if recurrent and needed > self._blocks.limit_bytes:
+            return  # of no use without each other
+        room = self._blocks.room([weight, *sizes])
+        pieces = pieces[: max(0, room - 1)]
+        copies = _copy_all(pieces, held, packings)
+        kept = layer_copies.copy_states(recurrent)
+        for piece, blocks in zip(pieces, copies, strict=True):
+            node = piece.node
+            if node is None:
+                parent = path[-1] if path else self._blocks.root
+                tokens = data[piece.start * TOKEN_BYTES : piece.stop * TOKEN_BYTES]
+                size = self._weight(piece.stop - piece.start, blocks[0])
+                node = self._blocks.add(parent, tokens, blocks[0], size)
+                path.append(node)
+            for part in piece.parts:
+                block = blocks[part.kind]
+                if part.kind:
+                    slot, size = part.kind - 1, layer_copies.block_bytes(block)
+                    self._blocks.attach(node, slot, block, size, first=part.since)
+                self._stored_bytes += layer_copies.block_bytes(block)
+        if recurrent:
+            slot = len(self._layout.windows)
+            self._blocks.attach(path[-1], slot, kept, weight, first=path[-1].start)
+            self._stored_bytes += weight
+        if path:
+            self._blocks.touch(path, min(path[-1].end, len(data) // TOKEN_BYTES))
+
+    def _size(self, piece: BlockCopy, packings: Sequence[BlockPacking]) -> int:
+        own = NODE_BYTES if piece.node is None else 0
+        each = [self._token_bytes or packed.token_bytes for packed in packings]
+        return own + sum((piece.stop - part.since) * each[part.kind] for part in piece.parts)
+
+    def _weight(self, tokens: int, block: layer_copies.Block) -> int:
+        return (
+            layer_copies.block_bytes(block)
+            if self._token_bytes is None
+            else tokens * self._token_bytes
+        )
+
+    def _fill(self, leaves: list[LayerCache], found: PrefixMatch) -> None:
+        """Fill empty caches with what a match holds."""
+        windows = self._layout.windows
+        for kind, packed in enumerate(self._packings):
+            first = max(0, found.length - windows[kind - 1][0]) if kind else 0
+            near = [node for node in found.path if node.end > first]
+            held = [node.extras[kind - 1] if kind else node.own for node in near]
+            blocks = [one.value for one in held if one is not None]
+            before = next(one.first for one in held if one is not None)
+            arrays = layer_copies.join_blocks(
+                packed, blocks, (first - before, found.length - before)
+            )
+            for at, own in arrays.items():
+                layer_copies.fill_cache(leaves[at], own, found.length)
+        state = found.path[-1].extras[-1] if self._layout.states else None
+        if state is not None:
+            layer_copies.restore_states(self._recurrent(leaves), state.value)
+        # Otherwise what is forgotten next would stay in memory until the caller evaluates.
+        mx.eval([leaf.state for leaf in leaves])
+
+
+def _copy_all(
+    pieces: Sequence[BlockCopy],
+    held: Sequence[dict[int, CacheRows]],
+    packings: Sequence[BlockPacking],
+) -> list[dict[int, layer_copies.Block]]:
+    """Return each piece's copies by kind."""
+    made: list[dict[int, layer_copies.Block]] = [{} for _ in pieces]
+    for kind, (rows, packed) in enumerate(zip(held, packings, strict=True)):
+        chosen = [
+            (copies, part, piece.stop)
+            for piece, copies in zip(pieces, made, strict=True)
+            for part in piece.parts
+            if part.kind == kind
+        ]
+        cuts = [(part.first, stop) for _, part, stop in chosen]
+        for (copies, part, _), block in zip(
+            chosen, layer_copies.copy_blocks(rows, packed, cuts), strict=True
+        ):
+            copies[kind] = (
+                block if part.before is None else layer_copies.append_block(part.before, block)
+            )
+    return made

@@ -1,0 +1,97 @@
+"""mlx-lm's plain KV caches, which here end at a multiple of 256 tokens whatever they grew from.
+
+mlx-lm's add 256 tokens to wherever they are full, so 64 sequences of 512 tokens may hold half as much again as the
+memory proof says they do (models/footprint.py rounds to whole steps, and so do these).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+from mlx_lm.models.cache import BatchKVCache, KVCache
+from typing_extensions import override
+
+from models.footprint import CACHE_STEP
+
+Array: TypeAlias = Any  # mlx ships no types
+
+
+class SteppedKVCache(KVCache):
+    """One sequence's keys and values of one layer."""
+
+    keys: Any
+    values: Any
+
+    @override
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Append keys and values, (1, heads, tokens, size) each; return all there are."""
+        at, self.offset = self.offset, self.offset + keys.shape[2]
+        _append(self, keys, values, at=at)
+        return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
+
+    @classmethod
+    @override
+    def merge(cls, caches: Sequence["SteppedKVCache"]) -> "BatchSteppedKVCache":
+        """Return one cache for all of these sequences."""
+        return BatchSteppedKVCache.merge(caches)
+
+
+class BatchSteppedKVCache(BatchKVCache):
+    """The same for a batch: every row ends at token `_idx`, and begins after its `left_padding`."""
+
+    keys: Any
+    values: Any
+    left_padding: Any
+    offset: Any
+    _idx: int
+
+    @override
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Append keys and values, (rows, heads, tokens, size) each; return all there are."""
+        tokens = keys.shape[2]
+        at, self._idx = self._idx, self._idx + tokens
+        self.offset = self.offset + tokens
+        _append(self, keys, values, at=at)
+        return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
+
+    @override
+    def extract(self, idx: int) -> SteppedKVCache:
+        """Return one row as a sequence of its own; it shares no memory with the batch."""
+        make: Callable[[], SteppedKVCache] = SteppedKVCache  # mlx-lm ships no types
+        cache = make()
+        if self.keys is None:
+            return cache
+        start = self.left_padding.tolist()[idx]
+        cache.keys = mx.contiguous(self.keys[idx : idx + 1, :, start : self._idx])
+        cache.values = mx.contiguous(self.values[idx : idx + 1, :, start : self._idx])
+        cache.offset = self._idx - start
+        return cache
+
+    @classmethod
+    @override
+    def merge(cls, caches: Sequence[SteppedKVCache]) -> "BatchSteppedKVCache":
+        """Return one cache for these sequences, the shorter ones padded on the left."""
+        if not any(cache.offset for cache in caches):
+            return cls([0] * len(caches))
+        merge: Callable[..., BatchSteppedKVCache] = (
+            super().merge
+        )  # of this class, as it is asked here
+        return merge(caches)
+
+
+def _append(cache: Any, keys: Array, values: Array, *, at: int) -> None:
+    """Write keys and values from token `at` on; grow to the next whole step if there is no room."""
+    end = at + keys.shape[2]
+    if cache.keys is None or end > cache.keys.shape[2]:
+        cache.keys, cache.values = (
+            _grow(held, new, at) for held, new in ((cache.keys, keys), (cache.values, values))
+        )
+    cache.keys[..., at:end, :] = keys
+    cache.values[..., at:end, :] = values
+
+
+def _grow(held: Array | None, new: Array, at: int) -> Array:
+    rows, heads, tokens, size = new.shape
+    slots = -(-(at + tokens) // CACHE_STEP) * CACHE_STEP
+    room = mx.zeros((rows, heads, slots - at, size), new.dtype)
+    return room if held is None else mx.concatenate([held[..., :at, :], room], axis=2)

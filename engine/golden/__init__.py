@@ -1,0 +1,1 @@
+"""`python -m engine.golden`: the answer by which a group's is checked, made by one process."""

@@ -1,0 +1,324 @@
+"""References within a JSON Schema: that each leads somewhere, and not in a circle. Pure.
+
+JSON Schemas made fit for the grammar library: known keywords only, bounded, without annotations. Pure.
+
+llguidance ignores keywords it has never heard of, and `x-guidance` in a client's schema would steer it; so
+every keyword is looked at here, by name. What cannot be enforced is refused by name, or, where a schema is not
+strict (OpenAI's tools by default), left out of the grammar, which then allows more than the schema and never less.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+from engine.errors import GrammarError
+
+Json: TypeAlias = Any
+
+
+def check_references(schema: Json, uses: Mapping[str, str]) -> None:
+    """Refuse what nothing can match because it refers to nothing but itself.
+
+    `uses` are the references in the schema, each with a place where it stands. Recursion through properties and
+    items is no circle: there is something on the way.
+
+    Raises:
+        GrammarError: a reference leads nowhere, or back to itself.
+
+    """
+    targets = {ref: _target(schema, ref, where) for ref, where in uses.items()}
+    founded: set[str] = set()
+    while True:
+        # The least fixed point: a reference is founded if its target is, without leaning on itself.
+        found = {ref for ref, target in targets.items() if _is_founded(target, founded)}
+        if found == founded:
+            break
+        founded = found
+    for ref, where in uses.items():
+        if ref not in founded:
+            raise GrammarError(f"{where}: '{ref[:100]}' refers to nothing but itself.")
+
+
+def _is_founded(part: Json, founded: set[str]) -> bool:
+    if not isinstance(part, Mapping):
+        return True
+    if "$ref" in part and part["$ref"] not in founded:
+        return False
+    if not all(_is_founded(one, founded) for one in part.get("allOf", ())):
+        return False
+    return all(
+        any(_is_founded(one, founded) for one in part[name])
+        for name in ("anyOf", "oneOf")
+        if name in part
+    )
+
+
+def _target(schema: Json, ref: str, where: str) -> Json:
+    path = unquote(ref.removeprefix("#"))
+    if path and not path.startswith("/"):
+        return {}  # an anchor, which the library finds or refuses
+    target = schema
+    for step in path.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, Mapping) and name in target:
+            target = target[name]
+        elif isinstance(target, list) and name.isdecimal() and int(name[:9]) < len(target):
+            target = target[int(name)]
+        else:
+            raise GrammarError(f"{where}: there is no '{ref[:100]}' in this schema.")
+    return target
+
+
+# a schema as it came from the parser
+
+# A schema of 2,000 properties compiles in 50 ms; llguidance's own parser ends at 128 levels of JSON.
+_MAX_PARTS, _MAX_DEPTH, _MAX_VALUES, _MAX_PATTERN = 2_000, 50, 10_000, 2_000
+# Each may be left out, so each may be next: llguidance gives up at 2,000 possibilities, four a property.
+_MAX_OPTIONAL = 400
+# llguidance allows seven digits; with five (on SmolLM2's vocabulary) compiling takes a second already.
+_MAX_MULTIPLE = 1_000
+_MAX_TRIES = 30
+"""Compilations to find out which part of a schema is at fault."""
+
+_ANY = object()
+_TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
+_FORMATS = frozenset(
+    {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+# What JSON Schema and OpenAPI only describe with. `discriminator` names what `oneOf` decides anyhow.
+_ANNOTATIONS = frozenset(
+    {
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "$comment",
+        "$schema",
+        "$id",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "discriminator",
+        "contentEncoding",
+        "contentMediaType",
+    }
+)
+_SCHEMA = frozenset({"additionalProperties", "items"})
+_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+)
+_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_TEXTS = frozenset({"$ref", "$anchor", "pattern", "format"})
+KEYWORDS = (
+    _SCHEMA
+    | _SCHEMAS
+    | _NAMED
+    | _COUNTS
+    | _NUMBERS
+    | _TEXTS
+    | {"type", "required", "enum", "const"}
+)
+"""All that are enforced."""
+_COMPOSING = frozenset({"$ref", "anyOf", "oneOf"})
+
+
+def normalize_schema(schema: Json, *, is_strict: bool = True) -> Json:
+    """Return a schema as the grammar library takes it.
+
+    Objects that list properties and do not speak of others are closed, as OpenAI's strict mode demands it: a
+    model that may invent properties does. Not in schemas that put objects together of several.
+
+    Raises:
+        GrammarError: it asks for what cannot be enforced, is no schema, or is too large; names the place.
+
+    """
+    walk = _SchemaWalk(is_strict=is_strict)
+    clean = walk.read(schema, "$", 0)
+    check_references(clean, walk.uses)
+    if not walk.is_composed:
+        _close_objects(clean)
+    return clean
+
+
+@dataclass(slots=True, kw_only=True)
+class _SchemaWalk:
+    is_strict: bool
+    is_composed: bool = False
+    uses: dict[str, str] = field(default_factory=dict)
+    """Each reference, and where it stands."""
+    _parts: int = 0
+    _values: int = 0
+
+    def read(self, schema: Json, where: str, depth: int) -> Json:
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise GrammarError(f"{where}: a schema may have {_MAX_PARTS} parts at most.")
+        if depth > _MAX_DEPTH:
+            raise GrammarError(
+                f"{where[:200]}: a schema may be nested {_MAX_DEPTH} levels deep at most; "
+                "use '$ref' for what repeats."
+            )
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise GrammarError(f"{where}: a schema is a JSON object, or true or false.")
+        _check_optional(schema, where)
+        if "allOf" in schema or (_COMPOSING & schema.keys() and "properties" in schema):
+            self.is_composed = True
+        clean: dict[str, Json] = {}
+        for name, value in schema.items():
+            if name in _ANNOTATIONS:
+                continue
+            kept = self._keyword(name, value, where, depth)
+            if kept is not _ANY:
+                clean[name] = kept
+        return clean
+
+    def _keyword(self, name: str, value: Json, where: str, depth: int) -> Json:
+        here = f"{where}.{name}"
+        if name in _SCHEMA:
+            return self.read(value, here, depth + 1)
+        if name in _SCHEMAS:
+            return self._list(name, value, where, depth)
+        if name in _NAMED:
+            return self._named(value, here, depth)
+        if name in ("enum", "const"):
+            return self._constants(name, value, here)
+        return self._limit(name, value, here)
+
+    def _list(self, name: str, value: Json, where: str, depth: int) -> Json:
+        _expect(isinstance(value, list) and bool(value), f"{where}.{name}", "a list of schemas")
+        return [self.read(one, f"{where}.{name}[{at}]", depth + 1) for at, one in enumerate(value)]
+
+    def _named(self, value: Json, here: str, depth: int) -> Json:
+        _expect(isinstance(value, Mapping), here, "an object of schemas")
+        return {key: self.read(one, f"{here}.{key[:100]}", depth + 1) for key, one in value.items()}
+
+    def _constants(self, name: str, value: Json, here: str) -> Json:
+        _expect(name == "const" or (isinstance(value, list) and bool(value)), here, "a list")
+        self._values += _count_values(value, here, 0)
+        if self._values > _MAX_VALUES:
+            raise GrammarError(f"{here}: a schema may list {_MAX_VALUES} values at most.")
+        return value
+
+    def _limit(self, name: str, value: Json, here: str) -> Json:
+        if name in _COUNTS:
+            _expect(_is_count(value), here, "a whole number of 0 or more")
+            return value
+        if name not in _NUMBERS:
+            return self._text(name, value, here)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        _expect(is_number, here, "a number (draft 4's true and false are not understood)")
+        if name == "multipleOf" and not (0 < value <= _MAX_MULTIPLE):
+            return self._leave(here, f"multiples of 1 to {_MAX_MULTIPLE} can be enforced")
+        return value
+
+    def _text(self, name: str, value: Json, here: str) -> Json:
+        if name == "type":
+            listed = value if isinstance(value, list) else [value]
+            _expect(bool(listed) and all(one in _TYPES for one in listed), here, f"of {_TYPES}")
+            return value
+        if name == "required":
+            fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+            _expect(fits, here, "a list of names")
+            return value
+        if name in _TEXTS:
+            _expect(isinstance(value, str), here, "a string")
+        if name == "$ref" and not value.startswith("#"):
+            raise GrammarError(f"{here}: only references within the schema ('#...') are followed.")
+        if name == "$ref":
+            self.uses[value] = here[:300]
+        if name == "pattern" and len(value) > _MAX_PATTERN:
+            return self._leave(here, f"a pattern may have {_MAX_PATTERN} characters")
+        if name == "format" and value not in _FORMATS:
+            return self._leave(here, f"of formats, {', '.join(sorted(_FORMATS))} can be")
+        if name in _TEXTS:
+            return value
+        return self._leave(here, "leave it out, or describe it in the prompt")
+
+    def _leave(self, here: str, cure: str) -> Json:
+        """Leave a keyword out of the grammar, where that is allowed."""
+        if self.is_strict:
+            raise GrammarError(f"{here[:300]}: this keyword cannot be enforced; {cure}.")
+        return _ANY
+
+
+def _check_optional(schema: Mapping[str, Json], where: str) -> None:
+    named, needed = schema.get("properties"), schema.get("required")
+    if not isinstance(named, Mapping):
+        return
+    if len(named) - (len(needed) if isinstance(needed, list) else 0) > _MAX_OPTIONAL:
+        raise GrammarError(
+            f"{where[:200]}: an object may have {_MAX_OPTIONAL} properties that are not required."
+        )
+
+
+def _close_objects(schema: Json) -> None:
+    """Forbid unnamed properties wherever a schema names some and does not say."""
+    if isinstance(schema, bool):
+        return
+    named = schema.get("properties")
+    says = schema.keys() & {"additionalProperties", "patternProperties"}
+    if named and not says and set(schema.get("required", ())) <= named.keys():
+        schema["additionalProperties"] = False
+    for _, part in _children(schema):
+        _close_objects(part)
+
+
+def check_nesting(value: Json) -> None:
+    """Refuse what is too deep for those who print it: templates, and ourselves.
+
+    Raises:
+        GrammarError: it is.
+
+    """
+    _count_values(value, "$", -_MAX_DEPTH)  # a level of a schema is two of JSON
+
+
+def find_failing_part(schema: Json, fails: Callable[[Json], bool]) -> str:
+    """Return where the smallest part of a schema lies that fails by itself."""
+    where, left = "$", _MAX_TRIES
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    found = True
+    while found and left > 0:
+        found = False
+        for path, part in _children(schema):
+            left -= 1
+            if isinstance(part, dict) and left >= 0 and fails({**shared, **part}):
+                where, schema, found = f"{where}.{path}", part, True
+                break
+    return where
+
+
+def _children(schema: Json) -> Iterator[tuple[str, Json]]:
+    for name, value in schema.items():
+        if name in _SCHEMA:
+            yield name, value
+        elif name in _SCHEMAS:
+            yield from ((f"{name}[{at}]", one) for at, one in enumerate(value))
+        elif name in _NAMED:
+            yield from ((f"{name}.{key[:100]}", one) for key, one in value.items())
+
+
+def _count_values(value: Json, here: str, depth: int) -> int:
+    """Return how many values are in a value."""
+    if depth > _MAX_DEPTH:
+        raise GrammarError(f"{here}: this is nested too deeply; {_MAX_DEPTH} levels are allowed.")
+    if isinstance(value, Mapping):
+        return 1 + sum(_count_values(one, here, depth + 1) for one in value.values())
+    if isinstance(value, list):
+        return 1 + sum(_count_values(one, here, depth + 1) for one in value)
+    return 1
+
+
+def _is_count(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _expect(holds: bool, here: str, wanted: str) -> None:  # noqa: FBT001 - an assertion in words
+    if not holds:
+        raise GrammarError(f"{here[:300]}: expected {wanted}.")

@@ -1,0 +1,1 @@
+"""Linux-only parts of the engine."""

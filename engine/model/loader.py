@@ -1,0 +1,291 @@
+"""Checkpoints of embedding models in the shape that mlx-lm expects. In the worker's thread alone.
+
+Qwen's own Qwen3-Embedding, and e5-mistral, store the inner model: names without `model.`, and no head, whatever
+their config says of tied embeddings (vllm-metal #730, QwenLM/Qwen3-VL-Embedding #89). mlx-lm refuses both.
+
+A LoRA adapter on a model whose weights were not read yet. In the worker's thread alone.
+
+From a checked folder to a model in memory, through mlx-lm. Runs in the worker thread alone.
+"""
+
+import gc
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm import utils
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tuner.utils import load_adapters
+from mlx_lm.utils import load_model, load_tokenizer
+
+from engine.errors import StoppedError, summarize
+from engine.gauges import Gauges
+from engine.grammar import llguidance_backend
+from engine.grammar.interface import GrammarCompiler
+from engine.model import mlx_group, pooler
+from engine.model.mlx_group import ModelSplit
+from engine.model.pooler import PoolerConfig
+from engine.text.codec import TextCodec
+from models import adapter_files
+from models.model_files import ModelFacts, ModelUnusableError
+
+
+def has_output_head(folder: Path) -> bool:
+    """Return whether the weights have a head of their own: what is tied says nothing of having been trained."""
+    return any("lm_head." in name for name in tensor_names(folder))
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """Return the names of all tensors; reads headers only."""
+    found: set[str] = set()
+    for path in folder.glob("model*.safetensors"):
+        tensors: Any = mx.load(str(path))
+        found |= tensors.keys()
+    return found
+
+
+def load_embedding_model(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Load as mlx-lm does, lazily; a head that is not there is tied, and never used."""
+    config = {} if has_output_head(folder) else {"tie_word_embeddings": True}
+    model, found = utils.load_model(
+        folder, lazy=True, model_config=config, get_model_classes=_prefixed_classes
+    )
+    return model, found
+
+
+def _prefixed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    model_class, args_class = utils._get_classes(config)  # noqa: SLF001 - what `load_model` itself defaults to
+
+    def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        if not any(name.startswith(("model.", "language_model.")) for name in weights):
+            weights = {
+                name if name.startswith("lm_head.") else f"model.{name}": array
+                for name, array in weights.items()
+            }
+        if not hasattr(model_class, "sanitize"):
+            return weights
+        found: dict[str, Any] = model_class.sanitize(model, weights)
+        return found
+
+    return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
+
+
+Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
+
+
+def apply_adapter(model: Model, folder: Path) -> None:
+    """Wrap the layers that the adapter is for; its weights are read with the model's, when they are evaluated.
+
+    Raises:
+        ModelUnusableError: the folder is no sound adapter, or it is one for another model.
+
+    """
+    facts = adapter_files.inspect_adapter(folder)
+    try:
+        load_adapters(model, str(folder))
+    except (ValueError, AttributeError, TypeError) as error:
+        # The folder is sound, so it is about the model: other names, other widths, layers of another kind.
+        raise ModelUnusableError(
+            f"adapter: {folder} (rank {facts.rank}) is not for this model: {_summarize_error(error)}",
+            reason="AdapterUnusable",
+        ) from error
+    # New layers begin as for training, with dropout.
+    model.eval()
+
+
+def _summarize_error(error: Exception) -> str:
+    """Return the complaint with one tensor of the list that mlx-lm makes."""
+    head, _, rest = str(error).partition("\n")
+    tensors = sorted(line.strip() for line in rest.splitlines())
+    if not tensors:
+        return head
+    return f"{len(tensors)} of its tensors do not fit, first {tensors[0]}"
+
+
+# an mlx.nn.Module; mlx ships no types
+
+# Weights are read this many bytes at a time, so that progress is seen and a stop is obeyed.
+_SLICE_BYTES = 256 << 20
+
+# Files of which each is a whole tokenizer's words.
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
+    *("spiece.model", "sentencepiece.bpe.model", "tiktoken.model"),
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that is ready to generate."""
+
+    model: Model
+    codec: TextCodec
+    vocab_size: int
+    pooling: PoolerConfig | None = None
+    has_head: bool = True
+    grammars: GrammarCompiler | None = None
+    draft: Model | None = None
+    """A small model that guesses (draft.py). It has the same tokens; padding may make its logits wider or narrower."""
+
+
+def load(
+    folder: Path,
+    facts: ModelFacts,
+    gauges: Gauges,
+    *,
+    is_stopping: Callable[[], bool],
+    adapter: Path | None = None,
+    split: ModelSplit | None = None,
+) -> LoadedModel:
+    """Load the folder's model, telling `gauges` how far it got.
+
+    `adapter` is a folder with a LoRA adapter for it; `split` says which part of it this rank has, None: all of it.
+
+    Raises:
+        ModelUnusableError: mlx-lm cannot serve what is in the folder, or in the adapter's.
+        StoppedError: `is_stopping` became true.
+
+    """
+    how = pooler.read_config(folder, facts)
+    with raise_unusable(f"{folder}: config.json and the weights make no model"):
+        # A text model without a head is a broken one; an embedding model needs none.
+        has_head = how is None or has_output_head(folder)
+        model, config = (
+            load_model(folder, lazy=True) if how is None else load_embedding_model(folder)
+        )
+        if split is not None:
+            mlx_group.split_model(model, split)
+        caches = make_prompt_cache(model)
+    if adapter is not None:
+        apply_adapter(model, adapter)
+    if not all(hasattr(cache, "merge") for cache in caches):
+        name = config.get("model_type")
+        raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
+    codec = _read_weights_and_tokenizer(folder, config, model, gauges, is_stopping)
+    log.info(
+        "model loaded",
+        extra={
+            "bytes": gauges.loaded_bytes,
+            "mlx_lm": importlib.metadata.version("mlx-lm"),
+            "has_chat_template": codec.has_chat_template,
+        },
+    )
+    return LoadedModel(
+        model=model,
+        codec=codec,
+        vocab_size=facts.vocab_size or codec.size,
+        pooling=how,
+        has_head=has_head,
+        grammars=llguidance_backend.make_compiler(codec.serialized, codec.eos_ids),
+    )
+
+
+def _read_weights_and_tokenizer(
+    folder: Path,
+    config: dict[str, Any],
+    model: Model,
+    gauges: Gauges,
+    is_stopping: Callable[[], bool],
+) -> TextCodec:
+    """Read the weights, which needs the disk and no Python, beside the tokenizer, which needs half a second or two."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer") as pool:
+        reading = pool.submit(load_codec, folder, config)
+
+        def is_over() -> bool:
+            if reading.done():
+                reading.result()  # what is wrong with it is better said before the last of the weights
+            return is_stopping()
+
+        materialize(model, gauges, is_stopping=is_over)
+        return reading.result()
+
+
+def load_codec(folder: Path, config: dict[str, Any]) -> TextCodec:
+    """Return the folder's tokenizer; `config` is its model's.
+
+    Raises:
+        ModelUnusableError: there is none, or it cannot be read.
+
+    """
+    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        # transformers would make an empty one from nothing.
+        raise ModelUnusableError(
+            f"{folder}: there is no tokenizer; one of {', '.join(_TOKENIZER_FILES)} belongs beside config.json"
+        )
+    with raise_unusable(f"{folder}: tokenizer"):
+        # Without a False, transformers asks on stdin whether to run a model's own code.
+        extra = {"trust_remote_code": False}
+        make_tokenizer: Callable[..., Any] = load_tokenizer
+        eos = config.get("eos_token_id")
+        codec = TextCodec(make_tokenizer(folder, extra, eos_token_ids=eos))
+    complaint = codec.template_complaint()
+    if complaint:
+        raise ModelUnusableError(f"{folder}: the chat template cannot be parsed: {complaint}")
+    return codec
+
+
+@contextmanager
+def raise_unusable(culprit: Path | str) -> Iterator[None]:
+    """Say whose fault it is, while nothing but files can be at fault."""
+    try:
+        yield
+    except Exception as error:
+        # There is no list to catch: the tokenizers library raises bare Exception, and a config's
+        # oddities come out of mlx-lm as TypeError, KeyError, AttributeError and ValueError.
+        raise ModelUnusableError(f"{culprit}: {summarize(error)}") from error
+
+
+def free() -> None:
+    """Return the memory of a model which nobody holds any more."""
+    gc.unfreeze()  # the service froze what was there when the model was ready: the model, too
+    gc.collect()
+    mx.clear_cache()
+    log.info("model unloaded", extra={"active_bytes": mx.get_active_memory()})
+
+
+def materialize(model: Model, gauges: Gauges, *, is_stopping: Callable[[], bool]) -> None:
+    """Read the weights, a slice at a time; on Linux as float32.
+
+    MLX's CPU backend multiplies float16 and bfloat16 some 30 times slower than float32, in dense
+    layers as well as by the scales of quantized ones. Packed integers stay as they are. The price
+    is memory: twice the size of a dense float16 file.
+    """
+    parameters = cast("list[tuple[str, Any]]", tree_flatten(model.parameters()))
+    # A draft model comes after the model.
+    gauges.total_bytes = gauges.loaded_bytes + sum(array.nbytes for _, array in parameters)
+    for part in _slices(parameters):
+        if is_stopping():
+            raise StoppedError
+        wide = [(name, _widen(array)) for name, array in part]
+        mx.eval([array for _, array in wide])
+        model.update(tree_unflatten(wide))
+        gauges.loaded_bytes += sum(array.nbytes for _, array in part)
+        gauges.active_bytes = mx.get_active_memory()
+        gauges.peak_bytes = mx.get_peak_memory()
+
+
+def _widen(array: Any) -> Any:
+    if sys.platform == "linux" and array.dtype in (mx.float16, mx.bfloat16):
+        return array.astype(mx.float32)
+    return array
+
+
+def _slices(parameters: Iterable[tuple[str, Any]]) -> Iterable[list[tuple[str, Any]]]:
+    part: list[tuple[str, Any]] = []
+    for entry in parameters:
+        part.append(entry)
+        if sum(array.nbytes for _, array in part) >= _SLICE_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part

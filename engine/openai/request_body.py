@@ -1,0 +1,417 @@
+"""The parameters that say how tokens are drawn, in OpenAI's names and our own; and what the worker is told of them. Pure.
+
+From the bytes of a request to a checked value: OpenAI's shapes, this engine's limits.
+
+Validation that needs the tokenizer is in prompts.py. Nothing here waits or knows of HTTP.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from engine import errors
+from engine.jobs import SamplingParams
+from engine.openai import messages, output_options, parameters
+from engine.openai.output_options import Tools
+from engine.ports import Message
+
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+# Below, logits divided by it overflow float32; what is drawn is the likeliest token anyway.
+_MIN_TEMPERATURE = 1e-4
+
+
+class SamplingBody(BaseModel):
+    """Strict, so that "0.5" is no number; unknown names were refused before, neutral ones drop."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
+
+
+def read_sampling(body: SamplingBody) -> SamplingParams:
+    """Return it without a seed.
+
+    Raises:
+        RefusedError: a bias is for no token.
+
+    """
+    given: dict[str, Any] = {
+        name: value
+        for name in (
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "xtc_probability",
+            "xtc_threshold",
+        )
+        if (value := getattr(body, name)) is not None
+    }
+    top_k, top_p = max(body.top_k or 0, 0), body.top_p  # -1 is vLLM's "no limit"
+    if top_p == 0:
+        # The smallest set of tokens with some probability is the likeliest alone.
+        top_k, top_p = 1, None
+    temperature = 1.0 if body.temperature is None else body.temperature
+    return SamplingParams(
+        temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        **given,
+    )
+
+
+def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for token in given:
+        if not (token.isascii() and token.isdecimal() and str(int(token[:20])) == token):
+            raise errors.invalid(
+                f"The keys of 'logit_bias' are token ids; '{token[:50]}' is none.",
+                param="logit_bias",
+            )
+    return tuple(sorted((int(token), bias) for token, bias in given.items() if bias))
+
+
+_B = TypeVar("_B", bound=BaseModel)
+Stop: TypeAlias = Annotated[str, Field(min_length=1)]
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+class _StreamOptions(BaseModel):
+    model_config = _STRICT
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _GenerationBody(SamplingBody):
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    seed: Seed | None = None
+    stop: Annotated[list[Stop], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    include_performance: bool | None = None
+    fit_max_tokens: bool | None = None
+    user: str | None = None
+    session_id: SessionId | None = None
+
+    @field_validator("stop", mode="before", json_schema_input_type=Stop | list[Stop] | None)
+    @classmethod
+    def _as_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+
+class ChatBody(_GenerationBody):
+    """What `/v1/chat/completions` takes."""
+
+    messages: Annotated[list[messages.AnyMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    response_format: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionBody(_GenerationBody):
+    """What `/v1/completions` takes."""
+
+    prompt: str | list[str] | list[Token] | list[list[Token]]
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+
+class _ResumeBody(BaseModel):
+    """What a gateway sends to have an answer continued: the sums of its marks."""
+
+    model_config = _STRICT
+
+    tokens: list[Token]
+    seed: Seed
+    prompt: Annotated[str, Field(max_length=100)]
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    created: Annotated[int, Field(ge=0, lt=2**53)]
+    cached_tokens: Annotated[int, Field(ge=0, lt=2**53)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A prompt that the model's chat template writes."""
+
+    messages: tuple[Message, ...]
+    """As templates take them (messages.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompts:
+    """Prompts as they are, or as the tokens they are made of."""
+
+    contents: tuple[str | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """How far another process came with this request before it was lost."""
+
+    tokens: tuple[int, ...]
+    seed: int
+    prompt: str
+    """The digest of the prompt's tokens there."""
+    id: str
+    created: int
+    """Seconds since 1970."""
+    cached_tokens: int
+    """How many of the prompt's were cached there: what the client is told at the end, wherever that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What one client wants, in range and complete but for what depends on the prompt's tokens."""
+
+    model: str
+    prompt: Conversation | TextPrompts
+    max_tokens: int | None
+    sampling: SamplingParams
+    """Its seed is not set yet."""
+    seed: int | None
+    stops: tuple[str, ...]
+    is_streamed: bool
+    has_usage: bool
+    n: int = 1
+    """Choices a prompt."""
+    top_logprobs: int | None = None
+    """How many alternatives to tell of each token; None: no likelihoods at all."""
+    is_echoed: bool = False
+    has_performance: bool = False
+    is_fitted: bool = False
+    """Whether `max_tokens` is the most there may be, not what there must be room for."""
+    is_resumable: bool = False
+    """Whether marks tell what another process needs to continue: for one choice, as a stream."""
+    resumed: ResumePoint | None = None
+    format: output_options.RequiredSchema | None = None
+    """What the text has to match."""
+    toolbox: output_options.Toolbox | None = None
+    effort: str | None = None
+    """How much to think."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it came to the chat endpoint."""
+        return isinstance(self.prompt, Conversation)
+
+    @property
+    def size(self) -> int:
+        """The number of choices."""
+        prompts = 1 if isinstance(self.prompt, Conversation) else len(self.prompt.contents)
+        return prompts * self.n
+
+
+def parse_chat(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
+    """Read the body of a chat request; only with `is_resumable` may it have the field `fleet`.
+
+    Raises:
+        RefusedError: it asks for something that is wrong or that the engine does not do.
+
+    """
+    fields = read_object(raw)
+    fleet = _pop_resume_point(fields) if is_resumable else None
+    parameters.chat_parameters().check(fields)
+    messages.normalize(fields.get("messages"))
+    body = validate(ChatBody, fields)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise errors.invalid(
+            "'max_tokens' and 'max_completion_tokens' cannot both be set.", param="max_tokens"
+        )
+    if body.top_logprobs and not body.logprobs:
+        raise errors.invalid(
+            "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
+        )
+    request = GenerationRequest(
+        prompt=Conversation(messages=messages.to_template(body.messages)),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        format=_read_format(body.response_format),
+        toolbox=output_options.read_tools(
+            body.tools, _read_tool_choice(body.tool_choice), is_parallel=body.parallel_tool_calls
+        ),
+        effort=body.reasoning_effort,
+        **_common_fields(body),
+    )
+    return request if not is_resumable else _with_resume_point(request, fleet)
+
+
+def parse_completion(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
+    """Read the body of a completion request; only with `is_resumable` may it have the field `fleet`.
+
+    Raises:
+        RefusedError: it asks for something that is wrong or that the engine does not do.
+
+    """
+    fields = read_object(raw)
+    fleet = _pop_resume_point(fields) if is_resumable else None
+    parameters.completion_parameters().check(fields)
+    body = validate(CompletionBody, fields)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise errors.invalid(
+            "'best_of' must equal 'n': this engine returns all that it generates.", param="best_of"
+        )
+    if body.echo and body.logprobs is not None:
+        raise errors.invalid(
+            "'echo' cannot be combined with 'logprobs': the likelihoods of a prompt are not kept.",
+            param="echo",
+        )
+    request = GenerationRequest(
+        prompt=TextPrompts(contents=_prompt_contents(body.prompt)),
+        max_tokens=body.max_tokens,
+        top_logprobs=body.logprobs,
+        is_echoed=bool(body.echo),
+        **_common_fields(body),
+    )
+    return request if not is_resumable else _with_resume_point(request, fleet)
+
+
+def _read_format(given: dict[str, Any] | None) -> output_options.RequiredSchema | None:
+    if given is None:
+        return None
+    return output_options.read_format(
+        validate(output_options.format_model(given), given, at="response_format")
+    )
+
+
+def _read_tool_choice(given: str | dict[str, Any] | None) -> output_options.Choice | None:
+    if given is None or isinstance(given, str):
+        return output_options.parse_choice_mode(given)
+    return validate(output_options.choice_model(given), given, at="tool_choice")
+
+
+def _common_fields(body: _GenerationBody) -> dict[str, Any]:
+    """Return the fields of a Request which both endpoints have."""
+    if body.stream_options is not None and not body.stream:
+        raise errors.invalid(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+    return {
+        "model": body.model,
+        "sampling": read_sampling(body),
+        "seed": body.seed,
+        "stops": tuple(body.stop or ()),
+        "n": body.n or 1,
+        "is_streamed": bool(body.stream),
+        "has_usage": bool(body.stream_options and body.stream_options.include_usage),
+        "has_performance": bool(body.include_performance),
+        "is_fitted": bool(body.fit_max_tokens),
+    }
+
+
+def _pop_resume_point(fields: dict[str, Any]) -> ResumePoint | None:
+    given = fields.pop("fleet", None)
+    if given is None:
+        return None
+    fleet = validate(_ResumeBody, given, at="fleet")
+    return ResumePoint(
+        tokens=tuple(fleet.tokens),
+        seed=fleet.seed,
+        prompt=fleet.prompt,
+        id=fleet.id,
+        created=fleet.created,
+        cached_tokens=fleet.cached_tokens,
+    )
+
+
+def _with_resume_point(
+    request: GenerationRequest, resumed: ResumePoint | None
+) -> GenerationRequest:
+    if resumed is not None and not request.is_streamed:
+        raise errors.invalid("'fleet' continues streams only.", param="fleet")
+    if resumed is not None and request.size != 1:
+        name = "n" if request.n > 1 else "prompt"
+        raise errors.invalid(f"'fleet' continues one choice; '{name}' asks for more.", param=name)
+    is_resumable = request.is_streamed and request.size == 1
+    return dataclasses.replace(request, is_resumable=is_resumable, resumed=resumed)
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        RefusedError: it is none.
+
+    """
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise errors.invalid(f"The body is not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise errors.invalid("The body must be a JSON object.")
+    return fields
+
+
+def validate(kind: type[_B], fields: Any, *, at: str = "") -> _B:
+    """Return parsed JSON as a model; `at` is where in the body it lies.
+
+    Raises:
+        RefusedError: a value is wrong; names it.
+
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        # Of a union's complaints, the deepest is about the member that nearly fitted.
+        found = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+        param = _error_path([at, *found["loc"]] if at else found["loc"])
+        raise errors.invalid(f"Invalid '{param}': {found['msg']}.", param=param) from error
+
+
+def _error_path(location: Sequence[str | int]) -> str:
+    """Write a location as OpenAI does, `messages[0].content`, without pydantic's union members."""
+    text = ""
+    before: str | int = ""
+    for part in location:
+        # A role after an index tells which kind of message it is; it is no field.
+        is_kind = part in ("str", "int") or (isinstance(before, int) and part in messages.ROLES)
+        before = part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and not is_kind:
+            text += f".{part}" if text else part
+    return text or "body"
+
+
+def _prompt_contents(
+    prompt: str | list[str] | list[int] | list[list[int]],
+) -> tuple[str | tuple[int, ...], ...]:
+    """Return the prompts; a list of numbers is one prompt, and any other list is several."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise errors.invalid("'prompt' must not be empty.", param="prompt")
+    numbers = tuple(one for one in prompt if isinstance(one, int))
+    if numbers:
+        return (numbers,)
+    return tuple(
+        one if isinstance(one, str) else tuple(one) for one in prompt if not isinstance(one, int)
+    )

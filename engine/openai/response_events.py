@@ -1,0 +1,212 @@
+"""How an answer unfolds in `/v1/responses`: items that open, grow and close, as events and as one body.
+
+Values in, values out; sends nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import orjson
+
+from engine.errors import Refusal
+from engine.openai.response_body import Usage
+from engine.text.output_parser import Delta, Finish, ToolCallDelta
+
+Json: TypeAlias = dict[str, Any]
+ItemKind: TypeAlias = Literal["reasoning", "message", "function_call"]
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
+
+_ID_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_PART_TYPES = {"reasoning": "reasoning_text", "message": "output_text"}
+_EVENT_PREFIXES = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _OutputItem:
+    """One item of the output."""
+
+    kind: ItemKind
+    id: str
+    index: int
+    call: ToolCallDelta | None = None
+    """Of a function call, what it began with."""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What it holds so far: a text, or a call's arguments."""
+        return "".join(self.pieces)
+
+    @property
+    def where(self) -> Json:
+        """Where its text is, for an event."""
+        place: Json = {"item_id": self.id, "output_index": self.index}
+        return place if self.kind == "function_call" else {**place, "content_index": 0}
+
+    def part(self, text: str) -> Json:
+        """Return its one part."""
+        extra: Json = {"annotations": [], "logprobs": []} if self.kind == "message" else {}
+        return {"type": _PART_TYPES[self.kind], "text": text, **extra}
+
+    def body(self, status: ItemStatus) -> Json:
+        """Return the item; while it is in progress it shows nothing of its text."""
+        is_open = status == "in_progress"
+        head: Json = {"id": self.id, "type": self.kind, "status": status}
+        if self.call is not None:
+            arguments = "" if is_open else self.text
+            return {**head, "call_id": self.call.id, "name": self.call.name, "arguments": arguments}
+        content = [] if is_open else [self.part(self.text)]
+        if self.kind == "reasoning":
+            return {**head, "summary": [], "content": content}
+        return {**head, "role": "assistant", "content": content}
+
+
+@dataclass(slots=True, kw_only=True)
+class ResponseEventBuilder:
+    """One answer. Events are numbered as they are returned."""
+
+    id: str
+    created: int
+    echo: Json
+    _items: list[_OutputItem] = field(default_factory=list)
+    _open: _OutputItem | None = None
+    _call: int | None = None
+    """The index, among the calls, of the one that is open."""
+    _count: int = 0
+
+    def begin(self) -> bytes:
+        """Return what goes before the first token."""
+        body = self._body("in_progress", [])
+        started = self._event("response.created", response=body)
+        return started + self._event("response.in_progress", response=body)
+
+    def take(self, delta: Delta) -> bytes:
+        """Return what some tokens add, which may be nothing at all."""
+        out = b""
+        if delta.reasoning:
+            out += self._grow("reasoning", delta.reasoning)
+        if delta.content:
+            out += self._grow("message", delta.content)
+        for call in delta.tool_calls:
+            out += self._grow_call(call)
+        return out
+
+    def end(self, finish: Finish, usage: Usage, *, now: int) -> bytes:
+        """Return what ends a stream that went well."""
+        closed = self._close_all(finish)
+        body = self.body(finish, usage, now=now)
+        return closed + self._event(f"response.{body['status']}", response=body)
+
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return what ends a stream that broke off."""
+        items = [
+            item.body("incomplete" if item is self._open else "completed") for item in self._items
+        ]
+        body = self._body("failed", items)
+        # OpenAI's clients know a closed list of codes; of ours this is the nearest.
+        body["error"] = {"code": "server_error", "message": refusal.message}
+        return self._event("response.failed", response=body)
+
+    def body(self, finish: Finish, usage: Usage, *, now: int) -> Json:
+        """Return the whole answer, once it is over."""
+        self._close_all(finish)
+        is_cut = finish == "length"
+        last = self._items[-1] if self._items else None
+        items = [
+            item.body("incomplete" if is_cut and item is last else "completed")
+            for item in self._items
+        ]
+        body = self._body("incomplete" if is_cut else "completed", items)
+        if is_cut:
+            body["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            body["completed_at"] = now
+        return {**body, "usage": _usage_body(usage)}
+
+    def _body(self, status: ItemStatus, items: Sequence[Json]) -> Json:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": list(items),
+            "usage": None,
+            **self.echo,
+        }
+
+    def _grow(self, kind: ItemKind, text: str) -> bytes:
+        out = b""
+        if self._open is None or self._open.kind != kind:
+            out = self._close("completed") + self._begin(kind)
+        return out + self._add(text)
+
+    def _grow_call(self, call: ToolCallDelta) -> bytes:
+        out = b""
+        if self._open is None or self._open.kind != "function_call" or self._call != call.index:
+            out = self._close("completed") + self._begin("function_call", call)
+            self._call = call.index
+        return out + (self._add(call.arguments) if call.arguments else b"")
+
+    def _begin(self, kind: ItemKind, call: ToolCallDelta | None = None) -> bytes:
+        index = len(self._items)
+        item_id = f"{_ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{index:02x}"
+        item = self._open = _OutputItem(kind=kind, id=item_id, index=index, call=call)
+        self._items.append(item)
+        body = item.body("in_progress")
+        out = self._event("response.output_item.added", output_index=index, item=body)
+        if call is None:
+            out += self._event("response.content_part.added", **item.where, part=item.part(""))
+        return out
+
+    def _add(self, text: str) -> bytes:
+        assert self._open is not None
+        self._open.pieces.append(text)
+        extra: Json = {"logprobs": []} if self._open.kind == "message" else {}
+        kind = f"{_EVENT_PREFIXES[self._open.kind]}.delta"
+        return self._event(kind, **self._open.where, delta=text, **extra)
+
+    def _close(self, status: ItemStatus) -> bytes:
+        item, self._open, self._call = self._open, None, None
+        if item is None:
+            return b""
+        done = f"{_EVENT_PREFIXES[item.kind]}.done"
+        if item.call is not None:
+            out = self._event(done, **item.where, arguments=item.text)
+        else:
+            part = item.part(item.text)
+            extra: Json = {"logprobs": []} if item.kind == "message" else {}
+            out = self._event(done, **item.where, text=item.text, **extra)
+            out += self._event("response.content_part.done", **item.where, part=part)
+        body = item.body(status)
+        return out + self._event("response.output_item.done", output_index=item.index, item=body)
+
+    def _close_all(self, finish: Finish) -> bytes:
+        out = b""
+        if not self._items and finish != "length":
+            out = self._begin(
+                "message"
+            )  # an answer that says nothing is an empty one, and no absent one
+        return out + self._close("incomplete" if finish == "length" else "completed")
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        body = {"type": name, "sequence_number": self._count, **fields}
+        self._count += 1
+        return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+
+
+def _usage_body(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

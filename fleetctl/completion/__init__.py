@@ -1,1 +1,0 @@
-"""Completion of fleetctl's words in the user's shell."""

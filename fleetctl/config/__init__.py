@@ -1,1 +1,0 @@
-"""fleetctl's contexts: which fleets there are, and which one is meant."""

@@ -1,1 +1,0 @@
-"""`fleetctl create`: objects that are not there yet, from manifests or from flags; and API keys."""

@@ -1,1 +1,0 @@
-"""What `fleetctl describe` shows of each kind beside what all objects have."""

@@ -1,0 +1,206 @@
+"""Looks at everything that the doctor judges; each look has a limit. Writes one lease, and takes it back."""
+
+import asyncio
+import shutil
+from collections.abc import Coroutine, Iterable
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from fleetctl.doctor.checks import (
+    CONDITION_KINDS,
+    DiskSpace,
+    FleetObservation,
+    ProbeResult,
+    StoreHealth,
+)
+from fleetctl.fabric.admission import check_admission
+from fleetctl.fleets import gateways, version_skew
+from fleetctl.fleets.version_skew import ComponentVersion
+from fleetctl.objects import reader
+from fleetctl.verbs import version
+from machinery.clock import Clock
+from machinery.version import version as fleet_version
+from reconciler.nodes.node_state import MLX_LM
+from schemas import kinds
+from schemas.meta import ApiObject
+from schemas.node import Node
+from schemas.replica import Endpoint, Replica
+from schemas.shardgroup import ShardGroup
+from store import keys, objects
+from store.errors import StoreError
+from store.port import Transport
+
+_LEASE_S = 5
+_ANSWER_S = 5.0
+# As many at a time as a terminal's user may open files for (macOS gives 256).
+_AT_ONCE = 64
+_LARGEST = 2**20
+
+
+async def observe_fleet(
+    transport: Transport, address: str, clock: Clock, data_dir: Path | None
+) -> FleetObservation:
+    """Return what there is to see. `data_dir` is the fleet's folder if it is on this machine.
+
+    Raises:
+        StoreError: the store does not answer.
+
+    """
+    store = await _observe_store(transport, address, clock)
+    versions = await version.read_versions(
+        transport, ComponentVersion(part="fleetctl", version=fleet_version())
+    )
+    nodes = [one for one in await _read_all(transport, "Node") if isinstance(one, Node)]
+    ready = await reader.ready_nodes(transport)
+    found = {kind: await _read_all(transport, kind) for kind in CONDITION_KINDS}
+    groups = [one for one in found["ShardGroup"] if isinstance(one, ShardGroup)]
+    leases = await gateways.list_leases(transport)
+    endpoints = await objects.list_all(transport, Endpoint)
+    asking = _Prober(clock)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
+        agents, answered, engines = await asyncio.gather(
+            asking.all(_probe_agent(node, asking, session) for node in nodes if node.name in ready),
+            asking.all(asking.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
+            asking.all(asking.port(f"replica/{e.name}", e.spec.url) for e in endpoints),
+        )
+    return FleetObservation(
+        store=store,
+        versions=versions,
+        skew=version_skew.warnings(versions, mlx_lm=MLX_LM),
+        nodes=nodes,
+        ready=ready,
+        replicas=await objects.list_all(transport, Replica),
+        objects=[one for several in found.values() for one in several],
+        verdicts=[check_admission(group, nodes, ready) for group in groups],
+        agents=agents,
+        gateways=answered,
+        engines=engines,
+        disk=_observe_disk(data_dir),
+    )
+
+
+async def _read_all(transport: Transport, name: str) -> list[ApiObject]:
+    kind = kinds.by_name(name)
+    assert kind is not None  # it is one of ours
+    return await reader.read(transport, kind, ())
+
+
+async def _observe_store(transport: Transport, address: str, clock: Clock) -> StoreHealth:
+    began = clock.monotonic()
+    restoring = await transport.get(keys.RESTORING)
+    took = clock.monotonic() - began
+    server = await transport.status()
+    error = ""
+    try:
+        # A lease is a write like any other, and leaves no key behind.
+        await transport.revoke(await transport.grant(_LEASE_S))
+    except StoreError as failure:
+        error = str(failure)
+    return StoreHealth(
+        address=address,
+        version=server.version,
+        read_s=took,
+        write_error=error,
+        is_restoring=restoring is not None,
+    )
+
+
+def _observe_disk(data_dir: Path | None) -> DiskSpace | None:
+    if data_dir is None or not data_dir.exists():
+        return None
+    found = shutil.disk_usage(data_dir)
+    return DiskSpace(path=str(data_dir), size_bytes=found.total, free_bytes=found.free)
+
+
+async def _probe_agent(
+    node: Node, asking: "_Prober", session: aiohttp.ClientSession
+) -> ProbeResult:
+    label, url = f"node/{node.name}", node.status.agent_url if node.status is not None else ""
+    if not url:
+        return ProbeResult(
+            label=label,
+            url="",
+            error="its agent does not answer over HTTP (condition ApiServing says why)",
+        )
+    return await asking.health(session, label, url)
+
+
+class _Prober:
+    """Asks several at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def all(self, asked: Iterable[Coroutine[Any, Any, ProbeResult]]) -> list[ProbeResult]:
+        return list(await asyncio.gather(*asked))
+
+    async def health(self, session: aiohttp.ClientSession, label: str, url: str) -> ProbeResult:
+        """Ask for /health."""
+        async with self._turns:
+            try:
+                async with session.get(
+                    f"{url.rstrip('/')}/health", allow_redirects=False
+                ) as response:
+                    told = response.headers.get("date", "")
+                    offset = self._offset(told)
+                    body = await response.content.read(_LARGEST)
+            except TimeoutError:
+                return ProbeResult(
+                    label=label, url=url, error=f"no answer at {url} within {_ANSWER_S:.0f} s"
+                )
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                return ProbeResult(
+                    label=label, url=url, error=f"no answer at {url}: {_cause(error)}"
+                )
+        if response.status != 200:
+            return ProbeResult(
+                label=label,
+                url=url,
+                error=f"{url}/health answers with HTTP status {response.status}",
+            )
+        return ProbeResult(label=label, url=url, offset_s=offset, holds_lease=_holds_lease(body))
+
+    def _offset(self, told: str) -> float | None:
+        try:
+            theirs = parsedate_to_datetime(told)
+        except ValueError:
+            return None
+        return (theirs - self._clock.now()).total_seconds()
+
+    async def port(self, label: str, url: str) -> ProbeResult:
+        """See whether somebody listens where an engine should."""
+        parts = urlsplit(url)
+        async with self._turns:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            except TimeoutError:
+                return ProbeResult(
+                    label=label, url=url, error=f"nobody answers at {url} within {_ANSWER_S:.0f} s"
+                )
+            except (OSError, ValueError) as error:
+                return ProbeResult(
+                    label=label, url=url, error=f"nobody listens at {url}: {_cause(error)}"
+                )
+        writer.close()
+        return ProbeResult(label=label, url=url)
+
+
+def _cause(error: Exception) -> str:
+    inner = getattr(error, "os_error", error)
+    words = inner.strerror if isinstance(inner, OSError) else ""
+    return (words or str(error) or type(error).__name__).lower()
+
+
+def _holds_lease(body: bytes) -> bool:
+    try:
+        tree = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return True
+    return not isinstance(tree, dict) or tree.get("leaseHeld") is not False

@@ -1,1 +1,0 @@
-"""`fleetctl edit`: objects, or files of manifests, in the user's own editor."""

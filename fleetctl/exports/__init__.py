@@ -1,1 +1,0 @@
-"""The running fleet as files: which there will be, and writing them."""

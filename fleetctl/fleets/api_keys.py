@@ -1,0 +1,119 @@
+"""API keys for people: describing, deleting; `fleetctl get` lists them. They are no API objects: secrets do not belong into manifests."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from fleetctl.cli.connect import open_store
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.output import printers
+from fleetctl.output.printers import TableContext, TableOptions
+from machinery.clock import SystemClock
+from manifests.suggestions import did_you_mean
+from schemas.records import ApiKey
+from store import codec, keys, object_trees
+from store.errors import ConflictError
+from store.port import Delete, ModRevisionGuard, Transport
+
+_ALIASES = ("apikey", "apikeys", "ak")
+
+
+def parse_names(words: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the names in `apikey NAME...` or `apikey/NAME`; None if the words mean another kind."""
+    first, slash, name = words[0].partition("/") if words else ("", "", "")
+    if first.lower() not in _ALIASES:
+        return None
+    if not slash:
+        return tuple(words[1:])
+    if len(words) > 1:
+        raise click.UsageError("write apikey NAME NAME..., or one apikey/NAME")
+    return (name,)
+
+
+async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Print everything about one key but the key, which nobody knows."""
+    if len(names) != 1:
+        raise click.UsageError("which one? Write apikey NAME or apikey/NAME")
+    async with open_store(options) as transport:
+        (key,) = await read(transport, names)
+    now = SystemClock().now()
+    cells = _cells(key, now)
+    rows = [
+        ("Name:", key.name),
+        ("Kind:", "ApiKey"),
+        ("Created:", f"{_time(key.created)} ({cells['AGE']} ago)"),
+        (
+            "Expires:",
+            "never" if key.expires is None else f"{_time(key.expires)} ({cells['EXPIRES']})",
+        ),
+        ("Models:", ", ".join(key.models) or "<all>"),
+        ("Admin API:", "yes" if key.is_admin else "no"),
+        ("Requests:", f"{key.requests_per_minute or 'any number'} per minute"),
+        ("Tokens:", f"{key.tokens_per_minute or 'any number'} per minute, prompts and answers"),
+        ("At once:", f"{key.concurrency or 'any number'} at each gateway"),
+        ("Key:", "known to its owner alone; the store has its SHA-256"),
+    ]
+    click.echo(printers.align_columns(rows))
+
+
+async def delete(
+    names: tuple[str, ...], options: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Revoke keys: gateways refuse them a moment later. `say` is told each that went, or with --dry-run would go."""
+    if not names:
+        raise click.UsageError("which apikeys? Name them")
+    async with open_store(options) as transport:
+        if not options["ignore_not_found"]:
+            await read(transport, names)  # all of them or none
+        for name in names:
+            if await _delete_one(transport, name, is_dry=options["dry_run"] != "none"):
+                say(name)
+
+
+async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
+    """Return the named keys, or all, by name.
+
+    Raises:
+        FleetctlError: one is not there.
+
+    """
+    items = (await transport.list(keys.API_KEY_PREFIX)).items
+    found = {key.name: key for key in (codec.decode(ApiKey, item) for item in items)}
+    missing = [name for name in names if name not in found]
+    if missing:
+        hint = did_you_mean(missing[0], sorted(found), "There are")
+        raise FleetctlError(f"there is no apikey {missing[0]}. {hint}".rstrip(" ."))
+    return [found[name] for name in names] if names else [found[name] for name in sorted(found)]
+
+
+async def _delete_one(transport: Transport, name: str, *, is_dry: bool) -> bool:
+    """Return whether there was one."""
+    key = keys.named(keys.API_KEY_PREFIX, name)
+    there = await transport.get(key)
+    if there is None:
+        return False
+    if is_dry:
+        return True
+    try:
+        guard = ModRevisionGuard(key=key, mod_revision=there.mod_revision)
+        await transport.commit([guard], [Delete(key=key)])
+    except ConflictError as error:
+        raise FleetctlError(
+            f"apikey/{name} was changed at the same time; run the command again"
+        ) from error
+    return True
+
+
+def _time(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _cells(key: ApiKey, now: datetime) -> dict[str, str]:
+    """Return what `fleetctl get` says of the key, by column."""
+    tree = json.loads(key.model_dump_json(by_alias=True, exclude_none=True, exclude={"hash"}))
+    look = TableOptions()
+    (row,) = printers.rows([object_trees.api_key_tree(tree)], TableContext(now=now), look)
+    return dict(zip(printers.titles("ApiKey", look), row, strict=True))

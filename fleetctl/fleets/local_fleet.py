@@ -1,0 +1,328 @@
+"""The programs of a fleet on one machine, as command lines. Starts nothing.
+
+A whole fleet on this machine: starts, supervises and ends its processes.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
+from machinery import processes
+from machinery.clock import Clock
+from machinery.supervisor import Program, Supervisor
+from nodeagent.engines.engine_processes import stop_all
+from nodeagent.hardware.probe import read_machine_facts
+from nodeagent.hardware.readings import HardwareError
+from store import keys
+from store.errors import StoreError
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.binary import NoBinaryError, locate, written_by
+from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError
+from store.etcd.member.maintenance import MemberMaintenance
+from store.etcd.member.sockets import SocketFolderError
+
+_PORTS_PER_NODE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFleetSettings:
+    """What `fleetctl up` was asked for."""
+
+    data_dir: DataDir
+    models_dir: Path
+    nodes: int
+    node_memory: str
+    """What models may use on each node; empty for an even share of the machine."""
+    host: str
+    gateway_port: int
+    engine_port: int
+    agent_port: int
+    """First port of agents' APIs, one for each node; 0: any."""
+    node_grace_s: float
+    etcd_binary: Path | None
+    etcd_quota_bytes: int
+    log_level: str
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://{self.host}:{self.gateway_port}"
+
+
+def node_names(order: LocalFleetSettings) -> list[str]:
+    """Return the names of the nodes, from node-1 on."""
+    return [f"node-{number}" for number in range(1, order.nodes + 1)]
+
+
+def reconciler_program(order: LocalFleetSettings, etcd: str) -> Program:
+    return _program(
+        order, "reconciler", "reconciler", etcd, "--node-grace-period", str(order.node_grace_s)
+    )
+
+
+def gateway_program(order: LocalFleetSettings, etcd: str) -> Program:
+    place = ("--host", order.host, "--port", str(order.gateway_port))
+    kept = ("--state-dir", str(order.data_dir.path / "gateway"))
+    return _program(order, "gateway", "gateway", etcd, *place, *kept)
+
+
+def agent_programs(order: LocalFleetSettings, etcd: str, share: str) -> list[Program]:
+    """Return an agent for each node; `share` is what models may use on each."""
+    return [
+        _program(
+            order,
+            name,
+            "nodeagent",
+            etcd,
+            *("--name", name),
+            *("--state-dir", str(order.data_dir.node(name))),
+            *("--models-dir", str(order.models_dir)),
+            *("--memory", order.node_memory or share),
+            *(("--part-of-machine",) if order.nodes > 1 else ()),
+            *("--engine-port", str(order.engine_port + _PORTS_PER_NODE * number)),
+            *("--api-port", str(order.agent_port + number if order.agent_port else 0)),
+        )
+        for number, name in enumerate(node_names(order))
+    ]
+
+
+def _program(order: LocalFleetSettings, name: str, module: str, etcd: str, *flags: str) -> Program:
+    return Program(
+        name=name,
+        command=(
+            *(sys.executable, "-m", module, "--etcd", etcd),
+            *flags,
+            *("--log-level", order.log_level),
+        ),
+        log=order.data_dir.log(name),
+        record=order.data_dir.record(name),
+    )
+
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+_READY_S = 90.0
+# Longer than an engine's drain.
+_ENGINE_GRACE_S = 45.0
+
+
+class LocalFleet:
+    """etcd, a reconciler, agents and a gateway as child processes that outlive us if we are killed.
+
+    Whoever starts next with the same data folder adopts what still runs.
+    """
+
+    def __init__(self, order: LocalFleetSettings, clock: Clock, pid: int) -> None:
+        self._order = order
+        self._clock = clock
+        self._pid = pid
+        self._etcd: EmbeddedEtcd | None = None
+        self._supervisors: list[Supervisor] = []
+        self._warning = ""
+
+    async def run(self, say: Say) -> None:
+        """Start the fleet, say when it is ready, and keep it running until cancelled; then end it.
+
+        Raises:
+            FleetctlError: it cannot be started; nothing is left running.
+
+        """
+        order = self._order
+        self._tell(is_ready=False)
+        try:
+            await self._start(say)
+            async with asyncio.TaskGroup() as group:
+                for supervisor in self._all():
+                    group.create_task(supervisor.run())
+                group.create_task(self._care(say).run())
+                await self._wait_ready()
+                self._tell(is_ready=True)
+                say(f"fleet ready: {order.gateway_url}/v1")
+        except FleetctlError as error:
+            self._tell(is_ready=False, error=str(error))
+            raise
+        except BaseExceptionGroup as failed:
+            refusals = failed.subgroup(FleetctlError)
+            if refusals is None:
+                raise
+            self._tell(is_ready=False, error=str(refusals.exceptions[0]))
+            raise refusals.exceptions[0] from None
+        finally:
+            await asyncio.shield(self._stop(say))
+
+    def _all(self) -> list[Supervisor]:
+        assert self._etcd is not None
+        return [self._etcd.supervisor, *self._supervisors]
+
+    def _care(self, say: Say) -> MemberMaintenance:
+        assert self._etcd is not None
+        quota_bytes = self._order.etcd_quota_bytes
+        return MemberMaintenance(self._etcd.address, self._clock, say, quota_bytes=quota_bytes)
+
+    def _tell(self, *, is_ready: bool, error: str = "") -> None:
+        self._order.data_dir.write(
+            FleetRecord(
+                layout_version=LAYOUT_VERSION,
+                gateway_url=self._order.gateway_url,
+                pid=self._pid,
+                is_ready=is_ready,
+                error=error,
+                warning=self._warning,
+            )
+        )
+
+    async def _start(self, say: Say) -> None:
+        order = self._order
+        order.data_dir.refuse_unfinished()
+        try:
+            binary = locate(order.etcd_binary, written_by=written_by(order.data_dir.etcd))
+            self._warning = binary.warning
+            if binary.warning:
+                say(f"warning: {binary.warning}")
+            self._etcd = EmbeddedEtcd(
+                binary, order.data_dir.etcd, self._clock, quota_bytes=order.etcd_quota_bytes
+            )
+            await self._etcd.start()
+        except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
+            raise FleetctlError(str(error)) from error
+        say(f"etcd {binary.text} is up (unix socket, {order.data_dir.etcd})")
+        etcd = str(self._etcd.address)
+        started = [
+            reconciler_program(order, etcd),
+            *agent_programs(order, etcd, await _memory_share(order.nodes)),
+            gateway_program(order, etcd),
+        ]
+        self._supervisors = [Supervisor(program, self._clock) for program in started]
+        await self._end_strangers({program.record for program in started})
+        self._check_gateway_port()
+        for supervisor in self._supervisors:
+            await supervisor.start()
+        say(f"started the reconciler, {order.nodes} node agents and the gateway")
+
+    async def _end_strangers(self, wanted: set[Path]) -> None:
+        """End what a predecessor with other flags left: its third node, say."""
+        for path in self._order.data_dir.records():
+            child = processes.adopt(path)
+            if path in wanted:
+                continue
+            if child is not None:
+                await processes.end(child, self._clock, grace_s=10.0)
+            path.unlink(missing_ok=True)
+
+    def _check_gateway_port(self) -> None:
+        """Refuse a taken port now, rather than have the gateway try for ever."""
+        order = self._order
+        if processes.adopt(order.data_dir.record("gateway")) is not None:
+            return  # it is our own
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((order.host, order.gateway_port))
+            except OSError as error:
+                raise FleetctlError(
+                    f"port {order.gateway_port} on {order.host} cannot be used for the gateway: "
+                    f"{error.strerror}. Choose another with --port"
+                ) from error
+
+    async def _wait_ready(self) -> None:
+        """Wait until every node holds its lease, a reconciler leads and the gateway answers."""
+        assert self._etcd is not None
+        try:
+            async with asyncio.timeout(_READY_S):
+                await _wait_for_control_plane(self._etcd.address, node_names(self._order))
+                await _wait_for_gateway(self._order.gateway_url)
+        except TimeoutError:
+            words = [
+                f"{s.program.name}: {processes.last_lines(s.program.log, 1)}"
+                for s in self._supervisors
+                if not s.running or s.restarts
+            ]
+            raise FleetctlError(
+                f"the fleet did not get ready within {_READY_S:.0f} s. "
+                f"{'; '.join(words) or 'Every process runs, but not all have reported'}. "
+                f"Logs: {self._order.data_dir.path / 'logs'}"
+            ) from None
+
+    async def _stop(self, say: Say) -> None:
+        """End everything: the gateway first, so that clients are not left in mid-air; etcd last."""
+        say("stopping the fleet")
+        for supervisor in reversed(self._supervisors):
+            await supervisor.stop()
+        await stop_engines(self._order.data_dir, self._clock)
+        if self._etcd is not None:
+            await _revoke_leases(self._etcd.address, node_names(self._order))
+            await self._etcd.supervisor.stop()
+        say("stopped")
+
+
+async def stop_engines(data_dir: DataDir, clock: Clock) -> None:
+    """End the engines of all nodes in the folder."""
+    for node in data_dir.nodes():
+        await stop_all(node / "engines", clock, grace_s=_ENGINE_GRACE_S)
+
+
+async def _memory_share(nodes: int) -> str:
+    """Return an even share of what models may use on this machine, as a quantity."""
+    try:
+        facts = await read_machine_facts()
+    except HardwareError as error:
+        raise FleetctlError(f"cannot size the nodes: {error}. Give --node-memory") from error
+    return f"{facts.gpu_memory_limit_bytes // nodes // 2**20}Mi"
+
+
+async def _revoke_leases(etcd: EtcdAddress, names: list[str]) -> None:
+    """End the leases of nodes that ended: etcd would keep them, and their endpoints, for next time.
+
+    A lease does not run out while etcd is down; it lives its whole time again afterwards.
+    """
+    transport = connect(etcd)
+    try:
+        for name in names:
+            item = await transport.get(keys.node_lease_key(name))
+            if item is not None and item.lease:
+                await transport.revoke(item.lease)
+    except StoreError as error:
+        log.info("leases not revoked; they will expire", extra={"why": str(error)})
+    finally:
+        await transport.close()
+
+
+async def _wait_for_control_plane(etcd: EtcdAddress, names: list[str]) -> None:
+    transport = connect(etcd)
+    try:
+        while True:
+            try:
+                listing = await transport.list(keys.NODE_LEASE_PREFIX)
+                leader = await transport.get(keys.ELECTION_RECONCILER)
+            except StoreError:
+                await asyncio.sleep(0.1)
+                continue
+            there = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
+            if there >= set(names) and leader is not None:
+                return
+            await asyncio.sleep(0.1)
+    finally:
+        await transport.close()
+
+
+async def _wait_for_gateway(url: str) -> None:
+    timeout = aiohttp.ClientTimeout(total=2.0)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            try:
+                async with session.get(f"{url}/health") as response:
+                    if response.status == 200:
+                        return
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass
+            await asyncio.sleep(0.1)

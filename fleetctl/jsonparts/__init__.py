@@ -1,1 +1,0 @@
-"""What `fleetctl.jsonpath` is made of: reading from left to right, and the steps of a path."""

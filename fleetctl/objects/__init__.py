@@ -1,0 +1,1 @@
+"""Objects as verbs name, select, read, query and write them."""

@@ -1,0 +1,114 @@
+"""What users type for kinds and objects: `md`, `nodes`, `modeldeployment/qwen`."""
+
+import difflib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+from schemas import kinds
+from schemas.kinds import Kind
+
+API_KEYS = Kind(
+    name="ApiKey",
+    module="schemas.records",
+    plural="apikeys",
+    short="ak",
+    written_by_users=False,
+)
+"""API keys for who reads them; they are no API objects, so `kind_of` does not know them."""
+
+WITH_API_KEYS = (*kinds.KINDS, API_KEYS)
+WRITABLE = tuple(kind for kind in kinds.KINDS if kind.written_by_users)
+
+# What `fleetctl get all` shows: not what only tells of the past or of a moment.
+_EXCLUDED_FROM_ALL = ("Revision", "Event", "FabricTest")
+
+
+class Target(NamedTuple):
+    """A kind, and the names asked for; none means all."""
+
+    kind: Kind
+    names: tuple[str, ...]
+
+
+def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS) -> Kind:
+    """Return the kind that the word means; `among` are those that the refusal speaks of.
+
+    Raises:
+        click.UsageError: there is none; with the nearest.
+
+    """
+    if not word.strip():
+        raise click.UsageError("a kind is empty; write KIND, or KIND,KIND such as md,np")
+    found = kinds.by_alias(word)
+    if found is not None:
+        return found
+    known = {
+        alias: kind.plural
+        for kind in among
+        for alias in (kind.plural, kind.short, kind.name.lower())
+    }
+    near = difflib.get_close_matches(word.lower(), known, n=1)
+    there = ", ".join(sorted(kind.plural for kind in among))
+    hint = f"did you mean {known[near[0]]}?" if near else f"there are {there}"
+    raise click.UsageError(f"there is no kind of object called {word!r}; {hint}")
+
+
+def parse_target(words: tuple[str, ...]) -> Target:
+    """Return what `KIND`, `KIND NAME...` or `KIND/NAME` mean."""
+    first, slash, name = words[0].partition("/")
+    if not slash:
+        return Target(kind=kind_of(first), names=words[1:])
+    if len(words) > 1:
+        raise click.UsageError("write KIND NAME NAME..., or one KIND/NAME")
+    return Target(kind=kind_of(first), names=(name,))
+
+
+def parse_targets(words: tuple[str, ...]) -> tuple[Target, ...]:
+    """Return what `KIND[,KIND...]`, `KIND[,KIND...] NAME...`, `KIND/NAME...` or `all` mean, API keys among them.
+
+    Raises:
+        click.UsageError: they mean nothing.
+
+    """
+    if not all(words[1:]):
+        raise click.UsageError(f"a name is empty; `fleetctl get {words[0]}` shows all there are")
+    slashed = [word for word in words if "/" in word]
+    if not slashed:
+        kinds_ = [kind for word in words[0].split(",") for kind in _kinds_of(word)]
+        if len(kinds_) > 1 and len(words) > 1 and "all" in words[0].split(","):
+            raise click.UsageError("`all` takes no names; write the kind, or KIND/NAME")
+        return tuple(Target(kind=kind, names=words[1:]) for kind in dict.fromkeys(kinds_))
+    if len(slashed) < len(words):
+        raise click.UsageError("write KIND NAME NAME..., or KIND/NAME KIND/NAME..., not both")
+    names: dict[Kind, list[str]] = {}
+    for word in words:
+        first, _, name = word.partition("/")
+        if not name:
+            raise click.UsageError(f"{word} names nothing; write KIND/NAME")
+        names.setdefault(_readable_kind(first), []).append(name)
+    return tuple(Target(kind=kind, names=tuple(found)) for kind, found in names.items())
+
+
+def _kinds_of(word: str) -> tuple[Kind, ...]:
+    if word == "all":
+        return tuple(kind for kind in kinds.KINDS if kind.name not in _EXCLUDED_FROM_ALL)
+    return (_readable_kind(word),)
+
+
+def _readable_kind(word: str) -> Kind:
+    return API_KEYS if is_api_keys(word) else kind_of(word, WITH_API_KEYS)
+
+
+def is_api_keys(word: str) -> bool:
+    """Return whether the word means API keys, which are no kind of `kind_of`."""
+    return word.lower() in (API_KEYS.plural, API_KEYS.short, API_KEYS.name.lower())
+
+
+def parse_one(words: tuple[str, ...]) -> tuple[Kind, str]:
+    """Return the one object that the words mean."""
+    target = parse_target(words)
+    if len(target.names) != 1:
+        raise click.UsageError("which one? Write KIND NAME or KIND/NAME")
+    return target.kind, target.names[0]

@@ -1,0 +1,271 @@
+"""The fields of a kind, read from the schemas: what they are called, take and mean. Pure.
+
+Whether a kind has a field that `--field-selector` names, by its schema. Pure, but imports every model asked for.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import orjson
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects.kind_args import API_KEYS, kind_of
+from schemas.kinds import Kind
+from schemas.meta import ObjectMeta
+from schemas.records import ApiKey
+
+Schema: TypeAlias = Mapping[str, Any]
+"""A JSON Schema (draft 2020-12), as pydantic makes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSchema:
+    """One field: what it is called, takes and means."""
+
+    name: str
+    type: str
+    """Such as string, []Toleration, map[string]string, or a model's name."""
+    is_required: bool
+    description: str
+    values: tuple[str, ...]
+    """The only ones there are; none if others are possible."""
+    default: str
+    """As JSON; empty if there is none worth a line."""
+    limits: str
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindSchema:
+    """The schema of one kind, and what it refers to."""
+
+    kind: str
+    root: Schema
+    definitions: Mapping[str, Schema]
+
+    def fields(self, schema: Schema) -> list[FieldSchema]:
+        """Return the fields of an object, or of what a list or a mapping holds; none if it has none."""
+        found: dict[str, FieldSchema] = {}
+        for part in self.parts(schema):
+            needed = part.get("required", ())
+            for name, inner in part.get("properties", {}).items():
+                found[name] = self.field(name, inner, is_required=name in needed)
+        return list(found.values())
+
+    def field(self, name: str, schema: Schema, *, is_required: bool) -> FieldSchema:
+        return FieldSchema(
+            name=name,
+            type=self.type_name(schema),
+            is_required=is_required,
+            description=one_line(str(schema.get("description") or self._described(schema))),
+            values=tuple(self._values(schema)),
+            default=_default(schema),
+            limits="; ".join(dict.fromkeys(self._limits(schema))),
+            schema=schema,
+        )
+
+    def parts(self, schema: Schema) -> Iterator[Schema]:
+        """Yield the objects with fields of their own behind a schema: through references, choices, lists, mappings."""
+        found = self._followed(schema)
+        if "properties" in found:
+            yield found
+        for inner in _inner_schemas(found):
+            yield from self.parts(inner)
+
+    def type_name(self, schema: Schema) -> str:
+        found = self._followed(schema)
+        if "anyOf" in found:
+            names = (self.type_name(one) for one in found["anyOf"] if one.get("type") != "null")
+            return " or ".join(dict.fromkeys(names))
+        if found.get("type") == "array":
+            return f"[]{self.type_name(found.get('items', {}))}"
+        if found.get("type") == "object":
+            held = [*_mapped_schemas(found)]
+            if held:
+                return f"map[string]{self.type_name(held[0])}"
+            return str(found.get("title", "object")) if "properties" in found else "object"
+        return "time" if found.get("format") == "date-time" else str(found.get("type", "any"))
+
+    def _followed(self, schema: Schema) -> Schema:
+        while "$ref" in schema:
+            schema = self.definitions[schema["$ref"].removeprefix("#/$defs/")]
+        return schema
+
+    def _described(self, schema: Schema) -> str:
+        """Return what a type says of itself, for fields that say nothing."""
+        for part in (self._followed(schema), *self.parts(schema)):
+            if part.get("description"):
+                return str(part["description"])
+        return ""
+
+    def _values(self, schema: Schema) -> Iterator[str]:
+        found = self._followed(schema)
+        choices = [one for one in found.get("anyOf", ()) if one.get("type") != "null"]
+        if "const" in found:
+            yield str(found["const"])
+        yield from map(str, found.get("enum", ()))
+        if len(choices) == 1 or found.get("type") == "array":
+            for inner in _inner_schemas(found):
+                yield from self._values(inner)
+
+    def _limits(self, schema: Schema) -> Iterator[str]:
+        found = self._followed(schema)
+        least, most = found.get("minimum"), found.get("maximum")
+        if least is not None and most is not None:
+            yield f"{least} to {most}"
+        elif least is not None or most is not None:
+            yield f"at least {least}" if least is not None else f"at most {most}"
+        if found.get("exclusiveMinimum") is not None:
+            yield f"more than {found['exclusiveMinimum']}"
+        fewest, longest = found.get("minItems"), found.get("maxItems")
+        if fewest or longest is not None:
+            yield " ".join(
+                [*([f"at least {fewest}"] if fewest else ()), *([f"at most {longest}"] if longest else ()), "items"]
+            )  # fmt: skip
+        if "pattern" in found:
+            yield f"matches {found['pattern']}"
+        for inner in _inner_schemas(found):
+            if "properties" not in self._followed(inner):
+                yield from self._limits(inner)
+
+
+def _inner_schemas(schema: Schema) -> Iterator[Schema]:
+    """Yield what a choice, a list or a mapping is made of."""
+    yield from schema.get("anyOf", ())
+    if isinstance(schema.get("items"), Mapping):
+        yield schema["items"]
+    yield from schema.get("prefixItems", ())
+    yield from _mapped_schemas(schema)
+
+
+def _mapped_schemas(schema: Schema) -> Iterator[Schema]:
+    yield from schema.get("patternProperties", {}).values()
+    if isinstance(schema.get("additionalProperties"), Mapping):
+        yield schema["additionalProperties"]
+
+
+def _default(schema: Schema) -> str:
+    """Return the default as a line has it; nothing where the field then says nothing, or has fields of its own."""
+    found = schema.get("default")
+    if found in (None, "", [], {}) or isinstance(found, dict):
+        return ""
+    return orjson.dumps(found).decode()
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def schema_of(kind_name: str) -> KindSchema:
+    """Return the schema of a kind, by any of its names."""
+    kind = kind_of(kind_name)
+    root = kind.type.model_json_schema(by_alias=True)
+    return KindSchema(kind=kind.name, root=root, definitions=root.get("$defs", {}))
+
+
+def find_field(model: KindSchema, path: tuple[str, ...]) -> FieldSchema:
+    """Return the field at a path; of the empty path the object itself.
+
+    Raises:
+        FleetctlError: there is none; with the nearest.
+
+    """
+    found = FieldSchema(
+        name="",
+        type=model.kind,
+        is_required=False,
+        description=one_line(str(model.root.get("description", ""))),
+        values=(),
+        default="",
+        limits="",
+        schema=model.root,
+    )
+    for number, name in enumerate(path):
+        fields = {one.name: one for one in model.fields(found.schema)}
+        if name not in fields:
+            where = ".".join((model.kind, *path[:number]))
+            raise FleetctlError(_unknown_field(where, name, list(fields)))
+        found = fields[name]
+    return found
+
+
+def _unknown_field(where: str, name: str, known: list[str]) -> str:
+    if not known:
+        return f"{where} has no fields, so there is no {name!r} in it"
+    low = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), low, n=1)
+    hint = f"did you mean {low[near[0]]}?" if near else f"there are {', '.join(known)}"
+    return f"{where} has no field {name!r}; {hint}"
+
+
+# Of an API key, what its metadata says is stored beside the rest; the hash is shown to nobody.
+_NOT_IN_SPEC = ("name", "created", "hash")
+
+
+@cache
+def _selectable_schema(kind: Kind) -> KindSchema:
+    if kind != API_KEYS:
+        return schema_of(kind.name)
+    meta, spec = ObjectMeta.model_json_schema(), ApiKey.model_json_schema()
+    fields = {name: of for name, of in spec["properties"].items() if name not in _NOT_IN_SPEC}
+    parts = {"metadata": meta, "spec": {**spec, "properties": fields}}
+    definitions = {**meta.get("$defs", {}), **spec.get("$defs", {})}
+    return KindSchema(kind=kind.name, root={"properties": parts}, definitions=definitions)
+
+
+def refuse_unselectable(path: tuple[str, ...], kinds: Sequence[Kind]) -> None:
+    """Refuse a field that none of the kinds has, or that holds several values.
+
+    Raises:
+        FleetctlError: it is one; with the nearest.
+
+    """
+    wrong = [_check_path(path, _selectable_schema(kind)) for kind in kinds]
+    if all(one.said for one in wrong):
+        # Whoever means several kinds, means with this field the one that has most of it.
+        said = max(wrong, key=lambda one: one.depth).said
+        raise FleetctlError(f"--field-selector: {said}")
+
+
+class _PathProblem(NamedTuple):
+    """What is wrong with selecting by a field."""
+
+    depth: int
+    """How many names of the path there are."""
+    said: str = ""
+    """Nothing if it can be done."""
+
+
+def _check_path(path: tuple[str, ...], model: KindSchema) -> _PathProblem:
+    schema, type_ = model.root, ""
+    for number, name in enumerate(path):
+        if type_.startswith("map["):
+            return _PathProblem(number)  # labels: any name may be one
+        above = ".".join(path[:number])
+        if type_.startswith("[]"):
+            return _PathProblem(number, f"{above} holds several values; name a field of one")
+        fields = {field.name: field for field in model.fields(schema)}
+        if name not in fields:
+            return _PathProblem(number, _unsupported_field(path, above, fields))
+        schema, type_ = fields[name].schema, fields[name].type
+    is_one = not type_.startswith(("[]", "map[")) and not any(model.parts(schema))
+    several = f"{'.'.join(path)} holds several values; name a field of one"
+    return _PathProblem(len(path), "" if is_one else several)
+
+
+def _unsupported_field(path: tuple[str, ...], above: str, fields: dict[str, FieldSchema]) -> str:
+    """Return the refusal of a field, in kubectl's words."""
+    name = path[len(above.split(".")) if above else 0]
+    low = {one.lower(): one for one in fields}
+    near = difflib.get_close_matches(name.lower(), low, n=1)
+    if near:
+        # What comes below it is right, or will be told next.
+        hint = f"did you mean {'.'.join((above, low[near[0]])).lstrip('.')}?"
+    elif fields:
+        hint = f"{above} has {', '.join(fields)}" if above else f"there are {', '.join(fields)}"
+    else:
+        hint = f"{above} has no fields"
+    return f"field label not supported: {'.'.join(path)}; {hint}"

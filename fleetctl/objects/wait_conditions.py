@@ -1,0 +1,167 @@
+"""What `fleetctl wait --for` asks, and whether an object has got there. Pure."""
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+import click
+
+from fleetctl.objects import jsonpath
+from fleetctl.objects.jsonpath import FieldPath
+from store import object_trees
+from store.object_trees import Tree
+
+_FORMS = "condition=Available, condition=Available=False, jsonpath='{.status.readyReplicas}'=2, create, or delete"
+# Braces may be left out, as kubectl has it: then the first "=" outside of brackets ends the path.
+_JSONPATH = re.compile(
+    r"jsonpath=(\{.*\}|\.?[A-Za-z_](?:[^=\[\]{}]|\[[^\]]*\])*)(?:=(.*))?", re.DOTALL
+)
+_TRUTHS = {"true": "True", "false": "False", "unknown": "Unknown"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionGoal:
+    """A condition has this truth, and speaks of the spec as it is now."""
+
+    type: str
+    truth: str = "True"
+
+    @property
+    def text(self) -> str:
+        return f"condition {self.type}={self.truth}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldGoal:
+    """What a path finds is this value; without a value, it finds something."""
+
+    path: FieldPath
+    spelled: str
+    value: str | None
+
+    @property
+    def text(self) -> str:
+        return self.spelled if self.value is None else f"{self.spelled} to be {self.value!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedGoal:
+    """It is there."""
+
+    text: str = "creation"
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedGoal:
+    """It is gone."""
+
+    text: str = "deletion"
+
+
+Goal: TypeAlias = ConditionGoal | FieldGoal | CreatedGoal | DeletedGoal
+
+
+def parse(text: str) -> Goal:
+    """Return what `--for` asks.
+
+    Raises:
+        click.UsageError: it asks nothing that can be waited for.
+        FleetctlError: its JSONPath is none.
+
+    """
+    if text == "delete":
+        return DeletedGoal()
+    if text == "create":
+        return CreatedGoal()
+    if found := re.fullmatch(
+        r"condition=([A-Za-z]+)(?:=(true|false|unknown))?", text, re.IGNORECASE
+    ):
+        return ConditionGoal(type=found[1], truth=_TRUTHS[(found[2] or "true").lower()])
+    if found := _JSONPATH.fullmatch(text):
+        value = found[2]
+        if value is not None and len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        if value == "":
+            raise click.UsageError(
+                f"--for={text}: nothing follows the last '='; leave it out to wait for any value"
+            )
+        return FieldGoal(path=jsonpath.parse_path(found[1]), spelled=found[1], value=value)
+    raise click.UsageError(f"--for={text}: write {_FORMS}")
+
+
+def is_met(goal: Goal, tree: Tree | None) -> bool:
+    """Return whether the object has got there; None is an object that is not there."""
+    match goal:
+        case DeletedGoal():
+            return tree is None
+        case CreatedGoal():
+            return tree is not None
+        case ConditionGoal():
+            return tree is not None and _is_condition_met(goal, tree)
+        case FieldGoal():
+            return tree is not None and _is_field_met(goal, tree)
+        case _:
+            assert_never(goal)
+
+
+def met_text(goal: Goal) -> str:
+    """Return what is said of an object that got there."""
+    match goal:
+        case DeletedGoal():
+            return "deleted"
+        case CreatedGoal():
+            return "created"
+        case ConditionGoal() | FieldGoal():
+            return "condition met"
+        case _:
+            assert_never(goal)
+
+
+def state_text(goal: Goal, tree: Tree | None) -> str:
+    """Return how far an object is instead, as the end of a sentence."""
+    if tree is None:
+        return "; it is not there"
+    match goal:
+        case DeletedGoal() | CreatedGoal():
+            return ""
+        case FieldGoal():
+            found = [jsonpath.format_value(value) for value in goal.path.find(tree)]
+            return f"; it is {', '.join(map(repr, found))}" if found else "; there is no such field"
+        case ConditionGoal():
+            return _condition_state(goal, tree)
+        case _:
+            assert_never(goal)
+
+
+def _is_condition_met(goal: ConditionGoal, tree: Tree) -> bool:
+    found = _find_condition(goal, tree)
+    if found is None:
+        return False
+    # A status that speaks of an older spec says nothing about this one.
+    is_current = found.get("observedGeneration", 0) >= tree["metadata"].get("generation", 0)
+    return is_current and found.get("status") == goal.truth
+
+
+def _find_condition(goal: ConditionGoal, tree: Tree) -> Tree | None:
+    """Return the condition, however its type was spelled: kubectl leaves the case open."""
+    wanted = goal.type.lower()
+    every = object_trees.conditions_of(tree)
+    return next((one for one in every if str(one.get("type")).lower() == wanted), None)
+
+
+def _is_field_met(goal: FieldGoal, tree: Tree) -> bool:
+    found = goal.path.find(tree)
+    if goal.value is None:
+        return bool(found)
+    return bool(found) and all(jsonpath.format_value(value) == goal.value for value in found)
+
+
+def _condition_state(goal: ConditionGoal, tree: Tree) -> str:
+    found = _find_condition(goal, tree)
+    if found is not None:
+        said = f"{found.get('reason', '')}: {found.get('message', '')}".removesuffix(": ")
+        is_old = found.get("observedGeneration", 0) < tree["metadata"].get("generation", 0)
+        old = ", of an older generation" if is_old else ""
+        return f"; it is {found.get('status')} ({said}{old})"
+    known = ", ".join(str(one.get("type")) for one in object_trees.conditions_of(tree))
+    return f"; it has no such condition, but {known}" if known else ""

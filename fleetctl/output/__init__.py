@@ -1,0 +1,1 @@
+"""Objects as tables, documents and templates."""

@@ -1,0 +1,299 @@
+"""What a model of some size is probably like, where nobody says. Pure; figures of well-known open models.
+
+fleet.yaml: which Macs an invented fleet has, and what its models are like. Reads files; decides nothing.
+"""
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from manifests.errors import ManifestError, ManifestErrors
+from manifests.load import Document, LoadedObject, load_documents, read_model
+from models import inspection as model_folders
+from nodeagent.hollow import hollow_status
+from schemas import chips, quantity
+from schemas.deployment import ModelDeployment, ModelPath, ModelSource
+from schemas.meta import ApiModel, Labels, ObjectName
+from schemas.node import ModelGeometry, NodeStatus, Taint
+from schemas.quantity import PositiveQuantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The numbers of a model's config that its memory depends on."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    heads: int
+    hidden_size: int
+    ffn_size: int
+    vocab_size: int = 151_936
+
+
+# Parameters, in thousands of millions, to the shape of a dense model with grouped attention of that size:
+# Qwen 2.5 (0.5, 1.5, 14, 32), Llama 3 (3, 8, 70, 405), Mistral Large (123).
+_SHAPES: Final = {
+    0.5: ModelShape(layers=24, kv_heads=2, head_dim=64, heads=14, hidden_size=896, ffn_size=4864),
+    1.5: ModelShape(layers=28, kv_heads=2, head_dim=128, heads=12, hidden_size=1536, ffn_size=8960),
+    3.2: ModelShape(layers=28, kv_heads=8, head_dim=128, heads=24, hidden_size=3072, ffn_size=8192),
+    8.0: ModelShape(layers=32, kv_heads=8, head_dim=128, heads=32, hidden_size=4096, ffn_size=14_336),
+    14.0: ModelShape(layers=48, kv_heads=8, head_dim=128, heads=40, hidden_size=5120, ffn_size=13_824),
+    32.0: ModelShape(layers=64, kv_heads=8, head_dim=128, heads=40, hidden_size=5120, ffn_size=27_648),
+    70.0: ModelShape(layers=80, kv_heads=8, head_dim=128, heads=64, hidden_size=8192, ffn_size=28_672),
+    123.0: ModelShape(layers=88, kv_heads=8, head_dim=128, heads=96, hidden_size=12_288, ffn_size=28_672),
+    405.0: ModelShape(layers=126, kv_heads=8, head_dim=128, heads=128, hidden_size=16_384, ffn_size=53_248),
+}  # fmt: skip
+
+# A scale and a bias of 16 bits each for 64 weights, as mlx quantizes.
+_SCALES_BITS = 0.5
+
+
+def nearest_shape(parameters: int) -> ModelShape:
+    """Return the shape of the well-known model that is nearest in size."""
+    billions = parameters / 1e9
+    nearest = min(_SHAPES, key=lambda size: abs(math.log(size / billions)))
+    return _SHAPES[nearest]
+
+
+def model_geometry(
+    parameters: int, bits: int, shape: ModelShape, max_context: int | None
+) -> ModelGeometry:
+    """Return what a Mac would say of such a model."""
+    each = bits if bits >= 16 else bits + _SCALES_BITS
+    return ModelGeometry(
+        model_type="simulated",
+        weights_bytes=int(parameters * each / 8),
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        kv_element_bytes=2,
+        vocab_size=shape.vocab_size,
+        max_context=max_context,
+        parameters=parameters,
+        hidden_size=shape.hidden_size,
+        ffn_size=shape.ffn_size,
+        heads=shape.heads,
+    )
+
+
+_SCALES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def _check_chip(name: str) -> str:
+    known = sorted({chip.name for chip in chips.CHIPS})
+    full = name if name.startswith("Apple ") else f"Apple {name}"
+    if full in known:
+        return full
+    near = difflib.get_close_matches(full, known, n=1)
+    raise ValueError(
+        f"is no chip that Macs are sold with; write one such as {(near or known)[0]!r}"
+    )
+
+
+Chip = Annotated[str, AfterValidator(_check_chip)]
+Parameters = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]{1,15}(\.[0-9]{1,6})?[KMBT]?$", max_length=24)
+]
+
+
+def _check_memory(text: str) -> str:
+    if quantity.parse(text) < 2**30:
+        raise ValueError(
+            f'is {text} bytes, and no Mac has so little; write a unit, as in "{text}Gi"'
+        )
+    return text
+
+
+class FleetNode(ApiModel):
+    """One Mac, or several equal ones."""
+
+    name: ObjectName
+    """The node's name; with `count` above 1 the nodes are called NAME-1, NAME-2 and so on."""
+    chip: Chip
+    """Its chip, such as "Apple M4 Pro"."""
+    memory: Annotated[PositiveQuantity, AfterValidator(_check_memory)]
+    """Its unified memory, such as "48Gi"."""
+    gpu_cores: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Its GPU cores; left out, the fewest that the chip is sold with."""
+    allocatable: PositiveQuantity | None = None
+    """What models may use of its memory; left out, what macOS allows."""
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """How many there are."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels that its agent is started with; pools and selectors match them."""
+    taints: tuple[Taint, ...] = ()
+    """What keeps replicas off it that do not tolerate it."""
+
+    def names(self) -> list[str]:
+        """Return what the nodes are called."""
+        if self.count == 1:
+            return [self.name]
+        return [f"{self.name}-{number}" for number in range(1, self.count + 1)]
+
+
+class FleetModel(ApiModel):
+    """What one model is like: read from a folder of this machine, or told."""
+
+    path: ModelPath
+    """The model as deployments name it (spec.model.path)."""
+    dir: Annotated[str, Field(min_length=1)] | None = None
+    """A folder of this machine with the model in MLX format, to be looked at; or else:"""
+    parameters: Parameters | None = None
+    """How many parameters it has, such as "8B" or "70.6B"."""
+    bits: Annotated[int, Field(ge=2, le=32)] = 4
+    """Bits of one weight."""
+    layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Its layers; this and what follows is, left out, as in a well-known model of about that size."""
+    kv_heads: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Heads that keep keys and values, in each layer."""
+    head_dim: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Numbers in one head's key."""
+    hidden_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Numbers of a token between two layers."""
+    max_context: Annotated[int, Field(ge=1)] | None = None
+    """Longest context that it was made for, in tokens; left out, any."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.dir is None) == (self.parameters is None):
+            raise ValueError(
+                "needs either dir or parameters; write one of them, as in parameters: 8B"
+            )
+        told = self.model_fields_set - {"path", "dir"}
+        if self.dir is not None and told:
+            raise ValueError(f"has dir, which says {', '.join(sorted(told))} already; remove one")
+        return self
+
+
+class FleetFile(ApiModel):
+    """An invented fleet."""
+
+    nodes: Annotated[tuple[FleetNode, ...], Field(min_length=1)]
+    """The Macs."""
+    models: tuple[FleetModel, ...] = ()
+    """The models that deployments name."""
+
+
+def read_fleet(path: str) -> tuple[FleetFile, Document]:
+    """Return the fleet of a file.
+
+    Raises:
+        ManifestErrors: everything that is wrong with it, with its places.
+
+    """
+    first, *more = load_documents([path])
+    if more:
+        hint = "Put all nodes into one list"
+        raise ManifestErrors([more[0].problem((), "a fleet is one document", hint)])
+    fleet = read_model(first, FleetFile)
+    problems = [*_duplicate_errors(fleet, first), *_model_errors(fleet, first)]
+    if problems:
+        raise ManifestErrors(problems)
+    return fleet, first
+
+
+def node_statuses(fleet: FleetFile) -> list[NodeStatus]:
+    """Return what the agents of the fleet's Macs would say of them."""
+    return [node_status(node, name) for node in fleet.nodes for name in node.names()]
+
+
+def node_status(node: FleetNode, name: str) -> NodeStatus:
+    """Return what the agent of such a Mac would say of it."""
+    memory = quantity.parse(node.memory)
+    row = chips.find_chip(node.chip, gpu_cores=node.gpu_cores, memory_bytes=memory)
+    fewest = min(row.gpu_cores) if row is not None else 1
+    return hollow_status(
+        name,
+        chip=node.chip,
+        memory_bytes=memory,
+        gpu_cores=node.gpu_cores or fewest,
+        labels=node.labels,
+        allocatable_bytes=quantity.parse(node.allocatable) if node.allocatable else None,
+    )
+
+
+def geometries(fleet: FleetFile) -> dict[str, ModelGeometry]:
+    """Return what the models are like, by path."""
+    found = ((model.path, _read_geometry(model)) for model in fleet.models)
+    return {path: geometry for path, geometry in found if isinstance(geometry, ModelGeometry)}
+
+
+def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) -> None:
+    """Refuse deployments whose model the fleet's file does not describe.
+
+    Raises:
+        ManifestErrors: one for each of them, at its place.
+
+    """
+    known = {model.path for model in fleet.models}
+    problems = [
+        item.document.problem(
+            ("spec", "model", *field),
+            f"{source} does not say what this model is like",
+            f'Add to its models: {{path: "{path}", parameters: {size}}}',
+        )
+        for item in loaded
+        if isinstance(item.obj, ModelDeployment)
+        for field, path, size in _models_of(item.obj.spec.model)
+        if path not in known
+    ]
+    if problems:
+        raise ManifestErrors(problems)
+
+
+def _models_of(source: ModelSource) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yield the models that a deployment names: the field, the path, and a size that such a one may have."""
+    yield ("path",), source.path, "8B"
+    if source.draft is not None:
+        yield ("draft", "path"), source.draft.path, "500M"
+
+
+def _read_geometry(model: FleetModel) -> ModelGeometry | str:
+    """Return what the model is like, or why that cannot be said."""
+    if model.dir is not None:
+        folder = Path(model.dir).expanduser().absolute()
+        report = model_folders.report_model(str(folder), folder, casts_to_float32=False)
+        return report.geometry or report.message
+    assert model.parameters is not None
+    count = int(float(model.parameters.rstrip("KMBT")) * _SCALES.get(model.parameters[-1], 1))
+    if not count:
+        return "a model has more than 0 parameters; write them as in 8B"
+    usual = nearest_shape(count)
+    shape = ModelShape(
+        layers=model.layers or usual.layers,
+        kv_heads=model.kv_heads or usual.kv_heads,
+        head_dim=model.head_dim or usual.head_dim,
+        heads=usual.heads,
+        hidden_size=model.hidden_size or usual.hidden_size,
+        ffn_size=usual.ffn_size,
+    )
+    return model_geometry(count, model.bits, shape, model.max_context)
+
+
+def _duplicate_errors(fleet: FleetFile, document: Document) -> Iterator[ManifestError]:
+    nodes, paths = set[str](), set[str]()
+    for number, node in enumerate(fleet.nodes):
+        again = [name for name in node.names() if name in nodes]
+        nodes.update(node.names())
+        if again:
+            message = f"there is a node {again[0]} already"
+            yield document.problem(("nodes", number, "name"), message, "Give it another name")
+    for number, model in enumerate(fleet.models):
+        if model.path in paths:
+            message = f"the model {model.path} is described twice"
+            yield document.problem(("models", number, "path"), message, "Remove one of them")
+        paths.add(model.path)
+
+
+def _model_errors(fleet: FleetFile, document: Document) -> Iterator[ManifestError]:
+    for number, model in enumerate(fleet.models):
+        found = _read_geometry(model)
+        if isinstance(found, str):
+            field = "dir" if model.dir is not None else "parameters"
+            yield document.problem(("models", number, field), found)

@@ -1,0 +1,49 @@
+"""`fleetctl api-resources`: the kinds of objects there are, and what may be done with each."""
+
+import click
+
+from fleetctl.output import printers
+from schemas.kinds import KINDS, Kind
+from store.object_trees import API_VERSION
+
+_SEEN = ("get", "list", "watch")
+_WRITTEN = ("apply", "create", "edit", "patch", "replace", "delete")
+# The fleet writes replicas; who deletes one has it made anew.
+_DELETED = ("Replica",)
+# No kind of the API, for secrets do not belong into manifests; verbs take them like one.
+_API_KEYS = ("apikeys", "ak", "", "ApiKey", "get,list,create,delete")
+
+
+@click.command("api-resources")
+@click.option("-o", "--output", type=click.Choice(["table", "wide", "name"]), default="table")
+@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+def api_resources(output: str, no_headers: bool) -> None:
+    """Show the kinds of objects, with their short names."""
+    rows = sorted([*_kinds(), _API_KEYS])
+    if output == "name":
+        click.echo("\n".join(row[0] for row in rows))
+        return
+    titles = ("NAME", "SHORTNAMES", "APIVERSION", "KIND", "VERBS")
+    shown = 5 if output == "wide" else 4
+    cut = [row[:shown] for row in rows]
+    click.echo(printers.align_columns(cut, () if no_headers else titles[:shown]))
+
+
+def _kinds() -> list[tuple[str, str, str, str, str]]:
+    return [
+        (
+            kind.plural,
+            kind.short,
+            API_VERSION,
+            kind.name,
+            ",".join((*_SEEN, *_changed(kind))),
+        )
+        for kind in KINDS
+    ]
+
+
+def _changed(kind: Kind) -> tuple[str, ...]:
+    """Return the verbs that change objects of the kind."""
+    if kind.written_by_users:
+        return _WRITTEN
+    return ("delete",) if kind.name in _DELETED else ()

@@ -1,0 +1,99 @@
+"""`fleetctl backup`: all that a fleet declares and knows, in one file. The fleet may run meanwhile."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from fleetctl.cli.connect import etcd_address, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from machinery import files
+from machinery.clock import SystemClock
+from machinery.version import version as fleet_version
+from schemas import quantity
+from store import backup as backups
+from store.backup import PREFIX
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option(
+    "--etcd-snapshot",
+    is_flag=True,
+    help="A snapshot of etcd's own, for `etcdutl snapshot restore`; not for `fleetctl restore`.",
+)
+@store_options
+def backup(file: Path, *, force: bool, etcd_snapshot: bool, **options: Any) -> None:
+    """Write all that is in the store to FILE, as of one moment; the fleet may run meanwhile.
+
+    The file holds everything, secrets included, and is readable by you alone. `fleetctl restore` takes it.
+    """
+    etcd = etcd_address(options)
+    if etcd_snapshot and etcd.transport != "grpc":
+        raise click.UsageError("--etcd-snapshot needs gRPC: leave out --etcd-transport")
+    _refuse_overwriting(file, force=force)
+    file = file.resolve()  # what a symbolic link leads to is replaced, not the link
+    with _replacing_file(file) as opened:
+        told = run(_snapshot(etcd, opened) if etcd_snapshot else _save(etcd, opened))
+    click.echo(f"backed up etcd at {etcd} to {file}: {told}")
+
+
+def _refuse_overwriting(file: Path, *, force: bool) -> None:
+    if not file.absolute().parent.is_dir():
+        raise FleetctlError(f"cannot write {file}: there is no folder {file.absolute().parent}")
+    if file.exists() and not file.is_file():
+        raise FleetctlError(
+            f"{file} is no regular file (a device, a pipe?). Give the name of a file"
+        )
+    if (file.exists() or file.is_symlink()) and not force:
+        raise FleetctlError(f"{file} is there already. Give another name, or --force to replace it")
+
+
+@contextmanager
+def _replacing_file(file: Path) -> Iterator[BinaryIO]:
+    try:
+        with files.open_replacement(file) as opened:
+            yield opened
+    except OSError as error:
+        raise FleetctlError(
+            f"cannot write {file}: {error.strerror}. Nothing of it was left behind"
+        ) from error
+
+
+async def _save(etcd: EtcdAddress, file: BinaryIO) -> str:
+    transport = connect(etcd)
+    try:
+        saved = await backups.save(
+            transport, file, now=SystemClock().now(), fleet_version=fleet_version()
+        )
+    finally:
+        await transport.close()
+    if saved.keys == 0:
+        raise FleetctlError(
+            f"there is nothing to back up below {etcd.prefix}{PREFIX} in etcd at {etcd}. "
+            "Check --etcd and --etcd-prefix"
+        )
+    return (
+        f"{saved.keys} keys as of revision {saved.header.revision}, "
+        f"{quantity.show(saved.size_bytes)}\nsha256 {saved.sha256}"
+    )
+
+
+async def _snapshot(etcd: EtcdAddress, file: BinaryIO) -> str:
+    # Only where it is needed: it takes the generated messages of etcd's API with it.
+    from store.etcd.grpc import admin  # noqa: PLC0415 - see above
+
+    member = admin.MaintenanceClient(admin.member_addresses(etcd)[0])
+    try:
+        taken = await member.snapshot(file)
+    finally:
+        await member.close()
+    return (
+        f"a snapshot for `etcdutl snapshot restore`, {quantity.show(taken.size_bytes)}\n"
+        f"sha256 {taken.sha256}"
+    )

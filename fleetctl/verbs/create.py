@@ -1,0 +1,138 @@
+"""`fleetctl create`: what is not there yet, from manifests (-f) or, for some kinds, from flags."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from typing_extensions import override
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects.targets import manager_option, recursive_option
+from fleetctl.objects.writer import create_all
+from fleetctl.output.results import ResultPrinter, result_options
+from fleetctl.verbs import create_flags
+from fleetctl.verbs import create_flags as generators
+from fleetctl.verbs.create_apikey import apikey
+from machinery.clock import SystemClock
+from manifests.errors import ManifestErrors
+from manifests.load import LoadedObject, load_objects
+from manifests.suggestions import nearest
+from schemas import kinds
+
+_HELP = """Create what is not there yet: from manifests with -f, or from flags. What is there is refused.
+
+\b
+  fleetctl create -f qwen.yaml
+  fleetctl create modeldeployment qwen --model=Qwen3-8B-4bit --replicas=2
+  fleetctl create nodepool studio --node=mac-1 --node=mac-2 --dry-run=client -o yaml > studio.yaml
+  KEY=$(fleetctl create apikey ci)
+
+`fleetctl apply` creates as well, and changes what is there.
+"""
+
+
+class _KindGroup(click.Group):
+    """Subcommands that are found by any name of their kind, such as md."""
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        kind = kinds.by_alias(cmd_name)
+        return super().get_command(ctx, cmd_name if kind is None else kind.name.lower())
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        kind = kinds.by_alias(args[0])
+        if kind is None and args[0] not in self.commands:
+            near = nearest(args[0], [*self.commands, "shardgroup", "gitsource"])
+            hint = f"; did you mean {near}?" if near else f"; there are {', '.join(self.commands)}"
+            ctx.fail(f"there is nothing called {args[0]!r} to create{hint}")
+        if kind is not None and kind.name.lower() not in self.commands:
+            if not kind.written_by_users:
+                ctx.fail(f"{kind.plural} are written by the fleet, and nobody else creates them")
+            ctx.fail(
+                f"a {kind.name} is not made from flags; write a manifest, and: fleetctl create -f FILE. "
+                f"`fleetctl explain {kind.name.lower()}` says what goes into it"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_KindGroup,
+    help=_HELP,
+    invoke_without_command=True,
+    subcommand_metavar="[KIND NAME [OPTIONS]]",
+)
+@click.option(
+    "-f", "--filename", "files", multiple=True, help="File, folder or - for standard input."
+)
+@recursive_option
+@manager_option
+@result_options
+@store_options
+@click.pass_context
+def create(context: click.Context, /, files: tuple[str, ...], **options: Any) -> None:
+    """Create what is not there yet, from manifests or from flags."""
+    if context.invoked_subcommand is not None:
+        _refuse_flags_before(context)
+        return
+    if not files:
+        raise click.UsageError("say what to create: -f FILE, or KIND NAME with flags")
+    try:
+        recursive = options["recursive"]
+        loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
+    except ManifestErrors as error:
+        raise FleetctlError(f"nothing was created:\n{error}") from error
+    create_objects(loaded, options, {})
+
+
+def _refuse_flags_before(context: click.Context) -> None:
+    """Refuse flags between `create` and the kind: those of the kind count, and these would be lost."""
+    for param in context.command.params:
+        is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if is_given and param.name == "files":
+            raise click.UsageError("give -f, or a kind with flags, not both")
+        if is_given:
+            kind = context.invoked_subcommand
+            raise click.UsageError(
+                f"write {param.opts[-1]} behind the kind: create {kind} NAME ..."
+            )
+
+
+def create_objects(
+    loaded: list[LoadedObject], options: dict[str, Any], flags: Mapping[str, str]
+) -> None:
+    """Create objects; `flags` says which flag wrote which field, of one that was made from flags."""
+    results = ResultPrinter.of(options)
+    if results.dry_run == "client":
+        for item in loaded:
+            results.declare(item.obj, "created")
+        return
+    try:
+        run(_create(loaded, results, options))
+    except ManifestErrors as error:
+        said = create_flags.problems_in_flags(error, flags) if flags else str(error)
+        raise FleetctlError(f"nothing was created:\n{said}") from error
+
+
+async def _create(
+    loaded: list[LoadedObject], results: ResultPrinter, options: dict[str, Any]
+) -> None:
+    async with open_store(options) as transport:
+        await create_all(
+            transport,
+            loaded,
+            SystemClock(),
+            manager=options["manager"],
+            tell=lambda obj: results.say(obj, "created"),
+            is_dry=results.is_dry,
+        )
+
+
+create.add_command(apikey)
+for command in generators.kind_commands(create_objects):
+    create.add_command(command)

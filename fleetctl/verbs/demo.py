@@ -1,0 +1,284 @@
+"""`fleetctl demo`: from nothing to a streamed reply, showing each step. Needs a checkout."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import click
+from rich.console import Console
+
+import fleetctl
+from fleetctl.cli.connect import data_dir_option, etcd_dir
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.data_dir import DataDir, FleetRecord
+from fleetctl.fleets.local_fleet import LocalFleetSettings
+from fleetctl.verbs import up
+from machinery.clock import SystemClock
+from schemas.deployment import ModelDeployment
+from schemas.meta import find_condition, is_true
+from store import objects
+from store.errors import StoreError
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.member.embedded import QUOTA_BYTES
+from store.etcd.member.sockets import client_socket
+
+_MODEL = "SmolLM2-135M-Instruct"
+_NAME = "smollm2"
+_QUESTION = "What is the capital of France? Answer in one sentence."
+_AVAILABLE_S = 300.0
+_REPLY_S = 180.0
+
+
+@click.command()
+@data_dir_option
+@click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
+@click.option("--once", is_flag=True, help="Shut everything down at the end.")
+def demo(data_dir: Path, port: int, once: bool) -> None:
+    """Start a fleet of two nodes, deploy a small model, and chat with it."""
+    steps = StepReporter()
+    checkout = _checkout()
+    folder = DataDir(data_dir)
+    folder.prepare()
+    order = _demo_settings(folder, port)
+    _prepare_model(steps, checkout, folder.models / _MODEL)
+    joined = _running_fleet(folder)
+    if joined is not None:
+        steps.say(f"a fleet already runs in {folder.path}: using it")
+    fleet = joined or _start(steps, order)
+    try:
+        _deploy(steps, checkout, folder, fleet)
+        _show_objects(folder)
+        steps.say(f"asking {_NAME} through the gateway: {_QUESTION}")
+        asyncio.run(_chat(fleet.gateway_url))
+        if not once:
+            _print_next_steps(fleet.gateway_url, folder)
+            return
+    except BaseException:
+        # A fleet that was there before is not ours to end because something of ours failed.
+        if joined is None:
+            steps.say("shutting down")
+            asyncio.run(up.stop_fleet(folder, SystemClock()))
+        raise
+    with steps.step("shutting down"):
+        asyncio.run(up.stop_fleet(folder, SystemClock()))
+
+
+def _running_fleet(folder: DataDir) -> FleetRecord | None:
+    """Return the fleet that runs in the folder already, if one does."""
+    found = folder.read()
+    return found if found is not None and found.is_ready and folder.is_held() else None
+
+
+class StepReporter:
+    """Progress: a spinner on a terminal, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=False, highlight=False)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def step(self, text: str) -> Iterator["DemoStep"]:
+        """Show that something is going on, and how it went."""
+        clock = SystemClock()
+        began = clock.monotonic()
+        if not self._console.is_terminal:
+            self.say(f"{text} ...")
+            yield DemoStep(self.say)
+        else:
+            with self._console.status(text) as status:
+                yield DemoStep(lambda detail: status.update(f"{text}: {detail}"))
+        self.say(f"{text}: done in {clock.monotonic() - began:.1f} s")
+
+
+class DemoStep:
+    """One step on its way; the same detail is shown once."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._last = ""
+
+    def detail(self, text: str) -> None:
+        if text and text != self._last:
+            self._last = text
+            self._show(text)
+
+
+def _checkout() -> Path:
+    root = Path(fleetctl.__file__).parent.parent
+    if not (root / "examples" / "quickstart").is_dir():
+        raise FleetctlError(
+            "the demo needs mlx-fleet's source tree (examples/quickstart is not there); "
+            "clone the repository and run `make demo` in it"
+        )
+    return root
+
+
+def _demo_settings(folder: DataDir, port: int) -> LocalFleetSettings:
+    return LocalFleetSettings(
+        data_dir=folder,
+        models_dir=folder.models,
+        nodes=2,
+        node_memory="",
+        host="127.0.0.1",
+        gateway_port=port,
+        engine_port=4100,
+        agent_port=0,
+        node_grace_s=30.0,
+        etcd_binary=None,
+        etcd_quota_bytes=QUOTA_BYTES,
+        log_level="info",
+    )
+
+
+def _prepare_model(steps: StepReporter, checkout: Path, target: Path) -> None:
+    """Make the model folder, in a process of its own: it needs mlx, and this one must not."""
+    command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
+    with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
+        process = subprocess.Popen(
+            command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert process.stdout is not None
+        lines = [line.strip() for line in _report_lines(process.stdout, step)]
+        if process.wait() != 0:
+            raise FleetctlError(f"preparing the model failed: {' '.join(lines[-3:])}")
+
+
+def _report_lines(output: Iterable[str], step: DemoStep) -> Iterator[str]:
+    for line in output:
+        step.detail(line.strip())
+        yield line
+
+
+def _start(steps: StepReporter, order: LocalFleetSettings) -> FleetRecord:
+    with steps.step("starting etcd, a reconciler, two node agents and a gateway"):
+        fleet = up.start_detached(order, SystemClock())
+    if fleet.warning:
+        steps.say(f"warning: {fleet.warning}")
+    return fleet
+
+
+def _deploy(steps: StepReporter, checkout: Path, folder: DataDir, fleet: FleetRecord) -> None:
+    manifests = checkout / "examples" / "quickstart"
+    steps.say(f"$ fleetctl apply -f {manifests.relative_to(checkout)}")
+    _fleetctl(folder, "apply", "-f", str(manifests))
+    with steps.step("waiting until the deployment is Available") as step:
+        asyncio.run(_wait_available(folder, fleet.gateway_url, step))
+
+
+def _show_objects(folder: DataDir) -> None:
+    for kind in ("nodes", "modeldeployments"):
+        click.echo(f"$ fleetctl get {kind}")
+        _fleetctl(folder, "get", kind)
+
+
+def _fleetctl(folder: DataDir, *words: str) -> None:
+    """Run one verb just as a user would."""
+    command = [sys.executable, "-m", "fleetctl", *words, "--data-dir", str(folder.path)]
+    sys.stdout.flush()
+    done = subprocess.run(command, check=False)
+    if done.returncode != 0:
+        raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with {done.returncode}")
+
+
+async def _wait_available(folder: DataDir, url: str, step: DemoStep) -> None:
+    clock = SystemClock()
+    deadline = clock.monotonic() + _AVAILABLE_S
+    transport = connect(EtcdAddress(socket=client_socket(etcd_dir(folder.path))))
+    try:
+        while True:
+            found = await objects.get(transport, ModelDeployment, _NAME)
+            conditions = found.status.conditions if found and found.status else ()
+            available = find_condition(conditions, "Available")
+            # The gateway's word as well: a status can be left over from an earlier run.
+            if is_true(conditions, "Available") and found is not None:
+                ready = await _ready_replicas(url)
+                if ready >= found.spec.replicas:
+                    return
+            why = available.message if available is not None else "not looked at yet"
+            step.detail(why)
+            if clock.monotonic() >= deadline:
+                raise FleetctlError(f"not Available after {_AVAILABLE_S:.0f} s: {why}")
+            await clock.sleep(0.2)
+    except StoreError as error:
+        raise FleetctlError(f"the store failed while waiting: {error}") from error
+    finally:
+        await transport.close()
+
+
+async def _ready_replicas(url: str) -> int:
+    """Return how many replicas of the model the gateway can reach."""
+    timeout = aiohttp.ClientTimeout(total=5.0)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/health") as response,
+        ):
+            models = (await response.json())["models"]
+            return int(models.get(_NAME, {}).get("ready", 0))
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return 0
+
+
+async def _chat(url: str) -> None:
+    """Send one request and write the reply as it comes.
+
+    Raises:
+        FleetctlError: there was no reply.
+
+    """
+    body = {
+        "model": _NAME,
+        "messages": [{"role": "user", "content": _QUESTION}],
+        "stream": True,
+        "max_tokens": 64,
+        "temperature": 0,
+    }
+    timeout = aiohttp.ClientTimeout(total=_REPLY_S)
+    words = 0
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(f"{url}/v1/chat/completions", json=body) as response,
+        ):
+            if response.status != 200:
+                raise FleetctlError(f"the gateway refused: {await response.text()}")
+            node = response.headers.get("x-fleet-node", "?")
+            async for text in _texts(response.content):
+                words += bool(text)
+                click.echo(text, nl=False)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise FleetctlError(f"the chat failed: {type(error).__name__} {error}") from error
+    click.echo(f"\n(answered by {node})")
+    if not words:
+        raise FleetctlError("the reply was empty")
+
+
+async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
+    async for line in lines:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        event = json.loads(line.removeprefix(b"data: "))
+        if "error" in event:
+            raise FleetctlError(f"the reply broke off: {event['error']['message']}")
+        for choice in event.get("choices", ()):
+            yield choice["delta"].get("content") or ""
+
+
+def _print_next_steps(url: str, folder: DataDir) -> None:
+    request = json.dumps({"model": _NAME, "messages": [{"role": "user", "content": "Hello!"}]})
+    click.echo(
+        f"\nThe fleet goes on: {url}/v1\n\n"
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"    -d '{request}'\n\n"
+        f"  export FLEET_DATA_DIR={folder.path}\n"
+        f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
+        f"Stop it with: make stop"
+    )

@@ -1,0 +1,353 @@
+"""The parts of a description as text: titles, tables, documents. Pure.
+
+What belongs to one object: its replicas, nodes, backends, revisions, events. Reads the store, changes nothing.
+
+`fleetctl describe`: everything about objects, with what belongs to them and what happened to them.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar, cast
+
+import click
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.fleets import api_keys
+from fleetctl.objects import reader, targets
+from fleetctl.objects.kind_args import WITH_API_KEYS, kind_of
+from fleetctl.objects.selectors import selectable_labels
+from fleetctl.objects.targets import Selection
+from fleetctl.output import memory_proof, printers
+from machinery.clock import SystemClock
+from manifests.trees import object_tree
+from manifests.yaml import parser
+from reconciler.placement import memory_proof as placement_memory_proof
+from schemas import quantity
+from schemas.deployment import ModelDeployment
+from schemas.event import Event
+from schemas.gitsource import GitSource
+from schemas.meta import ApiObject, ManagedFieldsEntry, is_true
+from schemas.node import Node
+from schemas.pools import NodePool, in_pool, selects
+from schemas.replica import Replica
+from schemas.route import Backend, ModelRoute
+from schemas.shardgroup import ShardGroup
+from store.port import Transport
+
+# A manifest may say hundreds of fields; those that one writer changed one by one are few.
+_FIELDS_SHOWN = 12
+
+
+def header(obj: ApiObject, now: datetime) -> str:
+    """Return what all objects have."""
+    meta = obj.metadata
+    rows = [
+        ("Name:", meta.name),
+        ("Kind:", obj.kind),
+        ("Labels:", _pairs_text(selectable_labels(obj))),
+        ("Annotations:", _pairs_text(meta.annotations)),
+        ("Generation:", str(meta.generation)),
+        ("Age:", printers.age(meta.creation_timestamp, now)),
+    ]
+    if meta.owner_references:
+        owners = ", ".join(f"{one.kind.lower()}/{one.name}" for one in meta.owner_references)
+        rows.append(("Owned by:", owners))
+    if meta.deletion_timestamp is not None:
+        waits = f", until {', '.join(meta.finalizers)} is done" if meta.finalizers else ""
+        rows.append(("Deleting:", f"since {printers.age(meta.deletion_timestamp, now)}{waits}"))
+    return printers.align_columns(rows)
+
+
+def yaml_section(title: str, tree: object) -> str:
+    """Return a part of an object as YAML."""
+    if not tree:
+        return ""
+    text = parser.dump(cast("dict[str, Any]", tree))
+    return f"{title}:\n" + "".join(f"  {line}\n" for line in text.splitlines()).rstrip()
+
+
+def condition_section(obj: ApiObject, now: datetime) -> str:
+    """Return what the status says."""
+    status = getattr(obj, "status", None)
+    if status is None or not status.conditions:
+        return ""
+    rows = [
+        (c.type, c.status, printers.age(c.last_transition_time, now), c.reason, c.message)
+        for c in status.conditions
+    ]
+    return table_section("Conditions", ("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), rows)
+
+
+def owner_section(obj: ApiObject, now: datetime) -> str:
+    """Return who says which fields: what an apply minds (docs/adr/0028-three-way-apply.md)."""
+    rows = [
+        (one.manager, one.operation, printers.age(one.time, now), _fields_text(one))
+        for one in sorted(obj.metadata.managed_fields, key=lambda one: (one.operation, one.manager))
+    ]
+    return table_section("Field owners", ("MANAGER", "BY", "AGE", "FIELDS"), rows)
+
+
+def table_section(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows below a title; nothing if there are none."""
+    if not rows:
+        return ""
+    return titled(title, printers.align_columns(rows, titles))
+
+
+def titled(title: str, text: str) -> str:
+    """Return a text below a title; nothing if there is none."""
+    return f"{title}:\n{_indent(text)}" if text else ""
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _pairs_text(values: dict[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(values.items())) or "<none>"
+
+
+def _fields_text(one: ManagedFieldsEntry) -> str:
+    if one.operation == "Apply":
+        return "what its manifest says"
+    more = len(one.fields) - _FIELDS_SHOWN
+    return ", ".join(one.fields[:_FIELDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+Obj = TypeVar("Obj", bound=ApiObject)
+_SHORT_HASH = 12
+
+
+async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> list[str]:
+    """Return the parts that the object's kind has beside what all have; what is empty is nothing. Raises StoreError."""
+    parts: list[str] = []
+    match obj:
+        case ModelDeployment():
+            replicas = await _replica_section(
+                transport, lambda one: one.spec.deployment == obj.name
+            )
+            parts = [_refusal_section(obj), replicas]
+        case Replica():
+            parts = [_proof_section(obj, await reader.read_peaks(transport, obj))]
+        case Node():
+            parts = await _node_sections(transport, obj)
+        case NodePool():
+            found = [node for node in await _read_all(transport, Node) if in_pool(obj, node)]
+            parts = [await _node_table(transport, "Nodes", found)]
+        case ShardGroup():
+            parts = await _group_sections(transport, obj)
+        case ModelRoute():
+            parts = [await _backend_section(transport, obj)]
+        case GitSource():
+            parts = _source_sections(obj, now)
+        case _:
+            pass
+    return parts
+
+
+async def _node_sections(transport: Transport, node: Node) -> list[str]:
+    told = cast("dict[str, Any]", object_tree(node).get("status") or {})
+    shown = {key: value for key, value in told.items() if key != "conditions"}
+    assigned = await _replica_section(
+        transport, lambda one: any(rank.node == node.name for rank in one.spec.ranks)
+    )
+    return [yaml_section("Status", shown), await _pool_line(transport, node), assigned]
+
+
+async def event_section(transport: Transport, obj: ApiObject, now: datetime) -> str:
+    """Return what happened to the object. Raises StoreError."""
+    rows = []
+    for found in await _read_all(transport, Event):
+        spec = found.spec
+        # Not those of an earlier object of the name; events about nodes carry no uid.
+        is_of_it = spec.about.uid in ("", obj.metadata.uid)
+        if (spec.about.kind, spec.about.name) == (obj.kind, obj.name) and is_of_it:
+            rows.append((printers.age(spec.last_seen, now), spec.type, spec.reason, spec.message))
+    titles = ("LAST SEEN", "TYPE", "REASON", "MESSAGE")
+    return table_section("Events", titles, rows) or "Events: <none>"
+
+
+async def _read_all(transport: Transport, type_: type[Obj]) -> list[Obj]:
+    return cast("list[Obj]", await reader.read(transport, kind_of(type_.__name__), ()))
+
+
+async def _replica_section(transport: Transport, is_of_it: Callable[[Replica], bool]) -> str:
+    found = [one for one in await _read_all(transport, Replica) if is_of_it(one)]
+    moment = await reader.table_context(transport, SystemClock(), kind_of("Replica"))
+    return titled("Replicas", printers.table(found, moment, is_wide=True))
+
+
+async def _node_table(transport: Transport, title: str, found: Sequence[Node]) -> str:
+    moment = await reader.table_context(transport, SystemClock(), kind_of("Node"))
+    return titled(title, printers.table(found, moment, is_wide=False))
+
+
+def _refusal_section(deployment: ModelDeployment) -> str:
+    refusals = deployment.status.refusals if deployment.status is not None else ()
+    rows = [(r.node, r.reason, r.message) for r in refusals]
+    return table_section("Nodes that cannot take a replica", ("NODE", "REASON", "MESSAGE"), rows)
+
+
+async def _pool_line(transport: Transport, node: Node) -> str:
+    found = [pool.name for pool in await _read_all(transport, NodePool) if in_pool(pool, node)]
+    return f"Pools: {', '.join(sorted(found)) or '<none>'}"
+
+
+async def _group_sections(transport: Transport, group: ShardGroup) -> list[str]:
+    """Return a group's Macs in rank order, those that are named and not there too, and what runs on them."""
+    nodes = {node.name: node for node in await _read_all(transport, Node)}
+    ready = await reader.ready_nodes(transport)
+    named = [member.node for member in group.spec.members]
+    if group.spec.selector is not None:
+        named = sorted(n.name for n in nodes.values() if selects(group.spec.selector, n))
+    addresses = {member.node: member.addresses for member in group.spec.members}
+    rows = []
+    for number, name in enumerate(named):
+        status = nodes[name].status if name in nodes else None
+        state = "Ready" if name in ready else "NotReady" if name in nodes else "not in the fleet"
+        is_spare = group.spec.selector is None and number >= group.spec.wanted_size
+        told = (
+            ("-", "-") if status is None else (status.chip, quantity.show(status.allocatable_bytes))
+        )
+        own = ", ".join(map(str, addresses.get(name, ()))) or "as its agent reports"
+        rows.append((name, state, *told, "spare" if is_spare else "member", own))
+    titles = ("NODE", "STATUS", "CHIP", "FOR MODELS", "AS", "ADDRESSES")
+    on_it = frozenset(group.status.replicas if group.status is not None else ())
+    replicas = await _replica_section(transport, lambda one: one.name in on_it)
+    return [table_section("Members", titles, rows), replicas]
+
+
+async def _backend_section(transport: Transport, route: ModelRoute) -> str:
+    """Return where a route leads, and whether somebody answers there."""
+    there = {one.name: one for one in await _read_all(transport, ModelDeployment)}
+    rows = [*_backend_rows("backends", route.spec.backends, there)]
+    for number, rule in enumerate(route.spec.rules, 1):
+        rows += _backend_rows(f"rule {number}", rule.backends, there)
+    for number, name in enumerate(route.spec.fallbacks, 1):
+        rows.append((f"fallback {number}", name, "-", *_deployment_state(there.get(name))))
+    return table_section("Leads to", ("FROM", "DEPLOYMENT", "SHARE", "READY", "AVAILABLE"), rows)
+
+
+def _backend_rows(
+    label: str, backends: Sequence[Backend], there: dict[str, ModelDeployment]
+) -> list[tuple[str, ...]]:
+    total = sum(one.weight for one in backends) or 1
+    return [
+        (
+            label,
+            one.deployment,
+            f"{one.weight / total:.0%}",
+            *_deployment_state(there.get(one.deployment)),
+        )
+        for one in backends
+    ]
+
+
+def _deployment_state(deployment: ModelDeployment | None) -> tuple[str, str]:
+    if deployment is None:
+        return "-", "there is no such deployment"
+    if deployment.status is None:
+        return "?", "Unknown"
+    is_available = is_true(deployment.status.conditions, "Available")
+    return str(deployment.status.ready_replicas), str(is_available)
+
+
+def _source_sections(source: GitSource, now: datetime) -> list[str]:
+    """Return what became of a repository's manifests."""
+    status = source.status
+    if status is None:
+        return ["Revisions: nobody has looked at the repository yet"]
+    since = status.applied_at
+    applied = "never" if since is None else f"{printers.age(since, now)} ago"
+    rows = [
+        ("Newest", status.observed_revision or "<none>", ""),
+        ("Applied", status.applied_revision or "<none>", applied),
+    ]
+    drift = [
+        (f"{one.kind.lower()}/{one.name}", ", ".join(one.fields), ", ".join(one.managers) or "?")
+        for one in status.drift
+    ]
+    inventory = [(one.kind, one.name) for one in status.inventory]
+    return [
+        table_section("Revisions", ("", "COMMIT", "SINCE"), rows),
+        table_section("Not as the repository says", ("OBJECT", "FIELDS", "CHANGED BY"), drift),
+        table_section("Inventory", ("KIND", "NAME"), inventory),
+    ]
+
+
+def _proof_section(replica: Replica, measured: Sequence[int]) -> str:
+    show = quantity.show
+    has_extras = any(rank.memory.extra_bytes for rank in replica.spec.ranks)
+    rows = [
+        (
+            rank.node,
+            *memory_proof.part_texts(rank.memory),
+            *([memory_proof.extra_text(rank.memory)] if has_extras else ()),
+            # Where spec.resources.memory counts instead, the parts do not add up to it.
+            show(rank.memory.sum_bytes),
+            show(rank.memory.override_bytes) if rank.memory.overridden else "-",
+            show(peak) if peak else "-",
+            placement_memory_proof.compare_with_peak(rank.memory, peak),
+        )
+        for rank, peak in zip(replica.spec.ranks, measured, strict=True)
+    ]
+    more = ("EXTRAS",) if has_extras else ()
+    titles = ("NODE", *memory_proof.TITLES, *more, "SUM", "OVERRIDE", "MEASURED", "")
+    return table_section("Memory proof", titles, rows)
+
+
+_HELP = """Show everything about objects: spec, status, who says which fields, what belongs to them, what happened.
+
+\b
+  fleetctl describe md/qwen
+  fleetctl describe node mac-1 mac-2
+  fleetctl describe replicas -l team=a
+  fleetctl describe -f qwen.yaml
+"""
+
+
+@click.command(help=_HELP)
+@click.argument("what", nargs=-1, metavar="[KIND [NAME...] | KIND/NAME...]")
+@targets.files_option
+@targets.recursive_option
+@targets.selector_option
+@store_options
+def describe(what: tuple[str, ...], **options: Any) -> None:
+    """Show everything about objects: spec, status, what belongs to them, and what happened."""
+    names = None if options["files"] else api_keys.parse_names(what)
+    if names is not None:
+        run(api_keys.describe(names, options))
+        return
+    run(_describe(_parse_selections(what, options), options))
+
+
+def _parse_selections(what: tuple[str, ...], options: dict[str, Any]) -> list[Selection]:
+    if options["files"]:
+        if what or options["selector"]:
+            raise click.UsageError("name objects, or the files that hold them with -f, not both")
+        found = targets.targets_in_files(options["files"], recursive=options["recursive"])
+        return [targets.selection(target.kind, target.names) for target in found]
+    is_all = len(what) == 1 and "/" not in what[0] and not options["selector"]
+    return targets.parse_selections(
+        what, options, verb="described", is_all=is_all, is_read=True, among=WITH_API_KEYS
+    )
+
+
+async def _describe(chosen: Sequence[Selection], options: dict[str, Any]) -> None:
+    async with open_store(options) as transport:
+        found = await targets.read_all_selected(transport, chosen)
+        for number, obj in enumerate(found):
+            click.echo(("\n\n" if number else "") + await _description(transport, obj))
+
+
+async def _description(transport: Transport, obj: ApiObject) -> str:
+    now = SystemClock().now()
+    parts = [
+        header(obj, now),
+        yaml_section("Spec", object_tree(obj).get("spec")),
+        condition_section(obj, now),
+        *await kind_sections(transport, obj, now),
+        owner_section(obj, now),
+        await event_section(transport, obj, now),
+    ]
+    return "\n".join(part for part in parts if part)

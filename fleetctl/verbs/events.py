@@ -1,0 +1,203 @@
+"""`fleetctl events`: what happened to the fleet's objects in the last hour; with -w as it happens."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import orjson
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.objects.kind_args import parse_one
+from fleetctl.output import printers
+from fleetctl.output.printers import TableContext, TableOptions
+from machinery.clock import Clock, SystemClock
+from manifests.yaml import parser
+from store import keys, object_trees
+from store.errors import CompactedError, ReplacedError, UnavailableError
+from store.object_trees import Tree
+from store.port import KeyValue, Transport
+
+_RETRY_S = 0.5
+_EVENT_TYPES = ("Normal", "Warning")
+_HELP = """Show what happened to objects, the latest last. Events are kept for an hour.
+
+\b
+  fleetctl events -w
+  fleetctl events --for md/qwen --types Warning
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Which events are meant; what is empty means all."""
+
+    kind: str = ""
+    name: str = ""
+    types: tuple[str, ...] = ()
+
+    def has(self, event: Tree) -> bool:
+        """Return whether it is one of them."""
+        spec = event["spec"]
+        about = spec.get("about", {})
+        is_about = (about.get("kind"), about.get("name")) == (self.kind, self.name)
+        return (is_about or not self.kind) and (not self.types or spec.get("type") in self.types)
+
+    @property
+    def text(self) -> str:
+        """Return what is said when there are none."""
+        types = f"{' or '.join(self.types)} " if self.types else ""
+        return f"no {types}events found" + (
+            f" for {self.kind.lower()}/{self.name}" if self.kind else ""
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class EventPrinter:
+    """How events are printed; columns stay where they are while more come."""
+
+    output: str
+    headers: bool
+    widths: tuple[int, ...] = ()
+    texts: int = 0
+
+    def text(self, events: Sequence[Tree], moment: TableContext, *, is_stream: bool) -> str:
+        """Return the next events as they are printed."""
+        match self.output:
+            case "name":
+                return "".join(f"event/{object_trees.name_of(event)}\n" for event in events)
+            case "json" | "yaml":
+                return self._documents(
+                    [object_trees.without_managed_fields(event) for event in events], is_stream
+                )
+            case _:
+                return self._table(events, moment)
+
+    def _documents(self, events: Sequence[Tree], is_stream: bool) -> str:
+        trees: Sequence[Tree] = events
+        if not is_stream:
+            trees = [{"apiVersion": "v1", "kind": "List", "items": list(events)}]
+        if self.output == "json":
+            texts = [orjson.dumps(t, option=orjson.OPT_INDENT_2).decode() + "\n" for t in trees]
+        else:
+            before = "---\n"
+            first, self.texts = self.texts, self.texts + len(trees)
+            texts = [
+                f"{before if first + number else ''}{parser.dump(tree)}"
+                for number, tree in enumerate(trees)
+            ]
+        return "".join(texts)
+
+    def _table(self, events: Sequence[Tree], moment: TableContext) -> str:
+        look = TableOptions(is_wide=self.output == "wide")
+        rows = printers.rows(events, moment, look)
+        titles = printers.titles("Event", look)
+        self.widths = printers.widths(rows, titles if self.headers else (), self.widths)
+        shown = printers.align_columns(rows, titles if self.headers else (), least=self.widths)
+        self.headers = False
+        return f"{shown}\n"
+
+
+@click.command(help=_HELP)
+@click.option("--for", "about", default="", metavar="KIND/NAME", help="Only about this object.")
+@click.option("--types", default="", metavar="TYPE,...", help="Only Normal or Warning ones.")
+@click.option("-w", "--watch", is_flag=True, help="Go on, and show what happens.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "yaml", "json", "name"]),
+    default="table",
+    show_default=True,
+)
+@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@store_options
+def events(about: str, types: str, watch: bool, output: str, **options: Any) -> None:
+    """Show what happened to objects, the latest last."""
+    wanted = _parse_filter(about, types)
+    printed = EventPrinter(output=output, headers=not options["no_headers"])
+    run(_print_stream(wanted, printed, options) if watch else _print_once(wanted, printed, options))
+
+
+def _parse_filter(about: str, types: str) -> EventFilter:
+    """Return what the flags ask for.
+
+    Raises:
+        click.UsageError: they ask for what there is not.
+
+    """
+    chosen = tuple(word.strip().capitalize() for word in types.split(",") if word.strip())
+    wrong = [word for word in chosen if word not in _EVENT_TYPES]
+    if wrong:
+        raise click.UsageError(f"--types {types}: there are Normal and Warning")
+    if not about:
+        return EventFilter(types=chosen)
+    kind, name = parse_one((about,))
+    return EventFilter(kind=kind.name, name=name, types=chosen)
+
+
+async def _print_once(wanted: EventFilter, printed: EventPrinter, options: dict[str, Any]) -> None:
+    async with open_store(options) as transport:
+        found = await object_trees.list_all(transport, "Event")
+    chosen = [event for event in found if wanted.has(event)]
+    if not chosen and printed.output in ("table", "wide"):
+        click.echo(wanted.text, err=True)
+        return
+    click.echo(
+        printed.text(chosen, TableContext(now=SystemClock().now()), is_stream=False), nl=False
+    )
+
+
+async def _print_stream(
+    wanted: EventFilter, printed: EventPrinter, options: dict[str, Any]
+) -> None:
+    clock = SystemClock()
+    async with open_store(options) as transport, aclosing(follow_events(transport, clock)) as found:
+        async for batch in found:
+            chosen = [event for event in batch if wanted.has(event)]
+            if chosen:
+                moment = TableContext(now=clock.now())
+                click.echo(printed.text(chosen, moment, is_stream=True), nl=False)
+
+
+async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[list[Tree]]:
+    """Yield the events that there are, then each one when it is seen, or seen again; for ever.
+
+    Outages of the store are waited through, and nothing is told twice.
+    """
+    seen: dict[str, int] = {}
+    revision = None
+    while True:
+        try:
+            if revision is None:
+                listing = await transport.list(keys.EVENT_PREFIX)
+                missed = [one for one in listing.items if seen.get(one.key) != one.mod_revision]
+                seen = {one.key: one.mod_revision for one in listing.items}
+                revision = listing.revision
+                yield sorted(_trees(missed), key=_last_seen)
+            watch = transport.watch(keys.EVENT_PREFIX, after_revision=revision)
+            async with aclosing(watch) as batches:
+                async for batch in batches:
+                    revision = batch.revision
+                    items = [change.now for change in batch.changes if change.now is not None]
+                    seen |= {one.key: one.mod_revision for one in items}
+                    yield _trees(items)
+        except UnavailableError:
+            if revision is None and not seen:
+                raise
+            await clock.sleep(_RETRY_S)
+        except ReplacedError:
+            # The same numbers mean other events there.
+            seen, revision = {}, None
+        except CompactedError:
+            revision = None
+
+
+def _trees(items: Sequence[KeyValue]) -> list[Tree]:
+    return [object_trees.of_item(item, "Event") for item in items]
+
+
+def _last_seen(event: Tree) -> datetime:
+    found = object_trees.parse_time(event.get("spec", {}).get("lastSeen"))
+    return found or datetime.min.replace(tzinfo=UTC)

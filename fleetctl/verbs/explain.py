@@ -1,0 +1,157 @@
+"""What fields are for, as `fleetctl explain` shows it: text as kubectl's, or for programs. Pure.
+
+`fleetctl explain`: what a field of a kind is for, or what placement thinks of the nodes for a deployment.
+"""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import orjson
+
+from fleetctl.cli.connect import run, store_options
+from fleetctl.objects.kind_schema import FieldSchema, KindSchema, find_field, schema_of
+from manifests.yaml import parser
+from schemas.meta import API_VERSION
+
+# As kubectl explain folds.
+_WIDTH = 80
+
+
+def explain_field(what: str, output: str, *, is_recursive: bool) -> str:
+    """Return what `KIND.FIELD.FIELD` is for: as text ("table"), "yaml" or "json"."""
+    word, *path = what.split(".")
+    if path and not all((word, *path)):
+        raise click.UsageError(f"{what}: a name is missing beside a dot; write KIND.FIELD.FIELD")
+    model = schema_of(word)
+    field = find_field(model, tuple(path))
+    if output == "table":
+        return field_text(model, field, tuple(path), is_recursive=is_recursive)
+    tree = {
+        "kind": model.kind,
+        "apiVersion": API_VERSION,
+        "field": ".".join(path),
+        **_field_tree(model, field, depth=99 if is_recursive else 1),
+    }
+    if output == "yaml":
+        return parser.dump(tree)
+    return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"
+
+
+def field_text(
+    model: KindSchema, field: FieldSchema, path: tuple[str, ...], *, is_recursive: bool
+) -> str:
+    """Return what kubectl explain would say."""
+    lines = [f"KIND:       {model.kind}", f"VERSION:    {API_VERSION}", ""]
+    if path:
+        lines += [
+            f"FIELD: {field.name} <{field.type}>{_required_mark(field)}",
+            *_facts(field, "  "),
+            "",
+        ]
+    lines += ["DESCRIPTION:", *_wrap(field.description or "<empty>", "    "), ""]
+    fields = model.fields(field.schema)
+    if fields:
+        lines += ["FIELDS:", *_field_lines(model, fields, 1, is_recursive=is_recursive)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _field_lines(
+    model: KindSchema, fields: list[FieldSchema], depth: int, *, is_recursive: bool
+) -> Iterator[str]:
+    indent = "  " * depth
+    for one in sorted(fields, key=lambda field: field.name):
+        yield f"{indent}{one.name}\t<{one.type}>{_required_mark(one)}"
+        yield from _facts(one, indent + "  ")
+        if is_recursive:
+            yield from _field_lines(model, model.fields(one.schema), depth + 1, is_recursive=True)
+        else:
+            yield from _wrap(one.description, indent + "  ")
+            yield ""
+
+
+def _required_mark(field: FieldSchema) -> str:
+    return " -required-" if field.is_required else ""
+
+
+def _facts(field: FieldSchema, indent: str) -> Iterator[str]:
+    if field.values:
+        yield f"{indent}enum: {', '.join(field.values)}"
+    if field.limits:
+        yield f"{indent}limits: {field.limits}"
+    if field.default:
+        yield f"{indent}default: {field.default}"
+
+
+def _wrap(words: str, indent: str) -> list[str]:
+    return textwrap.wrap(words, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _field_tree(model: KindSchema, field: FieldSchema, *, depth: int) -> dict[str, Any]:
+    """Return a field for programs."""
+    fields = model.fields(field.schema) if depth else []
+    return {
+        "type": field.type,
+        "required": field.is_required,
+        "description": field.description,
+        **({"enum": list(field.values)} if field.values else {}),
+        **({"limits": field.limits} if field.limits else {}),
+        **({"default": orjson.loads(field.default)} if field.default else {}),
+        **(
+            {"fields": {f.name: _field_tree(model, f, depth=depth - 1) for f in fields}}
+            if fields
+            else {}
+        ),
+    }
+
+
+_HELP = """Say what a field is for: its type, its values, what counts where it is left out.
+
+\b
+  fleetctl explain modeldeployment
+  fleetctl explain md.spec.placement
+  fleetctl explain shardgroup.spec --recursive
+
+And for a deployment: what placement thinks of every node for one more replica of it, and why.
+
+\b
+  fleetctl explain placement qwen
+  fleetctl explain placement qwen -o json
+
+Nodes that fit come first, the best of them first: the reconciler would take that one. Each score is 0 to 100, and
+counts as much as the number beside its name (spec.placement.profile and weights). Works without a reconciler.
+"""
+
+
+@click.command(help=_HELP)
+@click.argument("what", metavar="KIND[.FIELD...] | placement")
+@click.argument("name", nargs=-1, metavar="[NAME]")
+@click.option("--recursive", is_flag=True, help="Show the fields of fields, too.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "yaml", "json"]),
+    default="table",
+    show_default=True,
+)
+@store_options
+def explain(what: str, name: tuple[str, ...], recursive: bool, output: str, **options: Any) -> None:
+    """Say what a field is for, or what placement thinks of the nodes for a deployment."""
+    if what != "placement":
+        if name:
+            raise click.UsageError(
+                f"fields follow the kind after a dot: {what}.{'.'.join(name)}; only placement takes a name"
+            )
+
+        click.echo(explain_field(what, output, is_recursive=recursive), nl=False)
+        return
+    if recursive:
+        raise click.UsageError("--recursive is for fields; leave it out with placement")
+    if not name:
+        raise click.UsageError("the placement of which deployment? Write: explain placement NAME")
+    from fleetctl.objects import deployments  # noqa: PLC0415 - as above
+    from fleetctl.verbs import explain_placement  # noqa: PLC0415 - it brings the whole planner
+
+    one = deployments.parse_name(name)
+    click.echo(run(explain_placement.placement_report(one, output, options)), nl=False)

@@ -1,0 +1,343 @@
+"""`fleetctl fabric check`: which groups would be admitted, and what is missing for the others.
+
+`fleetctl fabric matrix`: versions, hardware and cables of Macs side by side, with what differs marked.
+
+The group of verbs `fleetctl fabric`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+import orjson
+
+from fleetctl.cli.connect import run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.program import LazyGroup
+from fleetctl.fabric import admission
+from fleetctl.fabric.admission import AdmissionMember, GroupAdmission, check_admission
+from fleetctl.output import printers
+from manifests.trees import Tree
+from reconciler.groups.fabric import Cable, CableEnd, FabricFault, cables_between
+from schemas import quantity
+from schemas.node import Node, NodeStatus
+from schemas.shardgroup import GroupMember, ShardGroup
+
+_CHECK_HELP = """Say of each ShardGroup whether its Macs can work as one, and which cable or setting is missing if not.
+
+\b
+  fleetctl fabric check
+  fleetctl fabric check studio -o json
+
+Reads what agents report, at most 40 seconds old; starts nothing. Exit code 1: something is wrong. Nothing about
+JACCL has run on hardware yet: docs/operations/shardgroups.md has a list for whoever is first.
+"""
+
+
+@click.command(help=_CHECK_HELP)
+@click.argument("group", nargs=-1, metavar="[GROUP...]")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+@store_options
+def check(group: tuple[str, ...], output: str, **options: Any) -> None:
+    """Say of each ShardGroup whether its Macs can work as one, and what is missing if not."""
+    verdicts = run(_check_groups(group, options))
+    if output == "json":
+        trees = {"groups": [admission_tree(one) for one in verdicts]}
+        click.echo(orjson.dumps(trees, option=orjson.OPT_INDENT_2).decode())
+    elif verdicts:
+        click.echo("\n\n".join(admission_text(one) for one in verdicts))
+    else:
+        click.echo("no shardgroups found; `fleetctl fabric matrix` compares the nodes", err=True)
+    if not all(one.is_admitted for one in verdicts):
+        raise click.exceptions.Exit(1)
+
+
+async def _check_groups(words: tuple[str, ...], options: dict[str, Any]) -> list[GroupAdmission]:
+    seen = await admission.read_fabric(words, options)
+    return [check_admission(one, seen.nodes, seen.ready) for one in seen.groups]
+
+
+def admission_text(verdict: GroupAdmission) -> str:
+    """Return what is said of one group. Pure."""
+    spec = verdict.spec
+    word = "admitted" if verdict.is_admitted else "not admitted"
+    # The parts between stay as they are on a pipe: click takes colours out of what is no terminal.
+    coloured = click.style(word, fg="green" if verdict.is_admitted else "red")
+    head = f"shardgroup/{verdict.group}: {spec.backend} over {spec.wanted_size} Macs, {coloured}"
+    rows = [_member_row(one) for one in verdict.members]
+    parts = [head, _indent(printers.align_columns(rows, ["RANK", "NODE", "STATUS", "ADDRESSES"]))]
+    if any(verdict.cables):
+        cables = [_cable_row(verdict, one) for pair in verdict.cables for one in pair]
+        parts.append(_indent(printers.align_columns(cables, ["CABLE", "FROM", "TO", "GBIT/S"])))
+    parts += [f"  {click.style(one.reason, fg='red')}: {one.message}" for one in verdict.faults]
+    parts += [f"  {click.style('warning', fg='yellow')}: {one}" for one in verdict.warnings]
+    return "\n".join(parts)
+
+
+def _member_row(member: AdmissionMember) -> list[str]:
+    rank = "spare" if member.rank is None else str(member.rank)
+    status = "Ready" if member.is_ready else "NotReady"
+    return [rank, member.node, status, ",".join(member.addresses) or "-"]
+
+
+def _cable_row(verdict: GroupAdmission, cable: Cable) -> list[str]:
+    ranks = {one.node: str(one.rank) for one in verdict.members}
+    return [
+        f"{ranks[cable.here.node]}-{ranks[cable.there.node]}",
+        _cable_end(cable.here),
+        _cable_end(cable.there),
+        str(cable_speed(cable) or "?"),
+    ]
+
+
+def _cable_end(end: CableEnd) -> str:
+    state = end.seen.state.lower() if end.seen is not None else "not there"
+    return f"{end.node} {end.device or '-'} ({state}, {','.join(end.addresses) or 'no address'})"
+
+
+def cable_speed(cable: Cable) -> int:
+    """Return what the cable carries in Gbit/s; 0 if neither end says. Pure."""
+    ports = [end.port.speed_gbps for end in (cable.here, cable.there) if end.port is not None]
+    return min((one for one in ports if one > 0), default=0)
+
+
+def admission_tree(verdict: GroupAdmission) -> dict[str, Tree]:
+    """Return the same for programs. Pure."""
+    return {
+        "group": verdict.group,
+        "backend": verdict.spec.backend,
+        "size": verdict.spec.wanted_size,
+        "isAdmitted": verdict.is_admitted,
+        "members": [
+            {
+                "node": one.node,
+                "rank": one.rank,
+                "isReady": one.is_ready,
+                "addresses": list(one.addresses),
+            }
+            for one in verdict.members
+        ],
+        "cables": [cable_tree(one) for pair in verdict.cables for one in pair],
+        "missing": [{"reason": one.reason, "message": one.message} for one in verdict.faults],
+        "warnings": list(verdict.warnings),
+    }
+
+
+def cable_tree(cable: Cable) -> dict[str, Tree]:
+    """Return a cable for programs. Pure."""
+    ends: dict[str, Tree] = {
+        side: {
+            "node": end.node,
+            "device": end.device,
+            "interface": end.interface,
+            "addresses": list(end.addresses),
+            "state": end.seen.state if end.seen is not None else "Unknown",
+        }
+        for side, end in (("from", cable.here), ("to", cable.there))
+    }
+    return {**ends, "gbitPerSecond": cable_speed(cable)}
+
+
+def _indent(table: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in table.splitlines())
+
+
+_MATRIX_HELP = """Put the Macs of a ShardGroup, or of the fleet, side by side: versions, hardware, cables.
+
+\b
+  fleetctl fabric matrix studio
+  fleetctl fabric matrix -o json
+
+On a terminal, red differs and must not in a group (versions), yellow differs and may (hardware).
+"""
+
+Weight = Literal["Must", "May", "Own"]
+_COLOURS = {"Must": "red", "May": "yellow"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProperty:
+    """One line of the comparison."""
+
+    title: str
+    of: Callable[[NodeStatus], str]
+    weight: Weight
+    """Whether it must be the same within a group, may differ, or is each Mac's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropertyRow:
+    """One property of every Mac."""
+
+    title: str
+    values: tuple[str, ...]
+    weight: Weight
+
+    @property
+    def usual(self) -> str:
+        """Return the value that most have; of equally many the first."""
+        return Counter(self.values).most_common(1)[0][0]
+
+    @property
+    def is_same(self) -> bool:
+        return len(set(self.values)) == 1
+
+
+_RDMA_WORDS = {True: "on", False: "off", None: "-"}
+PROPERTIES = (
+    NodeProperty(title="MACHINE", of=lambda s: s.machine, weight="May"),
+    NodeProperty(title="CHIP", of=lambda s: s.chip, weight="May"),
+    NodeProperty(title="CPU CORES", of=lambda s: str(s.cpu_cores), weight="May"),
+    NodeProperty(title="GPU CORES", of=lambda s: str(s.gpu_cores), weight="May"),
+    NodeProperty(title="MEMORY", of=lambda s: quantity.show(s.memory_bytes), weight="May"),
+    NodeProperty(title="FOR MODELS", of=lambda s: quantity.show(s.allocatable_bytes), weight="May"),
+    NodeProperty(title="SYSTEM", of=lambda s: f"{s.os} {s.os_version}", weight="Must"),
+    NodeProperty(title="BUILD", of=lambda s: s.fabric.os_build or "-", weight="Must"),
+    NodeProperty(title="MLX", of=lambda s: s.mlx_version or "-", weight="Must"),
+    NodeProperty(title="MLX-LM", of=lambda s: s.mlx_lm_version or "-", weight="Must"),
+    NodeProperty(title="AGENT", of=lambda s: s.agent_version, weight="Must"),
+    NodeProperty(title="THUNDERBOLT", of=lambda s: str(s.fabric.thunderbolt or "-"), weight="May"),
+    NodeProperty(title="RDMA", of=lambda s: _RDMA_WORDS[s.fabric.is_rdma_enabled], weight="Must"),
+    NodeProperty(title="RDMA PORTS", of=lambda s: _devices(s), weight="Own"),
+    NodeProperty(title="ADDRESSES", of=lambda s: _addresses(s), weight="Own"),
+)
+
+
+def _devices(status: NodeStatus) -> str:
+    return ",".join(f"{one.name}:{one.state}" for one in status.fabric.rdma) or "-"
+
+
+def _addresses(status: NodeStatus) -> str:
+    found = [f"{one.name}:{one.address}" for one in status.fabric.interfaces]
+    return ",".join(found) or status.address or "-"
+
+
+@click.command(help=_MATRIX_HELP)
+@click.argument("group", required=False)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+@store_options
+def matrix(group: str | None, output: str, **options: Any) -> None:
+    """Put the Macs of a ShardGroup, or of the fleet, side by side."""
+    seen = run(admission.read_fabric((group,) if group else (), options))
+    chosen = seen.groups[0] if group else None
+    wanted = admission.member_names(chosen.spec, seen.nodes) if chosen else None
+    nodes = _reported_nodes(seen.nodes, wanted)
+    if not nodes:
+        raise FleetctlError("there is nothing to compare: no agent of these nodes has reported")
+    if output == "json":
+        click.echo(orjson.dumps(matrix_tree(nodes, chosen), option=orjson.OPT_INDENT_2).decode())
+    else:
+        click.echo(matrix_text(nodes, chosen))
+    lost = [name for name in wanted or () if name not in {name for name, _ in nodes}]
+    for name in lost:
+        click.echo(f"warning: no agent of {name} has ever reported", err=True)
+
+
+Reported = Sequence[tuple[str, NodeStatus]]
+
+
+def _reported_nodes(nodes: Sequence[Node], names: Sequence[str] | None) -> Reported:
+    reported = {node.name: node.status for node in nodes if node.status is not None}
+    wanted = sorted(reported) if names is None else names
+    return [(name, reported[name]) for name in wanted if name in reported]
+
+
+def compare_nodes(nodes: Reported) -> list[PropertyRow]:
+    """Return every property of the Macs. Pure."""
+    return [
+        PropertyRow(
+            title=one.title, values=tuple(one.of(status) for _, status in nodes), weight=one.weight
+        )
+        for one in PROPERTIES
+    ]
+
+
+def matrix_text(nodes: Reported, group: ShardGroup | None) -> str:
+    """Return the comparison as tables. Pure."""
+    rows = [[row.title, *_value_cells(row), _same_cell(row)] for row in compare_nodes(nodes)]
+    parts = [printers.align_columns(rows, ["", *(name for name, _ in nodes), "SAME"])]
+    if len(nodes) > 1 and any(status.fabric.ports or status.fabric.rdma for _, status in nodes):
+        cells = [[name, *_cable_cells((name, status), nodes, group)] for name, status in nodes]
+        titles = ["FROM / TO", *(name for name, _ in nodes)]
+        parts += ["", printers.align_columns(cells, titles)]
+    return "\n".join(line.rstrip() for line in "\n".join(parts).splitlines())
+
+
+def _same_cell(row: PropertyRow) -> str:
+    if row.weight == "Own":
+        return ""
+    return "yes" if row.is_same else "no"
+
+
+def _value_cells(row: PropertyRow) -> list[str]:
+    if row.weight == "Own":
+        return list(row.values)
+    colour = _COLOURS[row.weight]
+    return [one if one == row.usual else click.style(one, fg=colour) for one in row.values]
+
+
+def _cable_cells(
+    one: tuple[str, NodeStatus], nodes: Reported, group: ShardGroup | None
+) -> list[str]:
+    return [
+        "" if other[0] == one[0] else _cable_cell(_cables_between(one, other, group))
+        for other in nodes
+    ]
+
+
+def _cables_between(
+    one: tuple[str, NodeStatus], other: tuple[str, NodeStatus], group: ShardGroup | None
+) -> tuple[Cable, ...]:
+    members: dict[str, GroupMember] = (
+        {member.node: member for member in group.spec.members} if group is not None else {}
+    )
+    found = cables_between(one, other, members)
+    return () if isinstance(found, FabricFault) else found
+
+
+def _cable_cell(cables: Sequence[Cable]) -> str:
+    said = [
+        f"{one.here.device or one.here.interface or '?'}@{cable_speed(one) or '?'}"
+        for one in cables
+    ]
+    return ",".join(said) or "-"
+
+
+def matrix_tree(nodes: Reported, group: ShardGroup | None) -> dict[str, Tree]:
+    """Return the comparison for programs. Pure."""
+    names = [name for name, _ in nodes]
+    pairs = [(a, b) for at, a in enumerate(nodes) for b in nodes[at + 1 :]]
+    return {
+        "nodes": list(names),
+        "properties": [
+            {
+                "name": row.title.lower(),
+                "values": dict(zip(names, row.values, strict=True)),
+                "weight": row.weight,
+                "isSame": row.is_same,
+            }
+            for row in compare_nodes(nodes)
+        ],
+        "cables": [cable_tree(one) for a, b in pairs for one in _cables_between(a, b, group)],
+    }
+
+
+_VERBS = {
+    "bench": "fleetctl.fabric.bench:bench",
+    "check": "fleetctl.verbs.fabric:check",
+    "matrix": "fleetctl.verbs.fabric:matrix",
+}
+
+
+@click.group(cls=LazyGroup, verbs=_VERBS)
+def fabric() -> None:
+    """Look at the cables and settings of the Macs that work as one.
+
+    GROUP is a ShardGroup; left out, all of them are looked at.
+    """

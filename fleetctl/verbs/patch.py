@@ -1,0 +1,144 @@
+"""`fleetctl patch`: changes some fields of objects; everything else stays as it is."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects import patches, targets, writer
+from fleetctl.objects.patches import PatchError, apply_merge_patch
+from fleetctl.objects.targets import Selection
+from fleetctl.output.results import ResultPrinter, result_options
+from machinery.clock import SystemClock
+from manifests import sources
+from manifests.errors import ManifestError, ManifestErrors
+from manifests.load import LoadedObject
+from manifests.trees import Tree
+from manifests.yaml import nodes, parser
+from schemas.meta import ApiObject
+from store.port import Transport
+
+_HELP = """Change some fields of objects; everything else stays as it is.
+
+\b
+  fleetctl patch md qwen -p '{"spec": {"concurrency": 8}}'
+  fleetctl patch md/qwen -p 'spec: {priority: null}'
+  fleetctl patch np/studio --patch-file studio-patch.yaml
+  fleetctl patch md/qwen --type=json -p '[{"op": "add", "path": "/spec/servedNames/-", "value": "fast"}]'
+
+\b
+--type merge (RFC 7386): fields that are named change, null takes one away, lists are replaced whole.
+--type json (RFC 6902): operations one after the other; "test" refuses all of them if it does not hold.
+
+A patch is JSON or YAML. One that names metadata.resourceVersion holds for that version alone.
+"""
+
+
+@click.command(help=_HELP)
+@click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
+@click.option("-p", "--patch", "text", help="The patch, as JSON or YAML.")
+@click.option("--patch-file", help="A file that holds the patch; - for standard input.")
+@click.option(
+    "--type",
+    "form",
+    type=click.Choice(["merge", "json", "strategic"]),
+    default="merge",
+    show_default=True,
+    help="How the patch is written; strategic is Kubernetes' own, and refused.",
+)
+@targets.files_option
+@targets.recursive_option
+@result_options
+@store_options
+def patch(words: tuple[str, ...], text: str | None, **options: Any) -> None:
+    """Change some fields of objects; everything else stays as it is."""
+    if options["form"] == "strategic":
+        raise click.UsageError(
+            "--type=strategic: there is none here, for lists are replaced whole. Use --type=merge, or --type=json "
+            "for one item of a list"
+        )
+    if (text is None) == (options["patch_file"] is None):
+        raise click.UsageError("give the patch with -p or --patch-file")
+    chosen = targets.parse_selections(words, {**options, "selector": ""}, verb="patch", is_all=None)
+    source, wanted = _read(text, options["patch_file"])
+    if options["form"] == "merge" and not isinstance(wanted, dict):
+        hint = "; --type=json takes a list of operations" if isinstance(wanted, list) else ""
+        raise FleetctlError(f"{source}: a merge patch is a mapping, such as spec: {{...}}{hint}")
+    run(_patch(chosen, PatchRequest(wanted, options["form"]), options))
+
+
+class PatchRequest:
+    """What is asked for, of each object."""
+
+    def __init__(self, wanted: Tree, form: str) -> None:
+        self._wanted = wanted
+        self._form = form
+
+    def of(self, now: ApiObject) -> LoadedObject:
+        """Return the object as the patch has it. Pure.
+
+        Raises:
+            FleetctlError: an operation cannot be done, or what it says is not valid.
+
+        """
+        label = targets.object_ref(now)
+        before = writer.patchable_tree(now)
+        try:
+            after = (
+                apply_merge_patch(before, self._wanted)
+                if self._form == "merge"
+                else patches.apply_json_patch(before, self._wanted)
+            )
+            return writer.load_patched(now, after, f"{label}, as patched")
+        except PatchError as error:
+            raise FleetctlError(f"{label}: {error}") from None
+        except ManifestErrors as errors:
+            raise FleetctlError(f"nothing was changed:\n{errors}") from None
+
+    def edit(self, now: ApiObject) -> ApiObject | None:
+        """Return the object to write; None if the patch changes nothing. `of` has the errors."""
+        return writer.merge_onto(now, self.of(now).obj)
+
+
+def _read(text: str | None, file: str | None) -> tuple[str, Tree]:
+    """Return the patch, and what errors call it."""
+    if file is not None:
+        [(source, found)] = sources.read_all([file], recursive=False, stdin=sys.stdin.buffer)
+        if isinstance(found, ManifestError):
+            raise FleetctlError(str(found))
+        text = found
+    else:
+        source = "--patch"
+    parsed = parser.parse(text or "", source)
+    if parsed.problems:
+        raise FleetctlError(str(ManifestErrors(parsed.problems)))
+    if len(parsed.documents) != 1:
+        count = f"{len(parsed.documents)} documents" if parsed.documents else "no document"
+        raise FleetctlError(f"{source}: holds {count}; a patch is one")
+    return source, nodes.plain_value(parsed.documents[0])
+
+
+async def _patch(chosen: Sequence[Selection], patch: PatchRequest, options: dict[str, Any]) -> None:
+    clock, results = SystemClock(), ResultPrinter.of(options)
+    async with open_store(options) as transport:
+        found = await targets.read_all_selected(transport, chosen)
+        for obj in found:
+            patch.edit(obj)  # all are asked before one is written
+        if results.dry_run != "client":
+            await _check(transport, [patch.of(obj) for obj in found])
+        for obj in found:
+            written = await targets.write_edit(
+                transport, clock, obj, patch.edit, manager="fleetctl-patch", is_dry=results.is_dry
+            )
+            results.say(written.obj, "patched" if written.is_news else "patched (no change)")
+
+
+async def _check(transport: Transport, loaded: Sequence[LoadedObject]) -> None:
+    try:
+        await writer.check_objects(transport, loaded)
+    except ManifestErrors as errors:
+        unplaced = ManifestErrors(writer.without_positions(errors.problems))
+        raise FleetctlError(f"nothing was changed:\n{unplaced}") from None

@@ -1,0 +1,361 @@
+"""`fleetctl rollout status`: how far a rollout is, until it is done or has failed.
+
+`fleetctl rollout history` and `undo`: what a deployment ran, and back to it.
+
+`fleetctl rollout pause`, `resume` and `restart`; and the group that all of them are in.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import click
+import orjson
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.program import SuggestingGroup
+from fleetctl.objects import deployments, targets
+from fleetctl.output import printers
+from fleetctl.output.results import ResultPrinter, dry_run_option
+from fleetctl.verbs.wait import parse_duration
+from machinery.clock import Clock, SystemClock
+from manifests.trees import Tree, object_tree
+from manifests.yaml import parser
+from schemas.deployment import ModelDeployment, Revision
+from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, find_condition
+from store import keys, objects
+from store.errors import UnavailableError
+from store.port import Transport
+
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutProgress:
+    """What there is to say of a rollout now."""
+
+    text: str
+    is_done: bool = False
+    is_failed: bool = False
+    is_unheard: bool = False
+    """Whether the reconciler has not looked at the deployment as it is now."""
+
+
+def rollout_progress(deployment: ModelDeployment) -> RolloutProgress:
+    """Return what the deployment's conditions say. Pure."""
+    name, status = deployment.name, deployment.status
+    if deployment.metadata.deletion_timestamp is not None:
+        return RolloutProgress(text=f"modeldeployment/{name} is being deleted", is_failed=True)
+    found = None if status is None else find_condition(status.conditions, "Progressing")
+    generation = deployment.metadata.generation
+    # A status that speaks of an older spec says nothing about this one.
+    if (
+        found is None
+        or min(status.observed_generation if status else 0, found.observed_generation) < generation
+    ):
+        return RolloutProgress(
+            text="Waiting for the reconciler to look at the deployment", is_unheard=True
+        )
+    said = _condition_progress(name, found)
+    if said.is_done and status is not None and status.ready_replicas < status.desired_replicas:
+        count = f"{status.ready_replicas} of {status.desired_replicas} replicas are ready"
+        return RolloutProgress(
+            text=f'Waiting for modeldeployment "{name}" rollout to finish: {count}'
+        )
+    return said
+
+
+def _condition_progress(name: str, found: Condition) -> RolloutProgress:
+    """Return what the condition Progressing says of the spec as it is now."""
+    head = f'Waiting for modeldeployment "{name}" rollout to finish'
+    message = found.message or found.reason
+    match found.status, found.reason:
+        case ConditionStatus.TRUE, "RolloutComplete":
+            return RolloutProgress(
+                text=f'modeldeployment "{name}" successfully rolled out', is_done=True
+            )
+        case ConditionStatus.FALSE, "CanaryFailed":
+            text = f'modeldeployment "{name}" was rolled back: {message}'
+            return RolloutProgress(text=text, is_failed=True)
+        case ConditionStatus.FALSE, reason:
+            text = f'rollout of modeldeployment "{name}" failed ({reason}): {message}'
+            return RolloutProgress(text=text, is_failed=True)
+        case ConditionStatus.UNKNOWN, "Paused":
+            why = f" ({found.message})" if found.message else ""
+            return RolloutProgress(
+                text=f"{head}: it is paused{why}; `fleetctl rollout resume {name}` goes on"
+            )
+        case _:
+            return RolloutProgress(text=f"{head}: {message}")
+
+
+_STATUS_HELP = """Show how far the rollout of a deployment is, and wait until it is done.
+
+\b
+  fleetctl rollout status qwen --timeout 10m
+
+Exit code 0: it is done (or under way, with --no-watch). 1: it failed, stalled, or took too long.
+"""
+
+
+@click.command(help=_STATUS_HELP)
+@click.argument("what", nargs=-1, required=True, metavar="NAME")
+@click.option(
+    "-w/ ", "--watch/--no-watch", default=True, help="Wait until it is done (the default)."
+)
+@click.option(
+    "--timeout", default="0s", show_default=True, help="How long to wait; 0 means for ever."
+)
+@store_options
+def status(what: tuple[str, ...], watch: bool, timeout: str, **options: Any) -> None:
+    """Show how far the rollout of a deployment is, and wait until it is done."""
+    run(_status(deployments.parse_name(what), parse_duration(timeout), options, watch=watch))
+
+
+async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch: bool) -> None:
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s if timeout_s else float("inf")
+    last, was_heard = "", False
+    async with open_store(options) as transport:
+        while True:
+            try:
+                said, was_heard = (
+                    rollout_progress(await deployments.read_deployment(transport, name)),
+                    True,
+                )
+                text = said.text
+                if said.is_unheard and await transport.get(keys.ELECTION_RECONCILER) is None:
+                    text += "; none leads now: start fleet-reconciler"
+            except UnavailableError:
+                # A store that restarts meanwhile is part of what is waited through.
+                if clock.monotonic() >= deadline or not watch or not was_heard:
+                    raise
+                await clock.sleep(_LOOK_S)
+                continue
+            if said.is_failed:
+                raise FleetctlError(text)
+            if text != last:
+                click.echo(text if said.is_done else f"{text}...")
+                last = text
+            if said.is_done or not watch:
+                return
+            if clock.monotonic() >= deadline:
+                raise FleetctlError(
+                    f"timed out after {timeout_s:g} s waiting for the rollout of "
+                    f"modeldeployment/{name}. `fleetctl describe md/{name}` says more"
+                )
+            await clock.sleep(_LOOK_S)
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME")
+@click.option("--revision", "number", type=click.IntRange(min=1), help="Show this one in full.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "yaml", "json"]),
+    default="table",
+    show_default=True,
+)
+@store_options
+def history(what: tuple[str, ...], number: int | None, output: str, **options: Any) -> None:
+    """Show the revisions of a deployment: what its replicas ran, and run now.
+
+    The current one is marked. The number of those that are kept is spec.rollout.revisionHistoryLimit.
+    """
+    click.echo(run(_history(deployments.parse_name(what), number, output, options)), nl=False)
+
+
+async def _history(name: str, number: int | None, output: str, options: dict[str, Any]) -> str:
+    async with open_store(options) as transport:
+        deployment = await deployments.read_deployment(transport, name)
+        found = await _read_revisions(transport, deployment)
+    if number is not None:
+        found = [one for one in found if one.spec.revision == number] or _refuse_missing_revision(
+            found, name, number
+        )
+    if output != "table":
+        trees: list[Tree] = [object_tree(one) for one in found]
+        whole: Tree = {"apiVersion": "v1", "kind": "List", "items": trees}
+        tree = trees[0] if number is not None else whole
+        if output == "yaml":
+            return parser.dump(tree)
+        return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"
+    if number is not None:
+        text = parser.dump(deployments.template_tree(found[0].spec.content))
+        lines = "".join(f"  {line}\n" for line in text.splitlines())
+        head = f"modeldeployment/{name} with revision #{number}"
+        return f"{head} (template {found[0].spec.template})\n{lines}"
+    notes = "".join(f"{line}\n" for line in deployments.trial_notes(found, deployment))
+    return f"modeldeployment/{name}\n{revision_table(found, deployment, SystemClock())}\n{notes}"
+
+
+def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock: Clock) -> str:
+    """Return the revisions as a table, the oldest first."""
+    if not revisions:
+        return "no revisions are kept yet; the reconciler keeps the first one when it sees the deployment"
+    now, current = clock.now(), deployments.current_revision(revisions, deployment)
+    rows = [
+        (
+            "*" if one is current else "",
+            str(one.spec.revision),
+            one.spec.template,
+            printers.age(one.metadata.creation_timestamp, now),
+            one.spec.change_cause or "<none>",
+        )
+        for one in revisions
+    ]
+    return printers.align_columns(rows, ("CURRENT", "REVISION", "TEMPLATE", "AGE", "CHANGE-CAUSE"))
+
+
+def _refuse_missing_revision(found: list[Revision], name: str, number: int) -> list[Revision]:
+    there = ", ".join(str(one.spec.revision) for one in found) or "none"
+    raise FleetctlError(
+        f"unable to find revision {number} of modeldeployment/{name}; there are {there}"
+    )
+
+
+async def _read_revisions(transport: Transport, deployment: ModelDeployment) -> list[Revision]:
+    found = await objects.list_all(transport, Revision)
+    return deployments.revisions_of(found, deployment)
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME")
+@click.option(
+    "--to-revision",
+    "number",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Which one; 0 or left out, the one before.",
+)
+@dry_run_option
+@store_options
+def undo(what: tuple[str, ...], number: int, **options: Any) -> None:
+    """Go back to an earlier revision of a deployment; the reconciler rolls it out like any change.
+
+    What engines are started with goes back: model, served names, context length, concurrency, resources, and the
+    last restart. Replicas, placement and the like stay as they are. A manifest that is applied later leaves it so,
+    unless it says something new by then.
+    """
+    name = deployments.parse_name(what)
+    click.echo(run(_undo(name, number or None, options)))
+
+
+async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
+    """Go back; return what became of it."""
+    results = ResultPrinter.of(options)
+    async with open_store(options) as transport:
+        revisions = await _read_revisions(
+            transport, await deployments.read_deployment(transport, name)
+        )
+        chosen: list[Revision] = []
+
+        def edit(deployment: ModelDeployment) -> ModelDeployment | None:
+            chosen[:] = [deployments.rollback_target(revisions, deployment, number=number)]
+            return deployments.with_revision(deployment, chosen[0].spec.content)
+
+        clock = SystemClock()
+        is_news = await deployments.change_deployment(
+            transport, clock, name, edit, is_dry=results.is_dry
+        )
+    if is_news:
+        return f"modeldeployment/{name} rolled back{results.suffix}"
+    number = chosen[0].spec.revision
+    return f"modeldeployment/{name} skipped rollback (current template already matches revision {number})"
+
+
+@click.group(cls=SuggestingGroup)
+def rollout() -> None:
+    """See and steer how deployments go from one version to the next.
+
+    A new version begins with any change of what engines are started with: model, served names, context length,
+    concurrency, resources. NAME is a ModelDeployment: qwen, md/qwen or md qwen.
+    """
+
+
+rollout.add_command(status)
+rollout.add_command(history)
+rollout.add_command(undo)
+
+
+def as_paused(deployment: ModelDeployment) -> ModelDeployment:
+    """Return the deployment with its rollout paused. Pure."""
+    return _with_pause(deployment, paused=True)
+
+
+def as_resumed(deployment: ModelDeployment) -> ModelDeployment:
+    """Return the deployment with its rollout going on. Pure."""
+    return _with_pause(deployment, paused=False)
+
+
+def _with_pause(deployment: ModelDeployment, *, paused: bool) -> ModelDeployment:
+    rollout = deployment.spec.rollout.model_copy(update={"paused": paused})
+    changed = targets.with_spec(deployment, rollout=rollout)
+    if changed is None:
+        now = "already paused" if paused else "not paused"
+        raise FleetctlError(f"modeldeployment/{deployment.name} is {now}")
+    return changed
+
+
+def as_restarted(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
+    """Return the deployment as a new version, though nothing of it changed. Pure.
+
+    Raises:
+        FleetctlError: it is paused, or was restarted within this second.
+
+    """
+    name, at = deployment.name, now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if deployment.spec.rollout.paused:
+        raise FleetctlError(
+            f"cannot restart modeldeployment/{name} while it is paused; "
+            f"resume it first with `fleetctl rollout resume {name}`"
+        )
+    if deployment.metadata.annotations.get(RESTARTED_AT) == at:
+        raise FleetctlError(
+            f"modeldeployment/{name} was restarted within this second already; wait for the next one"
+        )
+    marked = deployments.with_restart_mark(deployment, at)
+    # What engines are started with counts as spec: else a status of before would speak of this version, too.
+    generation = deployment.metadata.generation + 1
+    metadata = marked.metadata.model_copy(update={"generation": generation})
+    return marked.model_copy(update={"metadata": metadata})
+
+
+@rollout.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@store_options
+def pause(what: tuple[str, ...], **options: Any) -> None:
+    """Hold back new versions of deployments; replicas that are lost are replaced all the same."""
+    run(_change_each(what, as_paused, "paused", options))
+
+
+@rollout.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@store_options
+def resume(what: tuple[str, ...], **options: Any) -> None:
+    """Go on with what `fleetctl rollout pause` held back."""
+    run(_change_each(what, as_resumed, "resumed", options))
+
+
+@rollout.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@store_options
+def restart(what: tuple[str, ...], **options: Any) -> None:
+    """Start the engines of deployments anew, as spec.rollout says: no request is dropped."""
+    now = SystemClock().now()
+    run(_change_each(what, lambda deployment: as_restarted(deployment, now), "restarted", options))
+
+
+async def _change_each(
+    what: tuple[str, ...],
+    edit: targets.Edit[ModelDeployment],
+    done: str,
+    options: dict[str, Any],
+) -> None:
+    clock = SystemClock()
+    async with open_store(options) as transport:
+        for name in deployments.parse_names(what):
+            await deployments.change_deployment(transport, clock, name, edit)
+            click.echo(f"modeldeployment/{name} {done}")

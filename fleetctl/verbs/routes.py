@@ -1,0 +1,279 @@
+"""`fleetctl routes`: which node served which request, from the journals of all gateways."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import aiohttp
+import click
+import msgspec
+import orjson
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.output import printers
+from gateway.metrics.outcomes import OUTCOMES
+from schemas.records import GatewayLease
+from store import codec, keys
+
+_ANSWER_S = 5.0
+_BODY_LIMIT = 16 << 20
+_HELP = """Show which node served which request, the latest last.
+
+\b
+  fleetctl routes --last 20
+  fleetctl routes --model qwen --outcome failed --outcome interrupted -o wide
+
+Asks every gateway that is registered in the store (or those of --gateway) for the requests that it remembers, which are
+its last 10,000. Neither prompts nor answers are among what is shown.
+"""
+
+Json: TypeAlias = dict[str, Any]
+
+
+class AttemptRow(msgspec.Struct, rename="camel"):
+    """One engine that was asked."""
+
+    replica: str
+    outcome: str
+
+
+class TokenCounts(msgspec.Struct):
+    """What a request took."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+class RequestRow(msgspec.Struct, rename="camel"):
+    """One request, as far as it is shown."""
+
+    time: str
+    id: str
+    gateway: str
+    path: str
+    model: str
+    status: str
+    latency_ms: float
+    tokens: TokenCounts
+    attempts: list[AttemptRow] = []
+    replica: str | None = None
+    worker: str | None = None
+    strategy: str | None = None
+    http_status: int | None = None
+    queue_ms: float = 0.0
+    first_token_ms: float | None = None
+    resumptions: int = 0
+    api_key: str | None = None
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalQuery:
+    """What gateways are asked for."""
+
+    query: dict[str, str]
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessDenied:
+    """What a gateway says to whom it does not tell its requests."""
+
+    why: str
+
+
+@click.command(help=_HELP)
+@click.option("--last", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option("--model", default="", help="Only requests for this name.")
+@click.option("--node", default="", help="Only requests that this node was asked to serve.")
+@click.option(
+    "--outcome", type=click.Choice(OUTCOMES), multiple=True, help="Only those that ended so."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json"]),
+    default="table",
+    show_default=True,
+)
+@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@click.option("--gateway", multiple=True, metavar="URL", help="Ask this one only; may be repeated.")
+@click.option(
+    "--api-key",
+    envvar="FLEET_API_KEY",
+    default="",
+    help="An API key for admins, where gateways ask for keys (better in FLEET_API_KEY).",
+)
+@store_options
+def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
+    """Show which node served which request, the latest last."""
+    filters = {
+        "limit": str(last),
+        "model": options["model"],
+        "node": options["node"],
+        "status": ",".join(options["outcome"]),
+    }
+    asked = JournalQuery(query={k: v for k, v in filters.items() if v}, key=options["api_key"])
+    found = run(_fetch_requests(tuple(map(_check_url, gateway)), asked, options))[-last:]
+    if output == "json":
+        tree = {"apiVersion": "v1", "kind": "List", "items": found}
+        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+    elif found:
+        headers = not options["no_headers"]
+        click.echo(request_table(found, is_wide=output == "wide", headers=headers))
+    else:
+        click.echo("no requests found", err=True)
+
+
+def request_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str:
+    """Return the requests as a table. Pure."""
+    rows = [_request_cells(msgspec.convert(one, RequestRow), is_wide=is_wide) for one in found]
+    titles = ["TIME", "MODEL", "NODE", "REPLICA", "OUTCOME", "ATTEMPTS", "FIRST TOKEN", "LATENCY"]
+    titles += ["PROMPT", "OUTPUT"]
+    if is_wide:
+        titles += ["STATUS", "QUEUED", "CACHED", "RESUMED", "STRATEGY", "KEY", "SESSION", "PATH"]
+        titles += ["GATEWAY", "REQUEST", "FAILED AT"]
+    return printers.align_columns(rows, titles if headers else [])
+
+
+def _request_cells(row: RequestRow, *, is_wide: bool) -> list[str]:
+    # Times are shown as the terminal's user has them.
+    moment = datetime.fromisoformat(row.time).astimezone()
+    cells = [
+        moment.isoformat(sep=" ", timespec="milliseconds")[:-6],
+        row.model,
+        row.worker or "-",
+        row.replica or "-",
+        row.status,
+        str(len(row.attempts)),
+        "-" if row.first_token_ms is None else _duration_text(row.first_token_ms),
+        _duration_text(row.latency_ms),
+        str(row.tokens.prompt),
+        str(row.tokens.output),
+    ]
+    if is_wide:
+        failed = [one for one in row.attempts if one.outcome not in ("answered", "resumed")]
+        cells += [
+            "-" if row.http_status is None else str(row.http_status),
+            _duration_text(row.queue_ms),
+            str(row.tokens.cached),
+            str(row.resumptions),
+            row.strategy or "-",
+            row.api_key or "-",
+            row.session or "-",
+            row.path,
+            row.gateway,
+            row.id,
+            ",".join(f"{one.replica}:{one.outcome}" for one in failed) or "-",
+        ]
+    return cells
+
+
+def _duration_text(milliseconds: float) -> str:
+    if milliseconds >= 10_000:
+        return f"{milliseconds / 1000:.1f}s"
+    return f"{milliseconds:.0f}ms" if milliseconds >= 10 else f"{milliseconds:.1f}ms"
+
+
+async def _fetch_requests(urls: Sequence[str], asked: JournalQuery, options: Json) -> list[Json]:
+    """Return what gateways remember, the latest last; a gateway that does not answer, or wants a key, is told of.
+
+    Raises:
+        FleetctlError: nothing could be read.
+
+    """
+    urls = urls or await _registered(options)
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        answers = await asyncio.gather(*(_fetch_journal(session, url, asked) for url in urls))
+    silent = [
+        f"{url}: {said}" for url, said in zip(urls, answers, strict=True) if isinstance(said, str)
+    ]
+    refused = [said.why for said in answers if isinstance(said, AccessDenied)]
+    if len(silent) + len(refused) == len(urls):
+        if not silent:
+            raise FleetctlError("; ".join(refused))
+        said = "; ".join((*silent, *refused))
+        raise FleetctlError(
+            f"no gateway answers ({said}). Is one running? Else say where with --gateway"
+        )
+    for line in silent:
+        click.echo(f"warning: a gateway does not answer: {line}", err=True)
+    for line in refused:
+        click.echo(f"warning: the requests of a gateway are not shown: {line}", err=True)
+    # Two addresses may lead to one gateway. The newest come first, so that those of one millisecond are turned round.
+    lines = {
+        (one["gateway"], one["id"]): one
+        for said in answers
+        if isinstance(said, list)
+        for one in reversed(said)
+    }
+    return sorted(lines.values(), key=lambda one: str(one["time"]))
+
+
+async def _registered(options: Json) -> list[str]:
+    async with open_store(options) as transport:
+        leases = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
+    urls = sorted({codec.decode(GatewayLease, item).url for item in leases})
+    if not urls:
+        raise FleetctlError(
+            "no gateway is registered. `fleetctl up` runs one; for another say where with --gateway"
+        )
+    return urls
+
+
+async def _fetch_journal(
+    session: aiohttp.ClientSession, url: str, asked: JournalQuery
+) -> list[Json] | AccessDenied | str:
+    """Return what one gateway remembers, or why it does not say."""
+    headers = {"authorization": f"Bearer {asked.key}"} if asked.key else {}
+    try:
+        async with session.get(
+            f"{url.rstrip('/')}/api/dashboard/requests",
+            params=asked.query,
+            headers=headers,
+            allow_redirects=False,
+        ) as response:
+            body = await _body(response)
+            if response.status in (401, 403):
+                return AccessDenied(why=_access_denied_text(url, response.status))
+            if response.status != 200:
+                return f"status {response.status}"
+            found: list[Json] = orjson.loads(body)["requests"]
+            msgspec.convert(found, list[RequestRow])
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return str(error) or f"no answer within {_ANSWER_S:g} s"
+    except (orjson.JSONDecodeError, KeyError, TypeError, msgspec.ValidationError) as error:
+        return f"what it says is no journal ({error}); is it a gateway of this release?"
+    return found
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """Read an answer, but for what is longer than any journal. Raises ClientError."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _BODY_LIMIT:
+            raise aiohttp.ClientPayloadError(f"its answer is larger than {_BODY_LIMIT} bytes")
+    return bytes(body)
+
+
+def _access_denied_text(url: str, status: int) -> str:
+    if status == 401:
+        return (
+            f"{url} asks for an API key: give one for admins in FLEET_API_KEY or with --api-key "
+            "(`fleetctl create apikey NAME --admin` makes one)"
+        )
+    return f"{url}: this API key is not for admins; make one that is with `fleetctl create apikey NAME --admin`"
+
+
+def _check_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise click.UsageError(f"--gateway {url}: write it as http://HOST:PORT")
+    return url

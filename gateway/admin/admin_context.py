@@ -1,0 +1,143 @@
+"""The fleet's Macs as their agents report them, listed when somebody looks.
+
+No informer: a thousand agents report often, and routing needs none of it.
+
+What the admin API looks at. Values and live views; changes nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gateway.admin.gateway_log import GatewayLog
+from gateway.forwarding.admission import Activator
+from gateway.forwarding.load_tracker import LoadTracker
+from gateway.forwarding.model_state import ModelStates
+from gateway.routing.table import EngineEndpoint, ServedModel
+from gateway.state.fleet_state import FleetState
+from gateway.telemetry.recorder import RequestRecorder
+from gateway.telemetry.time_series import IntervalSums
+from machinery.clock import Clock
+from schemas.node import NodeStatus
+from store import codec, keys
+from store.errors import StoreError
+from store.port import KeyValue, Transport
+
+log = logging.getLogger(__name__)
+
+# A dashboard asks every two seconds, and several may be open; a thousand reports are some megabytes.
+_FRESH_S = 5.0
+# Some 3 ms; requests to models go on between two such pieces.
+_DECODED_AT_ONCE = 20
+_LONGEST_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeList:
+    """All nodes as of one moment."""
+
+    statuses: Mapping[str, NodeStatus] = field(default_factory=lambda: MappingProxyType({}))
+    alive: frozenset[str] = frozenset()
+    """Those whose agents renew their leases."""
+    why_not: str = ""
+    """Why nothing newer is known; empty if this is fresh."""
+
+
+class NodeCache:
+    """Lists nodes at most every few seconds, however many ask."""
+
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._found = NodeList(why_not="not asked yet")
+        self._read_s = float("-inf")
+        self._decoded: dict[str, tuple[int, NodeStatus | None]] = {}
+
+    async def macs(self) -> NodeList:
+        """Return the nodes; what was known last if the store does not answer."""
+        async with self._lock:
+            if self._clock.monotonic() - self._read_s > _FRESH_S:
+                self._found = await self._read()
+                self._read_s = self._clock.monotonic()
+            return self._found
+
+    async def _read(self) -> NodeList:
+        before = self._found
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                leases = await self._transport.list(keys.NODE_LEASE_PREFIX)
+                reports = await self._transport.list(keys.status_prefix("Node"))
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or f"the store did not answer within {_LONGEST_S:g} s"
+            return NodeList(statuses=before.statuses, alive=before.alive, why_not=why)
+        statuses = await self._statuses(reports.items)
+        alive = (item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in leases.items)
+        return NodeList(statuses=MappingProxyType(statuses), alive=frozenset(alive))
+
+    async def _statuses(self, items: tuple[KeyValue, ...]) -> dict[str, NodeStatus]:
+        decoded: dict[str, tuple[int, NodeStatus | None]] = {}
+        fresh = 0
+        for item in items:
+            _, name = keys.kind_and_name(item.key)
+            known = self._decoded.get(name)
+            if known is None or known[0] != item.mod_revision:
+                known = (item.mod_revision, _decoded(item))
+                fresh += 1
+                if fresh % _DECODED_AT_ONCE == 0:
+                    await self._clock.sleep(0)
+            decoded[name] = known
+        self._decoded = decoded
+        return {name: status for name, (_, status) in decoded.items() if status is not None}
+
+
+def _decoded(item: KeyValue) -> NodeStatus | None:
+    try:
+        return codec.decode(NodeStatus, item)
+    except codec.UndecodableError as error:
+        log.warning("a node's report cannot be read", extra={"key": item.key, "why": str(error)})
+        return None
+
+
+DAY_S = 24 * 3600.0
+RECENT_S = 60.0
+"""What "now" means for rates: long enough to be steady, short enough to follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminContext:
+    """One gateway from within."""
+
+    id: str
+    known: FleetState
+    loads: LoadTracker
+    room: Activator
+    names: ModelStates
+    recorder: RequestRecorder
+    nodes: NodeCache
+    log: GatewayLog
+    clock: Clock
+
+    def over(self, duration_s: float) -> IntervalSums:
+        """Return what the last so many seconds add up to."""
+        return self.recorder.series.over(self.clock.now().timestamp(), duration_s)
+
+    def uptime_s(self) -> float:
+        """Return for how long the gateway runs."""
+        return max(0.0, self.clock.now().timestamp() - self.recorder.since_s)
+
+    def waiting(self) -> int:
+        """Return how many requests wait here, for their turn or for a replica."""
+        return sum(self.names.waiting().values()) + sum(self.room.waiting().values())
+
+
+def endpoints_of(model: ServedModel) -> Iterator[tuple[EngineEndpoint, bool]]:
+    """Yield who may be asked for the name, and whether its lease is there; some more than once."""
+    ruled = (share for rule in model.rules for share in rule.shares)
+    for share in (*model.shares, *ruled, *model.fallbacks):
+        for target in share.leased:
+            yield target, True
+        for target in share.orphans:
+            yield target, False

@@ -1,0 +1,427 @@
+"""Anthropic's messages as OpenAI's: blocks become texts, calls and results. Pure.
+
+Anthropic's requests as OpenAI's. Pure: bytes in, the engine's body out.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import orjson
+
+from gateway.apis.adapter import decode, without_nones
+from gateway.errors import RefusedError, invalid
+
+Block: TypeAlias = dict[str, Any]
+
+# What is between the texts of blocks that become one text.
+_BETWEEN = "\n\n"
+# The fields of each kind of block; those that are not read have no effect (docs/reference/anthropic.md).
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "text": frozenset({"type", "text", "cache_control", "citations"}),
+    "thinking": frozenset({"type", "thinking", "signature"}),
+    "redacted_thinking": frozenset({"type", "data"}),
+    "tool_use": frozenset(
+        {"type", "id", "name", "input", "cache_control", "caller", "toolset_name"}
+    ),
+    "tool_result": frozenset(
+        {"type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"}
+    ),
+}
+_TYPES: Mapping[str, type] = {
+    "text": str, "thinking": str, "id": str, "name": str, "tool_use_id": str, "input": dict,
+}  # fmt: skip
+_KINDS = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
+
+
+class AnthropicMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn."""
+
+    role: str
+    content: str | list[Block]
+
+
+def system_messages(given: str | list[Block] | None) -> list[dict[str, Any]]:
+    """Return the message that comes first; none if there is nothing to say.
+
+    Raises:
+        RefusedError: it is something else than text.
+
+    """
+    text = given if isinstance(given, str) else _texts(given or (), "system", "system")
+    return [{"role": "system", "content": text}] if text else []
+
+
+def translate_messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
+    """Return the turns; neighbours of one role are one turn, as Anthropic has it.
+
+    Raises:
+        RefusedError: a block is not known, or not text.
+
+    """
+    found: list[dict[str, Any]] = []
+    called: set[str] = set()  # the ids of the calls so far
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.role not in _KINDS:
+            raise invalid(
+                f"Invalid '{where}.role': it must be user, assistant or system.",
+                param=f"{where}.role",
+            )
+        blocks = message.content
+        if isinstance(blocks, str):
+            _add(found, message.role, blocks)
+        elif message.role == "assistant":
+            turn = _assistant_turn(blocks, f"{where}.content")
+            called.update(call["id"] for call in turn.get("tool_calls", ()))
+            _join(found, turn)
+        else:
+            _add_blocks(found, message.role, blocks, called, f"{where}.content")
+    if found and found[-1]["role"] == "assistant":
+        raise invalid(
+            "The last message is the assistant's, and this fleet's models do not continue a begun answer "
+            "(prefill). End with a message of the user.",
+            param="messages",
+        )
+    return found
+
+
+def _add(found: list[dict[str, Any]], role: str, text: str) -> None:
+    _join(found, {"role": role, "content": text})
+
+
+def _join(found: list[dict[str, Any]], turn: dict[str, Any]) -> None:
+    """Append a turn, or join it with the one before."""
+    if not found or found[-1]["role"] != turn["role"] or turn["role"] == "tool":
+        found.append(turn)
+        return
+    before = found[-1]
+    for name in ("content", "reasoning_content"):
+        texts = [text for text in (before.get(name), turn.get(name)) if text]
+        if texts or name == "content":
+            before[name] = _BETWEEN.join(texts)
+    calls = [*before.get("tool_calls", ()), *turn.get("tool_calls", ())]
+    if calls:
+        before["tool_calls"] = calls
+
+
+def _add_blocks(
+    found: list[dict[str, Any]],
+    role: str,
+    blocks: Sequence[Block],
+    called: Container[str],
+    where: str,
+) -> None:
+    """Add what a user or a system says: each result of a tool is a message of its own."""
+    for at, block in enumerate(blocks):
+        here = f"{where}[{at}]"
+        if _kind(block, role, here) == "tool_result":
+            if block["tool_use_id"] not in called:
+                raise _no_such_call(block["tool_use_id"], here)
+            result = {"role": "tool", "tool_call_id": block["tool_use_id"]}
+            found.append({**result, "content": _result(block, here)})
+        else:
+            _add(found, role, block["text"])
+
+
+def _result(block: Block, where: str) -> str:
+    given = block.get("content")
+    text = given if isinstance(given, str) else _texts(given or (), "system", f"{where}.content")
+    # Templates have no place for it, and models read it well.
+    return f"Error: {text}" if block.get("is_error") else text
+
+
+def _assistant_turn(blocks: Sequence[Block], where: str) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for at, block in enumerate(blocks):
+        kind = _kind(block, "assistant", f"{where}[{at}]")
+        if kind == "text":
+            texts.append(block["text"])
+        elif kind == "thinking":
+            thoughts.append(block["thinking"])
+        elif kind == "tool_use":
+            arguments = orjson.dumps(block["input"]).decode()
+            function = {"name": block["name"], "arguments": arguments}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+    turn: dict[str, Any] = {"role": "assistant", "content": _BETWEEN.join(texts)}
+    if thoughts:
+        turn["reasoning_content"] = _BETWEEN.join(thoughts)
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
+
+
+def _texts(blocks: Sequence[Block], role: str, where: str) -> str:
+    for at, block in enumerate(blocks):
+        _kind(block, role, f"{where}[{at}]")
+    return _BETWEEN.join(block["text"] for block in blocks)
+
+
+def _kind(block: object, role: str, where: str) -> str:
+    """Return a block's type.
+
+    Raises:
+        RefusedError: it is not one that may stand there, or not as it should be.
+
+    """
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(block, dict) or not isinstance(kind, str) or kind not in _KINDS[role]:
+        raise _no_such_block(kind, role, where)
+    for name in block.keys() - _FIELDS[kind]:
+        raise invalid(f"'{str(name)[:100]}' is not known in a block of type '{kind}'.", param=where)
+    for name in _FIELDS[kind] & _TYPES.keys():
+        if not isinstance(block.get(name), _TYPES[name]):
+            what = "an object" if name == "input" else "a string"
+            raise invalid(f"Invalid '{where}.{name}': it must be {what}.", param=f"{where}.{name}")
+    return kind
+
+
+def _no_such_call(call: str, where: str) -> RefusedError:
+    """Return the refusal of a result without its call; an engine would refuse it in OpenAI's words."""
+    message = (
+        f"Invalid '{where}.tool_use_id': a tool_result answers a tool_use of the assistant in a message before "
+        f"it, and none has the id {call[:100]!r}; send the message with that tool_use, too."
+    )
+    return invalid(message, param=f"{where}.tool_use_id")
+
+
+def _no_such_block(kind: object, role: str, where: str) -> RefusedError:
+    if kind in ("image", "document"):
+        message = f"The models of this fleet read text only; send the {kind} as text."
+    else:
+        known = " or ".join(_KINDS[role])
+        message = f"A block of type {str(kind)[:100]!r} cannot stand here; it must be {known}."
+    return invalid(f"Invalid '{where}': {message}", param=where)
+
+
+# What of a budget for thinking is which effort: templates know words, not numbers. Anthropic's least is 1,024.
+_MEDIUM_TOKENS, _HIGH_TOKENS = 4096, 16384
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_TOOL_FIELDS = frozenset(
+    {
+        "type", "name", "description", "input_schema", "strict", "cache_control",
+        "eager_input_streaming", "input_examples", "defer_loading", "allowed_callers",
+    }
+)  # fmt: skip
+
+
+class ThinkingOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Whether and how much to think, and whether to show it."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """Which tools are to be used."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What the text has to match."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """How the answer is to be."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class RequestMetadata(msgspec.Struct, forbid_unknown_fields=True):
+    """Who asks."""
+
+    user_id: str | None = None
+
+
+class CountBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What `/v1/messages/count_tokens` takes."""
+
+    model: str
+    messages: list[AnthropicMessage]
+    system: str | list[Block] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: Any = None
+    context_management: Any = None
+    speed: Any = None
+    mcp_servers: list[Any] | None = None
+
+
+class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
+    """What `/v1/messages` takes."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: RequestMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: Any = None
+    diagnostics: Any = None
+    user_profile_id: Any = None
+    container: Any = None
+
+
+# What OpenAI's clients call it.
+_MEANT = {
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+# Counting takes no such field.
+_MEANT_OF_COUNTS = {name: _MEANT[name] for name in ("reasoning_effort", "response_format")}
+
+_COUNT = msgspec.json.Decoder(CountBody)
+_MESSAGES = msgspec.json.Decoder(MessagesBody)
+
+
+def read_messages(body: bytes) -> MessagesBody:
+    """Return the body of a request for an answer.
+
+    Raises:
+        RefusedError: it is none, or asks for what is not done.
+
+    """
+    asked = decode(_MESSAGES, MessagesBody, body, _MEANT)
+    if asked.max_tokens < 1:
+        raise invalid("'max_tokens' must be at least 1.", param="max_tokens")
+    if asked.temperature is not None and not 0 <= asked.temperature <= 1:
+        raise invalid("'temperature' must be between 0 and 1.", param="temperature")
+    if asked.container is not None:
+        raise invalid("This fleet runs no code for models; leave 'container' out.", "container")
+    return asked
+
+
+def read_count(body: bytes) -> CountBody:
+    """Return the body of a request to count tokens.
+
+    Raises:
+        RefusedError: it is none.
+
+    """
+    return decode(_COUNT, CountBody, body, _MEANT_OF_COUNTS)
+
+
+def messages_to_chat(asked: MessagesBody) -> dict[str, Any]:
+    """Return the request as a chat of OpenAI's.
+
+    Raises:
+        RefusedError: something in it has no like there.
+
+    """
+    body = {
+        **count_to_chat(asked),
+        **without_nones(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            stop=asked.stop_sequences or None,
+        ),
+        "max_tokens": asked.max_tokens,
+        "fit_max_tokens": True,
+    }
+    if asked.tools and asked.tool_choice and asked.tool_choice.disable_parallel_tool_use:
+        body["parallel_tool_calls"] = False
+    if asked.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+def count_to_chat(asked: CountBody) -> dict[str, Any]:
+    """Return what of a request the prompt is made of, in OpenAI's words.
+
+    Raises:
+        RefusedError: something in it has no like there.
+
+    """
+    if asked.mcp_servers:
+        raise invalid(
+            "This fleet calls no MCP servers; give their tools in 'tools'.", "mcp_servers"
+        )
+    found = translate_messages(asked.messages)
+    body: dict[str, Any] = {
+        "model": asked.model,
+        "messages": [*system_messages(asked.system), *found],
+    }
+    if asked.tools:
+        body["tools"] = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
+    if asked.tool_choice is not None:
+        body["tool_choice"] = _choice(asked.tool_choice)
+    effort = _effort(asked)
+    if effort is not None:
+        body["reasoning_effort"] = effort
+    wanted = asked.output_format or (asked.output_config and asked.output_config.format)
+    if wanted:
+        schema = {"name": "answer", "schema": wanted.schema, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise invalid(
+            f"Invalid '{where}.type': tools of Anthropic's own ({str(kind)[:100]}) run on their servers or belong to "
+            "their models; give a tool with a name and an input_schema, and run it yourself.",
+            param=f"{where}.type",
+        )
+    for name in tool.keys() - _TOOL_FIELDS:
+        raise invalid(f"'{name[:100]}' is not known in '{where}'.", param=where)
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise invalid(
+            f"Invalid '{where}.input_schema': it must be a JSON schema, as an object.",
+            param=f"{where}.input_schema",
+        )
+    function = without_nones(
+        name=tool.get("name"),
+        description=tool.get("description"),
+        strict=tool.get("strict"),
+        parameters=schema,
+    )
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice) -> object:
+    match choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            return {"type": "function", "function": {"name": choice.name}}
+        case "auto" | "none":
+            return choice.type
+
+
+def _effort(asked: CountBody) -> str | None:
+    """Return how much to think; None leaves it to the model."""
+    thinking = asked.thinking
+    if thinking is not None and thinking.type == "disabled":
+        return "none"
+    if asked.output_config is not None and asked.output_config.effort is not None:
+        return _EFFORTS[asked.output_config.effort]
+    if thinking is None or thinking.type == "adaptive":
+        return None
+    budget = thinking.budget_tokens or 0
+    if budget < _MEDIUM_TOKENS:
+        return "low"
+    return "medium" if budget < _HIGH_TOKENS else "high"

@@ -1,0 +1,396 @@
+"""Refusals in Anthropic's words. Pure.
+
+Refusals and counts of tokens as Anthropic tells them. Does no I/O.
+
+The content blocks of one streamed message: opened, filled and closed one after another. Pure.
+
+Engines' answers as Anthropic tells them: one message, or events. Does no I/O.
+
+Models as Anthropic's API lists them. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import orjson
+from typing_extensions import override
+
+from gateway.apis import openai_response
+from gateway.apis.adapter import ResponseTranslator
+from gateway.apis.openai_response import (
+    COMPLETE,
+    EngineError,
+    MessagePiece,
+    ResponseChoice,
+    ResponsePiece,
+    ResponseReader,
+    ToolCallAssembler,
+    ToolCallPiece,
+)
+from gateway.errors import Refusal, RefusedError, invalid
+from gateway.routing.table import ServedModel
+from gateway.upstream.connection import Headers
+
+# What the engine calls what a client called otherwise.
+_NAMES = {
+    "'reasoning_effort'": "'thinking'",
+    "'response_format'": "'output_config.format'",
+    "'stop'": "'stop_sequences'",
+}
+_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_OVERLOADED = 529
+
+
+def client_status(given: int) -> int:
+    """Return the status that Anthropic's clients know."""
+    return _OVERLOADED if given == 503 else given
+
+
+def rename_fields(message: str) -> str:
+    """Return an engine's words with this API's names in them."""
+    for engines, own in _NAMES.items():
+        message = message.replace(engines, own)
+    return message
+
+
+def error_body(given: int, message: str, request_id: str) -> bytes:
+    """Return the body of a refusal with that status of ours; `request_id`: empty if it has none."""
+    kind = _TYPES.get(given, "api_error" if given >= 500 else "invalid_request_error")
+    error = {"type": kind, "message": message}
+    return orjson.dumps({"type": "error", "error": error, "request_id": request_id or None})
+
+
+class ErrorTranslator(ResponseTranslator):
+    """Tells refusals, whoever refused: with this API's names for an engine's."""
+
+    request_id = ""
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        return self.told(status, headers, rename_fields(openai_response.error_message(body)))
+
+    def told(self, status: int, headers: Headers, message: str) -> tuple[int, Headers, bytes]:
+        """Return a refusal with that status of ours, and these words."""
+        headers = self.begin(headers)
+        return client_status(status), headers, error_body(status, message, self.request_id)
+
+    @override
+    def begin(self, headers: Headers) -> Headers:
+        found = next((value for name, value in headers if name == b"x-request-id"), b"")
+        self.request_id = found.decode("latin-1")
+        return [*headers, (b"request-id", found)] if found else headers
+
+    @override
+    def events(self, data: bytes) -> bytes:
+        return b""
+
+    @override
+    def end(self) -> bytes:
+        return b""
+
+    @override
+    def broken(self, refusal: Refusal) -> bytes:
+        return self.error(refusal.status, refusal.message)
+
+    def error(self, status: int, message: str) -> bytes:
+        """Return the event that ends a stream with what went wrong."""
+        body = error_body(status, rename_fields(message), self.request_id)
+        return b"event: error\ndata: " + body + b"\n\n"
+
+
+class ClientErrorTranslator(ErrorTranslator):
+    """Tells why a request was refused before it was one to an engine: its names are the client's own."""
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        return self.told(status, headers, openai_response.error_message(body))
+
+
+class TokenCountTranslator(ErrorTranslator):
+    """Tells how many tokens there are."""
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        if status != 200:
+            return super().whole(status, headers, body)
+        counted = {"input_tokens": orjson.loads(body)["count"]}
+        return 200, self.begin(headers), orjson.dumps(counted)
+
+
+def encode_event(kind: str, members: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event."""
+    return f"event: {kind}\ndata: ".encode() + orjson.dumps({"type": kind, **members}) + b"\n\n"
+
+
+class ContentBlocks:
+    """At most one block is open, and none is opened twice."""
+
+    def __init__(self, signature: str) -> None:
+        """`signature`: what thoughts are signed with. Clients want one to send a thought back; nobody reads it."""
+        self._signature = signature
+        self._index = -1
+        self._kind = ""
+        self._calls: set[int] = set()
+        self._call = -1
+        self._prefix = b""
+
+    def text(self, piece: str) -> bytes:
+        """Add to what is said."""
+        out = b""
+        if self._kind != "text":
+            out = self._open("text", {"type": "text", "text": ""}, "text_delta", "text")
+        return out + self._delta(piece)
+
+    def thought(self, piece: str) -> bytes:
+        """Add to what is thought."""
+        out = b""
+        if self._kind != "thinking":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            out = self._open("thinking", block, "thinking_delta", "thinking")
+        return out + (self._delta(piece) if piece else b"")
+
+    def call(self, piece: ToolCallPiece) -> bytes | None:
+        """Add to a call; None if it was complete, since another block came after it."""
+        out = b""
+        if self._kind != "tool_use" or self._call != piece.index:
+            if piece.index in self._calls:
+                return None
+            block = {
+                "type": "tool_use",
+                "id": piece.id or "",
+                "name": piece.function.name or "",
+                "input": {},
+            }
+            out = self._open("tool_use", block, "input_json_delta", "partial_json")
+            self._calls.add(piece.index)
+            self._call = piece.index
+        arguments = piece.function.arguments
+        return out + (self._delta(arguments) if arguments else b"")
+
+    def close(self) -> bytes:
+        """Close the block that is open, if one is."""
+        kind, self._kind = self._kind, ""
+        if not kind:
+            return b""
+        out = b""
+        if kind == "thinking":
+            delta = {"type": "signature_delta", "signature": self._signature}
+            out = encode_event("content_block_delta", {"index": self._index, "delta": delta})
+        return out + encode_event("content_block_stop", {"index": self._index})
+
+    def _open(self, kind: str, block: Mapping[str, Any], delta: str, member: str) -> bytes:
+        out = self.close()
+        self._kind = kind
+        self._index += 1
+        # All but the text itself is the same in every piece of the block.
+        self._prefix = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
+            % (self._index, delta.encode(), member.encode())
+        )
+        return out + encode_event(
+            "content_block_start", {"index": self._index, "content_block": block}
+        )
+
+    def _delta(self, piece: str) -> bytes:
+        return self._prefix + orjson.dumps(piece) + b"}}\n\n"
+
+
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+class MessageTranslator(ErrorTranslator):
+    """Tells one answer."""
+
+    def __init__(self, model: str, max_tokens: int, *, shows_thoughts: bool) -> None:
+        """`model`: as the client calls it."""
+        self._model = model
+        self._max_tokens = max_tokens
+        self._shows_thoughts = shows_thoughts
+        self._blocks: ContentBlocks | None = None
+        self._heard = ResponseReader()
+
+    @override
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        if status != 200:
+            return super().whole(status, headers, body)
+        choice = self._heard.whole(body)
+        if isinstance(choice, EngineError):
+            return self.told(502, headers, rename_fields(choice.message))
+        headers = self.begin(headers)
+        message_id = self._message_id()
+        told = {
+            **self._head(message_id),
+            "content": self._content(choice, message_id),
+            **self._stop(),
+            "usage": self._used(),
+        }
+        return 200, headers, orjson.dumps(told)
+
+    @override
+    def events(self, data: bytes) -> bytes:
+        found = openai_response.event_payloads(data)
+        if not found:
+            # A comment, which says that somebody still works on it.
+            return b"" if self._heard.is_over else _PING
+        return b"".join(map(self._event, self._heard.pieces(found)))
+
+    @override
+    def broken(self, refusal: Refusal) -> bytes:
+        return b"" if self._heard.is_over else super().broken(refusal)
+
+    @override
+    def end(self) -> bytes:
+        return b"" if self._heard.is_over else self._event(self._heard.cut())
+
+    def _event(self, piece: ResponsePiece) -> bytes:
+        if isinstance(piece, EngineError):
+            return self.error(502, piece.message)
+        return self._last() if piece == COMPLETE else self._said(piece.said())
+
+    def _said(self, said: MessagePiece) -> bytes:
+        out = self._first()
+        assert self._blocks is not None
+        if said.reasoning_content:
+            out += self._blocks.thought(said.reasoning_content if self._shows_thoughts else "")
+        if said.content:
+            out += self._blocks.text(said.content)
+        for call in said.tool_calls or ():
+            piece = self._blocks.call(call)
+            if piece is None:
+                self._heard.is_over = True
+                return out + self.error(502, "The engine went back to a call that was complete.")
+            out += piece
+        return out
+
+    def _first(self) -> bytes:
+        """Return what goes before everything else, if nothing went yet."""
+        if self._blocks is not None:
+            return b""
+        message_id = self._message_id()
+        self._blocks = ContentBlocks(message_id)
+        # What the prompt cost comes with the last event: engines tell it at the end.
+        message = {
+            **self._head(message_id),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._used(),
+        }
+        return encode_event("message_start", {"message": message})
+
+    def _last(self) -> bytes:
+        out = self._blocks.close() if self._blocks is not None else b""
+        return (
+            out
+            + encode_event("message_delta", {"delta": self._stop(), "usage": self._used()})
+            + _STOP
+        )
+
+    def _message_id(self) -> str:
+        return "msg_" + self._heard.id.removeprefix("chatcmpl-")
+
+    def _head(self, message_id: str) -> dict[str, Any]:
+        return {"id": message_id, "type": "message", "role": "assistant", "model": self._model}
+
+    def _content(self, choice: ResponseChoice, message_id: str) -> list[dict[str, Any]]:
+        said, found = choice.said(), list[dict[str, Any]]()
+        if said.reasoning_content:
+            thinking = said.reasoning_content if self._shows_thoughts else ""
+            found.append({"type": "thinking", "thinking": thinking, "signature": message_id})
+        if said.content:
+            found.append({"type": "text", "text": said.content})
+        calls = ToolCallAssembler()
+        calls.take_all(said.tool_calls or ())
+        for id_, name, arguments in calls.complete():
+            found.append({"type": "tool_use", "id": id_, "name": name, "input": arguments})
+        return found
+
+    def _stop(self) -> dict[str, str | None]:
+        sequence, made = None, self._heard.usage.completion_tokens
+        match self._heard.last.finish_reason:
+            case "tool_calls":
+                reason = "tool_use"
+            case "length":
+                # Fewer than were asked for: there was no room for more.
+                is_full = 0 < made < self._max_tokens
+                reason = "model_context_window_exceeded" if is_full else "max_tokens"
+            case _:
+                sequence = self._heard.last.stop_reason
+                reason = "end_turn" if sequence is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": sequence}
+
+    def _used(self) -> dict[str, int]:
+        usage = self._heard.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+Json: TypeAlias = dict[str, Any]
+
+# Anthropic's own.
+_USUAL_LIMIT, _LARGEST_LIMIT = 20, 1000
+
+
+def model_body(model: ServedModel) -> Json:
+    """Return one model."""
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        "lifecycle": "active",
+    }
+
+
+def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> Json:
+    """Return the part of the list that the query asks for: `limit`, `after_id`, `before_id`.
+
+    Raises:
+        RefusedError: the limit is none.
+
+    """
+    limit = _limit(query.get("limit"))
+    names = [model.name for model in models]
+    begin, end = 0, len(models)
+    if query.get("after_id") in names:
+        begin = names.index(query["after_id"]) + 1
+    if query.get("before_id") in names:
+        end = names.index(query["before_id"])
+        begin = max(begin, end - limit)
+    shown = models[begin:end][:limit]
+    has_more = begin > 0 if "before_id" in query else begin + len(shown) < end
+    return {
+        "data": [model_body(model) for model in shown],
+        "has_more": has_more,
+        "first_id": shown[0].name if shown else None,
+        "last_id": shown[-1].name if shown else None,
+    }
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return _USUAL_LIMIT
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= _LARGEST_LIMIT:
+        raise _wrong_limit()
+    return int(text)
+
+
+def _wrong_limit() -> RefusedError:
+    return invalid(f"'limit' must be a number from 1 to {_LARGEST_LIMIT}.", param="limit")

@@ -1,0 +1,167 @@
+"""What the gateway knows as a file, so that it starts without the store. Trusts nothing that it reads.
+
+The file holds the store's documents as the store holds them, each with its own stored version.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import orjson
+
+from machinery.files import write_atomically
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.meta import ApiModel
+from schemas.records import ApiKey
+from schemas.replica import Endpoint
+from schemas.route import ModelRoute
+from store import codec
+from store.port import KeyValue
+
+M = TypeVar("M", bound=ApiModel)
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownObjects:
+    """What the store held, by name."""
+
+    deployments: Mapping[str, ModelDeployment] = field(default_factory=lambda: _NONE)
+    statuses: Mapping[str, ModelDeploymentStatus] = field(default_factory=lambda: _NONE)
+    routes: Mapping[str, ModelRoute] = field(default_factory=lambda: _NONE)
+    endpoints: Mapping[str, tuple[Endpoint, int]] = field(default_factory=lambda: _NONE)
+    """By key below `endpoint/`, with the version it was written at."""
+    sites: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    """By node, as far as a gateway that has a site itself knows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKeys:
+    """Who may ask, by name, and how many gateways there are to ask."""
+
+    keys: Mapping[str, ApiKey] = field(default_factory=lambda: _NONE)
+    gateways: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySnapshot:
+    """Everything that a start without the store needs."""
+
+    saved_at: datetime
+    known: KnownObjects
+    keys: KnownKeys | None = None
+    """None if the gateway that wrote it did not ask for keys."""
+
+
+class SnapshotError(ValueError):
+    """The file is none that this process understands; the message says why."""
+
+
+class SnapshotFile:
+    """One file in a folder of the gateway's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "known.json"
+        self._told = ""
+
+    def read(self) -> GatewaySnapshot | None:
+        """Return what was saved last; None if there is nothing of use, which is logged."""
+        try:
+            return decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, SnapshotError) as error:
+            log.warning(
+                "what was kept of the store is of no use; starting without it",
+                extra={"path": str(self._path), "why": str(error)},
+            )
+            return None
+
+    def save(self, snapshot: GatewaySnapshot) -> None:
+        """Replace the file. A full disk stops nothing; it is logged once."""
+        try:
+            write_atomically(self._path, encode(snapshot).decode(), mode=0o600)
+        except OSError as error:
+            if str(error) != self._told:
+                log.warning(
+                    "what is known is not kept for a start without etcd",
+                    extra={"path": str(self._path), "why": str(error)},
+                )
+            self._told = str(error)
+            return
+        self._told = ""
+
+
+def encode(snapshot: GatewaySnapshot) -> bytes:
+    """Return the file's content."""
+    known, keys = snapshot.known, snapshot.keys
+    tree = {
+        "format": FORMAT,
+        "savedAt": snapshot.saved_at.isoformat(),
+        "deployments": _encoded(known.deployments),
+        "statuses": _encoded(known.statuses),
+        "routes": _encoded(known.routes),
+        "endpoints": {
+            key: [version, codec.encode(endpoint).decode()]
+            for key, (endpoint, version) in known.endpoints.items()
+        },
+        "sites": dict(known.sites),
+        "keys": None if keys is None else _encoded(keys.keys),
+        "gateways": 1 if keys is None else keys.gateways,
+    }
+    return orjson.dumps(tree)
+
+
+def decode(raw: bytes) -> GatewaySnapshot:
+    """Return what the file says.
+
+    Raises:
+        SnapshotError: it is not such a file, or of another release that this one does not understand.
+
+    """
+    try:
+        tree = orjson.loads(raw)
+        written = tree["format"]
+        if written != FORMAT:
+            raise SnapshotError(f"it has format {written}, and this release reads {FORMAT}")
+        return GatewaySnapshot(
+            saved_at=datetime.fromisoformat(tree["savedAt"]),
+            known=KnownObjects(
+                deployments=_decoded(ModelDeployment, tree["deployments"]),
+                statuses=_decoded(ModelDeploymentStatus, tree["statuses"]),
+                routes=_decoded(ModelRoute, tree["routes"]),
+                endpoints={
+                    key: (_document(Endpoint, key, text), int(version))
+                    for key, (version, text) in tree["endpoints"].items()
+                },
+                sites={str(node): str(site) for node, site in tree.get("sites", {}).items()},
+            ),
+            keys=None
+            if tree["keys"] is None
+            else KnownKeys(keys=_decoded(ApiKey, tree["keys"]), gateways=int(tree["gateways"])),
+        )
+    except codec.UndecodableError as error:
+        raise SnapshotError(str(error)) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, SnapshotError):
+            raise
+        raise SnapshotError(f"it is garbled ({type(error).__name__})") from error
+
+
+def _encoded(found: Mapping[str, ApiModel]) -> dict[str, str]:
+    return {name: codec.encode(one).decode() for name, one in found.items()}
+
+
+def _decoded(model: type[M], found: Mapping[str, str]) -> dict[str, M]:
+    return {name: _document(model, name, text) for name, text in found.items()}
+
+
+def _document(model: type[M], name: str, text: str) -> M:
+    return codec.decode(model, KeyValue(name, text.encode(), 0, 0))

@@ -1,0 +1,104 @@
+"""What manifests say of objects, and all that they may say, as trees. Pure.
+
+An object of the store as a manifest that people would write: nothing that the fleet keeps, no defaults. Pure.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import TypeAlias
+
+from pydantic import BaseModel, ValidationError
+
+from manifests.trees import Tree, declared_tree, spec_of
+from schemas.meta import API_VERSION, FLEET_ANNOTATIONS, ApiObject
+
+Fields: TypeAlias = dict[str, Tree]
+
+
+def applied_fields(obj: ApiObject) -> Fields:
+    """Return what a manifest says of an object: labels, annotations and spec, without defaults.
+
+    Lists are whole, with the defaults of their items: they are compared whole. What lies below `fleet/` among the
+    annotations is not for manifests to say.
+    """
+    full = _dumped(obj)
+    meta = obj.metadata
+    spec = _explicit_fields(spec_of(obj), full["spec"]) if "spec" in obj.model_fields_set else {}
+    annotations: Fields = dict(_user_annotations(meta.annotations))
+    return {"metadata": {"labels": dict(meta.labels), "annotations": annotations}, "spec": spec}
+
+
+def _explicit_fields(value: object, full: Tree) -> Tree:
+    if not isinstance(
+        full, dict
+    ):  # asked first: most are, and whether something is a model is dear
+        return full
+    if isinstance(value, BaseModel):
+        names = value.model_fields_set
+        return {
+            alias: _explicit_fields(getattr(value, name), full.get(alias))
+            for name, alias in _aliases(type(value))
+            if name in names
+        }
+    if isinstance(value, dict):
+        return {key: _explicit_fields(one, full.get(key)) for key, one in value.items()}
+    return full
+
+
+@cache
+def _aliases(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, field.alias or name) for name, field in model.model_fields.items())
+
+
+def declarable_fields(obj: ApiObject) -> Fields:
+    """Return all that manifests may say of an object, with defaults."""
+    full = _dumped(obj)
+    labels: Fields = dict(obj.metadata.labels)
+    annotations: Fields = dict(_user_annotations(obj.metadata.annotations))
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": full["spec"]}
+
+
+def _dumped(obj: ApiObject) -> Fields:
+    tree: Fields = obj.model_dump(mode="json", by_alias=True, exclude_none=True, include={"spec"})
+    return {"spec": tree.get("spec") or {}}
+
+
+def _user_annotations(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    return {k: v for k, v in annotations.items() if not k.startswith(FLEET_ANNOTATIONS)}
+
+
+def clean_manifest(obj: ApiObject) -> dict[str, Tree]:
+    """Return the manifest; loading it gives the object's labels, annotations and spec again.
+
+    Annotations below `fleet/` are left out: verbs write them, and manifests may not.
+    """
+    short = _manifest(obj, json.loads(obj.model_dump_json(by_alias=True, exclude_defaults=True)))
+    # A default that must be said (`reserved: {memory: "0"}`) would be missed; then everything is said.
+    return short if _says_the_same(short, obj) else _manifest(obj, declared_tree(obj))
+
+
+def is_bare(obj: ApiObject) -> bool:
+    """Return whether the object says nothing beside its name, as a node's that nobody touched."""
+    tree = clean_manifest(obj)
+    return not tree.get("spec") and tree["metadata"] == {"name": obj.name}
+
+
+def _manifest(obj: ApiObject, tree: dict[str, Tree]) -> dict[str, Tree]:
+    meta = obj.metadata
+    notes = {k: v for k, v in meta.annotations.items() if not k.startswith(FLEET_ANNOTATIONS)}
+    metadata: dict[str, Tree] = {"name": meta.name}
+    if meta.labels:
+        metadata["labels"] = {**meta.labels}
+    if notes:
+        metadata["annotations"] = {**notes}
+    spec = tree.get("spec", {})
+    return {"apiVersion": API_VERSION, "kind": obj.kind, "metadata": metadata, "spec": spec}
+
+
+def _says_the_same(tree: dict[str, Tree], obj: ApiObject) -> bool:
+    try:
+        found = type(obj).model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
+    except ValidationError:
+        return False
+    return spec_of(found) == spec_of(obj)

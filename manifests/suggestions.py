@@ -1,0 +1,60 @@
+"""The nearest known word, and values as people read them. Pure; knows neither types nor pydantic.
+
+What is said of a name that nobody has. Pure.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from manifests.yaml.nodes import YamlNode
+from schemas.kinds import Kind
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant."""
+    plain_words = {_squeezed(name): name for name in known}
+    close = get_close_matches(_squeezed(word), plain_words, n=1, cutoff=0.6)
+    return plain_words[close[0]] if close else None
+
+
+def did_you_mean(word: str, known: Sequence[str], what: str) -> str:
+    """Return a hint: the nearest known word, or all of them."""
+    close = nearest(word, known)
+    if close is not None:
+        return f"Did you mean {close}?"
+    return f"{what}: {', '.join(known)}" if known else ""
+
+
+def describe_node(node: YamlNode | None) -> str:
+    """Return what stands there, with its type: `"two" (a string)`."""
+    content = node.content if node is not None else None
+    match content:
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case None:
+            return "nothing"
+        case str():
+            short = content if len(content) <= 60 else f"{content[:57]}..."
+            return f"{json.dumps(short, ensure_ascii=False)} (a string)"
+        case bool():
+            kind = "a boolean"
+        case int():
+            kind = "an integer"
+        case _:
+            kind = "a number"
+    return f"{node.text if node is not None else content} ({kind})"
+
+
+def _squeezed(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")
+
+
+def not_found_message(kind: Kind, name: str, known: Iterable[str]) -> str:
+    """Return the refusal for a name that nobody has, with the nearest."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f'{kind.plural} "{name}" not found{hint}'

@@ -1,0 +1,316 @@
+"""What the types say of a field: its siblings, its default, its description. Pure.
+
+Which complaints of the types' validator are true. Pure.
+
+What the types' validator complains of, in words for people. Pure; raises nothing.
+
+A table from pydantic's error types to sentences: what was expected, what is there, what to write.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, StringConstraints, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from manifests.suggestions import describe_node, did_you_mean, nearest
+from manifests.trees import Path
+from manifests.yaml import nodes
+from manifests.yaml.nodes import YamlNode
+from schemas.deployment import ModelPath, ServedName
+from schemas.duration import Unit
+from schemas.meta import FLEET_OWNED, LabelKey, LabelValue, ObjectMeta, ObjectName
+from schemas.quantity import Quantity
+
+
+def known_fields(model: type[BaseModel], path: Path) -> tuple[str, ...]:
+    """Return the names that users may write in the mapping at the path."""
+    found = _type_at(model, path)
+    if not _is_model(found):
+        return ()
+    theirs = (
+        name for name in found.model_fields if found is not ObjectMeta or name not in FLEET_OWNED
+    )
+    names = tuple(found.model_fields[name].alias or name for name in theirs)
+    return tuple(name for name in names if path or name != "status")
+
+
+def field_default(model: type[BaseModel], path: Path) -> Any:
+    """Return the field's default; None if it has none."""
+    field = _field_at(model, path)
+    return None if field is None or field.is_required() else field.get_default()
+
+
+def field_description(model: type[BaseModel], path: Path) -> str:
+    """Return what the field says, from its docstring."""
+    field = _field_at(model, path)
+    return (field.description or "").split("\n")[0] if field is not None else ""
+
+
+def field_unit(model: type[BaseModel], path: Path) -> Unit | None:
+    """Return what a number there would be meant in; None where no duration is expected."""
+    field = _field_at(model, path)
+    if field is None:
+        return None
+    options = [arg for arg in get_args(field.annotation) if hasattr(arg, "__metadata__")]
+    marks = [*field.metadata, *(mark for option in options for mark in option.__metadata__)]
+    # The last is of the narrowest type.
+    return next((mark for mark in reversed(marks) if isinstance(mark, Unit)), None)
+
+
+def _field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
+    parent = _type_at(model, path[:-1])
+    return _field(parent, path[-1]) if path and _is_model(parent) else None
+
+
+def _field(model: type[BaseModel], name: str | int) -> FieldInfo | None:
+    return next((f for f in model.model_fields.values() if f.alias == name), None)
+
+
+def _type_at(model: type[BaseModel], path: Path) -> Any:
+    """Return the type of the value at the path; None where the types do not lead."""
+    found: Any = model
+    for part in path:
+        if _is_model(found):
+            field = _field(found, part)
+            found = _bare(field.annotation) if field is not None else None
+        elif get_origin(found) is tuple:
+            found = _bare(get_args(found)[0])
+        elif get_origin(found) is dict:
+            found = _bare(get_args(found)[1])
+        else:
+            return None
+    return found
+
+
+def _bare(annotation: Any) -> Any:
+    """Return the type without Annotated[] and without `| None`."""
+    if hasattr(annotation, "__metadata__"):
+        return _bare(get_args(annotation)[0])
+    options = [arg for arg in get_args(annotation) if arg is not NoneType]
+    if NoneType in get_args(annotation) and len(options) == 1:
+        return _bare(options[0])
+    return annotation
+
+
+def _is_model(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseModel)
+
+
+def relevant_errors(error: ValidationError, root: YamlNode) -> list[ErrorDetails]:
+    """Return them all, but not that a list is too short if it is not: pydantic does not count its wrong items."""
+    details = error.errors(include_url=False)
+    return [one for one in details if one["type"] != "too_short" or _is_short(one, root)]
+
+
+def _is_short(found: ErrorDetails, root: YamlNode) -> bool:
+    node = nodes.find_node(root, found["loc"])
+    content = node.content if node is not None else None
+    least = found.get("ctx", {}).get("min_length", 0)
+    return not isinstance(content, list) or len(content) < least
+
+
+_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+_NAME_RULE = (
+    'expected lower-case letters, digits, "-" and ".", beginning and ending with a letter or digit'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldError:
+    """One complaint of the validator, and what it is about."""
+
+    path: Path
+    node: YamlNode | None
+    """What stands there; None if nothing does."""
+    context: Mapping[str, object]
+    model: type[BaseModel]
+    fallback: str
+
+    @property
+    def key(self) -> str:
+        """Return the field's name as the beginning of an example line."""
+        last = self.path[-1] if self.path else ""
+        return f"{last}: " if isinstance(last, str) and last else "- "
+
+
+Explanation = tuple[str, str]
+"""Message and hint."""
+
+
+def explain_error(
+    found: ErrorDetails, *, path: Path, node: YamlNode | None, model: type[BaseModel]
+) -> Explanation:
+    """Return what is wrong and what would cure it."""
+    complaint = FieldError(
+        path=path,
+        node=node,
+        context=found.get("ctx", {}),
+        model=model,
+        fallback=found["msg"],
+    )
+    speak = _TABLE.get(found["type"])
+    return speak(complaint) if speak is not None else (_lower_first(complaint.fallback), "")
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _missing(it: FieldError) -> Explanation:
+    says = field_description(it.model, it.path)
+    return "is required but not given", f"Meaning: {says}".rstrip(".") if says else ""
+
+
+def _unknown(it: FieldError) -> Explanation:
+    word = str(it.path[-1])
+    return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known are")
+
+
+def _integer(it: FieldError) -> Explanation:
+    content = it.node.content if it.node is not None else None
+    default = field_default(it.model, it.path)
+    example = str(default) if isinstance(default, int) else "2"
+    if isinstance(content, str):
+        word = content.strip().lower().replace("_", "").replace(",", "")
+        if word in _NUMBERS:
+            example = str(_NUMBERS.index(word))
+        elif word.isascii() and word.isdigit():
+            example = word
+    elif isinstance(content, float) and content.is_integer():
+        example = str(int(content))
+    return f"expected an integer, got {describe_node(it.node)}", f"Write: {it.key}{example}"
+
+
+def _string(it: FieldError) -> Explanation:
+    message = f"expected a string, got {describe_node(it.node)}"
+    if it.node is None or isinstance(it.node.content, dict | list):
+        return message, ""
+    if it.node.content is None:
+        return message, "Write a value, or remove the line"
+    if (unit := field_unit(it.model, it.path)) is not None:
+        example = unit.example(it.node.content)
+        return f"expected a duration, got {describe_node(it.node)}", f"Write: {it.key}{example}"
+    return message, f"Write it in quotes: {it.key}{json.dumps(it.node.text)}"
+
+
+def _boolean(it: FieldError) -> Explanation:
+    text = str(it.node.content).lower() if it.node is not None else ""
+    example = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text, text)
+    example = example if example in ("true", "false") else "true"
+    return f"expected true or false, got {describe_node(it.node)}", f"Write: {it.key}{example}"
+
+
+def _mapping(it: FieldError) -> Explanation:
+    known = known_fields(it.model, it.path)
+    hint = f"Its fields are: {', '.join(known)}" if known else ""
+    return f"expected a mapping, got {describe_node(it.node)}", hint
+
+
+def _list(it: FieldError) -> Explanation:
+    message = f"expected a list, got {describe_node(it.node)}"
+    if it.node is None or isinstance(it.node.content, dict | list) or not it.node.text:
+        return message, "Write one item per line, each after a '-'"
+    return message, f"Write: {it.key}[{it.node.text}]"
+
+
+def _choice(it: FieldError) -> Explanation:
+    # Texts are quoted there, numbers are not.
+    options = re.findall(r"'([^']*)'|(\d+)", str(it.context.get("expected", "")))
+    options = [text or number for text, number in options]
+    message = f"expected {' or '.join(options)}, got {describe_node(it.node)}"
+    close = nearest(it.node.text, options) if it.node is not None else None
+    return message, f"Write: {it.key}{close}" if close else ""
+
+
+def _at_least(it: FieldError) -> Explanation:
+    return f"must be {it.context.get('ge')} or more, got {describe_node(it.node)}", ""
+
+
+def _at_most(it: FieldError) -> Explanation:
+    return f"must be {it.context.get('le')} or less, got {describe_node(it.node)}", ""
+
+
+def _too_few(it: FieldError) -> Explanation:
+    least, has = it.context.get("min_length"), it.context.get("actual_length")
+    return f"needs {least} {'item' if least == 1 else 'items'} or more, has {has}", ""
+
+
+def _too_long(it: FieldError) -> Explanation:
+    length = len(it.node.text) if it.node is not None else 0
+    return f"has {length} characters; at most {it.context.get('max_length')} are allowed", ""
+
+
+def _empty(_: FieldError) -> Explanation:
+    return "must not be empty", ""
+
+
+def _value(it: FieldError) -> Explanation:
+    return str(it.context.get("error", it.fallback)), ""
+
+
+def _pattern(it: FieldError) -> Explanation:
+    pattern = it.context.get("pattern")
+    rule = next((says for of, says in _rules() if of == pattern), f"does not match {pattern}")
+    hint = ""
+    if rule == _NAME_RULE and it.node is not None:
+        slug = re.sub(r"[^a-z0-9.]+", "-", it.node.text.lower()).strip("-.")
+        hint = f"Write: {it.key}{slug}" if slug else ""
+    # A key stands for itself: what stands at its path is its value.
+    if pattern == _pattern_of(LabelKey):
+        return rule, ""
+    return f"{rule}; got {describe_node(it.node)}", hint
+
+
+def _rules() -> tuple[tuple[str | None, str], ...]:
+    return (
+        (_pattern_of(ObjectName), _NAME_RULE),
+        (
+            _pattern_of(LabelKey),
+            'a label\'s key has letters, digits, "-", "_" and ".", beginning with a letter or digit, '
+            'and before it, if need be, a prefix in lower case and "/"',
+        ),
+        (
+            _pattern_of(LabelValue),
+            'expected letters, digits, "-", "_" and ".", beginning and ending with a letter or digit',
+        ),
+        (_pattern_of(ServedName), 'expected letters, digits, ".", "_", ":", "/" and "-"'),
+        (_pattern_of(ModelPath), "expected a path without control characters"),
+        (_pattern_of(Quantity), "expected a quantity of bytes such as 512Mi, 96Gi or 1.5G"),
+    )
+
+
+def _pattern_of(annotated: object) -> str | None:
+    """Return the pattern a type of schemas/ was declared with, so that it is spelled only there."""
+    found = (arg for arg in get_args(annotated) if isinstance(arg, StringConstraints))
+    constraint = next(found, None)
+    return str(constraint.pattern) if constraint is not None else None
+
+
+_TABLE: Mapping[str, Callable[[FieldError], Explanation]] = {
+    "missing": _missing,
+    "extra_forbidden": _unknown,
+    "int_type": _integer,
+    "int_from_float": _integer,
+    "int_parsing_size": _integer,
+    "string_type": _string,
+    "bool_type": _boolean,
+    "model_type": _mapping,
+    "dict_type": _mapping,
+    "tuple_type": _list,
+    "list_type": _list,
+    "literal_error": _choice,
+    "enum": _choice,
+    "greater_than_equal": _at_least,
+    "less_than_equal": _at_most,
+    "too_short": _too_few,
+    "string_too_long": _too_long,
+    "string_too_short": _empty,
+    "string_pattern_mismatch": _pattern,
+    "value_error": _value,
+}

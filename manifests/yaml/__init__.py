@@ -1,0 +1,1 @@
+"""YAML text to plain values with their places, and back."""

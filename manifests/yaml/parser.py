@@ -1,0 +1,387 @@
+"""What the YAML scanner complains of, in words for people. Pure.
+
+Plain values from a parser's events, for texts in which there is nothing to say about any place. Does no I/O.
+
+Whatever `builder.Builder` would complain of or must look at twice (anchors, tags, keys that are no texts, sizes beyond
+measure) is left to it: who is told NotPlainError here asks there. Ten times as fast, for values without places are cheap.
+
+YAML text to nodes with places, and back. The only importer of ruamel.yaml and PyYAML; reads no files.
+
+Of both only the scanner and the parser are used, event by event: building values ourselves is what
+keeps a hostile file from running code, from nesting deeper than our stack, and from growing beyond
+all measure through aliases.
+
+ruamel reads YAML 1.2 and says what is wrong, but is pure Python. libyaml (PyYAML's) is twenty times as fast; it reads
+what both read alike, and whatever else there may be in a text is ruamel's.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentEndEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from manifests.errors import ManifestError
+from manifests.trees import Tree
+from manifests.yaml import core_schema
+from manifests.yaml.builder import MAX_DEPTH, MAX_NODES, Builder, StopError
+from manifests.yaml.core_schema import dump
+from manifests.yaml.nodes import Mark, YamlNode
+
+# A piece of the scanner's complaint, what it means, and what cures it; first match wins.
+_SCANNER_ERRORS: tuple[tuple[str, str, str], ...] = (
+    (
+        "found character '\\t'",
+        "a tab stands where YAML wants spaces",
+        "Indent with spaces",
+    ),
+    (
+        "mapping values are not allowed",
+        "a ':' stands where no field can begin",
+        "Look at the indentation of this line and the one above; quote a text that has ': ' in it",
+    ),
+    (
+        "found unexpected end of stream",
+        "the file ends inside a quoted text",
+        "Close the quote",
+    ),
+    (
+        "found unexpected document separator",
+        "the document ends inside a quoted text",
+        "Close the quote",
+    ),
+    (
+        "found unknown escape character",
+        "an unknown escape stands in a text in double quotes",
+        "Use single quotes, in which a backslash is a backslash",
+    ),
+    (
+        "could not find expected ':'",
+        "a line that should be a field has no ':'",
+        "Write it as: name: value",
+    ),
+    (
+        "expected <block end>",
+        "this line does not belong to the block above",
+        "Look at its indentation: fields of one mapping begin in the same column",
+    ),
+    (
+        "expected ',' or",
+        "a bracket is not closed, or a ',' is missing",
+        "Close every [ and { and put ',' between their items",
+    ),
+    (
+        "incompatible YAML document",
+        "it declares another version of YAML",
+        "Remove the %YAML line; manifests are YAML 1.2",
+    ),
+    (
+        "expected '<document start>'",
+        "a document ends before this line, and no other begins",
+        "Put --- between documents",
+    ),
+)
+
+
+def explain_scanner_error(problem: str, context: str, text: str, line: int) -> tuple[str, str]:
+    """Return what is wrong and what would cure it."""
+    lines = text.splitlines()
+    # The scanner names the token after a tab, or the block; the tab is what people can mend.
+    here = lines[line] if line < len(lines) else ""
+    if "\t" in here[: len(here) - len(here.lstrip())]:
+        problem = "found character '\\t'"
+    for piece, message, hint in _SCANNER_ERRORS:
+        if piece in problem or piece in repr(problem):
+            return message, hint
+    if problem.startswith("found character") and "cannot start" in problem:
+        char = problem.split("'")[1] if "'" in problem else ""
+        return f"a text cannot begin with {char} unless it is quoted", "Put it in double quotes"
+    return f"{problem} {context}".strip(), ""
+
+
+class NotPlainError(Exception):
+    """There is something in the text that only the builder can judge."""
+
+
+class StartEvent(Protocol):
+    """Begins something that may have an anchor or a tag."""
+
+    anchor: str | None
+    tag: str | None
+
+
+class ScalarStart(StartEvent, Protocol):
+    """A scalar."""
+
+    value: str
+    style: str | None
+    """How it is quoted; empty or None if it is not."""
+
+
+class TextPosition(Protocol):
+    """A place in the text."""
+
+    index: int
+    """In characters, from 0."""
+
+
+class MappingStart(StartEvent, Protocol):
+    """Begins a mapping."""
+
+    start_mark: TextPosition
+    flow_style: bool | None
+    """Whether it is in braces."""
+
+
+class ValueBuilder:
+    """Takes events, gathers the values of documents; those that hold nothing are left out."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.documents: list[Tree] = []
+        self._above: list[tuple[dict[str, Tree] | list[Tree] | None, str | None]] = []
+        # What is being filled, and of a mapping the key whose value is awaited.
+        self._open: dict[str, Tree] | list[Tree] | None = None
+        self._key: str | None = None
+        self._count = 0
+
+    def scalar(self, event: ScalarStart) -> None:
+        """Take a scalar, which may be a key.
+
+        Raises:
+            NotPlainError: the builder must judge.
+
+        """
+        if event.anchor is not None or event.tag is not None:
+            raise NotPlainError
+        text = event.value
+        value: core_schema.Scalar = text
+        if not event.style:
+            value = _resolve_cached(text) if len(text) < _LONG else _resolve(text)
+        if self._key is None and isinstance(self._open, dict):
+            if not isinstance(value, str) or value in self._open:
+                raise NotPlainError
+            self._key = value
+            return
+        self._put(value)
+
+    def mapping(self, event: MappingStart) -> None:
+        """Begin a mapping.
+
+        Raises:
+            NotPlainError: the builder must judge.
+
+        """
+        # `["a":1]`: a pair without braces, which not every reader takes.
+        if event.flow_style and self._text[event.start_mark.index] != "{":
+            raise NotPlainError
+        self._begin(event, {})
+
+    def sequence(self, event: StartEvent) -> None:
+        """Begin a list.
+
+        Raises:
+            NotPlainError: the builder must judge.
+
+        """
+        self._begin(event, [])
+
+    def close(self, _event: object) -> None:
+        """End the innermost mapping or list."""
+        ended = self._open
+        self._open, self._key = self._above.pop()
+        if self._open is None:
+            self.documents.append(ended)
+
+    def _begin(self, event: StartEvent, made: "dict[str, Tree] | list[Tree]") -> None:
+        if event.anchor is not None or event.tag is not None or len(self._above) >= MAX_DEPTH:
+            raise NotPlainError
+        if self._open is not None:
+            if self._key is None and isinstance(self._open, dict):
+                raise NotPlainError  # a key that is no text
+            self._put(made)
+        self._above.append((self._open, self._key))
+        self._open = made
+        self._key = None
+
+    def _put(self, value: Tree) -> None:
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise NotPlainError
+        into = self._open
+        if isinstance(into, dict):
+            assert self._key is not None
+            into[self._key] = value
+            self._key = None
+        elif into is not None:
+            into.append(value)
+        elif value is not None:
+            raise NotPlainError  # nobody's manifest, and readers differ about what ends it
+
+
+def _resolve(text: str) -> core_schema.Scalar:
+    if text == "<<":
+        raise NotPlainError  # a merge key, or a text: the builder knows
+    try:
+        return core_schema.resolve(text)
+    except ValueError as error:
+        raise NotPlainError from error
+
+
+# The same few words stand in every manifest, and ten thousand files are ten thousand parsers.
+_resolve_cached = lru_cache(maxsize=4096)(_resolve)
+_LONG = 64
+
+
+try:
+    from yaml.cyaml import CParser
+except ImportError:  # a PyYAML that was built without libyaml
+    CParser = None
+
+__all__ = ["ParsedFile", "dump", "parse", "parse_values"]
+
+# What YAML 1.2 allows in a text (5.1), turned round; a byte order mark is taken off before.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
+# What libyaml, which reads YAML 1.1, takes otherwise; found by tests/manifests/test_yaml_twice.py.
+_OTHER_SIGNS = ("\t", "\r", "\x85", "\u2028", "\u2029", "\ufeff", "\n%", "\n...")
+_OTHER_BLOCKS = re.compile(r"[|>][-+0-9]*#|[|>][^\n]*\n *\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedFile:
+    """The documents of one file up to where it could be read, and what is wrong with it."""
+
+    documents: tuple[YamlNode, ...]
+    problems: tuple[ManifestError, ...]
+
+
+def parse(text: str, source: str) -> ParsedFile:
+    """Return the documents of the text; empty ones are left out. Raises nothing."""
+    text = text.removeprefix("\ufeff")
+    found = _FORBIDDEN.search(text)
+    if found is not None:
+        return ParsedFile(documents=(), problems=(_forbidden(text, found, source),))
+    builder = Builder(source)
+    try:
+        for event in YAML(typ="safe", pure=True).parse(text):
+            _feed(builder, event)
+    except StopError as stop:
+        builder.problems.append(stop.problem)
+    except MarkedYAMLError as error:
+        builder.problems.append(_problem(error, text, source))
+    except (YAMLError, ValueError) as error:  # ValueError: \U00110000 in a quoted text
+        builder.problems.append(
+            ManifestError(source=source, message=f"is not YAML: {str(error).splitlines()[0]}")
+        )
+    return ParsedFile(documents=tuple(builder.roots), problems=tuple(builder.problems))
+
+
+def parse_values(text: str) -> list[Tree] | None:
+    """Return the documents' values without places; None if only `parse` can say what they are."""
+    text = text.removeprefix("\ufeff")
+    if (
+        CParser is None
+        or text.startswith(("%", "..."))
+        or any(map(text.__contains__, _OTHER_SIGNS))
+    ):
+        return None
+    if _OTHER_BLOCKS.search(text):
+        return None
+    made = ValueBuilder(text)
+    takes: dict[type[object], Callable[[Any], None]] = {
+        yaml.ScalarEvent: made.scalar,
+        yaml.MappingStartEvent: made.mapping,
+        yaml.SequenceStartEvent: made.sequence,
+        yaml.MappingEndEvent: made.close,
+        yaml.SequenceEndEvent: made.close,
+        **dict.fromkeys(_NOTHING, lambda _: None),
+    }
+    try:
+        next_event = CParser(text).get_event
+        while type(event := next_event()) is not yaml.StreamEndEvent:
+            takes[type(event)](event)
+    except (NotPlainError, KeyError, yaml.YAMLError, ValueError):  # KeyError: an alias
+        return None
+    return made.documents
+
+
+_NOTHING = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)
+
+
+def _feed(builder: Builder, event: Any) -> None:
+    match event:
+        case DocumentStartEvent():
+            builder.begin()
+        case DocumentEndEvent():
+            builder.end()
+        case ScalarEvent():
+            is_plain = event.style is None and event.tag is None
+            if event.tag is not None:
+                _check_tag(builder, event, allowed=_TEXT_TAGS)
+            builder.scalar(_mark(event), event.value, is_plain=is_plain, anchor=event.anchor)
+        case AliasEvent():
+            builder.alias(_mark(event), event.anchor)
+        case MappingStartEvent() | SequenceStartEvent():
+            if event.tag is not None:
+                _check_tag(builder, event, allowed=())
+            is_mapping = isinstance(event, MappingStartEvent)
+            builder.open(_mark(event), is_mapping=is_mapping, anchor=event.anchor)
+        case MappingEndEvent() | SequenceEndEvent():
+            builder.close()
+        case _:  # the stream's beginning and end
+            return
+
+
+def _check_tag(builder: Builder, event: Any, *, allowed: tuple[str, ...]) -> None:
+    tag = str(event.tag)
+    if tag not in allowed:
+        shown = tag.replace("tag:yaml.org,2002:", "!!")
+        builder.stop(
+            _mark(event),
+            f"the tag {shown} is not allowed",
+            "Manifests hold plain values: remove it",
+        )
+
+
+def _mark(event: Any) -> Mark:
+    return Mark(line=event.start_mark.line + 1, column=event.start_mark.column + 1)
+
+
+def _forbidden(text: str, found: re.Match[str], source: str) -> ManifestError:
+    before = text[: found.start()]
+    return ManifestError(
+        source=source,
+        line=before.count("\n") + 1,
+        column=len(before) - (before.rfind("\n") + 1) + 1,
+        message=f"is not YAML: the character U+{ord(found.group()):04X} is not allowed in a text",
+        hint="Remove it; if the file is not text, this is the wrong file",
+    )
+
+
+def _problem(error: MarkedYAMLError, text: str, source: str) -> ManifestError:
+    """Return the scanner's complaint in our words."""
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line, mark.column) if mark is not None else (0, 0)
+    message, hint = explain_scanner_error(error.problem or "", error.context or "", text, line)
+    return ManifestError(
+        source=source,
+        line=line + 1,
+        column=column + 1,
+        message=f"is not YAML: {message}",
+        hint=hint,
+    )

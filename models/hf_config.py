@@ -1,0 +1,134 @@
+"""What of a model's config.json matters to us, as typed values. Reads no file, decides nothing.
+
+Field names are those of Hugging Face's configs, as mlx-lm 0.32.2 reads them. A field whose value is not what
+we expect is None ("not said"), except for those without which nothing can be sized: these are refused.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+# Nothing or less would prove that any model fits; a wild number ends in arithmetic somewhere else.
+_MAX_NUMBER = 2**40
+_Count = Annotated[int, Field(ge=1, le=_MAX_NUMBER)]
+# Layers are looked at one by one; the deepest model that mlx-lm knows has some two hundred.
+_Layers = Annotated[int, Field(ge=1, le=10_000)]
+
+
+def _parse_number(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MAX_NUMBER else None
+
+
+def _parse_words(value: object) -> tuple[str, ...] | None:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        return None
+    return tuple(value)
+
+
+def _parse_numbers(value: object) -> tuple[int, ...] | None:
+    found = [_parse_number(one) for one in value] if isinstance(value, list) else [None]
+    return tuple(one for one in found if one is not None) if None not in found else None
+
+
+def _parse_text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+LooseNumber = Annotated[int | None, BeforeValidator(_parse_number)]
+LooseNumbers = Annotated[tuple[int, ...] | None, BeforeValidator(_parse_numbers)]
+LooseWords = Annotated[tuple[str, ...] | None, BeforeValidator(_parse_words)]
+LooseText = Annotated[str | None, BeforeValidator(_parse_text)]
+LooseFlag = Annotated[bool, BeforeValidator(lambda value: value is True)]
+
+
+class TextConfig(BaseModel):
+    """The numbers of a config, or of its `text_config`, where multimodal models keep theirs."""
+
+    model_config = ConfigDict(protected_namespaces=(), frozen=True)
+
+    max_position_embeddings: _Count | None = None
+    vocab_size: _Count | None = None
+    num_hidden_layers: _Layers | None = None
+    num_attention_heads: _Count | None = None
+    num_key_value_heads: _Count | None = None
+    hidden_size: _Count | None = None
+    head_dim: _Count | None = None
+    # The width of a token on its way through the feed-forward part.
+    intermediate_size: LooseNumber = None
+    moe_intermediate_size: LooseNumber = None
+    num_experts_per_tok: LooseNumber = None
+    # Which layers look back how far.
+    layer_types: LooseWords = None
+    layers_block_type: LooseWords = None
+    sliding_window: LooseNumber = None
+    sliding_window_pattern: LooseNumber = None
+    full_attention_interval: LooseNumber = None
+    num_kv_shared_layers: LooseNumber = None
+    global_head_dim: LooseNumber = None
+    num_global_key_value_heads: LooseNumber = None
+    attention_k_eq_v: LooseFlag = False
+    # Latent attention.
+    kv_lora_rank: LooseNumber = None
+    qk_rope_head_dim: LooseNumber = None
+    qk_nope_head_dim: LooseNumber = None
+    v_head_dim: LooseNumber = None
+    index_head_dim: LooseNumber = None
+    # Linear attention.
+    linear_num_value_heads: LooseNumber = None
+    linear_num_key_heads: LooseNumber = None
+    linear_key_head_dim: LooseNumber = None
+    linear_value_head_dim: LooseNumber = None
+    linear_conv_kernel_dim: LooseNumber = None
+    # State spaces and convolutions, under the names of their families.
+    state_size: LooseNumber = None
+    ssm_state_size: LooseNumber = None
+    conv_kernel: LooseNumber = None
+    n_groups: LooseNumber = None
+    num_heads: LooseNumber = None
+    hybrid_override_pattern: LooseText = None
+    mamba_num_heads: LooseNumber = None
+    mamba_head_dim: LooseNumber = None
+    mamba_n_heads: LooseNumber = None
+    mamba_d_head: LooseNumber = None
+    mamba_n_groups: LooseNumber = None
+    mamba_d_state: LooseNumber = None
+    mamba_d_conv: LooseNumber = None
+    mamba_expand: LooseNumber = None
+    attn_layer_period: LooseNumber = None
+    attn_layer_offset: LooseNumber = None
+    conv_L_cache: LooseNumber = None  # noqa: N815 - the config's own spelling
+    full_attn_idxs: LooseNumbers = None
+
+
+class QuantizationConfig(BaseModel):
+    """How the weights are packed; only what the number of parameters needs."""
+
+    group_size: LooseNumber = None
+
+
+class _InnerTextConfig(TextConfig):
+    model_type: LooseText = None
+
+
+class ModelConfig(TextConfig):
+    """A config.json."""
+
+    model_type: str
+    text_config: _InnerTextConfig = Field(default_factory=_InnerTextConfig)
+    quantization: Annotated[
+        QuantizationConfig | None, BeforeValidator(lambda v: v if isinstance(v, dict) else None)
+    ] = None
+
+    @property
+    def text(self) -> TextConfig:
+        """Return the numbers of the language model: those of `text_config`, else the outer level's.
+
+        The vocabulary is the other way round, as in mlx_lm/models/gemma3.py.
+        """
+        names = set(TextConfig.model_fields)
+        outer = self.model_dump(include=names, exclude_none=True)
+        inner = self.text_config.model_dump(include=names, exclude_none=True, exclude_unset=True)
+        merged: dict[str, Any] = {**outer, **inner}
+        if self.vocab_size is not None:
+            merged["vocab_size"] = self.vocab_size
+        return TextConfig.model_construct(**merged)

@@ -1,1 +1,0 @@
-"""`python -m nodeagent.engine.golden`: the answer by which a group's is checked, made by one process."""

@@ -1,1 +1,0 @@
-"""What the engine shows of itself: metrics, progress, log lines."""

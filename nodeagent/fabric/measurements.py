@@ -1,0 +1,117 @@
+"""What the rounds of a test add up to, and whether that is what the cables can do. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from nodeagent.fabric.rank_process import SumRound
+from schemas.fabrictest import MIB, FabricFigures, FabricRank
+from schemas.shardgroup import Backend
+
+# mlx-jaccl-cluster on two M4 Pro: 7.9 GB/s on average at 64 MB; below 5 a cable or port is not what it should be.
+MIN_HEALTHY_GB_S = 5.0
+JUDGED_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeSummary:
+    """How one size went."""
+
+    size: int
+    """Bytes."""
+    rounds: int
+    wrong: int
+    """Rounds whose sum was not right."""
+    least_us: float
+    median_us: float
+    most_us: float
+    average_gb_s: float
+    """10^9 bytes of the array a second, over the mean of the rounds."""
+    peak_gb_s: float
+    """Over the fastest round."""
+
+
+def figures_by_size(rounds: Iterable[SumRound]) -> tuple[FabricFigures, ...]:
+    """Return the rounds by size, in the order they came."""
+    by_size: dict[int, list[SumRound]] = {}
+    for one in rounds:
+        by_size.setdefault(one.size, []).append(one)
+    return tuple(
+        FabricFigures(
+            size=size,
+            times_us=tuple(one.took_us for one in found),
+            wrong=sum(not one.is_right for one in found),
+        )
+        for size, found in by_size.items()
+    )
+
+
+def summarize_rank(found: FabricFigures) -> SizeSummary:
+    """Return what the rounds of one size on one rank add up to."""
+    # A clock that did not move between two looks would be an infinite speed.
+    times = [max(took, 0.1) for took in found.times_us]
+    return SizeSummary(
+        size=found.size,
+        rounds=len(times),
+        wrong=found.wrong,
+        least_us=min(times),
+        median_us=median(times),
+        most_us=max(times),
+        average_gb_s=found.size / fmean(times) / 1e3,
+        peak_gb_s=found.size / min(times) / 1e3,
+    )
+
+
+def summarize_ranks(ranks: Sequence[FabricRank]) -> tuple[SizeSummary, ...]:
+    """Return how each size went for all ranks: as on the slowest, and wrong where any of them was."""
+    sizes = [one.size for one in ranks[0].figures] if ranks else []
+    found = []
+    for size in sizes:
+        here = [summarize_rank(one) for rank in ranks for one in rank.figures if one.size == size]
+        slowest = min(here, key=lambda one: one.average_gb_s)
+        wrong = sum(one.wrong for one in here)
+        found.append(
+            SizeSummary(
+                size=size,
+                rounds=slowest.rounds,
+                wrong=wrong,
+                least_us=slowest.least_us,
+                median_us=slowest.median_us,
+                most_us=slowest.most_us,
+                average_gb_s=slowest.average_gb_s,
+                peak_gb_s=slowest.peak_gb_s,
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricVerdict:
+    """Whether the fabric does what it should."""
+
+    is_healthy: bool
+    reason: str
+    message: str
+
+
+def judge(found: Sequence[SizeSummary], backend: Backend) -> FabricVerdict:
+    """Return what the rows say of the cables."""
+    wrong = sum(one.wrong for one in found)
+    if wrong:
+        of = sum(one.rounds for one in found)
+        return FabricVerdict(
+            is_healthy=False,
+            reason="WrongSums",
+            message=f"{wrong} of {of} sums were wrong: models would answer nonsense; replace the cable, and compare "
+            "the versions of macOS and MLX (fleetctl fabric matrix)",
+        )
+    large = next((one for one in found if one.size == JUDGED_BYTES), None)
+    speed = f"{large.average_gb_s:.2f} GB/s at 64 MB" if large is not None else "sums are right"
+    if backend != "ring" and large is not None and large.average_gb_s <= MIN_HEALTHY_GB_S:
+        return FabricVerdict(
+            is_healthy=False,
+            reason="TooSlow",
+            message=f"{speed}, and Thunderbolt 5 gives more than {MIN_HEALTHY_GB_S:g}: look for a cable or a port that is "
+            "no Thunderbolt 5",
+        )
+    return FabricVerdict(is_healthy=True, reason="Measured", message=f"{speed} over {backend}")

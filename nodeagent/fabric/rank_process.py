@@ -1,0 +1,257 @@
+"""What a rank of the test is started with, and what it says while it runs. Pure but for the files it names.
+
+Orders are the child's command line; what it says is JSON, one value a line, on its standard output.
+
+One rank of the test as a child process: started, listened to, ended. Never imports mlx.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from schemas.fabrictest import FabricTestSpec
+from schemas.formation import Rendezvous
+from schemas.shardgroup import Backend
+
+FABRIC_MODULE = "nodeagent.fabric"
+# A rank of MLX's ring tries for 31 s to reach its neighbour (spec of MLX 0.32: 1, 2, 4, 8, 16 s); rank 0 waits for ever.
+CONNECT_TIMEOUT_S = 45
+# 64 MB around a ring of wifi, at 3 MB/s.
+ROUND_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricRankOrder:
+    """What one rank does."""
+
+    rank: int
+    size: int
+    """Of the world."""
+    backend: Backend
+    hostfile: Path
+    devices: Path | None = None
+    coordinator: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sizes: tuple[int, ...]
+    """Bytes."""
+    rounds: int
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment that MLX finds the other ranks by."""
+        found = {**self.environment, "MLX_RANK": str(self.rank), "MLX_HOSTFILE": str(self.hostfile)}
+        if self.devices is not None:
+            found["MLX_IBV_DEVICES"] = str(self.devices)
+            found["MLX_JACCL_COORDINATOR"] = self.coordinator
+        if self.backend == "jaccl-ring":
+            found["MLX_JACCL_RING"] = "1"
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksConnected:
+    """All ranks reached each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumRound:
+    """One sum."""
+
+    size: int
+    """Bytes."""
+    took_us: float
+    is_right: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBroken:
+    """MLX gave up."""
+
+    why: str
+
+
+RankMessage: TypeAlias = RanksConnected | SumRound | RankBroken
+
+
+def write_order(
+    folder: Path, spec: FabricTestSpec, rank: int, found: Rendezvous
+) -> FabricRankOrder:
+    """Write the files of one rank into its folder, and return its order.
+
+    Raises:
+        OSError: they cannot be written.
+
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    hostfile = folder / f"hosts-{rank}.json"
+    hostfile.write_text(json.dumps(found.hosts))
+    devices = None
+    if found.devices is not None:
+        devices = folder / f"devices-{rank}.json"
+        matrix = [[list(cell) or None for cell in row] for row in found.devices]
+        devices.write_text(json.dumps(matrix))
+    host, port = found.coordinator
+    return FabricRankOrder(
+        rank=rank,
+        size=len(spec.seats),
+        backend=spec.formation.backend,
+        hostfile=hostfile,
+        devices=devices,
+        coordinator=f"{host}:{port}",
+        environment=spec.formation.environment,
+        sizes=spec.sizes,
+        rounds=spec.rounds,
+    )
+
+
+def rank_command(order: FabricRankOrder) -> list[str]:
+    """Return the child's command line."""
+    devices = () if order.devices is None else ("--devices", str(order.devices))
+    return [
+        *(sys.executable, "-m", FABRIC_MODULE),
+        *("--rank", str(order.rank), "--size", str(order.size), "--backend", order.backend),
+        *("--hostfile", str(order.hostfile), *devices, "--coordinator", order.coordinator),
+        *(f"--set={name}={value}" for name, value in order.environment.items()),
+        *("--rounds", str(order.rounds), "--bytes", ",".join(map(str, order.sizes))),
+    ]
+
+
+def parse_order(arguments: Sequence[str] | None) -> FabricRankOrder:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(
+        prog=FABRIC_MODULE, description="One rank of a test of the fabric."
+    )
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--backend", choices=("ring", "jaccl", "jaccl-ring"), required=True)
+    parser.add_argument("--hostfile", type=Path, required=True)
+    parser.add_argument("--devices", type=Path)
+    parser.add_argument("--coordinator", default="")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--bytes", required=True)
+    said = parser.parse_args(arguments)
+    backend: Backend = said.backend
+    return FabricRankOrder(
+        rank=said.rank,
+        size=said.size,
+        backend=backend,
+        hostfile=said.hostfile,
+        devices=said.devices,
+        coordinator=said.coordinator,
+        environment=dict(_parse_pair(text) for text in said.set),
+        sizes=tuple(int(text) for text in said.bytes.split(",")),
+        rounds=said.rounds,
+    )
+
+
+def _parse_pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def encode_message(word: RankMessage) -> str:
+    """Return the word as a line."""
+    match word:
+        case RanksConnected():
+            return '{"connected": true}'
+        case SumRound():
+            return json.dumps([word.size, word.took_us, word.is_right])
+        case RankBroken():
+            return json.dumps({"broken": word.why})
+
+
+def decode_message(line: bytes) -> RankMessage | None:
+    """Return what a line says; None if it is none of ours, such as a line of MLX's own."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    match said:
+        case {"connected": True}:
+            return RanksConnected()
+        case [int(size), float(took_us), bool(is_right)]:
+            return SumRound(size=size, took_us=took_us, is_right=is_right)
+        case {"broken": str(why)}:
+            return RankBroken(why=why)
+        case _:
+            return None
+
+
+# The child's own alarm ends it within its deadlines; this is for one that is frozen.
+_SILENCE_TIMEOUT_S = max(CONNECT_TIMEOUT_S, ROUND_TIMEOUT_S) + 5
+_MAX_STDERR_BYTES = 400
+
+
+async def run_rank(order: FabricRankOrder, hear: Callable[[RankMessage], None]) -> str:
+    """Run one rank to its end, telling what it says; return what went wrong, or nothing.
+
+    Raises:
+        OSError: it could not be started.
+
+    """
+    async with _running_process(order) as process, asyncio.TaskGroup() as group:
+        last = group.create_task(_stderr_tail(process))
+        why = await _read_messages(process, hear)
+        if why:
+            _kill_process(process)
+        code = await process.wait()
+        said = await last
+    if why or code == 0:
+        return why
+    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+    if code == -14:
+        ended = f"it stood still for {CONNECT_TIMEOUT_S} s while connecting, or {ROUND_TIMEOUT_S} s in one round"
+    return f"its process ended: {ended}{f' ({said})' if said else ''}"
+
+
+@asynccontextmanager
+async def _running_process(order: FabricRankOrder) -> AsyncIterator[Process]:
+    """Start the child; whatever happens, it is gone afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        *rank_command(order), stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        _kill_process(process)
+        await process.wait()
+
+
+def _kill_process(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+async def _read_messages(process: Process, hear: Callable[[RankMessage], None]) -> str:
+    assert process.stdout is not None
+    why = ""
+    while True:
+        try:
+            async with asyncio.timeout(_SILENCE_TIMEOUT_S):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            return f"its process said nothing for {_SILENCE_TIMEOUT_S} s"
+        if not line:
+            return why
+        word = decode_message(line)
+        if isinstance(word, RankBroken):
+            why = word.why
+        if word is not None:
+            hear(word)
+
+
+async def _stderr_tail(process: Process) -> str:
+    """Return the end of what it wrote to standard error."""
+    assert process.stderr is not None
+    found = b""
+    while piece := await process.stderr.read(_MAX_STDERR_BYTES):
+        found = (found + piece)[-_MAX_STDERR_BYTES:]
+    return " ".join(found.decode(errors="replace").split())

@@ -1,0 +1,1 @@
+"""Identity, registration and status of the node that the agent runs on."""

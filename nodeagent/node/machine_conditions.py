@@ -1,0 +1,425 @@
+"""Figures in steps, so that they are news rarely: every write of a status wakes everybody who watches. Pure.
+
+What engines left behind that only a restart of the machine mends. Keeps count; conditions.py says it.
+
+What a node says of its machine: conditions out of readings. Pure.
+
+A condition has two marks: it becomes true at one, and false again only beyond the other. What could not be
+read leaves it as it was for a minute, and then makes it Unknown.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from nodeagent.hardware.readings import (
+    DiskReading,
+    HeatReading,
+    MachineReading,
+    MemoryPressure,
+    MemoryReading,
+    PowerSource,
+    RebootReading,
+)
+from schemas.meta import Condition, ConditionStatus, find_condition, is_true, with_condition
+from schemas.node import NodeFabric
+from schemas.quantity import show
+
+_GIB = 2**30
+_SMALL_STEP_BELOW = 20 * _GIB
+_PEAK_STEP_BYTES = 64 * 2**20
+
+
+def quantize_free_bytes(size_bytes: int, *, shown: int | None) -> int:
+    """Return what to show of the free space: whole steps of 1 GiB below 20 GiB, of 10 GiB above.
+
+    What is shown stays until the size has left its step by a quarter of one.
+    """
+    if shown is not None:
+        # Downwards the step that is entered counts: near the end of a disk a GiB matters.
+        margin_below = _free_space_step(min(size_bytes, shown)) // 4
+        margin_above = _free_space_step(shown) // 4
+        if shown - margin_below <= size_bytes < shown + _free_space_step(shown) + margin_above:
+            return shown
+    return size_bytes - size_bytes % _free_space_step(size_bytes)
+
+
+def _free_space_step(size_bytes: int) -> int:
+    return _GIB if size_bytes < _SMALL_STEP_BELOW else 10 * _GIB
+
+
+def quantize_peak_bytes(size_bytes: int, *, shown: int) -> int:
+    """Return what to show of the most memory seen: a step up once it grew by 5 % and by a step; never less."""
+    up = -(-size_bytes // _PEAK_STEP_BYTES) * _PEAK_STEP_BYTES
+    is_news = up - shown >= _PEAK_STEP_BYTES and 20 * (up - shown) > shown
+    return up if is_news else shown
+
+
+# A port that comes back does so within seconds of the process' end.
+_PORT_DOWN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebootReason:
+    """Why the machine has to be restarted."""
+
+    reason: str
+    message: str
+
+
+class LeakedResources:
+    """What happened on one node. Times are in seconds of the agent's clock."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+        """RDMA devices of ranks that did not end well, and since when."""
+
+    def ended_badly(self, devices: Iterable[str], now: float) -> None:
+        """Note that a rank with these RDMA devices had to be given up."""
+        self._used.update(dict.fromkeys(devices, now))
+
+    def look(
+        self, fabric: NodeFabric | None, undying: Sequence[str], now: float
+    ) -> RebootReason | None:
+        """Return what only a restart mends; `undying` are replicas whose engine was killed and lives on."""
+        if undying:
+            return RebootReason(
+                reason="ProcessUndying",
+                message=f"the engine of {', '.join(undying)} was killed and does not end: its driver holds it, and its "
+                "memory. Restart this machine",
+            )
+        if fabric is None:
+            return None
+        down = sorted(set(_down_devices_with_peer(fabric)) & self._used.keys())
+        for name in self._used.keys() - set(down):
+            if _is_active(fabric, name):
+                del self._used[name]
+        late = [name for name in down if now - self._used[name] >= _PORT_DOWN_S]
+        if not late:
+            return None
+        return RebootReason(
+            reason="RdmaDown",
+            message=f"{', '.join(late)} stayed down after a rank had ended, and the Mac at the other end is there. Take "
+            "the cable out and put it in again; if that does not help, restart this machine",
+        )
+
+
+def _down_devices_with_peer(fabric: NodeFabric) -> Iterable[str]:
+    """Yield the RDMA devices that are down though another Mac is at the cable's end."""
+    cabled = {port.interface for port in fabric.ports if port.peer and port.interface}
+    for device in fabric.rdma:
+        if device.state == "Down" and device.interface in cabled:
+            yield device.name
+
+
+def _is_active(fabric: NodeFabric, name: str) -> bool:
+    return any(device.name == name and device.state == "Active" for device in fabric.rdma)
+
+
+MEMORY_PRESSURE: Final = "MemoryPressure"
+DISK_PRESSURE: Final = "DiskPressure"
+THERMAL_PRESSURE: Final = "ThermalPressure"
+NEEDS_REBOOT: Final = "NeedsReboot"
+CONDITION_TYPES: Final = (MEMORY_PRESSURE, DISK_PRESSURE, THERMAL_PRESSURE, NEEDS_REBOOT)
+
+MEMORY_STRANDED: Final = "MemoryStranded"
+
+_GIB_from_conditions: Final = 2**30
+# A command that fails now and then is no news; one that has failed for this long is.
+_UNREADABLE_AFTER: Final = timedelta(seconds=60)
+# A core that was slowed down a moment ago will be again: heat goes slowly.
+_COOLING_TIME: Final = timedelta(seconds=60)
+_COOLER_CELSIUS: Final = 5.0
+# An engine of 370 GB took 4 s to give its memory back when it ended; nothing takes this long.
+_UNWIRE_TIME: Final = timedelta(seconds=60)
+# Who reads what is on the screen is there, too.
+_OWNER_ACTIVE_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineHistory:
+    """What was held to be true so far, and what the next reading has to be compared with."""
+
+    conditions: tuple[Condition, ...] = ()
+    unread_since: Mapping[str, datetime] = field(default_factory=dict)
+    """The parts that could not be read the last time, and since when."""
+    throttle_count: int | None = None
+    was_throttled: bool = False
+    """Whether cores were slowed down between the last two readings."""
+    hot_at: datetime | None = None
+    """When it was last too warm."""
+    wired_since: datetime | None = None
+    """Since when much memory has been wired though no engine runs."""
+    disk_bytes: int = 0
+    disk_free_bytes: int | None = None
+    """In coarse steps; None before the first reading."""
+    power: PowerSource = "Unknown"
+    is_owner_active: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionVerdict:
+    """What one reading says of one condition."""
+
+    holds: bool | None
+    """None: this machine has no way to know."""
+    reason: str
+    message: str
+    is_lasting: bool = False
+    """Whether the first message stays for as long as the reason does: its figures move all the time."""
+
+
+def unreadable_parts(reading: MachineReading) -> tuple[str, ...]:
+    """Return the parts of the reading that could not be read."""
+    parts = {
+        MEMORY_PRESSURE: reading.memory,
+        DISK_PRESSURE: reading.disk,
+        THERMAL_PRESSURE: reading.heat,
+        NEEDS_REBOOT: reading.reboot,
+        "power": None if reading.power == "Unknown" else reading.power,
+        "owner": reading.owner_idle_s,
+    }
+    return tuple(name for name, part in parts.items() if part is None)
+
+
+def is_expired(part: str, past: MachineHistory, now: datetime) -> bool:
+    """Return whether the part could not be read for so long that what was known of it is void."""
+    since = past.unread_since.get(part)
+    return since is not None and now - since >= _UNREADABLE_AFTER
+
+
+def next_history(
+    reading: MachineReading,
+    past: MachineHistory,
+    now: datetime,
+    *,
+    has_engines: bool,
+    broken: RebootReason | None = None,
+) -> MachineHistory:
+    """Return what is true after this reading.
+
+    `has_engines` says whether engines run here, or may run, whose memory is wired rightly; `broken` what engines
+    left behind.
+    """
+    after = _remember(reading, past, now, has_engines=has_engines)
+    verdicts = _verdicts(reading, after, now, has_engines=has_engines)
+    if broken is not None:
+        verdicts[NEEDS_REBOOT] = ConditionVerdict(
+            holds=True, reason=broken.reason, message=broken.message, is_lasting=True
+        )
+    conditions = past.conditions
+    for type_ in CONDITION_TYPES:
+        said = _new_condition(type_, verdicts.get(type_), after, now)
+        if said is not None:
+            conditions = with_condition(conditions, said)
+    return replace(after, conditions=conditions)
+
+
+def _verdicts(
+    reading: MachineReading, past: MachineHistory, now: datetime, *, has_engines: bool
+) -> dict[str, ConditionVerdict]:
+    """Return what the parts that could be read say."""
+    was = {type_: is_true(past.conditions, type_) for type_ in CONDITION_TYPES}
+    found: dict[str, ConditionVerdict] = {}
+    if reading.memory is not None:
+        found[MEMORY_PRESSURE] = _memory_verdict(reading.memory, was=was[MEMORY_PRESSURE])
+    if reading.disk is not None:
+        found[DISK_PRESSURE] = _disk_verdict(reading.disk, past, was=was[DISK_PRESSURE])
+    if reading.heat is not None:
+        found[THERMAL_PRESSURE] = _heat_verdict(reading.heat, past, now, was=was[THERMAL_PRESSURE])
+    if reading.reboot is not None:
+        found[NEEDS_REBOOT] = _reboot_verdict(reading.reboot, past, now, has_engines=has_engines)
+    return found
+
+
+def _was_stranded(past: MachineHistory) -> bool:
+    before = find_condition(past.conditions, NEEDS_REBOOT)
+    return (
+        before is not None
+        and before.status is ConditionStatus.TRUE
+        and before.reason == MEMORY_STRANDED
+    )
+
+
+def _remember(
+    reading: MachineReading, past: MachineHistory, now: datetime, *, has_engines: bool
+) -> MachineHistory:
+    heat, reboot = reading.heat, reading.reboot
+    after = replace(
+        past,
+        unread_since={part: past.unread_since.get(part, now) for part in unreadable_parts(reading)},
+    )
+    if heat is not None:
+        grew = past.throttle_count is not None and heat.throttle_count > past.throttle_count
+        # A single burst slows a core down for a blink; twice in a row is heat.
+        is_hot = heat.throttled or (grew and past.was_throttled) or _is_above_limit(heat)
+        after = replace(
+            after,
+            throttle_count=heat.throttle_count,
+            was_throttled=grew,
+            hot_at=now if is_hot else past.hot_at,
+        )
+    if reboot is not None:
+        is_wired = (
+            not has_engines and reboot.wired_bytes >= stranded_thresholds(reboot.total_bytes)[1]
+        )
+        after = replace(after, wired_since=(past.wired_since or now) if is_wired else None)
+    if reading.disk is not None:
+        free = quantize_free_bytes(reading.disk.free_bytes, shown=past.disk_free_bytes)
+        after = replace(after, disk_bytes=reading.disk.total_bytes, disk_free_bytes=free)
+    return _remember_owner(reading, after, now)
+
+
+def _remember_owner(reading: MachineReading, past: MachineHistory, now: datetime) -> MachineHistory:
+    """Note power and owner; replicas may be moved because of them, so one failed command counts for nothing."""
+    power, idle_s = reading.power, reading.owner_idle_s
+    if power == "Unknown" and not is_expired("power", past, now):
+        power = past.power
+    is_active = idle_s is not None and idle_s < _OWNER_ACTIVE_S
+    if idle_s is None and not is_expired("owner", past, now):
+        is_active = past.is_owner_active
+    return replace(past, power=power, is_owner_active=is_active)
+
+
+def _new_condition(
+    type_: str, verdict: ConditionVerdict | None, past: MachineHistory, now: datetime
+) -> Condition | None:
+    """Return the condition as it is now; None if it stays as it was, for want of a reading."""
+    before = find_condition(past.conditions, type_)
+    if verdict is None:
+        is_known = before is not None and before.status is not ConditionStatus.UNKNOWN
+        if is_known and not is_expired(type_, past, now):
+            return None
+        verdict = ConditionVerdict(
+            holds=None,
+            reason="NotReadable",
+            message="this machine does not say; the agent's log names what could not be read",
+        )
+    truth = {
+        True: ConditionStatus.TRUE,
+        False: ConditionStatus.FALSE,
+        None: ConditionStatus.UNKNOWN,
+    }[verdict.holds]
+    is_same = before is not None and (before.status, before.reason) == (truth, verdict.reason)
+    message = before.message if before and is_same and verdict.is_lasting else verdict.message
+    return Condition(
+        type=type_,
+        status=truth,
+        reason=verdict.reason,
+        message=message,
+        last_transition_time=now,
+    )
+
+
+def _memory_verdict(seen: MemoryReading, *, was: bool) -> ConditionVerdict:
+    if not _is_memory_short(seen, was=was):
+        return ConditionVerdict(
+            holds=False, reason="EnoughMemory", message="programs get the memory they ask for"
+        )
+    left = f"{show(seen.available_bytes)} of {show(seen.total_bytes)} were left when this began"
+    why = left
+    if seen.level is not None:
+        why = f"macOS reports critical memory pressure; {left}"
+    elif seen.stalled_percent >= 10:
+        why = f"programs waited for memory {seen.stalled_percent:.0f} % of a minute; {left}"
+    return ConditionVerdict(
+        holds=True,
+        reason="MemoryShort",
+        message=f"{why}. Close what is not needed on this machine, or move replicas away (fleetctl drain)",
+        is_lasting=True,
+    )
+
+
+def _is_memory_short(seen: MemoryReading, *, was: bool) -> bool:
+    if seen.level is not None:
+        # A warning is everyday life on a Mac with a model: it neither begins nor ends anything.
+        return seen.level is MemoryPressure.CRITICAL or (
+            was and seen.level is MemoryPressure.WARNING
+        )
+    percent, stalled = (10, 10.0) if was else (5, 20.0)
+    return (
+        100 * seen.available_bytes < percent * seen.total_bytes or seen.stalled_percent >= stalled
+    )
+
+
+def _disk_verdict(seen: DiskReading, past: MachineHistory, *, was: bool) -> ConditionVerdict:
+    percent, least = (7, 8 * _GIB_from_conditions) if was else (5, 5 * _GIB_from_conditions)
+    if 100 * seen.free_bytes >= percent * seen.total_bytes and seen.free_bytes >= least:
+        return ConditionVerdict(
+            holds=False, reason="EnoughDisk", message="there is room for more models"
+        )
+    # The same steps as in status.diskFreeBytes, so that no write is made for the message alone.
+    free = show(past.disk_free_bytes) if past.disk_free_bytes else "less than 1 GiB"
+    return ConditionVerdict(
+        holds=True,
+        reason="DiskAlmostFull",
+        message=f"{free} of {show(seen.total_bytes)} are free on the disk that holds models. Remove models or "
+        "files that nobody needs, until more than 7 % and 8 GiB are free",
+    )
+
+
+def _is_above_limit(seen: HeatReading) -> bool:
+    return seen.limit_celsius > 0 and seen.celsius >= seen.limit_celsius
+
+
+def _heat_verdict(
+    seen: HeatReading, past: MachineHistory, now: datetime, *, was: bool
+) -> ConditionVerdict:
+    if not seen.has_sensor:
+        message = "this machine has no sensor that the agent can read, so heat would not be noticed"
+        return ConditionVerdict(holds=None, reason="NoSensor", message=message)
+    is_hot = past.hot_at == now
+    is_cooling = past.hot_at is not None and now - past.hot_at < _COOLING_TIME
+    is_warm = seen.limit_celsius > 0 and seen.celsius > seen.limit_celsius - _COOLER_CELSIUS
+    if not is_hot and not (was and (is_cooling or is_warm)):
+        return ConditionVerdict(
+            holds=False, reason="CoolEnough", message="nothing is slowed down by heat"
+        )
+    why = seen.throttled
+    if not why and seen.limit_celsius > 0:
+        why = f"{seen.hottest} was at {seen.celsius:.0f} °C, and slows down at {seen.limit_celsius:.0f} °C"
+    return ConditionVerdict(
+        holds=True,
+        reason="TooWarm",
+        message=f"{why or 'the processor is slowed down again and again'}. Give this machine air, or less to do",
+        is_lasting=True,
+    )
+
+
+def stranded_thresholds(total_bytes: int) -> tuple[int, int]:
+    """Return how much wired memory is normal without an engine, and from where on it is too much.
+
+    macOS wires some 2 to 4 GiB for itself, and more on larger machines. The share is a guess of ours, wide
+    enough that no machine which is well is called broken; see docs/operations/nodes.md.
+    """
+    return (
+        4 * _GIB_from_conditions + total_bytes // 20,
+        4 * _GIB_from_conditions + total_bytes // 10,
+    )
+
+
+def _reboot_verdict(
+    seen: RebootReading, past: MachineHistory, now: datetime, *, has_engines: bool
+) -> ConditionVerdict:
+    low, high = stranded_thresholds(seen.total_bytes)
+    # While an engine runs nobody can tell its memory from stranded memory: then it is as it was.
+    is_stranded = _was_stranded(past) and seen.wired_bytes >= low
+    if not has_engines and past.wired_since is not None and seen.wired_bytes >= high:
+        is_stranded = is_stranded or now - past.wired_since >= _UNWIRE_TIME
+    if is_stranded:
+        message = (
+            f"{show(seen.wired_bytes)} of {show(seen.total_bytes)} stay wired though no engine of the fleet runs: "
+            "an engine was killed and left them behind, or another program (Ollama, LM Studio) holds them. "
+            "Quit that program, or restart this machine"
+        )
+        return ConditionVerdict(
+            holds=True, reason=MEMORY_STRANDED, message=message, is_lasting=True
+        )
+    if seen.wanted_by:
+        message = (
+            f"an update waits for a restart ({seen.wanted_by}). Drain this node (fleetctl drain), "
+            "restart the machine, and uncordon the node"
+        )
+        return ConditionVerdict(holds=True, reason="UpdateWaiting", message=message)
+    return ConditionVerdict(holds=False, reason="NothingWaits", message="")

@@ -1,0 +1,1 @@
+"""One replica on this node: what is observed, tracked and reported of its engine."""

@@ -1,0 +1,131 @@
+"""Whether a group's epoch is over, by what this node sees of its rank. Pure.
+
+MLX notices a lost peer only sometimes, and may spin for ever (docs/operations/shardgroups.md): so the agent decides.
+"""
+
+from models import golden_question
+from nodeagent.engines import group_launch
+from nodeagent.replicas.observed import (
+    EpochEnd,
+    ObservedEngine,
+    ObservedRank,
+    ObservedReplica,
+    ProbeState,
+)
+from schemas.formation import Formation, GoldenAnswer
+from schemas.meta import find_condition, is_true
+from schemas.replica import RankStatus, Replica
+
+EPOCH_OVER = "EpochOver"
+
+# A rank answers from its main thread, which shares nothing with the one that computes: three seconds are dozens of answers.
+_SILENT_S = 3.0
+# Before that, imports and MLX's own connecting hold the whole process up; a rank whose peer is away gives up after 31 s.
+_SILENT_JOINING_S = 40.0
+_SILENT_STARTING_S = 60.0
+# An engine gives up waiting for others by itself; this is for one that does not.
+_JOINING_EXTRA_S = 30.0
+# The first file of weights may come over a network.
+_LOADING_STUCK_S = 120.0
+_STUCK_S = 4.0
+_STUCK_STEPS = 10.0
+# A first answer may fail for a shortage that passes.
+_MAX_PROBES = 3
+
+
+def is_current(engine: ObservedEngine, replica: Replica) -> bool:
+    """Return whether the engine is of the very replica and epoch that is wanted."""
+    formation = replica.spec.formation
+    epoch = engine.rank.epoch if engine.rank is not None else 0
+    wanted = formation.epoch if formation is not None else 0
+    return (engine.replica_uid, epoch) == (replica.metadata.uid, wanted)
+
+
+def current_report(seen: ObservedReplica) -> RankStatus | None:
+    """Return what was reported of the very replica and epoch; None if nothing was."""
+    replica, said = seen.replica, seen.reported
+    assert replica is not None
+    formation = replica.spec.formation
+    epoch = formation.epoch if formation is not None else 0
+    if said is None or (said.replica_uid, said.epoch) != (replica.metadata.uid, epoch):
+        return None
+    return said
+
+
+def expected_answer(seen: ObservedReplica) -> GoldenAnswer | None:
+    """Return by what the golden answer is judged; None if it only has to be sane."""
+    replica, said = seen.replica, current_report(seen)
+    assert replica is not None
+    assert replica.spec.formation is not None
+    return replica.spec.formation.golden or (said and said.golden) or seen.found_reference
+
+
+def epoch_end(seen: ObservedReplica) -> EpochEnd | None:
+    """Return why the wanted epoch cannot go on; None if it can."""
+    assert seen.replica is not None
+    formation, said = seen.replica.spec.formation, current_report(seen)
+    assert formation is not None
+    before = find_condition(said.conditions, EPOCH_OVER) if said is not None else None
+    if before is not None and said is not None and is_true(said.conditions, EPOCH_OVER):
+        return EpochEnd(reason=before.reason, message=before.message)
+    engine = seen.engine
+    if engine is not None and engine.rank is not None and is_current(engine, seen.replica):
+        return engine.rank.over or _engine_epoch_end(seen, engine, engine.rank, formation)
+    if seen.start_error:
+        return EpochEnd(reason="CannotStart", message=seen.start_error)
+    if seen.used_epoch >= formation.epoch:
+        message = "its rank ended while no agent was there to see why; engine.log may tell"
+        return EpochEnd(reason="RankEnded", message=message)
+    return None
+
+
+def _engine_epoch_end(
+    seen: ObservedReplica, engine: ObservedEngine, rank: ObservedRank, formation: Formation
+) -> EpochEnd | None:
+    if not engine.is_running:
+        code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
+        words = f": {engine.last_words}" if engine.last_words else ""
+        return EpochEnd(reason="RankEnded", message=f"its rank ended {code}{words}")
+    if engine.state == "Failed":
+        return EpochEnd(reason="RankEnded", message=f"its rank failed: {engine.message}")
+    limit_s = _silence_limit_s(engine.state)
+    if rank.unheard_s > limit_s:
+        message = f"its rank has not answered for more than {limit_s:g} s"
+        return EpochEnd(reason="RankSilent", message=message)
+    return _stuck_rank(engine, rank, formation) or _wrong_answer(seen, engine, rank)
+
+
+def _silence_limit_s(state: str) -> float:
+    if not state:
+        return _SILENT_STARTING_S
+    return _SILENT_JOINING_S if state in ("Joining", "Loading") else _SILENT_S
+
+
+def _stuck_rank(
+    engine: ObservedEngine, rank: ObservedRank, formation: Formation
+) -> EpochEnd | None:
+    if engine.state == "Joining":
+        waits_s = group_launch.join_timeout_s(formation) + _JOINING_EXTRA_S
+        if rank.state_s <= waits_s:
+            return None
+        message = f"its rank has waited for the other ranks for more than {waits_s:g} s"
+        return EpochEnd(reason="RankStuck", message=message)
+    limit_s = max(_STUCK_S, _STUCK_STEPS * rank.slowest_s)
+    if engine.state == "Loading":
+        limit_s = _LOADING_STUCK_S
+    if rank.stood_s <= limit_s:
+        return None
+    message = f"its rank is busy and has got nowhere for more than {limit_s:.1f} s"
+    return EpochEnd(reason="RankStuck", message=message)
+
+
+def _wrong_answer(
+    seen: ObservedReplica, engine: ObservedEngine, rank: ObservedRank
+) -> EpochEnd | None:
+    """Return what is wrong with rank 0's golden answer, if it was asked for one."""
+    if engine.probe is ProbeState.PASSED and rank.answer is not None:
+        complaint = golden_question.mismatch(rank.answer, expected_answer(seen))
+        return EpochEnd(reason="GoldenFailed", message=complaint) if complaint else None
+    if rank.probe_failures >= _MAX_PROBES:
+        return EpochEnd(reason="GoldenFailed", message=engine.probe_error)
+    return None

@@ -1,0 +1,178 @@
+"""What is left of a source that is gone: its objects stay, and are nobody's. Writes; never deletes an object.
+
+Has a commit applied as `fleetctl apply` would, and says what others had changed. Decides nothing about when.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from machinery.clock import Clock
+from manifests import apply as manifests_apply
+from manifests import apply_sets
+from manifests.apply import ApplyOptions, ApplyResult
+from manifests.errors import ApplyError, ManifestErrors
+from manifests.ownership import FieldConflict
+from manifests.plan import Change, CreatedObject
+from manifests.trees import key_of
+from reconciler.gitops.source_status import (
+    LoadedCommit,
+    SourceProblem,
+    apply_set_name,
+    manager_of,
+    source_of_manager,
+)
+from schemas import kinds
+from schemas.gitsource import Drift, GitSource
+from schemas.meta import ApiObject, ObjectKey
+from schemas.records import ApplySet
+from store import codec, keys
+from store.codec import UndecodableError
+from store.errors import NotFoundError
+from store.mutate import mutate
+from store.port import Transport
+
+
+async def orphans(transport: Transport) -> list[str]:
+    """Return the sources of which there are sets of objects."""
+    items = (await transport.list(keys.APPLY_SET_PREFIX)).items
+    found = (source_of_manager(codec.decode(ApplySet, item).manager) for item in items)
+    return sorted({name for name in found if name is not None})
+
+
+async def release(transport: Transport, clock: Clock, source: str) -> int:
+    """Let go of what came from a source; return how many objects there were.
+
+    Raises:
+        StoreError: the store did not answer; doing it again goes on.
+
+    """
+    name, manager = apply_set_name(source), manager_of(source)
+    held = await apply_sets.read_set(transport, name)
+    if held.manager != manager:
+        return 0
+    released = 0
+
+    def let_go(obj: ApiObject) -> ApiObject | None:
+        if apply_sets.apply_set_of(obj) != name:
+            return None
+        entries = tuple(e for e in obj.metadata.managed_fields if e.manager != manager)
+        metadata = obj.metadata.model_copy(update={"managed_fields": entries})
+        return apply_sets.assign_to_set(obj.model_copy(update={"metadata": metadata}), "")
+
+    for key in held.members:
+        kind = kinds.by_name(key.kind)
+        if kind is None:
+            continue
+        try:
+            await mutate(transport, clock, kind.type, key.name, let_go)
+        except NotFoundError:
+            continue
+        released += 1
+    await apply_sets.change_set(transport, clock, name, manager, lambda _: {})
+    return released
+
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """What became of a commit."""
+
+    objects: tuple[ApiObject, ...] = ()
+    """What it says, as it is in the store."""
+    created: tuple[ObjectKey, ...] = ()
+    configured: tuple[ObjectKey, ...] = ()
+    pruned: tuple[ObjectKey, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    """What others had changed: put back by now, or as it is, as driftPolicy says."""
+    problem: SourceProblem | None = None
+
+
+async def apply_commit(
+    transport: Transport, clock: Clock, source: GitSource, held: LoadedCommit, *, is_new: bool
+) -> CommitResult:
+    """Apply a commit; of one that was applied before, only what others changed since.
+
+    Raises:
+        StoreError: the store did not answer; FencedError: somebody else leads.
+
+    """
+    try:
+        drift: tuple[Drift, ...] = ()
+        if not is_new:
+            seen = await _drifted(transport, clock, source, held)
+            if source.spec.drift_policy == "Warn" or seen is None:
+                return seen or CommitResult()
+            drift = seen.drift
+        done = await manifests_apply.apply(transport, held.loaded, clock, _options(source))
+    except ManifestErrors as errors:
+        return CommitResult(
+            problem=SourceProblem(reason="Refused", message=errors.show(_SHOWN), stalls=True)
+        )
+    except (ApplyError, UndecodableError) as error:
+        return CommitResult(
+            problem=SourceProblem(reason="ApplyFailed", message=str(error), stalls=False)
+        )
+    kept = _of_clashes(done.kept) if source.spec.drift_policy == "Warn" else ()
+    return _result(done, drift or kept)
+
+
+async def _drifted(
+    transport: Transport, clock: Clock, source: GitSource, held: LoadedCommit
+) -> CommitResult | None:
+    """Return what others changed, with the objects as they are; None if others' manifests stand against it."""
+    options = _options(source, force=False)
+    prospect = await manifests_apply.preview(transport, held.loaded, clock, options)
+    drift = _drift_of(prospect.changes)
+    return CommitResult(objects=tuple(change.obj for change in prospect.changes), drift=drift)
+
+
+def _options(source: GitSource, *, force: bool | None = None) -> ApplyOptions:
+    spec = source.spec
+    puts_back = spec.drift_policy == "Correct"
+    return ApplyOptions(
+        manager=manager_of(source.name),
+        force=force if force is not None else spec.force or ("drift" if puts_back else False),
+        apply_set=apply_set_name(source.name),
+        prune=spec.prune,
+    )
+
+
+def _result(done: ApplyResult, drift: tuple[Drift, ...]) -> CommitResult:
+    def those(result: str) -> tuple[ObjectKey, ...]:
+        return tuple(key_of(one.obj) for one in done.outcomes if one.result == result)
+
+    return CommitResult(
+        objects=tuple(one.obj for one in done.outcomes),
+        created=those("created"),
+        configured=those("configured"),
+        pruned=done.pruned,
+        drift=drift,
+    )
+
+
+def _drift_of(changes: Sequence[Change]) -> tuple[Drift, ...]:
+    gone = [
+        Drift(kind=change.obj.kind, name=change.obj.name, fields=())
+        for change in changes
+        if isinstance(change, CreatedObject)
+    ]
+    clashes = [clash for change in changes for clash in change.kept]
+    return (*_of_clashes(clashes), *gone)
+
+
+def _of_clashes(clashes: Sequence[FieldConflict]) -> tuple[Drift, ...]:
+    """Return the fields by their objects, in the order of the manifests."""
+    by_key: dict[ObjectKey, list[FieldConflict]] = {}
+    for clash in clashes:
+        by_key.setdefault(clash.key, []).append(clash)
+    return tuple(
+        Drift(
+            kind=key.kind,
+            name=key.name,
+            fields=tuple(one.path for one in found),
+            managers=tuple(dict.fromkeys(one.owner for one in found if one.owner)),
+        )
+        for key, found in by_key.items()
+    )

@@ -1,0 +1,167 @@
+"""The store as a leader may write it: every transaction is guarded by the leadership. Decides nothing.
+
+The controller of GitSources: says whom a change concerns, and has sources looked at while this process leads.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+
+from machinery.clock import Clock
+from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
+from reconciler.gitops import applier
+from reconciler.gitops.source_reconciler import GitFolders, GitSourceReconciler
+from reconciler.listers.caches import BY_KIND, Caches, object_key
+from store.errors import ConflictError, FencedError, StoreError
+from store.events import EventRecorder
+from store.leases import Leadership
+from store.port import (
+    CreateRevisionGuard,
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    ServerStatus,
+    Transport,
+    WatchBatch,
+)
+
+
+class FencedTransport:
+    """A transport whose commits hold only while the fence does.
+
+    Raises:
+        FencedError: the fence is gone, be it that this process does not know yet.
+
+    """
+
+    def __init__(self, inner: Transport, fence: Guard) -> None:
+        self._inner = inner
+        self._fence = fence
+
+    async def get(self, key: str) -> KeyValue | None:
+        return await self._inner.get(key)
+
+    async def list(self, prefix: str) -> Listing:
+        return await self._inner.list(prefix)
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        return self._inner.pages(prefix)
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        try:
+            return await self._inner.commit([self._fence, *guards], operations)
+        except ConflictError as error:
+            # Which guard it was decides whether to look again or to stop.
+            if await self._holds():
+                raise
+            raise FencedError("another reconciler leads by now") from error
+
+    async def _holds(self) -> bool:
+        found = await self._inner.get(self._fence.key)
+        if found is None or not isinstance(self._fence, CreateRevisionGuard):
+            return False
+        return found.create_revision == self._fence.create_revision
+
+    def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        return self._inner.watch(prefix, after_revision=after_revision)
+
+    async def grant(self, ttl_s: int) -> int:
+        return await self._inner.grant(ttl_s)
+
+    async def keep_alive(self, lease: int) -> int:
+        return await self._inner.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self._inner.revoke(lease)
+
+    async def status(self) -> ServerStatus:
+        return await self._inner.status()
+
+    async def close(self) -> None:
+        """Leave the transport to who opened it."""
+
+
+log = logging.getLogger(__name__)
+
+# A source that is away holds up nobody but itself, and so do three of them.
+_AT_ONCE = 4
+
+
+class GitOpsController:
+    """Keeps the fleet to what Git says. `connect()` once; `lead()` for as long as this process leads."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        caches: Caches,
+        recorder: EventRecorder,
+        places: GitFolders,
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._caches = caches
+        self._recorder = recorder
+        self._places = places
+        self._queue: WorkQueue[str] = WorkQueue(clock)
+        self._sources: GitSourceReconciler | None = None
+
+    def connect(self) -> None:
+        """Hear of what changes from now on."""
+        self._caches.specs.on_change(self._changed)
+        self._caches.statuses.on_change(self._changed)
+
+    def _changed(self, key: str) -> None:
+        if self._sources is None:
+            return  # who leads next looks at everything
+        found = object_key(key)
+        if found is not None and found.kind == "GitSource":
+            self._queue.add(found.name)
+        for name, concerned in self._sources.concerns.items():
+            if key in concerned:
+                self._queue.add(name)
+
+    async def lead(self, leadership: Leadership) -> None:
+        """Look at sources for ever.
+
+        Raises:
+            LostError: this process may write no more (in a group of them).
+
+        """
+        transport = FencedTransport(self._transport, leadership.guard)
+        sources = GitSourceReconciler(transport, self._clock, self._recorder, self._places)
+
+        async def guarded(name: str) -> Requeue | None:
+            if not leadership.valid():
+                raise AuthorityLostError("the lease ended")
+            try:
+                return await sources.look(name, self._version_of)
+            except FencedError as error:
+                raise AuthorityLostError(str(error)) from error
+
+        self._sources = sources
+        try:
+            await self._everything(transport)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_AT_ONCE):
+                    group.create_task(run_loop(self._queue, guarded, transient=(StoreError,)))
+        finally:
+            self._sources = None
+
+    def _version_of(self, key: str) -> int:
+        return self._caches.specs.version(key)
+
+    async def _everything(self, transport: Transport) -> None:
+        """Queue every source, and those that left something when they went."""
+        for source in self._caches.specs.by_index(BY_KIND, "GitSource").values():
+            self._queue.add(source.name)
+        while True:
+            try:
+                for name in await applier.orphans(transport):
+                    self._queue.add(name)
+            except StoreError as error:
+                log.info("apply sets cannot be read yet", extra={"why": str(error)})
+                await self._clock.sleep(1.0)
+            else:
+                return

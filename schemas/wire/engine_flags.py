@@ -1,0 +1,386 @@
+"""The engine's command line: one table that the agent writes and the engine parses.
+
+    argv = [sys.executable, "-m", engine_flags.MODULE, *EngineFlags(model_dir=..., ...).to_argv()]
+    flags = EngineFlags.from_argv(sys.argv[1:])
+
+A field of None is not written: the engine then takes its own default (engine/flags.py).
+"""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Self, TypeAlias, get_args
+
+from schemas.shardgroup import Backend, Parallelism
+
+MODULE: Final = "engine"
+"""`python -m engine` runs one engine."""
+GOLDEN_MODULE: Final = "engine.golden"
+"""`python -m engine.golden` answers the golden question alone; it takes the flags that describe the model."""
+SHAPE_PROBE_MODULE: Final = "engine.shape_probe"
+"""`python -m engine.shape_probe FOLDER PARENT` reports how a model can be split among ranks."""
+# The name before the engine became a top-level package: an agent adopts engines that its predecessor started.
+_MODULES: Final = (MODULE, "nodeagent.engine")
+
+GROUP_KEY_VARIABLE: Final = "MLX_FLEET_GROUP_SECRET"
+"""The environment variable with the secret of a group: other users of a machine can read command lines."""
+
+Value: TypeAlias = str | int | float | Path | tuple[str, ...] | tuple[int, ...] | None
+
+_MAX_PORT: Final = 65535
+# A draft token is right only if all before it were: beyond this a draft costs more than it saves.
+_MAX_DRAFT_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flag:
+    """One flag as argparse takes it."""
+
+    name: str
+    parse: Callable[[str], Any]
+    help: str
+    choices: tuple[Any, ...] | None = None
+    is_repeated: bool = False
+
+
+def _flag(name: str, parse: Callable[[str], Any], help_: str, **rest: Any) -> Mapping[str, Any]:
+    return {"flag": _Flag(name=name, parse=parse, help=help_, **rest)}
+
+
+def _at_least(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
+        if maximum is not None and value > maximum:
+            raise argparse.ArgumentTypeError(f"{value} is more than {maximum}")
+        return value
+
+    return integer
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 up")
+    return value
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers with commas between")
+    return tuple(map(int, parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """Flags of one engine process."""
+
+    model_dir: Path = field(metadata=_flag("--model-dir", Path, "folder of the model"))
+    replica: str = field(metadata=_flag("--replica", str, "name of the replica"))
+    replica_uid: str = field(metadata=_flag("--replica-uid", str, "uid of the replica"))
+    node: str = field(metadata=_flag("--node", str, "name of this node"))
+    served_names: tuple[str, ...] = field(
+        metadata=_flag(
+            "--served-name", str, "name that requests may ask for; repeatable", is_repeated=True
+        )
+    )
+    port: int = field(metadata=_flag("--port", _at_least(1, _MAX_PORT), "TCP port of the API"))
+    context_length: int = field(
+        metadata=_flag("--context-length", _at_least(2), "tokens of a request, prompt and answer")
+    )
+    concurrency: int = field(
+        metadata=_flag("--concurrency", _at_least(1), "requests that run at the same time")
+    )
+    host: str | None = field(
+        default=None, metadata=_flag("--host", str, "address to listen on; default: 127.0.0.1")
+    )
+    queue_limit: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--queue-limit", _at_least(0), "requests that may wait; default: 4 x concurrency"
+        ),
+    )
+    drain_timeout_s: float | None = field(
+        default=None,
+        metadata=_flag(
+            "--drain-timeout", _seconds, "seconds for running requests after a stop; default: 30"
+        ),
+    )
+    max_body_bytes: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--max-body-bytes", _at_least(1), "largest request body in bytes; default: 8 MiB"
+        ),
+    )
+    blas_cache: Path | None = field(
+        default=None,
+        metadata=_flag(
+            "--blas-cache", Path, "folder of compiled BLAS shims (Linux); default: the user's cache"
+        ),
+    )
+    kv_bits: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--kv-bits",
+            int,
+            "bits of a number in the KV cache; default: not quantized",
+            choices=(4, 8),
+        ),
+    )
+    kv_window: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--kv-window", _at_least(16), "tokens kept in the KV cache; default: the model's own"
+        ),
+    )
+    prefix_cache_bytes: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--prefix-cache-bytes", _at_least(0), "memory of the prefix cache; default: free memory"
+        ),
+    )
+    memory_limit_bytes: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--memory-limit-bytes", _at_least(1), "memory of this process; default: no limit"
+        ),
+    )
+    adapter: Path | None = field(
+        default=None, metadata=_flag("--adapter", Path, "folder of a LoRA adapter")
+    )
+    draft_model: Path | None = field(
+        default=None,
+        metadata=_flag("--draft-model", Path, "folder of a draft model for speculative decoding"),
+    )
+    draft_tokens: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--draft-tokens", _at_least(1, _MAX_DRAFT_TOKENS), "tokens of a draft; default: 3"
+        ),
+    )
+    rank: int | None = field(
+        default=None, metadata=_flag("--rank", _at_least(0), "rank of this process in its group")
+    )
+    world_size: int | None = field(
+        default=None,
+        metadata=_flag("--world-size", _at_least(2), "processes that share the model"),
+    )
+    coordinator: str | None = field(
+        default=None,
+        metadata=_flag("--coordinator", str, "HOST:PORT on which rank 0 listens to the others"),
+    )
+    epoch: int | None = field(
+        default=None,
+        metadata=_flag("--epoch", _at_least(1), "number of this start of the group; default: 1"),
+    )
+    backend: Backend | None = field(
+        default=None,
+        metadata=_flag(
+            "--backend",
+            str,
+            "MLX's communication backend; default: ring",
+            choices=get_args(Backend),
+        ),
+    )
+    parallelism: Parallelism | None = field(
+        default=None,
+        metadata=_flag(
+            "--parallelism",
+            str,
+            "split of the model; default: Tensor",
+            choices=get_args(Parallelism),
+        ),
+    )
+    layers: tuple[int, ...] | None = field(
+        default=None,
+        metadata=_flag(
+            "--layers", _layers, "n0,n1,...: layers of each rank, in rank order; default: evenly"
+        ),
+    )
+    join_timeout_s: float | None = field(
+        default=None,
+        metadata=_flag("--join-timeout", _seconds, "seconds to wait for other ranks; default: 120"),
+    )
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the process shares its model with other ranks."""
+        return self.rank is not None
+
+    def coordinator_address(self) -> tuple[str, int]:
+        """Return host and port of `coordinator`, an IPv6 address without its brackets.
+
+        Raises:
+            ValueError: it is not HOST:PORT.
+
+        """
+        host, _, port = (self.coordinator or "").rpartition(":")
+        if not (host and port.isascii() and port.isdecimal() and 0 < int(port) <= _MAX_PORT):
+            raise ValueError(f"--coordinator must be HOST:PORT, not {self.coordinator!r}")
+        return host.strip("[]"), int(port)
+
+    def to_argv(self) -> list[str]:
+        """Return the flags as words of a command line, without the interpreter and the module."""
+        return to_argv(**{one.name: getattr(self, one.name) for one in dataclasses.fields(self)})
+
+    @classmethod
+    def from_argv(cls, arguments: Sequence[str] | None) -> Self:
+        """Return the flags in `arguments`, or in `sys.argv` for None.
+
+        Exits the process with code 2 and a line on stderr if a flag is missing, unknown or wrong, or if two
+        flags exclude each other.
+        """
+        parser = _parser()
+        found = vars(parser.parse_args(arguments))
+        found["served_names"] = tuple(dict.fromkeys(found["served_names"]))
+        flags = cls(**found)
+        error = flags.conflict()
+        if error:
+            parser.error(error)
+        return flags
+
+    def conflict(self) -> str:
+        """Return why the flags exclude each other, "" if they do not; schemas/deployment.py has the same rules."""
+        return self._model_conflict() or self._group_conflict()
+
+    def _model_conflict(self) -> str:
+        if self.kv_window is not None:
+            if self.kv_bits is not None:
+                return "--kv-window cannot be combined with --kv-bits: a rotating cache is never quantized"
+            if self.draft_model is not None:
+                return "--kv-window cannot be combined with --draft-model: a draft cannot be taken back"
+            if self.kv_window >= self.context_length:
+                return "--kv-window must be less than --context-length"
+        if self.draft_tokens is not None and self.draft_model is None:
+            return "--draft-tokens needs --draft-model"
+        return ""
+
+    def _group_conflict(self) -> str:
+        needed = (self.rank, self.world_size, self.coordinator)
+        optional = (self.epoch, self.backend, self.parallelism, self.layers)
+        if all(value is None for value in needed + optional):
+            return ""
+        if self.rank is None or self.world_size is None or self.coordinator is None:
+            return "a group needs --rank, --world-size and --coordinator"
+        try:
+            self.coordinator_address()
+        except ValueError as error:
+            return str(error)
+        if self.rank >= self.world_size:
+            return f"--rank must be less than --world-size: {self.rank} of {self.world_size}"
+        return self._single_only_conflict() or self._layers_conflict(self.world_size)
+
+    def _single_only_conflict(self) -> str:
+        """Return which flag only an engine with all of its model takes."""
+        if self.draft_model is not None:
+            return "--draft-model cannot be combined with --world-size: only rank 0 would draft"
+        if self.adapter is not None:
+            return "--adapter cannot be combined with --world-size: mlx-lm cannot split an adapter's layers"
+        return ""
+
+    def _layers_conflict(self, world_size: int) -> str:
+        if self.layers is None:
+            return ""
+        if self.parallelism != "Pipeline":
+            return "--layers needs --parallelism Pipeline: Tensor splits every layer"
+        if len(self.layers) != world_size or 0 in self.layers:
+            found = ",".join(map(str, self.layers))
+            return (
+                f"--layers must be {world_size} numbers from 1 up, one for each rank, not {found}"
+            )
+        return ""
+
+
+_FLAGS: Final[Mapping[str, _Flag]] = {
+    one.name: one.metadata["flag"] for one in dataclasses.fields(EngineFlags)
+}
+_REQUIRED: Final = frozenset(
+    one.name for one in dataclasses.fields(EngineFlags) if one.default is dataclasses.MISSING
+)
+
+
+def to_argv(**values: Value) -> list[str]:
+    """Return some of the flags, named as the fields of `EngineFlags`, as words of a command line."""
+    words: list[str] = []
+    for name, value in values.items():
+        flag = _FLAGS[name]
+        if value is None:
+            continue
+        for one in value if flag.is_repeated and isinstance(value, tuple) else (value,):
+            words += (flag.name, _written(one))
+    return words
+
+
+def _written(value: Value) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="engine", description="Serve one model.")
+    for name, flag in _FLAGS.items():
+        _add(parser, name, flag, is_required=name in _REQUIRED)
+    return parser
+
+
+def _add(
+    parser: argparse.ArgumentParser, name: str, flag: _Flag, *, is_required: bool
+) -> argparse.Action:
+    return parser.add_argument(
+        flag.name,
+        dest=name,
+        type=flag.parse,
+        help=flag.help,
+        choices=flag.choices,
+        required=is_required,
+        action="append" if flag.is_repeated else "store",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineIdentity:
+    """The part of a running engine's command line that its agent needs to adopt it."""
+
+    replica: str = ""
+    replica_uid: str = ""
+    served_names: tuple[str, ...] = ()
+    port: int = 0
+    epoch: int = 0
+    """The start of its group; 0 where one process has all of the model."""
+    memory_limit_bytes: int = 0
+
+    @classmethod
+    def from_argv(cls, argv: Sequence[str]) -> Self | None:
+        """Return the identity in a whole command line; None if it is not an engine's.
+
+        Flags that are missing or unknown are accepted: another version of the agent may have started it.
+        """
+        if not _runs(argv, _MODULES):
+            return None
+        parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False, add_help=False)
+        names = [one.name for one in dataclasses.fields(cls)]
+        for name in names:
+            _add(parser, name, _FLAGS[name], is_required=False)
+        try:
+            found = vars(parser.parse_known_args(list(argv))[0])
+        except argparse.ArgumentError:
+            return None
+        found["served_names"] = tuple(found["served_names"] or ())
+        return cls(**{name: value for name, value in found.items() if value is not None})
+
+
+def is_golden(argv: Sequence[str]) -> bool:
+    """Return whether a command line is that of a process which answers the golden question."""
+    return _runs(argv, (GOLDEN_MODULE, "nodeagent.engine.golden"))
+
+
+def _runs(argv: Sequence[str], modules: Sequence[str]) -> bool:
+    """Return whether Python runs one of the modules."""
+    return any(word == "-m" and name in modules for word, name in pairwise(argv))

@@ -1,0 +1,122 @@
+"""The error envelope of every HTTP API of the fleet, in OpenAI's form, and the one exception that carries it.
+
+    raise errors.invalid("'n' must be at least 1.", param="n")
+
+The edge of a process turns `RefusedError.refusal` into a response with `status`, `headers()` and `body()`.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias
+
+ErrorType: TypeAlias = Literal[
+    "invalid_request_error", "rate_limit_error", "server_error", "refused"
+]
+"""OpenAI's values of `error.type`; `refused` is the agent's API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One refused request: HTTP status, error envelope and headers."""
+
+    status: int
+    message: str
+    type: ErrorType = "invalid_request_error"
+    param: str | None = None
+    """The field or header that is wrong, such as `messages[0].content`."""
+    code: str | None = None
+    """A constant that programs can compare, such as `model_not_found`."""
+    retry_after_s: int | None = None
+    extra_headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers beside `content-type` and `retry-after`: (name in lower case, value)."""
+
+    def envelope(self) -> dict[str, dict[str, str | None]]:
+        """Return OpenAI's error envelope."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def body(self) -> bytes:
+        """Return the envelope as JSON."""
+        text = json.dumps(self.envelope(), ensure_ascii=False, separators=(",", ":"))
+        # A message may quote half a surrogate pair of the request, which UTF-8 cannot spell.
+        return text.encode(errors="replace")
+
+    def event(self) -> bytes:
+        """Return the envelope as a server-sent event, for a stream whose status was sent already."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response headers in ASGI's form, without `content-length`."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        headers += self.extra_headers
+        return headers
+
+
+class RefusedError(Exception):
+    """A request is refused; the edge of the process answers with `refusal`."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    """The part of an error envelope that other processes read."""
+
+    message: str
+    type: str | None
+    code: str | None
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self | None:
+        """Return the error in a response body; None if the body is not an error envelope."""
+        try:
+            error = json.loads(body)["error"]
+            message, kind, code = error["message"], error.get("type"), error.get("code")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        if not isinstance(message, str):
+            return None
+        return cls(
+            message=message,
+            type=kind if isinstance(kind, str) else None,
+            code=code if isinstance(code, str) else None,
+        )
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> RefusedError:
+    """Return the refusal (400) of a request that fails however often it is repeated."""
+    return RefusedError(Refusal(status=400, message=message, param=param, code=code))
+
+
+def body_too_large(limit: int) -> RefusedError:
+    """Return the refusal (413) of a request body over `limit` bytes."""
+    message = f"The body is larger than {limit} bytes."
+    return RefusedError(Refusal(status=413, message=message, code="body_too_large"))
+
+
+def unavailable(message: str, code: str, *, retry_after_s: int) -> RefusedError:
+    """Return the refusal (503) of a request that another process, or this one later, can serve."""
+    return RefusedError(
+        Refusal(
+            status=503,
+            message=message,
+            type="server_error",
+            code=code,
+            retry_after_s=retry_after_s,
+        )
+    )
+
+
+def internal(message: str, code: str | None = None) -> RefusedError:
+    """Return the refusal (500) of a request that failed by an error of ours."""
+    return RefusedError(Refusal(status=500, message=message, type="server_error", code=code))

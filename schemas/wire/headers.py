@@ -1,0 +1,79 @@
+"""Names of the HTTP headers that our processes exchange, and the values that more than one of them parses.
+
+Names are lower case, as ASGI and HTTP/2 have them. A process that works on bytes encodes a name once, at import.
+"""
+
+import math
+from typing import Final
+
+from schemas.wire import errors
+
+FLEET_PREFIX: Final = "x-fleet-"
+"""Every header of ours that is not a request option begins with this; gateways drop what engines send of them."""
+
+# Sent by clients; the gateway passes them on to the engine.
+REQUEST_ID: Final = "x-request-id"
+REQUEST_TIMEOUT: Final = "x-request-timeout"
+"""Seconds from the arrival of a request to the end of its answer. See `parse_timeout`."""
+SESSION_ID: Final = "x-session-id"
+TRACE_PARENT: Final = "traceparent"
+TRACE_STATE: Final = "tracestate"
+
+# Sent by gateways to engines.
+RESUMABLE: Final = "x-fleet-resumable"
+"""`1` asks for a stream with resume comments (streams.py) and allows the body field `fleet`; `0` is the default."""
+
+# Sent by engines; gateways weigh replicas by them.
+NODE: Final = "x-fleet-node"
+REPLICA: Final = "x-fleet-replica"
+IN_FLIGHT: Final = "x-fleet-in-flight"
+"""Sequences that hold a slot of the engine."""
+QUEUED: Final = "x-fleet-queued"
+"""Requests in the queue of the engine."""
+MEMORY_FREE: Final = "x-fleet-memory-free"
+"""Percent of the engine's memory limit that is free or can be freed, from 0 to 100."""
+
+# Sent by gateways to clients, with NODE and REPLICA.
+ATTEMPTS: Final = "x-fleet-attempts"
+"""The number of engines that were tried."""
+STORE: Final = "x-fleet-store"
+"""`STORE_STALE` while the gateway has no connection to etcd and serves from its last table."""
+STORE_STALE: Final = "stale"
+GATEWAY: Final = "x-fleet-gateway"
+"""The id of the gateway that answers on its admin port; the reconciler checks it."""
+RETRY_AFTER: Final = "retry-after"
+
+# OpenAI's rate limit headers, sent by gateways to clients with an API key that has limits.
+RATE_LIMIT_REQUESTS: Final = (
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+)
+RATE_LIMIT_TOKENS: Final = (
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+)
+
+MAX_TIMEOUT_S: Final = 86_400.0
+"""The longest `x-request-timeout`: one day. A larger number is more likely milliseconds than a deadline."""
+
+
+def parse_timeout(text: str) -> float:
+    """Return the value of `x-request-timeout` in seconds.
+
+    Raises:
+        RefusedError: the value is not a number above 0 and at most `MAX_TIMEOUT_S`.
+
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise errors.invalid(
+            f"The header '{REQUEST_TIMEOUT}' must be a number of seconds, above 0 and at most "
+            f"{MAX_TIMEOUT_S:.0f}, such as 2.5; it is {text[:50]!r}.",
+            param=REQUEST_TIMEOUT,
+        )
+    return seconds

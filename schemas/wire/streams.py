@@ -1,0 +1,14 @@
+"""Markers in server-sent events that engine, gateway and fleetctl must spell alike."""
+
+from typing import Final
+
+DATA: Final = b"data: "
+"""The beginning of an event's line of data."""
+END: Final = b"\n\n"
+"""The end of an event."""
+DONE: Final = b"data: [DONE]\n\n"
+"""OpenAI's last event of a stream that is complete."""
+RESUME_COMMENT: Final = b": fleet "
+"""The beginning of a comment line before an event's data; JSON follows (docs/reference/openai.md)."""
+RESUME_FIELD: Final = "fleet"
+"""The field of a request body with which a gateway continues an answer on another engine."""

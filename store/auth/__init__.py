@@ -1,1 +1,0 @@
-"""Who may read and write which keys, and the files that say who somebody is."""

@@ -1,0 +1,332 @@
+"""All that a fleet keeps, into a file and back.
+
+From a store to an archive: all that is kept below our prefix, as of one revision.
+
+From an archive to a store: into an empty one, or in the place of what is there.
+
+etcd takes 128 operations at a time, so a restore can break off half-way. Therefore a marker lies in the
+store from the first write to the last, and the election's key without a lease: no reconciler leads over
+half a fleet. The same file again completes what broke off.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import BinaryIO
+
+from pydantic import BaseModel, ValidationError
+
+from machinery.backoff import Backoff
+from machinery.clock import Clock
+from store import keys
+from store.archive import ArchiveEntry, ArchiveHeader, ArchiveReader, ArchiveSummary, ArchiveWriter
+from store.errors import CompactedError, ConflictError, StoreError, UnavailableError
+from store.port import (
+    MAX_OPERATIONS,
+    Delete,
+    Guard,
+    KeyValue,
+    ModRevisionGuard,
+    Operation,
+    Put,
+    Transport,
+)
+
+# A history that goes away under a list four times in a row is a store in trouble.
+_LIST_ATTEMPTS = 4
+PREFIX = f"{keys.ROOT}/"
+
+
+class HalfRestoredError(StoreError):
+    """A restore into this store broke off: complete it, then look again."""
+
+
+def is_backed_up(item: KeyValue) -> bool:
+    """Return whether a backup has the key: not what lives under a lease, and says who is there now."""
+    return not (
+        item.lease or item.key == keys.RESTORING or item.key.startswith(keys.TRANSIENT_PREFIXES)
+    )
+
+
+async def save(
+    transport: Transport, file: BinaryIO, *, now: datetime, fleet_version: str
+) -> ArchiveSummary:
+    """Write an archive of the store to the file, from its beginning.
+
+    Raises:
+        HalfRestoredError: what is in the store is not all that should be.
+        StoreError: it could not be read.
+        OSError: the file cannot be written.
+
+    """
+    if await transport.get(keys.RESTORING) is not None:
+        raise HalfRestoredError("a restore into this store broke off; run `fleetctl restore` again")
+    etcd_version = (await transport.status()).version
+    for attempt in range(1, _LIST_ATTEMPTS + 1):
+        file.seek(0)
+        file.truncate()
+        try:
+            return await _save_once(
+                transport, file, now=now, fleet_version=fleet_version, etcd_version=etcd_version
+            )
+        except CompactedError:
+            if attempt == _LIST_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _save_once(
+    transport: Transport, file: BinaryIO, *, now: datetime, fleet_version: str, etcd_version: str
+) -> ArchiveSummary:
+    writer: ArchiveWriter | None = None
+    async with aclosing(transport.pages(PREFIX)) as pages:
+        async for page in pages:
+            if writer is None:
+                header = ArchiveHeader(
+                    created_at=now,
+                    fleet_version=fleet_version,
+                    etcd_version=etcd_version,
+                    store=page.store,
+                    revision=page.revision,
+                    prefix=PREFIX,
+                )
+                writer = ArchiveWriter(file, header)
+            for item in filter(is_backed_up, page.items):
+                writer.add(item.key, item.value)
+    assert writer is not None, "a listing has one page at least"
+    return writer.finish()
+
+
+# etcd takes 1.5 MiB a request; an object that is larger than this goes alone.
+_BATCH_BYTES = 2**20
+ATTEMPTS = 12
+# Half a minute in all: longer than an election of etcd's, or a restart by its own supervisor.
+_BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
+_FENCE = b"fleetctl restore"
+
+
+class RestoreRefusedError(StoreError):
+    """Nothing was written; the message says what stands against it, and what to do."""
+
+
+class _Marker(BaseModel):
+    sha256: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoreContents:
+    """What is in the store before a restore."""
+
+    kept: frozenset[str]
+    leased: frozenset[str]
+    marker: KeyValue | None
+    election: KeyValue | None
+
+
+async def restore(
+    transport: Transport,
+    archive: ArchiveReader,
+    clock: Clock,
+    *,
+    replace: bool = False,
+    attempts: int = ATTEMPTS,
+) -> None:
+    """Make the store hold what the archive holds, and compare; `replace` what is there already.
+
+    Each write is tried so many times while the store does not answer.
+
+    Raises:
+        ArchiveError: the archive is damaged; nothing was written, unless it was changed meanwhile.
+        RefusedError: as its name says.
+        ConflictError: somebody else wrote meanwhile; the store is half restored.
+        UnavailableError: no answer in all attempts; likewise.
+
+    """
+    sha256 = archive.check().sha256
+    if archive.header.prefix != PREFIX:
+        raise RestoreRefusedError(
+            f"the backup's keys begin with {archive.header.prefix}, and this version's with {PREFIX}"
+        )
+    found = await _read_contents(transport)
+    _refuse(found, sha256, replace=replace)
+    work = _Restore(transport, clock, sha256, attempts)
+    await work.begin(found)
+    if found.kept:
+        wanted = {entry.key for entry in archive.entries()}
+        await work.write(Delete(key=key) for key in sorted(found.kept - wanted))
+    await work.write(Put(key=entry.key, value=entry.value) for entry in archive.entries())
+    await _compare(transport, archive)
+    await work.end()
+
+
+async def _read_contents(transport: Transport) -> _StoreContents:
+    kept: set[str] = set()
+    leased: set[str] = set()
+    single: dict[str, KeyValue] = {}
+    async with aclosing(transport.pages(PREFIX)) as pages:
+        async for page in pages:
+            kept.update(item.key for item in page.items if is_backed_up(item))
+            leased.update(item.key for item in page.items if item.lease)
+            single |= {
+                item.key: item
+                for item in page.items
+                if item.key in (keys.RESTORING, keys.ELECTION_RECONCILER)
+            }
+    return _StoreContents(
+        kept=frozenset(kept),
+        leased=frozenset(leased),
+        marker=single.get(keys.RESTORING),
+        election=single.get(keys.ELECTION_RECONCILER),
+    )
+
+
+def _refuse(found: _StoreContents, sha256: str, *, replace: bool) -> None:
+    """Refuse what would mix two fleets, or pull the store from under one that runs."""
+    alive = sorted(
+        key
+        for key in found.leased
+        if key.startswith((keys.NODE_LEASE_PREFIX, keys.ELECTION_PREFIX))
+    )
+    if alive:
+        who = ", ".join(key.rpartition("/")[2] for key in alive[:5])
+        raise RestoreRefusedError(
+            f"a fleet runs on this store ({who}). Stop its reconcilers and agents, wait five seconds "
+            "for their leases to end, and restore again; engines may go on serving"
+        )
+    if replace:
+        return
+    if found.marker is not None:
+        if _sha256_of(found.marker) != sha256:
+            raise RestoreRefusedError(
+                "a restore of another file into this store broke off. Give that file to complete "
+                "it, or --force to replace all that is there"
+            )
+    elif found.kept:
+        raise RestoreRefusedError(
+            f"the store is not empty: it has {len(found.kept)} keys of a fleet. Restore into an empty "
+            "one, or give --force to replace all that is there"
+        )
+
+
+def _sha256_of(marker: KeyValue) -> str:
+    try:
+        return _Marker.model_validate_json(marker.value).sha256
+    except ValidationError:
+        return ""
+
+
+class _Restore:
+    """One restore on its way: every write is guarded by our marker."""
+
+    def __init__(self, transport: Transport, clock: Clock, sha256: str, attempts: int) -> None:
+        self._attempts = attempts
+        self._transport = transport
+        self._clock = clock
+        marker = _Marker(sha256=sha256, nonce=secrets.token_hex(8))
+        self._marker = Put(key=keys.RESTORING, value=marker.model_dump_json().encode())
+        self._guard: Guard = ModRevisionGuard(key=keys.RESTORING, mod_revision=0)
+
+    async def begin(self, found: _StoreContents) -> None:
+        """Put the marker there, unless somebody else has come since we looked."""
+        guards = [
+            ModRevisionGuard(key=keys.RESTORING, mod_revision=_version(found.marker)),
+            ModRevisionGuard(key=keys.ELECTION_RECONCILER, mod_revision=_version(found.election)),
+        ]
+        puts = [self._marker, Put(key=keys.ELECTION_RECONCILER, value=_FENCE)]
+        for attempt in range(1, self._attempts + 1):
+            failure: StoreError
+            try:
+                revision = await self._transport.commit(guards, puts)
+            except (ConflictError, UnavailableError) as error:
+                failure = error
+            else:
+                self._guard = ModRevisionGuard(key=keys.RESTORING, mod_revision=revision)
+                return
+            # The answer may be all that was lost.
+            there = await self._marker_there()
+            if there is not None and there.value == self._marker.value:
+                self._guard = ModRevisionGuard(key=keys.RESTORING, mod_revision=there.mod_revision)
+                return
+            if isinstance(failure, ConflictError):
+                raise RestoreRefusedError(
+                    "somebody else began to write to the store: another restore, or a reconciler. "
+                    "Stop it, and restore again"
+                ) from failure
+            await self._wait(attempt, failure)
+
+    async def write(self, operations: Iterable[Operation]) -> None:
+        """Do all of it, as many at once as etcd takes."""
+        for batch in _batches(operations):
+            for attempt in range(1, self._attempts + 1):
+                try:
+                    await self._transport.commit([self._guard], batch)
+                except UnavailableError as error:
+                    # What may have been written is the same when it is written again.
+                    await self._wait(attempt, error)
+                except ConflictError as error:
+                    raise ConflictError("another restore into this store took over") from error
+                else:
+                    break
+
+    async def end(self) -> None:
+        """Take the marker away: from now on it is a store like any other."""
+        last = [Delete(key=keys.RESTORING), Delete(key=keys.ELECTION_RECONCILER)]
+        for attempt in range(1, self._attempts + 1):
+            try:
+                await self._transport.commit([self._guard], last)
+            except (ConflictError, UnavailableError) as error:
+                there = await self._marker_there()
+                if there is None:
+                    return
+                if isinstance(error, ConflictError):
+                    raise ConflictError("another restore into this store took over") from error
+                await self._wait(attempt, error)
+            else:
+                return
+
+    async def _marker_there(self) -> KeyValue | None:
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return await self._transport.get(keys.RESTORING)
+            except UnavailableError as error:
+                await self._wait(attempt, error)
+        raise AssertionError("unreachable")
+
+    async def _wait(self, attempt: int, error: StoreError) -> None:
+        if attempt == self._attempts:
+            raise error
+        await self._clock.sleep(_BACKOFF.delay_s(attempt))
+
+
+def _version(item: KeyValue | None) -> int:
+    return item.mod_revision if item is not None else 0
+
+
+def _batches(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
+    batch: list[Operation] = []
+    size = 0
+    for operation in operations:
+        weight = len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
+        if batch and (len(batch) == MAX_OPERATIONS or size + weight > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(operation)
+        size += weight
+    if batch:
+        yield batch
+
+
+async def _compare(transport: Transport, archive: ArchiveReader) -> None:
+    """Read back what was written."""
+    entries = archive.entries()
+    async with aclosing(transport.pages(PREFIX)) as pages:
+        async for page in pages:
+            for item in filter(is_backed_up, page.items):
+                if next(entries, None) != ArchiveEntry(key=item.key, value=item.value):
+                    raise ConflictError(f"somebody else wrote {item.key} while it was restored")
+    missing = next(entries, None)
+    if missing is not None:
+        raise ConflictError(f"somebody else removed {missing.key} while it was restored")

@@ -1,1 +1,0 @@
-"""All that a fleet keeps, into a file and back."""

@@ -1,0 +1,306 @@
+"""etcd's JSON gateway as text: requests to bytes, answers to values. Pure.
+
+Formats differ between builds (spacing, grpc-gateway v1 and v2 error bodies); int64 are strings,
+bytes are base64, zeros and empty values are left out.
+
+The way to etcd: HTTP over TCP, TLS or a unix socket. The only importer of etcd3-py.
+
+Of etcd3-py's AioClient the route is used (URL, prefix, headers, raw calls). Its constructor blocks
+and fails while etcd is down, its codec costs milliseconds a call, and its streams lose events, so
+those are replaced: see docs/adr/0002-etcd-client.md and tests/store/etcd/http/test_etcd3_streams.py.
+"""
+
+import io
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import assert_never
+
+import aiohttp
+import orjson
+from etcd3 import AioClient
+
+from store.errors import UnavailableError
+from store.etcd.adapter import AT_ONCE, CALL_S, CONNECT_S, IDLE_S, EndpointCaller
+from store.etcd.address import EtcdAddress
+from store.etcd.error_mapping import error_from_status, explain_connection_error
+from store.etcd.json_values import Json, b64, error_body, field_at, key_value, not_etcd_error
+from store.port import (
+    CreateRevisionGuard,
+    Delete,
+    Guard,
+    KeyChange,
+    ModRevisionGuard,
+    Operation,
+    Put,
+)
+
+__all__ = [
+    "Json",
+    "b64",
+    "change",
+    "dumps",
+    "error_of_body",
+    "field_at",
+    "is_object",
+    "key_value",
+    "loads",
+    "transaction",
+]
+
+
+def dumps(body: Json) -> bytes:
+    return orjson.dumps(body)
+
+
+def loads(raw: bytes) -> Json:
+    """Return the object that the text says.
+
+    Raises:
+        UnavailableError: it is not JSON, so whoever answered is not etcd, or broke off.
+
+    """
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise not_etcd_error(raw) from error
+    if not isinstance(value, dict):
+        raise not_etcd_error(raw)
+    return value
+
+
+def change(tree: Json) -> KeyChange:
+    """Return one event of a watch; a put carries no type."""
+    now = key_value(field_at(tree, "kv"))
+    gone = tree.get("type") == "DELETE"
+    return KeyChange(key=now.key, mod_revision=now.mod_revision, now=None if gone else now)
+
+
+def transaction(guards: Sequence[Guard], operations: Sequence[Operation]) -> Json:
+    return {
+        "compare": [_compare(guard) for guard in guards],
+        "success": [_operation(operation) for operation in operations],
+    }
+
+
+def _compare(guard: Guard) -> Json:
+    match guard:
+        case ModRevisionGuard(key=key, mod_revision=revision):
+            return {
+                "key": b64(key),
+                "target": "MOD",
+                "result": "EQUAL",
+                "mod_revision": str(revision),
+            }
+        case CreateRevisionGuard(key=key, create_revision=revision):
+            return {
+                "key": b64(key),
+                "target": "CREATE",
+                "result": "EQUAL",
+                "create_revision": str(revision),
+            }
+        case _:
+            assert_never(guard)
+
+
+def _operation(operation: Operation) -> Json:
+    match operation:
+        case Put(key=key, value=value, lease=lease):
+            put = {"key": b64(key), "value": b64(value)}
+            return {"request_put": {**put, "lease": str(lease)} if lease else put}
+        case Delete(key=key):
+            return {"request_delete_range": {"key": b64(key)}}
+        case _:
+            assert_never(operation)
+
+
+def is_object(raw: bytes) -> bool:
+    """Return whether the body can be etcd's: its answers and refusals are objects."""
+    return raw.lstrip().startswith(b"{")
+
+
+def error_of_body(raw: bytes) -> tuple[int, str]:
+    """Return the gRPC code and the text of an error body, whatever build wrote it."""
+    try:
+        return error_body(loads(raw))
+    except UnavailableError:
+        return 2, raw[:200].decode("utf-8", "replace")
+
+
+# Calls that write nothing, so that they may go to another endpoint whatever became of them.
+_HARMLESS = ("/kv/range", "/maintenance/status", "/auth/authenticate")
+# The gateway reads JSON at some ten megabytes a second of a processor, several times over, before etcd can
+# refuse what is too large: a call's time is for small ones, and this much is added for each byte.
+_SECONDS_A_BYTE = 1e-6
+
+
+class _Etcd3Client(AioClient):  # type: ignore[misc]  # etcd3-py has no types
+    """etcd3-py's client with a constructor that does no I/O; used for raw calls only."""
+
+    def __init__(self, base_url: str, session: aiohttp.ClientSession) -> None:
+        # Not super().__init__(): it asks for the version with a blocking call.
+        self.session = session
+        self.base = base_url
+        self.api_prefix = "/v3"
+        self.api_spec = None
+        self.headers: dict[str, str] = {}
+        self.user_agent = "mlx-fleet"
+        self.token: str | None = None
+        self.timeout = None
+
+    @property
+    def baseurl(self) -> str:
+        return self.base
+
+
+class JsonGateway:
+    """Calls and streams over etcd's JSON gateway. Connects when first used."""
+
+    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+        self._address = address
+        self._idle_s = idle_s
+        self._made = EndpointCaller(address, self._authenticate)
+        self._calls: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        for session in (self._calls, self._streams):
+            if session is not None:
+                await session.close()
+
+    async def call(self, path: str, body: Json, *, limit_s: float = CALL_S) -> Json:
+        """Return the answer of one unary call.
+
+        Raises:
+            StoreError: as `store.etcd.error_mapping.error_from_status` says.
+
+        """
+        return await self._made.make(
+            lambda token: self._exchange(path, body, limit_s, token), limit_s=limit_s
+        )
+
+    async def _exchange(self, path: str, body: Json, limit_s: float, token: str | None) -> Json:
+        raw = dumps(body)
+        total_s = limit_s + len(raw) * _SECONDS_A_BYTE
+        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=min(limit_s, CONNECT_S))
+        headers = {"Content-Type": "application/json"}
+        turn, route = self._made.turn, self._route(self._session(), token)
+        try:
+            async with route.call_rpc(
+                path, _payload(raw), raw=True, timeout=timeout, headers=headers
+            ) as response:
+                said = await response.read()
+                if response.status == 200:
+                    return loads(said)
+                if response.status != 400 and not is_object(said):
+                    raise self._not_etcd(path, response.status)
+                raise error_from_status(*error_of_body(said))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._made.pass_on(turn)
+            raise self._unreachable(error) from error
+        except UnavailableError:
+            self._made.pass_on(turn)
+            raise
+
+    def _not_etcd(self, path: str, status: int) -> UnavailableError:
+        """Return the error for a web server's or a proxy's answer; what stands behind it may have written."""
+        return UnavailableError(
+            f"etcd at {self._address}: HTTP {status}, and not an answer of etcd (a web server, or a "
+            "proxy without etcd behind it?)",
+            ambiguous=path not in _HARMLESS,
+        )
+
+    def _unreachable(self, error: BaseException) -> UnavailableError:
+        said = str(error) or f"no answer ({type(error).__name__})"
+        is_refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
+        what = explain_connection_error(
+            str(self._address), "connection refused" if is_refused else said
+        )
+        # Without a connection nothing can have been written.
+        unconnected = isinstance(
+            error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+        )
+        return UnavailableError(f"etcd at {self._address}: {what}", ambiguous=not unconnected)
+
+    async def _authenticate(self) -> str:
+        body = {"name": self._address.username, "password": self._address.password}
+        return str(
+            field_at(await self._exchange("/auth/authenticate", body, CALL_S, None), "token")
+        )
+
+    def _route(self, session: aiohttp.ClientSession, token: str | None) -> _Etcd3Client:
+        urls = self._address.endpoints or ("http://localhost",)
+        route = _Etcd3Client(urls[self._made.turn % len(urls)].rstrip("/"), session)
+        route.token = token
+        return route
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._calls is None:
+            self._calls = aiohttp.ClientSession(connector=self._connector(limit=AT_ONCE))
+        return self._calls
+
+    def _connector(self, *, limit: int, force_close: bool = False) -> aiohttp.BaseConnector:
+        if self._address.socket is not None:
+            return aiohttp.UnixConnector(
+                str(self._address.socket), limit=limit, force_close=force_close
+            )
+        try:
+            tls = self._address.ssl_context() or True
+        except OSError as error:  # SSLError is one
+            raise UnavailableError(
+                f"etcd at {self._address}: the certificate files cannot be used: {error}"
+            ) from error
+        return aiohttp.TCPConnector(limit=limit, force_close=force_close, ssl=tls)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, body: Json, headers: dict[str, str]
+    ) -> AsyncGenerator[AsyncGenerator[bytes]]:
+        if self._streams is None:
+            # No limit: a watch must never wait for another's connection.
+            self._streams = aiohttp.ClientSession(
+                connector=self._connector(limit=0, force_close=True), read_bufsize=2**20
+            )
+        token = await self._made.token()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=self._idle_s)
+        turn, route = self._made.turn, self._route(self._streams, token)
+        headers = {"Content-Type": "application/json", **headers}
+        try:
+            async with route.call_rpc(
+                path, dumps(body), raw=True, timeout=timeout, headers=headers
+            ) as response:
+                yield _lines(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._made.pass_on(turn)
+            raise self._unreachable(error) from error
+        except UnavailableError:
+            self._made.pass_on(turn)
+            self._made.forget(token)  # it may be stale; etcd cancels such a watch as denied
+            raise
+
+
+def _payload(raw: bytes) -> bytes | io.BytesIO:
+    """Return the body as aiohttp wants it: a large one as a file, or it warns."""
+    return raw if len(raw) < 2**20 else io.BytesIO(raw)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    """Yield frames: newline-delimited, several in a chunk, and split across chunks.
+
+    Raises:
+        UnavailableError: the server refused or ended the stream.
+
+    """
+    if response.status != 200:
+        code, text = error_of_body(await response.read())
+        raise UnavailableError(f"watch refused: {text} (code {code})")
+    rest: list[bytes] = []
+    async for chunk in response.content.iter_any():
+        if b"\n" not in chunk:
+            rest.append(chunk)
+            continue
+        *lines, last = (b"".join(rest) + chunk).split(b"\n")
+        rest = [last] if last else []
+        for line in lines:
+            if line:
+                yield line
+    raise UnavailableError("etcd ended the stream")

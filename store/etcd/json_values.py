@@ -1,0 +1,61 @@
+"""What answers of etcd's JSON gateway hold, once they are no text any more. Pure; parses nothing.
+
+For both who come this way: `store.etcd.http`, and `store.etcd.sync_reader`, which has no time to import orjson.
+"""
+
+from base64 import b64decode, b64encode
+from typing import Any
+
+from store.errors import UnavailableError
+from store.reads import KeyValue
+
+Json = dict[str, Any]
+
+
+def not_etcd_error(said: object) -> UnavailableError:
+    """Return the error for an answer that makes no sense; a write may have been applied."""
+    return UnavailableError(f"not an answer of etcd: {str(said)[:80]}", ambiguous=True)
+
+
+def field_at(tree: Json, *path: str) -> Any:
+    """Return what must be there in an answer of etcd.
+
+    Raises:
+        UnavailableError: it is not there, so whoever answered is not etcd.
+
+    """
+    found: Any = tree
+    for name in path:
+        if not isinstance(found, dict) or name not in found:
+            raise not_etcd_error(tree)
+        found = found[name]
+    return found
+
+
+def b64(text: str | bytes) -> str:
+    # A key that somebody wrote by hand need not be text, and must not stop who lists it.
+    raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    return b64encode(raw).decode()
+
+
+def key_value(tree: Json) -> KeyValue:
+    try:
+        return KeyValue(
+            key=b64decode(tree["key"]).decode("utf-8", "surrogateescape"),
+            value=b64decode(tree.get("value", "")),
+            create_revision=int(tree.get("create_revision", 0)),
+            mod_revision=int(tree.get("mod_revision", 0)),
+            lease=int(tree.get("lease", 0)),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise not_etcd_error(tree) from error
+
+
+def error_body(tree: Json) -> tuple[int, str]:
+    """Return the gRPC code and the text of an error's body, whatever build wrote it."""
+    nested = tree.get("error")
+    if isinstance(nested, dict):  # streams nest it
+        tree = nested
+    text = tree.get("message") or tree.get("error") or "no reason given"
+    code = tree.get("grpc_code") or tree.get("code")
+    return code if isinstance(code, int) else 2, str(text)

@@ -1,0 +1,245 @@
+"""Who may read and write which keys, and the files that say who somebody is.
+
+A user's name and password in a file: how `init-auth` writes them and processes read them.
+
+Who may read and write which keys: etcd's roles as data. Pure.
+
+A role is what one process needs for its work, and nothing else; docs/operations/security.md says why
+for each. Where a key lies is `store.keys`' to say; here is who may go there.
+"""
+
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from schemas.kinds import KINDS
+from store import keys
+
+_USER, _PASSWORD = "FLEET_ETCD_USER", "FLEET_ETCD_PASSWORD"
+
+
+class CredentialsError(ValueError):
+    """The file is not what it should be; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Who we are to etcd. `user` is empty if the file says only the password."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+def render_credentials(found: Credentials, comment: str) -> str:
+    """Return the file's text: for a shell, systemd's EnvironmentFile, and `read`."""
+    return f"# {comment}\n{_USER}={found.user}\n{_PASSWORD}={found.password}\n"
+
+
+def read_credentials(path: Path) -> Credentials:
+    """Return what the file says: one line with the password, or what `render` made.
+
+    Raises:
+        CredentialsError: it cannot be read, others may read it, or it is of neither form.
+
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CredentialsError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CredentialsError(f"{path} is not text: {_WANTED}") from error
+    if mode & stat.S_IROTH:
+        raise CredentialsError(
+            f"{path} holds a password, and everybody on this machine may read it (mode "
+            f"{stat.S_IMODE(mode):04o}). Do `chmod 600 {path}`"
+        )
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    named = dict(
+        line.split("=", 1) for line in lines if line.startswith((f"{_USER}=", f"{_PASSWORD}="))
+    )
+    if named.get(_PASSWORD):
+        return Credentials(user=named.get(_USER, ""), password=named[_PASSWORD])
+    if len(lines) != 1 or named:
+        raise CredentialsError(f"{path} holds no password: {_WANTED}")
+    return Credentials(user="", password=lines[0])
+
+
+_WANTED = (
+    "expected one line with the password, or a file of `fleetctl init-auth` with "
+    f"{_USER}=... and {_PASSWORD}=..."
+)
+
+
+ROOT_USER = "root"
+"""etcd's own name for who may do everything; it knows no other."""
+
+
+class Right(StrEnum):
+    """What may be done with a key; deleting is writing."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    READWRITE = "READWRITE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Permission:
+    """A right to one key, or to all from `key` up to but without `end`."""
+
+    key: str
+    end: str = ""
+    right: Right
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A user of etcd; its one role has the same name."""
+
+    user: str
+    file: str
+    """The name of the file with its password."""
+    permissions: frozenset[Permission]
+
+
+def prefix_permission(prefix: str, right: Right) -> Permission:
+    """Return the right to every key that begins with the prefix."""
+    return Permission(key=prefix, end=keys.prefix_end(prefix), right=right)
+
+
+def key_permission(key: str, right: Right) -> Permission:
+    return Permission(key=key, right=right)
+
+
+def fleet_accounts(nodes: Iterable[str], *, prefix: str = "") -> tuple[Account, ...]:
+    """Return the users of a fleet whose keys lie below the prefix, with an agent for each node."""
+    made = [
+        _account("admin", _admin(), prefix),
+        _account("reconciler", _reconciler(), prefix),
+        _account("gateway", _gateway(), prefix),
+        *(_account(f"node-{name}", _agent(name), prefix) for name in sorted(set(nodes))),
+    ]
+    return tuple(made)
+
+
+def node_of_user(user: str, *, prefix: str = "") -> str | None:
+    """Return the node whose agent has this user in the fleet below the prefix."""
+    head, tail = "fleet-node-", _mark(prefix)
+    if not (user.startswith(head) and user.endswith(tail)):
+        return None
+    name = user.removeprefix(head).removesuffix(tail)
+    # No name of a node has an @: it is another fleet's.
+    return name if name and "@" not in name else None
+
+
+def _account(component: str, permissions: Iterable[Permission], prefix: str) -> Account:
+    moved = (
+        Permission(key=prefix + p.key, end=p.end and prefix + p.end, right=p.right)
+        for p in permissions
+    )
+    return Account(
+        user=f"fleet-{component}{_mark(prefix)}",
+        file=f"{component}.env",
+        permissions=frozenset(moved),
+    )
+
+
+def _mark(prefix: str) -> str:
+    """Return what tells the users of two fleets in one etcd apart."""
+    return f"@{prefix}" if prefix else ""
+
+
+def _admin() -> list[Permission]:
+    """Who uses fleetctl: sees everything, writes what users declare, and secrets."""
+    declared = [kind.name for kind in KINDS if kind.written_by_users]
+    # What is deleted at once takes its status with it; a deployment is marked, and goes later.
+    removed = [kind for kind in declared if kind != "ModelDeployment"]
+    return [
+        prefix_permission(f"{keys.ROOT}/", Right.READ),
+        *(prefix_permission(keys.spec_prefix(kind), Right.READWRITE) for kind in declared),
+        # A replica is deleted to have it made anew.
+        prefix_permission(keys.spec_prefix("Replica"), Right.READWRITE),
+        *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in removed),
+        prefix_permission(keys.SECRET_PREFIX, Right.READWRITE),
+        prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READWRITE),
+        prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
+        prefix_permission(keys.TICKET_PREFIX, Right.READWRITE),
+    ]
+
+
+def _reconciler() -> list[Permission]:
+    judged = ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute", "GitSource", "Replica")
+    return [
+        *(
+            prefix_permission(prefix, Right.READ)
+            for prefix in (keys.SPEC_PREFIX, keys.STATUS_PREFIX)
+        ),
+        *(
+            prefix_permission(prefix, Right.READ)
+            for prefix in (keys.NODE_LEASE_PREFIX, keys.ENDPOINT_PREFIX)
+        ),
+        # Where gateways show how busy deployments are.
+        prefix_permission(keys.GATEWAY_LEASE_PREFIX, Right.READ),
+        # It places replicas, registers nodes, and removes deployments whose replicas are gone.
+        *(
+            prefix_permission(keys.spec_prefix(kind), Right.READWRITE)
+            for kind in ("Replica", "Revision", "Node", "ModelDeployment")
+        ),
+        # What a GitSource says is applied, and pruned, by the leader.
+        *(
+            prefix_permission(keys.spec_prefix(kind), Right.READWRITE)
+            for kind in ("NodePool", "ShardGroup", "ModelRoute", "GitSource")
+        ),
+        prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
+        *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
+        # What agents said of a replica goes with the replica.
+        prefix_permission(keys.RANK_PREFIX, Right.READWRITE),
+        prefix_permission(keys.NODE_LIFE_PREFIX, Right.READWRITE),
+        # Watching a key is watching what begins with it.
+        prefix_permission(keys.ELECTION_RECONCILER, Right.READWRITE),
+        prefix_permission(keys.event_prefix("reconciler"), Right.READWRITE),
+    ]
+
+
+def _gateway() -> list[Permission]:
+    """Return what its table is made of; it writes where it is found, and nothing else."""
+    prefixes = (
+        keys.ENDPOINT_PREFIX,
+        keys.spec_prefix("ModelDeployment"),
+        keys.status_prefix("ModelDeployment"),
+        keys.spec_prefix("ModelRoute"),
+        # Labels, which say at which site a Mac is.
+        keys.spec_prefix("Node"),
+        # For its admin API: which Macs there are, and whether their agents live.
+        keys.status_prefix("Node"),
+        keys.NODE_LEASE_PREFIX,
+        # Hashes of keys, never the keys.
+        keys.API_KEY_PREFIX,
+        # Who may read its log; the secrets of other holders' tickets are only hashes.
+        keys.ticket_prefix("Gateway"),
+    )
+    return [
+        *(prefix_permission(prefix, Right.READ) for prefix in prefixes),
+        prefix_permission(keys.GATEWAY_LEASE_PREFIX, Right.READWRITE),
+    ]
+
+
+def _agent(node: str) -> list[Permission]:
+    return [
+        prefix_permission(keys.spec_prefix("Replica"), Right.READ),
+        prefix_permission(keys.spec_prefix("ModelDeployment"), Right.READ),
+        # The models that groups fall back on are looked at as well.
+        prefix_permission(keys.spec_prefix("ShardGroup"), Right.READ),
+        # Nothing that is missing is gone while a backup is restored.
+        key_permission(keys.RESTORING, Right.READ),
+        key_permission(keys.node_lease_key(node), Right.READWRITE),
+        key_permission(keys.status_key("Node", node), Right.READWRITE),
+        prefix_permission(keys.rank_prefix(node), Right.READWRITE),
+        prefix_permission(keys.endpoint_prefix(node), Right.READWRITE),
+        prefix_permission(keys.event_prefix(f"Node/{node}"), Right.READWRITE),
+        prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READ),
+        prefix_permission(keys.fabric_rank_prefix(node), Right.READWRITE),
+        prefix_permission(keys.ticket_prefix(f"Node/{node}"), Right.READ),
+    ]

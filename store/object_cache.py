@@ -1,0 +1,148 @@
+"""Finding cached objects by what is in them, without looking at all of them. Holds keys, not objects.
+
+Objects in memory as the store had them: what an informer keeps and its readers read. No I/O.
+"""
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from store.codec import NewerDocumentError, UndecodableError
+from store.port import KeyValue
+
+T = TypeVar("T")
+_NONE: frozenset[str] = frozenset()
+
+
+class Index(Generic[T]):
+    """Keys of objects by the values that `values_of` (pure) reads in each; kept as objects change."""
+
+    def __init__(self, values_of: Callable[[T], Iterable[str]]) -> None:
+        self._values_of = values_of
+        self._values: dict[str, frozenset[str]] = {}
+        # In order, and kept so: sorting ten thousand keys anew for each question took milliseconds.
+        self._keys: dict[str, list[str]] = {}
+
+    def keys(self, value: str) -> list[str]:
+        """Return the keys of the objects that have the value, in order."""
+        return list(self._keys.get(value, ()))
+
+    def count(self, value: str) -> int:
+        """Return how many objects have the value."""
+        return len(self._keys.get(value, ()))
+
+    def values(self) -> set[str]:
+        """Return the values that any object has."""
+        return set(self._keys)
+
+    def set(self, key: str, obj: T) -> None:
+        """Take over what the object is now."""
+        self._move(key, frozenset(self._values_of(obj)))
+
+    def drop(self, key: str) -> None:
+        """Forget an object, or do nothing if it is not there."""
+        self._move(key, _NONE)
+
+    def _move(self, key: str, after: frozenset[str]) -> None:
+        before = self._values.pop(key, _NONE)
+        for value in before - after:
+            keys = self._keys[value]
+            del keys[bisect_left(keys, key)]
+            if not keys:
+                del self._keys[value]
+        for value in after - before:
+            insort(self._keys.setdefault(value, []), key)
+        if after:
+            self._values[key] = after
+
+
+log = logging.getLogger(__name__)
+
+
+class ObjectCache(Generic[T]):
+    """Decoded objects by key, with indexes. Readers see them only; the informer below writes."""
+
+    def __init__(self, decode: Callable[[KeyValue], T]) -> None:
+        self._decode = decode
+        self._items: dict[str, T] = {}
+        self._versions: dict[str, int] = {}
+        self._last_good: dict[str, int] = {}
+        self._indexes: dict[str, Index[T]] = {}
+        self.undecodable: set[str] = set()
+        """Keys whose value cannot be read; `items` has the last good one, if there was any."""
+        self.newer: set[str] = set()
+        """Those of them that a newer mlx-fleet wrote: not to be overwritten."""
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        """What is there, by key; the last good value of what cannot be decoded."""
+        return MappingProxyType(self._items)
+
+    def version(self, key: str) -> int:
+        """Return the mod_revision of a cached value; 0 if there is none.
+
+        Of what cannot be decoded it is that of the last good value: a write that is planned on that
+        one must not pass for one that has seen the newest.
+        """
+        versions = self._last_good if key in self.undecodable else self._versions
+        return versions.get(key, 0)
+
+    def index(self, name: str, values_of: Callable[[T], Iterable[str]]) -> None:
+        """Keep an index: `values_of` (pure) says under which values an object is to be found."""
+        made = self._indexes[name] = Index(values_of)
+        for key, obj in self._items.items():
+            made.set(key, obj)
+
+    def by_index(self, name: str, value: str) -> Mapping[str, T]:
+        """Return the objects that have the value, by key, in order of their keys.
+
+        What cannot be decoded is found by its last good value.
+
+        Raises:
+            KeyError: there is no such index.
+
+        """
+        return {key: self._items[key] for key in self._indexes[name].keys(value)}
+
+    def count(self, name: str, value: str) -> int:
+        """Return how many objects `by_index` would return; KeyError as there."""
+        return self._indexes[name].count(value)
+
+    def values(self, name: str) -> set[str]:
+        """Return the values that any object has in an index; KeyError as there."""
+        return self._indexes[name].values()
+
+    def _decoded(self, item: KeyValue) -> T | UndecodableError:
+        try:
+            return self._decode(item)
+        except UndecodableError as error:
+            return error
+
+    def _set(self, key: str, version: int, value: T | UndecodableError) -> None:
+        before, self._versions[key] = self._versions.get(key, 0), version
+        if not isinstance(value, UndecodableError):
+            self._items[key] = value
+            self._forget_trouble(key)
+            for index in self._indexes.values():
+                index.set(key, value)
+            return
+        # The last good value stays: taking the object for deleted would end what runs.
+        if key in self._items and key not in self.undecodable:
+            self._last_good[key] = before
+        self.undecodable.add(key)
+        (self.newer.add if isinstance(value, NewerDocumentError) else self.newer.discard)(key)
+        log.error("a document in the store cannot be read", extra={"why": str(value)})
+
+    def _drop(self, key: str) -> None:
+        self._items.pop(key, None)
+        self._versions.pop(key, None)
+        self._forget_trouble(key)
+        for index in self._indexes.values():
+            index.drop(key)
+
+    def _forget_trouble(self, key: str) -> None:
+        self.undecodable.discard(key)
+        self.newer.discard(key)
+        self._last_good.pop(key, None)

@@ -1,0 +1,250 @@
+"""Objects as trees (what JSON gives), put together from the store's spec and status. Checks no field, makes no types.
+
+For reading alone: `fleetctl get` answers in a fifth of the time that pydantic's models take to import. Typed
+objects are `fleetctl.objects.reader`'s. Every function that reads takes whatever has `get` and `list` of `store.port`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from store import keys, versions
+from store.errors import NewerDocumentError, UndecodableError
+from store.reads import KeyValue, StoreReader
+
+# As `fleetctl get -o json` shows it: camelCase, and no version of the document.
+Tree: TypeAlias = dict[str, Any]
+
+API_VERSION = "fleet/v1alpha1"
+
+_LEASED_PREFIXES = {
+    "Endpoint": keys.ENDPOINT_PREFIX,
+    "Event": keys.EVENT_PREFIX,
+    "FabricTest": keys.FABRIC_TEST_PREFIX,
+}
+_KINDS_WITHOUT_STATUS = frozenset({*_LEASED_PREFIXES, "Revision"})
+# The order of schemas.meta.ObjectMeta.
+_METADATA = (
+    *("name", "labels", "annotations", "uid", "generation", "resourceVersion"),
+    *("creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences", "managedFields"),
+)
+NEW_NODE = {"unschedulable": False, "draining": False, "taints": []}
+"""What the reconciler writes as the spec of a node that joins."""
+
+
+async def list_all(store: StoreReader, kind: str) -> list[Tree]:
+    """Return all objects of a kind with their statuses, by name; events by time.
+
+    Raises:
+        UndecodableError: one of them is no document, or a newer mlx-fleet's.
+        StoreError: no answer.
+
+    """
+    if kind == "Node":
+        return await _nodes(store)
+    if kind == "ApiKey":
+        return await _api_keys(store)
+    items = (await store.list(_LEASED_PREFIXES.get(kind) or keys.spec_prefix(kind))).items
+    found = [of_item(item, kind) for item in items]
+    if kind not in _KINDS_WITHOUT_STATUS:
+        statuses = (await store.list(keys.status_prefix(kind))).items
+        by_name = {keys.kind_and_name(item.key)[1]: item for item in statuses}
+        found = [with_status(tree, by_name.get(name_of(tree)), kind) for tree in found]
+    found.sort(key=name_of)
+    if kind == "Event":
+        found.sort(key=_last_seen)
+    return found
+
+
+async def get(store: StoreReader, kind: str, name: str) -> Tree | None:
+    """Return one object; None if it is not there. `list_all` has the errors."""
+    if kind in ("Node", "ApiKey"):
+        return next((one for one in await list_all(store, kind) if name_of(one) == name), None)
+    if kind in _LEASED_PREFIXES:
+        # Their keys begin with who wrote them, which the name does not say.
+        found = [tree for tree in await list_all(store, kind) if name_of(tree) == name]
+        return max(found, key=lambda tree: int(tree["metadata"]["resourceVersion"]), default=None)
+    item = await store.get(keys.spec_key(kind, name))
+    if item is None:
+        return None
+    tree = of_item(item, kind)
+    if kind in _KINDS_WITHOUT_STATUS:
+        return tree
+    return with_status(tree, await store.get(keys.status_key(kind, name)), kind)
+
+
+async def ready_nodes(store: StoreReader) -> frozenset[str]:
+    """Return the nodes whose agents renew their leases."""
+    leases = (await store.list(keys.NODE_LEASE_PREFIX)).items
+    return frozenset(item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in leases)
+
+
+def of_item(item: KeyValue, kind: str) -> Tree:
+    """Return the object under a spec key, with its resourceVersion.
+
+    Raises:
+        UndecodableError: it is none.
+
+    """
+    tree = decode(item, kind)
+    metadata = tree.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise _undecodable(item, kind, "has no metadata.name")
+    if not isinstance(tree.get("spec", {}), dict):
+        raise _undecodable(item, kind, "its spec is no object")
+    metadata = {**metadata, "resourceVersion": str(item.mod_revision)}
+    # Without what is empty: defaults that nobody wrote are no news.
+    tree["metadata"] = {part: metadata[part] for part in _METADATA if metadata.get(part)}
+    return tree
+
+
+def with_status(tree: Tree, item: KeyValue | None, kind: str) -> Tree:
+    """Return the object with the status that lies under its status key; `of_item` has the errors."""
+    return tree if item is None else {**tree, "status": decode(item, f"{kind}Status")}
+
+
+def decode(item: KeyValue, model: str) -> Tree:
+    """Return a document; one that an earlier mlx-fleet wrote is migrated. `model` is the name of its type.
+
+    Raises:
+        NewerDocumentError: a newer mlx-fleet wrote it.
+        UndecodableError: it is no document.
+
+    """
+    try:
+        raw = versions.migrate(item.value, versions.history_of(model))
+        tree = json.loads(raw)
+    except versions.VersionError as error:
+        kind = NewerDocumentError if error.is_newer else UndecodableError
+        raise kind(f"{item.key} ({model}): {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _undecodable(item, model, f"is not JSON ({error})") from error
+    if not isinstance(tree, dict):
+        raise _undecodable(item, model, "is no object")
+    return tree
+
+
+def _undecodable(item: KeyValue, model: str, what: str) -> UndecodableError:
+    return UndecodableError(
+        f"{item.key} ({model}): {what}. It was written by another version of mlx-fleet or by hand; "
+        "run the newer version, or delete the key"
+    )
+
+
+def name_of(tree: Tree) -> str:
+    return str(tree["metadata"]["name"])
+
+
+def conditions_of(tree: Tree) -> list[Tree]:
+    """Return the conditions in an object's status; none if it has no status."""
+    found = (tree.get("status") or {}).get("conditions") or ()
+    return [one for one in found if isinstance(one, dict)]
+
+
+def condition(tree: Tree, type_: str) -> Tree | None:
+    """Return the condition of that type; None means unknown."""
+    return next((one for one in conditions_of(tree) if one.get("type") == type_), None)
+
+
+def is_true(tree: Tree, type_: str) -> bool:
+    """Return whether the condition is there and true."""
+    found = condition(tree, type_)
+    return found is not None and found.get("status") == "True"
+
+
+def without_managed_fields(tree: Tree, *, managed_fields: bool = False) -> Tree:
+    """Return what `get -o yaml` and `-o json` print: without who wrote which field, unless asked for."""
+    if managed_fields or "managedFields" not in tree.get("metadata", ()):
+        return tree
+    metadata = {part: v for part, v in tree["metadata"].items() if part != "managedFields"}
+    return {**tree, "metadata": metadata}
+
+
+def parse_time(text: object) -> datetime | None:
+    """Return the time that a document says; None if it says none."""
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _last_seen(tree: Tree) -> datetime:
+    found = parse_time((tree.get("spec") or {}).get("lastSeen"))
+    return found or datetime.min.replace(tzinfo=UTC)
+
+
+async def _api_keys(store: StoreReader) -> list[Tree]:
+    items = (await store.list(keys.API_KEY_PREFIX)).items
+    return [api_key_tree(decode(item, "ApiKey"), item.mod_revision) for item in items]
+
+
+def api_key_tree(stored: Tree, mod_revision: int = 0) -> Tree:
+    """Return an API key in the form of an object, without its hash: of no use to anybody, so nobody carries it about."""
+    metadata = {
+        "name": stored["name"],
+        "resourceVersion": str(mod_revision),
+        "creationTimestamp": stored.get("created"),
+    }
+    spec = {part: v for part, v in stored.items() if part not in ("name", "hash", "created")}
+    return {"apiVersion": API_VERSION, "kind": "ApiKey", "metadata": metadata, "spec": spec}
+
+
+async def _nodes(store: StoreReader) -> list[Tree]:
+    """Return the nodes, with the condition Ready made from their leases.
+
+    The lease is the truth, and whoever wrote it down as a status would be behind it.
+    """
+    specs = (await store.list(keys.spec_prefix("Node"))).items
+    found = {name_of(tree): tree for tree in (of_item(item, "Node") for item in specs)}
+    for item in (await store.list(keys.status_prefix("Node"))).items:
+        _, name = keys.kind_and_name(item.key)
+        # A node that just joined has a status before the reconciler has written its spec.
+        new = {
+            "apiVersion": API_VERSION,
+            "kind": "Node",
+            "metadata": {"name": name},
+            "spec": NEW_NODE,
+        }
+        found[name] = with_status(found.get(name) or new, item, "Node")
+    ready = await ready_nodes(store)
+    lives = {
+        item.key.removeprefix(keys.NODE_LIFE_PREFIX): decode(item, "NodeLifeStatus")
+        for item in (await store.list(keys.NODE_LIFE_PREFIX)).items
+    }
+    return [
+        _with_ready_condition(found[name], lives.get(name) or {}, is_ready=name in ready)
+        for name in sorted(found)
+    ]
+
+
+def _with_ready_condition(node: Tree, life: Tree, *, is_ready: bool) -> Tree:
+    status = node.get("status")
+    if status is None:
+        return node
+    generation = node["metadata"].get("generation", 0)
+    ready = {
+        "type": "Ready",
+        "status": "True" if is_ready else "False",
+        "reason": "LeaseHeld" if is_ready else "LeaseLost",
+        "message": "" if is_ready else "its agent does not renew its lease",
+        "observedGeneration": generation,
+    }
+    # Of Ready the reconciler knows since when; whether it is true the lease says.
+    conditions = _merge_conditions([conditions_of(node), conditions_of({"status": life}), [ready]])
+    judged = {**status, "observedGeneration": generation, "conditions": conditions}
+    return {**node, "status": judged}
+
+
+def _merge_conditions(layers: Iterable[Sequence[Mapping[str, Any]]]) -> list[Tree]:
+    """Return the conditions, later ones instead of earlier ones; the time moves only when the truth moves."""
+    found: dict[str, Tree] = {}
+    for one in (one for layer in layers for one in layer):
+        new, old = dict(one), found.get(str(one.get("type")))
+        if old is not None and old.get("status") == new.get("status"):
+            since = old.get("lastTransitionTime")
+            new.pop("lastTransitionTime", None)
+            new |= {} if since is None else {"lastTransitionTime": since}
+        found[str(new.get("type"))] = new
+    return [found[type_] for type_ in sorted(found)]

@@ -1,0 +1,358 @@
+"""The work queue: a key waits once, is held once, and is never lost.
+
+The control loop decides about retries, and nobody else.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machinery.backoff import Backoff
+from machinery.control_loop import AuthorityLostError, Requeue, TerminalError, WorkQueue, run_loop
+from tests.support.clock import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock: FakeClock) -> WorkQueue[str]:
+    return WorkQueue(clock)
+
+
+async def test_a_key_waits_once_and_in_order(queue: WorkQueue[str]) -> None:
+    for key in ("a", "b", "a"):
+        queue.add(key)
+    assert len(queue) == 2
+    assert [await queue.get(), await queue.get()] == ["a", "b"]
+    assert len(queue) == 0
+
+
+async def test_a_busy_key_waits_until_it_is_given_back(
+    queue: WorkQueue[str], clock: FakeClock
+) -> None:
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("a")
+    async with asyncio.TaskGroup() as group:
+        second = group.create_task(queue.get())
+        await clock.advance(60)
+        assert not second.done()
+        queue.done("a")
+    assert second.result() == "a"
+
+
+async def test_a_key_that_nobody_added_again_stays_away(
+    queue: WorkQueue[str], clock: FakeClock
+) -> None:
+    queue.add("a")
+    queue.done(await queue.get())
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(queue.get())
+        await clock.advance(3600)
+        assert not waiting.done()
+        queue.add("b")
+    assert waiting.result() == "b"
+
+
+async def test_a_delayed_key_comes_when_its_time_has_come(
+    queue: WorkQueue[str], clock: FakeClock
+) -> None:
+    queue.add_after("a", 30)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(queue.get())
+        await clock.advance(29.9)
+        assert not waiting.done()
+        await clock.advance(0.2)
+        assert waiting.done()
+    assert waiting.result() == "a"
+
+
+@pytest.mark.parametrize(
+    ("first_s", "second_s"), [pytest.param(10, 30, id="later"), pytest.param(30, 10, id="sooner")]
+)
+async def test_the_sooner_of_two_delays_counts(
+    queue: WorkQueue[str], clock: FakeClock, first_s: float, second_s: float
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(queue.get())
+        queue.add_after("a", first_s)
+        await clock.advance(1)
+        queue.add_after("a", second_s - 1)
+        await clock.advance(9.5)
+        assert waiting.done()
+        again = group.create_task(queue.get())
+        await clock.advance(3600)
+        assert not again.done()
+        again.cancel()
+
+
+async def test_a_look_now_replaces_a_look_later(queue: WorkQueue[str], clock: FakeClock) -> None:
+    queue.add_after("a", 30)
+    queue.add("a")
+    queue.add_after("a", 10)  # it is in line already
+    queue.done(await queue.get())
+    async with asyncio.TaskGroup() as group:
+        again = group.create_task(queue.get())
+        await clock.advance(3600)
+        assert not again.done()
+        again.cancel()
+
+
+async def test_retries_come_ever_later_until_the_key_is_forgotten(clock: FakeClock) -> None:
+    queue = WorkQueue[str](clock, Backoff(first_s=1, limit_s=8))
+    assert [queue.retry("a", jitter=1) for _ in range(5)] == [1, 2, 4, 8, 8]
+    assert queue.retry("b", jitter=0) == 0.5
+    queue.forget("a")
+    queue.forget("never seen")
+    assert queue.retry("a", jitter=1) == 1
+
+
+async def test_a_cancelled_wait_loses_no_key(queue: WorkQueue[str], clock: FakeClock) -> None:
+    queue.add_after("a", 5)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(queue.get())
+        await clock.advance(1)
+        waiting.cancel()
+    await clock.advance(5)
+    async with asyncio.timeout(30):
+        assert await queue.get() == "a"
+
+
+class Workers:
+    """Workers that check what must always hold."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.queue = WorkQueue[int](clock)
+        self.held: set[int] = set()
+        self.asked_at: dict[int, int] = {}
+        self.looked_at: dict[int, int] = {}
+        self.moment = 0
+
+    def ask(self, key: int) -> None:
+        self.moment += 1
+        self.asked_at[key] = self.moment
+
+    async def work(self, work_s: float) -> None:
+        while True:
+            key = await self.queue.get()
+            assert key not in self.held, "two workers hold one key"
+            self.held.add(key)
+            self.moment += 1
+            self.looked_at[key] = self.moment
+            await self.clock.sleep(work_s)
+            self.held.discard(key)
+            self.queue.done(key)
+
+    async def play(self, steps: list[tuple[str, int, float]]) -> None:
+        for verb, key, seconds in steps:
+            if verb == "wait":
+                await self.clock.advance(seconds)
+                continue
+            self.ask(key)
+            if verb == "add":
+                self.queue.add(key)
+            elif verb == "after":
+                self.queue.add_after(key, seconds)
+            else:
+                self.queue.retry(key, jitter=seconds / 10)
+        await self.clock.advance(1000)
+
+
+def to_end(main: Coroutine[None, None, None]) -> None:
+    """Run to the end in a loop of its own: hypothesis calls plain functions."""
+    with asyncio.Runner() as runner:
+        runner.run(main)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["add", "after", "retry", "wait"]),
+            st.integers(0, 3),
+            st.floats(0, 10),
+        ),
+        max_size=25,
+    ),
+    work_s=st.lists(st.floats(0, 5), min_size=1, max_size=3),
+)
+def test_no_two_workers_hold_one_key_and_no_key_is_lost(
+    steps: list[tuple[str, int, float]], work_s: list[float]
+) -> None:
+    async def main() -> None:
+        workers = Workers(FakeClock())
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(workers.work(seconds)) for seconds in work_s]
+            await workers.play(steps)
+            for task in tasks:
+                task.cancel()
+        for key, asked_at in workers.asked_at.items():
+            assert workers.looked_at.get(key, 0) > asked_at, "nobody looked after it was asked"
+        assert len(workers.queue) == 0
+
+    to_end(main())
+
+
+class AwayError(Exception):
+    """Expected, and over soon."""
+
+
+class Reconciler:
+    """Does what its script says, call by call, then nothing."""
+
+    def __init__(self, *script: Exception | Requeue | None) -> None:
+        self.script = list(script)
+        self.calls = 0
+
+    async def __call__(self, key: str) -> Requeue | None:
+        self.calls += 1
+        step = self.script.pop(0) if self.script else None
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+
+@pytest.fixture
+def queue_from_test_loop(clock: FakeClock) -> WorkQueue[str]:
+    return WorkQueue(clock, Backoff(first_s=1, limit_s=8))
+
+
+@asynccontextmanager
+async def looping(
+    queue: WorkQueue[str], reconcile: Reconciler
+) -> AsyncIterator[asyncio.Task[None]]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(run_loop(queue, reconcile, transient=(AwayError,)))
+        yield task
+        task.cancel()
+
+
+async def test_again_is_obeyed(queue: WorkQueue[str], clock: FakeClock) -> None:
+    reconcile = Reconciler(Requeue(after_s=30), None)
+    queue.add("a")
+    async with looping(queue, reconcile):
+        await clock.advance(29)
+        assert reconcile.calls == 1
+        await clock.advance(2)
+        assert reconcile.calls == 2
+        await clock.advance(3600)
+        assert reconcile.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "message"),
+    [
+        pytest.param(AwayError("away"), logging.INFO, "reconcile will be tried again", id="away"),
+        pytest.param(KeyError("bug"), logging.ERROR, "reconcile failed", id="defect"),
+    ],
+)
+async def test_failures_are_retried_ever_later(
+    queue: WorkQueue[str],
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    level: int,
+    message: str,
+) -> None:
+    reconcile = Reconciler(*[error] * 4)
+    queue.add("a")
+    with caplog.at_level(logging.INFO):
+        async with looping(queue, reconcile):
+            await clock.advance(0.4)
+            assert reconcile.calls == 1
+            await clock.advance(20)
+            assert reconcile.calls == 5
+            await clock.advance(3600)
+            assert reconcile.calls == 5
+    found = [r for r in caplog.records if r.getMessage() == message]
+    assert [(r.levelno, bool(r.exc_info)) for r in found] == [(level, level == logging.ERROR)] * 4
+
+
+async def test_success_mends_the_backoff(queue: WorkQueue[str], clock: FakeClock) -> None:
+    reconcile = Reconciler(AwayError(), AwayError(), AwayError(), None, AwayError())
+    queue.add("a")
+    async with looping(queue, reconcile):
+        await clock.advance(60)
+        assert reconcile.calls == 4
+        queue.add("a")
+        await clock.advance(1.1)  # the first wait again, not the fourth
+        assert reconcile.calls == 6
+
+
+async def test_giving_up_waits_for_a_change(
+    queue: WorkQueue[str], clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reconcile = Reconciler(TerminalError("impossible"), None)
+    queue.add("a")
+    async with looping(queue, reconcile):
+        await clock.advance(3600)
+        assert reconcile.calls == 1
+        assert "gave up until the object changes" in caplog.text
+        queue.add("a")
+        await clock.advance(0)
+        assert reconcile.calls == 2
+
+
+async def test_one_bad_key_does_not_hold_up_the_others(
+    queue: WorkQueue[str], clock: FakeClock
+) -> None:
+    reconcile = Reconciler(KeyError("bug"), None)
+    queue.add("bad")
+    queue.add("good")
+    async with looping(queue, reconcile):
+        await clock.advance(0.1)
+        assert reconcile.calls == 2
+
+
+async def test_losing_the_right_to_act_ends_the_loop(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    queue.add("b")
+    reconcile = Reconciler(AuthorityLostError("not the leader"))
+    with pytest.raises(AuthorityLostError):
+        await run_loop(queue, reconcile)
+    assert reconcile.calls == 1
+
+
+@pytest.mark.parametrize("make", [AuthorityLostError, asyncio.CancelledError])
+async def test_the_key_is_given_back_whatever_ends_the_loop(
+    queue: WorkQueue[str], make: Callable[[], BaseException]
+) -> None:
+    async def ends(_: str) -> Requeue | None:
+        raise make()
+
+    queue.add("a")
+    with pytest.raises(type(make())):
+        await run_loop(queue, ends)
+    queue.add("a")
+    async with asyncio.timeout(30):
+        assert await queue.get() == "a"
+
+
+async def test_others_run_though_there_is_always_something_to_look_at(
+    queue: WorkQueue[str],
+) -> None:
+    """Looks that wait for nothing, one after the other: a lease must be renewed all the same."""
+    renewed = asyncio.Event()
+
+    async def look(key: str) -> None:
+        if not renewed.is_set():
+            queue.add(key)
+
+    async with asyncio.TaskGroup() as group:
+        queue.add("a")
+        task = group.create_task(run_loop(queue, look))
+        group.create_task(_set(renewed))
+        await renewed.wait()
+        task.cancel()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()

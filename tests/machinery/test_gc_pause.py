@@ -1,0 +1,29 @@
+"""The collector is held off for a block, and is as it was afterwards."""
+
+import gc
+
+import pytest
+
+from machinery.gc_pause import freeze_survivors, pause_collection
+
+
+def test_it_is_on_again_whatever_happens() -> None:
+    assert gc.isenabled()
+    with pause_collection():
+        assert not gc.isenabled()
+        with pause_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), pause_collection():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_what_is_settled_is_not_looked_at() -> None:
+    before = gc.get_freeze_count()
+    try:
+        freeze_survivors()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

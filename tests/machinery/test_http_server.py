@@ -1,0 +1,202 @@
+"""HTTP beside a process' main work, and the clients from which it must not suffer."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from machinery.clock import SystemClock
+from machinery.http_server import AdminServer, ConnectionLimits, listen
+from tests.support.clock import HurriedClock
+from tests.support.waiting import until, until_async
+
+HOST = "127.0.0.1"
+HURRIED = ConnectionLimits(head_s=0.3, flush_s=0.3, stall_s=0.3, connections=5)
+GET = b"GET /fine HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def fine(_: Request) -> Response:
+    return PlainTextResponse("fine")
+
+
+async def large(_: Request) -> Response:
+    return Response(b"x" * (32 << 20))
+
+
+async def endless(_: Request) -> Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+            await asyncio.sleep(0)
+
+    return StreamingResponse(pieces())
+
+
+async def silent(_: Request) -> Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.Event().wait()
+
+    return StreamingResponse(pieces())
+
+
+APP = Starlette(routes=[Route(f"/{one.__name__}", one) for one in (fine, large, endless, silent)])
+
+
+@asynccontextmanager
+async def serving(patience: ConnectionLimits | None = None) -> AsyncIterator[int]:
+    """Yield the port of a door that answers."""
+    changed = asyncio.Event()
+    door = AdminServer(APP, SystemClock(), (HOST, 0), changed.set, patience=patience)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(door.run())
+        await changed.wait()
+        yield int(door.url.rpartition(":")[2])
+        running.cancel()
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def said(port: int, request: bytes, *, limit_s: float = 20.0) -> bytes:
+    """Send, and return all that comes until the other side closes."""
+    async with asyncio.timeout(limit_s), connected(port) as (reader, writer):
+        writer.write(request)
+        with suppress(ConnectionResetError):
+            return await reader.read(-1)
+        return b""
+
+
+async def test_one_request_gets_one_answer() -> None:
+    async with serving() as port:
+        answer = await said(port, GET + GET)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"connection: close\r\n" in answer
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(b"", id="says-nothing"),
+        pytest.param(b"GET /fi", id="half-a-line"),
+        pytest.param(b"GET /fine HTTP/1.1\r\nhost: x\r\nx-a: ", id="half-a-header"),
+    ],
+)
+async def test_who_does_not_finish_a_request_is_given_up(request_: bytes) -> None:
+    async with serving(HURRIED) as port:
+        assert await said(port, request_) == b""
+        assert b"200 OK" in await said(port, GET)
+
+
+async def test_a_drop_now_and_then_does_not_help() -> None:
+    async with serving(HURRIED) as port, asyncio.timeout(20), connected(port) as (reader, writer):
+        writer.write(b"GET /fine HTTP/1.1\r\n")
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"x-a: b\r\n")
+                await writer.drain()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        assert await reader.read(1) == b""
+
+
+async def test_headers_without_end_are_refused() -> None:
+    async with serving() as port:
+        answer = await said(port, b"GET /fine HTTP/1.1\r\nx-a: " + b"b" * (80 << 10))
+        assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
+
+
+async def test_what_is_no_http_is_refused() -> None:
+    async with serving() as port:
+        assert (await said(port, b"\x16\x03\x01\x02\x00\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("path", [b"/large", b"/endless"])
+async def test_who_does_not_read_is_given_up(path: bytes) -> None:
+    """The answer does not fit into the kernel's buffers."""
+    only_one = ConnectionLimits(flush_s=0.2, stall_s=0.2, connections=1)
+    async with serving(only_one) as port:
+        with socket.create_connection((HOST, port)) as lazy:
+            lazy.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+            await served(port)
+
+
+async def served(port: int) -> None:
+    """Wait until there is room for one more."""
+
+    async def is_served() -> bool:
+        return b"200 OK" in await said(port, GET)
+
+    await until_async(is_served, limit_s=20, what="room for one more")
+
+
+async def test_too_many_are_told_so_and_the_others_are_served() -> None:
+    async with serving(ConnectionLimits(connections=3)) as port, AsyncExitStack() as idle:
+        first = await idle.enter_async_context(connected(port))
+        for _ in range(2):
+            await idle.enter_async_context(connected(port))
+        assert (await said(port, b"")).startswith(b"HTTP/1.1 503 ")
+        first[1].close()
+        await served(port)
+
+
+async def test_the_end_does_not_wait_for_who_follows() -> None:
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        async with serving() as port:
+            reader, writer = await stack.enter_async_context(connected(port))
+            writer.write(b"GET /silent HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"first")
+        with pytest.raises(OSError, match="Connect call failed"):
+            await asyncio.open_connection(HOST, port)
+
+
+async def test_a_port_that_is_taken_is_said_and_tried_again() -> None:
+    changes = 0
+
+    def changed() -> None:
+        nonlocal changes
+        changes += 1
+
+    with listen(HOST, 0) as taken:
+        port = taken.getsockname()[1]
+        door = AdminServer(APP, HurriedClock(), (HOST, port), changed)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(door.run())
+            await until(lambda: door.why, what="that it says why")
+            assert (door.url, changes) == ("", 1)
+            assert door.why == f"port {port} on {HOST}: address already in use"
+            taken.close()
+            await until(lambda: door.url, what="the second try")
+            assert (door.why, changes) == ("", 2)
+            assert b"200 OK" in await said(port, GET)
+            running.cancel()
+
+
+async def test_signals_stay_the_process_own() -> None:
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, heard.set)
+    before = signal.getsignal(signal.SIGTERM)
+    async with serving():
+        assert signal.getsignal(signal.SIGTERM) is before
+        os.kill(os.getpid(), signal.SIGUSR1)
+        async with asyncio.timeout(10):
+            await heard.wait()
+    loop.remove_signal_handler(signal.SIGUSR1)

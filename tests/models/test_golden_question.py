@@ -1,0 +1,51 @@
+"""Is a golden answer right: against garbage that looks like an answer."""
+
+import math
+
+import pytest
+
+from models import golden_question
+from schemas.formation import GoldenAnswer
+
+RIGHT = GoldenAnswer(pieces=("a", "b"), logprobs=(-0.5, -1.0))
+
+
+def answer(pieces: tuple[str, ...], *logprobs: float) -> GoldenAnswer:
+    return GoldenAnswer(pieces=pieces, logprobs=logprobs)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (RIGHT, ""),
+        (answer(("a", "b"), -0.54, -0.96), ""),
+        (answer(("a", "b"), -0.5, -1.06), "token 2 of the golden answer has the logprob -1.060"),
+        (answer(("a", "b"), math.nan, -1.0), "token 1 of the golden answer has the logprob nan"),
+        (answer(("a", "c"), -0.5, -1.0), "token 2 of the golden answer is 'c', and"),
+        (answer(("a",), -0.5), "has 1 tokens, and that of an earlier epoch has 2"),
+        (answer((), *()), "has 0 tokens"),
+    ],
+)
+def test_an_answer_against_another(given: GoldenAnswer, words: str) -> None:
+    said = golden_question.mismatch(given, RIGHT)
+    assert (said == "") == (words == "")
+    assert words in said
+
+
+def test_whose_answer_it_is_compared_with_is_said() -> None:
+    reference = RIGHT.model_copy(update={"is_reference": True})
+    assert "one Mac alone" in golden_question.mismatch(answer(("x", "b"), -0.5, -1.0), reference)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_sane"),
+    [
+        (RIGHT, True),
+        (answer((), *()), False),
+        (answer(("a", "b"), -0.5, math.nan), False),
+        (answer(("a", "b"), -0.5, -math.inf), False),
+        (answer(("a", "b"), -0.5, -0.5), False),
+    ],
+)
+def test_an_answer_without_another_has_to_be_sane(given: GoldenAnswer, *, is_sane: bool) -> None:
+    assert (golden_question.mismatch(given, None) == "") == is_sane

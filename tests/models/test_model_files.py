@@ -1,0 +1,343 @@
+"""What a node says of a model's folder: its geometry, or what is wrong with it."""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models import inspection, model_files
+from models.model_files import ModelUnusableError
+from schemas.node import ModelReport
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+}
+TENSORS = {"a": ("F32", 0, 400), "b": ("BF16", 400, 600)}
+
+
+def safetensors(tensors: dict[str, tuple[str, int, int]] = TENSORS, *, missing: int = 0) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    for name, (dtype, begin, end) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": [1], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    size = max((end for _, _, end in tensors.values()), default=0)
+    return struct.pack("<Q", len(text)) + text + bytes(max(0, size - missing))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(CONFIG))
+    (made / "model.safetensors").write_bytes(safetensors())
+    return made
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    tree = {k: v for k, v in (CONFIG | changes).items() if v is not None}
+    (folder / "config.json").write_text(json.dumps(tree))
+
+
+def report(folder: Path, *, casts: bool = False) -> ModelReport:
+    return inspection.report_model(str(folder), Path("/unused"), casts_to_float32=casts)
+
+
+def test_geometry(folder: Path) -> None:
+    found = report(folder).geometry
+    assert found is not None
+    layer = {"kv_heads": 2, "head_dim": 16, "value_dim": 16, "latent_dim": 0, "window": 0}
+    assert found.model_dump() == {
+        "model_type": "qwen3",
+        "weights_bytes": 600,
+        "layers": 2,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "kv_element_bytes": 2,
+        "vocab_size": 512,
+        "max_context": 4096,
+        "groups": ({"kind": "Full", "count": 2, "state_bytes": 0, **layer},),
+        "replicated_bytes": 0,
+        "parameters": 2,
+        "hidden_size": 64,
+        "ffn_size": 0,
+        "heads": 4,
+        "prefill_batch": 1,
+        "prefill_step": 2048,
+        "is_attention_fused": False,
+        "unknown": "",
+        "splitting": None,
+    }
+
+
+def test_a_header_without_metadata(folder: Path) -> None:
+    """What mlx writes if it is given none."""
+    header = b'{"__metadata__":null,"a":{"data_offsets":[0,8],"dtype":"F32","shape":[2]}}'
+    data = struct.pack("<Q", len(header)) + header + bytes(8)
+    (folder / "model.safetensors").write_bytes(data)
+    found = report(folder).geometry
+    assert found is not None
+    assert found.weights_bytes == 8
+
+
+def test_where_half_precision_is_widened_it_doubles(folder: Path) -> None:
+    found = report(folder, casts=True).geometry
+    assert found is not None
+    assert (found.weights_bytes, found.kv_element_bytes) == (800, 4)
+
+
+def test_full_precision_stays_what_it_is(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(safetensors({"a": ("F32", 0, 400)}))
+    for casts in (True, False):
+        found = report(folder, casts=casts).geometry
+        assert found is not None
+        assert (found.weights_bytes, found.kv_element_bytes) == (400, 4)
+
+
+def test_multimodal_models_keep_their_numbers_inside(folder: Path) -> None:
+    inner = {k: v for k, v in CONFIG.items() if k != "model_type"}
+    tree = {"model_type": "qwen3_vl", "vocab_size": 1000, "text_config": inner}
+    (folder / "config.json").write_text(json.dumps(tree))
+    found = report(folder).geometry
+    assert found is not None
+    assert (found.model_type, found.vocab_size, found.layers) == ("qwen3_vl", 1000, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_heads", "head_dim"),
+    [
+        ({"num_key_value_heads": None}, 4, 16),
+        ({"head_dim": 128}, 2, 128),
+        ({"hidden_size": None, "head_dim": 32}, 2, 32),
+    ],
+)
+def test_what_config_leaves_out_is_derived(
+    folder: Path, changes: dict[str, Any], kv_heads: int, head_dim: int
+) -> None:
+    configure(folder, **changes)
+    found = report(folder).geometry
+    assert found is not None
+    assert (found.kv_heads, found.head_dim) == (kv_heads, head_dim)
+
+
+def test_what_is_not_understood_is_said_and_not_guessed(folder: Path) -> None:
+    """The reconciler then asks a person (spec.resources.memory); the model itself may be fine."""
+    for changes, words in (
+        ({"num_hidden_layers": None}, "config.json lacks num_hidden_layers"),
+        ({"vocab_size": None}, "config.json lacks vocab_size"),
+        ({"model_type": "gear"}, "no rule says what the cache of a gear model needs"),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "has 1 layer_types for 2"),
+    ):
+        configure(folder, **changes)
+        found = report(folder).geometry
+        assert found is not None
+        assert words in found.unknown
+        assert found.weights_bytes == 600
+
+
+def test_an_architecture_that_mlx_lm_does_not_have_is_refused(folder: Path) -> None:
+    for strange in ("nonsense", "../../etc", "x" * 5000):
+        configure(folder, model_type=strange)
+        found = report(folder)
+        assert (found.geometry, found.reason) == (None, "ArchitectureUnsupported")
+        assert "on this node has no architecture" in found.message
+
+
+def test_a_context_that_the_config_does_not_say_is_not_limited(folder: Path) -> None:
+    configure(folder, max_position_embeddings=None)
+    found = report(folder).geometry
+    assert found is not None
+    assert (found.max_context, found.unknown) == (None, "")
+
+
+def index(folder: Path, *files: str) -> None:
+    tree = {"weight_map": {f"t{i}": name for i, name in enumerate(files)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(tree))
+
+
+def test_shards_add_up(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model-2.safetensors").write_bytes(safetensors({"c": ("F32", 0, 40)}))
+    index(folder, "model-1.safetensors", "model-2.safetensors", "model-2.safetensors")
+    found = report(folder).geometry
+    assert found is not None
+    assert found.weights_bytes == 640
+
+
+def link_in_a_circle(folder: Path) -> None:
+    (folder / "model-2.safetensors").symlink_to(folder / "model-2.safetensors")
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return make
+
+
+def as_folder(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return make
+
+
+def content(name: str, what: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(what)
+
+
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: configure(folder, **changes)
+
+
+def weights(what: bytes) -> Callable[[Path], object]:
+    return content("model.safetensors", what)
+
+
+BROKEN = [
+    pytest.param(lambda f: (f / "config.json").unlink(), "has no config.json", id="no-config"),
+    pytest.param(as_folder("config.json"), "has no config.json", id="config-is-a-folder"),
+    pytest.param(pipe("config.json"), "has no config.json", id="config-is-a-pipe"),
+    pytest.param(content("config.json", b"{"), "content: Invalid JSON", id="config-no-json"),
+    pytest.param(content("config.json", b"\xff{}"), "content: Invalid", id="config-no-text"),
+    pytest.param(content("config.json", b"[" * 99_999), "Invalid JSON", id="config-deep"),
+    pytest.param(content("config.json", b"{}"), "model_type: Field required", id="config-empty"),
+    pytest.param(config(vocab_size="many"), "vocab_size: Input should be", id="config-word"),
+    pytest.param(config(num_hidden_layers=-2), "num_hidden_layers: Input", id="config-negative"),
+    pytest.param(config(num_attention_heads=0), "num_attention_heads: Input", id="config-zero"),
+    pytest.param(config(vocab_size=10**30), "vocab_size: Input should be", id="config-huge"),
+    pytest.param(lambda f: (f / "model.safetensors").unlink(), "no weights", id="no-weights"),
+    pytest.param(as_folder("model.safetensors"), "is not a file", id="weights-are-a-folder"),
+    pytest.param(pipe("model.safetensors"), "is not a file", id="weights-are-a-pipe"),
+    pytest.param(link_in_a_circle, "model-2.safetensors is not a file", id="link-in-a-circle"),
+    pytest.param(
+        lambda f: (f / "model-2.safetensors").symlink_to("/nowhere"), "link to none", id="dangling"
+    ),
+    pytest.param(weights(b""), "is not a safetensors file, or was cut short", id="empty"),
+    pytest.param(weights(b"1234567"), "is not a safetensors file", id="no-length"),
+    pytest.param(weights(safetensors()[:40]), "or was cut short", id="cut-in-the-header"),
+    pytest.param(
+        weights(safetensors(missing=1)),
+        "was cut short: .* bytes, its header says",
+        id="a-byte-less",
+    ),
+    pytest.param(weights(safetensors() + b"x"), "its header says", id="a-byte-more"),
+    pytest.param(weights(b"\xff" * 100), "is not a safetensors file", id="length-is-huge"),
+    pytest.param(
+        weights(struct.pack("<Q", 5) + safetensors()[8:]), "broken safetensors", id="length-lies"
+    ),
+    pytest.param(
+        weights(safetensors({"a": ("F32", 400, 0), "b": ("F32", 0, 400)})),
+        "broken safetensors header",
+        id="offsets-go-down",
+    ),
+    pytest.param(
+        weights(safetensors({"a": ("F32", -8, 0)})), "broken safetensors", id="offsets-below-zero"
+    ),
+    pytest.param(
+        lambda f: index(f, "model.safetensors", "model-9.safetensors"),
+        "lacks 1 of 2 weight files, first model-9.safetensors",
+        id="a-shard-is-missing",
+    ),
+    pytest.param(content("model.safetensors.index.json", b"null"), "index.json: con", id="index"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), BROKEN)
+def test_what_is_broken_is_named(
+    folder: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(folder)
+    with pytest.raises(ModelUnusableError, match=message):
+        model_files.model_geometry(model_files.inspect_model(folder), casts_to_float32=False)
+    found = report(folder)
+    assert found.geometry is None
+    assert found.reason in ("ModelUnusable", "ModelSizeUnknown")
+
+
+@pytest.mark.parametrize("path", ["nowhere", "config.json", "x" * 300, "x/" * 500, "a\u0000b"])
+def test_a_path_that_leads_nowhere(folder: Path, path: str) -> None:
+    found = inspection.report_model(path, folder, casts_to_float32=False)
+    assert (found.path, found.geometry, found.reason) == (path, None, "ModelNotFound")
+
+
+def test_a_file_name_that_is_no_text_can_be_reported(folder: Path) -> None:
+    name = os.fsencode(folder) + b"/model-\xff.safetensors"
+    try:
+        descriptor = os.open(name, os.O_CREAT | os.O_WRONLY)
+    except OSError:
+        pytest.skip("this file system takes text only, as Apple's does")
+    os.close(descriptor)
+    assert "model-?.safetensors" in report(folder).message
+
+
+def test_paths_are_looked_up_below_the_models_folder(folder: Path) -> None:
+    assert inspection.resolve_path("a/b", Path("/m")) == Path("/m/a/b")
+    assert inspection.resolve_path("/a/b", Path("/m")) == Path("/a/b")
+    found = inspection.report_models([folder.name, "b", "b"], folder.parent, casts_to_float32=False)
+    assert [(r.path, r.reason) for r in found] == [("b", "ModelNotFound"), (folder.name, "")]
+
+
+def test_a_context_beyond_the_models_is_refused(folder: Path) -> None:
+    facts = model_files.inspect_model(folder)
+    model_files.check_context(facts, 4096)
+    with pytest.raises(ModelUnusableError, match=r"4097 is more than .* 4096"):
+        model_files.check_context(facts, 4097)
+
+
+json_trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+numbers = json_trees | st.integers(-1, 2**70)
+configs = st.binary(max_size=50) | st.fixed_dictionaries(
+    {"model_type": st.just("x") | json_trees},
+    optional=dict.fromkeys(CONFIG.keys() - {"model_type"}, numbers),
+).map(lambda tree: json.dumps(tree).encode())
+headers = st.dictionaries(
+    st.text(max_size=3),
+    json_trees
+    | st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["F32", "BF16"]) | json_trees,
+            "data_offsets": st.lists(st.integers(-5, 50), max_size=3) | json_trees,
+        }
+    ),
+    max_size=3,
+).map(lambda tree: json.dumps(tree).encode())
+files = st.binary(max_size=60) | st.builds(
+    lambda header, slack, data: struct.pack("<Q", len(header) + slack) + header + data,
+    headers,
+    st.integers(0, 3),
+    st.binary(max_size=50),
+)
+
+
+@given(config_bytes=configs, weights_bytes=files, index_bytes=st.none() | configs)
+def test_nothing_on_disk_is_worse_than_unusable(
+    config_bytes: bytes, weights_bytes: bytes, index_bytes: bytes | None
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_bytes(config_bytes)
+        (folder / "model.safetensors").write_bytes(weights_bytes)
+        if index_bytes is not None:
+            (folder / "model.safetensors.index.json").write_bytes(index_bytes)
+        found = report(folder)
+    assert found.geometry is not None or (found.reason and found.message)
+    ModelReport.model_validate_json(found.model_dump_json())

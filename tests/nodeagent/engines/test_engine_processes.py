@@ -1,0 +1,249 @@
+"""Engine processes: started, found again, ended; on real processes and a tiny model."""
+
+import dataclasses
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from engine import flags
+from machinery import processes
+from machinery.clock import SystemClock
+from nodeagent.engines import engine_processes
+from nodeagent.engines.engine_processes import (
+    EngineOrder,
+    EngineProcess,
+    EngineProcesses,
+    free_port,
+)
+from nodeagent.engines.health_client import HealthClient
+from nodeagent.execute import engine_order
+from schemas.deployment import DraftModel, KvCache, ModelSource
+from schemas.meta import ObjectMeta
+from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
+from tests.support.waiting import until, until_async
+
+CLOCK = SystemClock()
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def first_port() -> int:
+    """Return a port from which on a few are free."""
+    with socket.create_server((HOST, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HealthClient]:
+    made = HealthClient(HOST)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Return a state folder; no engine below it outlives the test."""
+    yield tmp_path
+    for found in agent(tmp_path, 1024).find():
+        engine_processes.kill(found)
+
+
+def agent(folder: Path, first_port: int) -> EngineProcesses:
+    return EngineProcesses(folder, node="a", host=HOST, first_port=first_port)
+
+
+def order(models_dir: Path) -> EngineOrder:
+    return EngineOrder(
+        replica="tiny-0",
+        replica_uid="u1",
+        model_dir=models_dir / "tiny",
+        served_names=("tiny", "fast"),
+        context_length=64,
+        concurrency=1,
+        memory_limit_bytes=2**30,
+    )
+
+
+def test_an_engine_is_told_what_was_declared_and_nothing_else(tmp_path: Path) -> None:
+    """The agent's words are those that the engine understands: both sides of the command line."""
+    plain = order(tmp_path)
+    words = engine_processes.engine_command(plain, node="a", host=HOST, port=4100)
+    assert not {"--queue-limit", "--kv-bits", "--adapter", "--draft-tokens"} & set(words)
+    config = flags.parse(words[3:])
+    assert (config.queue_limit, config.kv_bits, config.kv_window) == (4, None, None)
+    assert (config.adapter, config.draft_model) == (None, None)
+    assert (config.prefix_cache_bytes, config.memory_limit_bytes) == (None, 2**30)
+
+    told = dataclasses.replace(
+        plain,
+        queue_depth=0,
+        kv_bits=8,
+        prefix_cache_bytes=0,
+        adapter=tmp_path / "law",
+        draft_model=tmp_path / "small",
+        draft_tokens=5,
+    )
+    config = flags.parse(engine_processes.engine_command(told, node="a", host=HOST, port=4100)[3:])
+    assert (config.queue_limit, config.kv_bits, config.prefix_cache_bytes) == (0, 8, 0)
+    assert (config.adapter, config.draft_model) == (tmp_path / "law", tmp_path / "small")
+    assert config.draft_tokens == 5
+    windowed = dataclasses.replace(plain, kv_window=32)
+    assert (
+        flags.parse(
+            engine_processes.engine_command(windowed, node="a", host=HOST, port=1)[3:]
+        ).kv_window
+        == 32
+    )
+
+
+def test_every_field_of_a_replica_reaches_its_engine() -> None:
+    proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+    replica = Replica(
+        metadata=ObjectMeta(name="tiny-0", uid="u1"),
+        spec=ReplicaSpec(
+            deployment="tiny",
+            template="t",
+            model=ModelSource(
+                path="tiny", adapter="law", draft=DraftModel(path="/m/small", tokens=4)
+            ),
+            served_names=("tiny", "fast"),
+            context_length=64,
+            concurrency=2,
+            queue_depth=3,
+            kv_cache=KvCache(bits=4, prefix_bytes="1Ki"),
+            ranks=(RankAssignment(node="a", memory=proof),),
+        ),
+    )
+    assert engine_order(replica, Path("/models")) == EngineOrder(
+        replica="tiny-0",
+        replica_uid="u1",
+        model_dir=Path("/models/tiny"),
+        served_names=("tiny", "fast"),
+        context_length=64,
+        concurrency=2,
+        memory_limit_bytes=7,
+        queue_depth=3,
+        kv_bits=4,
+        prefix_cache_bytes=1024,
+        adapter=Path("/models/law"),
+        draft_model=Path("/m/small"),
+        draft_tokens=4,
+    )
+
+
+async def ready(client: HealthClient, engine: EngineProcess) -> None:
+    async def says_so() -> bool:
+        health = await client.ask(engine.port, engine.replica_uid)
+        return health is not None and health.state == "Ready"
+
+    await until_async(says_so, limit_s=25, what="the engine is ready")
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(180)
+async def test_the_life_of_an_engine(
+    folder: Path, models_dir: Path, first_port: int, client: HealthClient
+) -> None:
+    started = agent(folder, first_port).start(order(models_dir), taken=())
+    assert started.port == first_port
+    await ready(client, started)
+    assert await client.probe(started.port, "fast") == ""
+    assert "the first token failed" in await client.probe(started.port, "unheard-of")
+    assert await client.ask(started.port, "of another replica") is None
+
+    (found,) = agent(folder, 9).find()
+    assert found.child.record.pid == started.child.record.pid
+    assert (found.replica, found.replica_uid, found.served_name, found.port) == (
+        "tiny-0",
+        "u1",
+        "tiny",
+        first_port,
+    )
+    assert found.log == started.log
+    assert found.child.running()
+    assert agent(folder / "other", 9).find() == []
+    assert agent(folder.parent, 9).find() == []
+
+    assert await engine_processes.stop_all(folder, CLOCK, grace_s=10) == 1
+    assert not found.child.running()
+    # Its first thread has ended; the kernel tells the parent when the last one has.
+    await until(lambda: not started.child.running(), what="the last thread's end")
+    assert started.child.exit_code() == 0
+    assert found.child.exit_code() is None
+    assert agent(folder, 9).find() == []
+    assert await client.ask(started.port, "u1") is None
+    assert "the first token failed" in await client.probe(started.port, "tiny")
+
+
+@pytest.mark.timeout(180)
+async def test_a_port_that_is_taken_meanwhile(
+    folder: Path, models_dir: Path, first_port: int
+) -> None:
+    ours = agent(folder, first_port)
+    first = ours.start(order(models_dir), taken=())
+    with closing(socket.socket()) as thief:
+        thief.bind((HOST, first_port))
+        thief.listen()
+        await until(lambda: not first.child.running(), limit_s=20)
+        assert first.child.exit_code() == 3
+        words = processes.last_lines(first.log, 1)
+        assert words.startswith(f"engine: port {first_port} is in use on {HOST}")
+        assert free_port(HOST, first_port, ()) > first_port
+    # The thief is gone; the engine that failed still counts as one that holds the port.
+    second = ours.start(order(models_dir), taken=(first_port,))
+    assert second.port > first_port
+    engine_processes.kill(second)
+    await until(lambda: not second.child.running())
+
+
+async def test_a_model_that_is_not_there(folder: Path, first_port: int) -> None:
+    started = agent(folder, first_port).start(order(folder), taken=())
+    await until(lambda: not started.child.running(), limit_s=20)
+    assert started.child.exit_code() == 2
+    assert "is not a directory" in processes.last_lines(started.log, 1)
+
+
+async def test_a_full_log_is_put_aside_once(folder: Path, first_port: int) -> None:
+    log = folder / "tiny-0" / "engine.log"
+    log.parent.mkdir()
+    with log.open("wb") as file:
+        file.truncate(16 * 2**20 + 1)
+    ours = agent(folder, first_port)
+    ended = [ours.start(order(folder), taken=()) for _ in range(2)]
+    await until(lambda: not any(engine.child.running() for engine in ended), limit_s=25)
+    aside = log.with_suffix(".log.1")
+    assert aside.stat().st_size == 16 * 2**20 + 1
+    assert 0 < log.stat().st_size < 10_000
+
+
+async def test_an_engine_that_does_not_listen_is_killed(folder: Path, first_port: int) -> None:
+    started = agent(folder, first_port).start(order(folder), taken=())
+    os.kill(started.child.record.pid, signal.SIGSTOP)
+    assert await engine_processes.stop_all(folder, CLOCK, grace_s=0.2) == 1
+    assert started.child.exit_code() in (-signal.SIGKILL, -signal.SIGTERM)  # kernels differ
+
+
+def test_ports_are_given_out_from_the_lowest(first_port: int) -> None:
+    assert free_port(HOST, first_port, (first_port, first_port + 1)) >= first_port + 2
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1: .*an address of this Mac"):
+        free_port("192.0.2.1", 4100, ())
+
+
+def test_no_port_is_left() -> None:
+    with pytest.raises(OSError, match=r"ports 4100 to 4199 on 127\.0\.0\.1 are all taken"):
+        free_port(HOST, 4100, range(4100, 4200))
+
+
+async def test_an_engine_that_does_not_answer(client: HealthClient) -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        port = int(silent.getsockname()[1])
+        assert await client.ask(port, "u1") is None
+    assert await client.ask(port, "u1") is None

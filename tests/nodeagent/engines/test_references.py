@@ -1,0 +1,120 @@
+"""A reference for the golden answer: one process with the whole model, and the answer kept."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nodeagent.engines import engine_processes
+from nodeagent.engines.engine_processes import EngineOrder
+from nodeagent.engines.references import GoldenReferences, ReferenceTasks
+from nodeagent.replicas.observed import ReferenceState
+from schemas.formation import GoldenAnswer
+from tests.support.nodeagent_groups import GOLDEN
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(180)]
+
+
+def order(models_dir: Path) -> EngineOrder:
+    return EngineOrder(
+        replica="tiny-0",
+        replica_uid="u1",
+        model_dir=models_dir / "tiny",
+        served_names=("tiny",),
+        context_length=64,
+        concurrency=1,
+        memory_limit_bytes=2**30,
+    )
+
+
+def running(folder: Path) -> list[psutil.Process]:
+    """Return the processes that make references below the folder."""
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if (
+                engine_processes.GOLDEN_MODULE in one.cmdline()
+                and folder in Path(one.cwd()).parents
+            ):
+                found.append(one)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def test_an_answer_is_made_once_and_kept(tmp_path: Path, models_dir: Path) -> None:
+    made = await GoldenReferences(tmp_path).make(order(models_dir))
+    assert made.is_reference
+    assert len(made.pieces) == len(made.logprobs) > 1
+    (kept,) = (tmp_path / "goldens").iterdir()
+    kept.write_text(GOLDEN.model_dump_json(by_alias=True))
+    assert await GoldenReferences(tmp_path).make(order(models_dir)) == GOLDEN
+    assert running(tmp_path) == []
+
+
+async def test_why_there_is_none_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"ended with 2: .*is not a directory"):
+        await GoldenReferences(tmp_path).make(order(tmp_path))
+
+
+async def test_nobody_waits_for_what_nobody_wants(tmp_path: Path, models_dir: Path) -> None:
+    async with asyncio.TaskGroup() as group:
+        maker = ReferenceTasks(GoldenReferences(tmp_path), group)
+        maker.start(order(models_dir))
+        await until(lambda: bool(running(tmp_path)), what="one process begins")
+        maker.stop("tiny-0")
+    assert running(tmp_path) == []
+
+
+async def test_what_an_agent_left_behind_is_ended(tmp_path: Path, models_dir: Path) -> None:
+    async with asyncio.TaskGroup() as group:
+        maker = ReferenceTasks(GoldenReferences(tmp_path), group)
+        maker.start(order(models_dir))
+        await until(lambda: bool(running(tmp_path)), what="one process begins")
+        GoldenReferences(tmp_path / "elsewhere").sweep()
+        assert running(tmp_path) != []
+        GoldenReferences(tmp_path).sweep()
+        await until(lambda: not running(tmp_path), what="it is ended")
+    assert maker.look("tiny-0", "u1") == (ReferenceState.FAILED, None)
+
+
+class Told:
+    """References that are made when the test says so."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, asyncio.Future[GoldenAnswer]] = {}
+
+    async def make(self, order: EngineOrder) -> GoldenAnswer:
+        self.answers[order.replica_uid] = asyncio.get_running_loop().create_future()
+        return await self.answers[order.replica_uid]
+
+    def sweep(self) -> None:
+        """Nothing is left behind."""
+
+
+async def test_a_reference_is_of_one_replica_and_not_of_the_next(tmp_path: Path) -> None:
+    told = Told()
+    async with asyncio.TaskGroup() as group:
+        maker = ReferenceTasks(told, group)
+        assert maker.look("tiny-0", "u1") == (ReferenceState.NOT_TRIED, None)
+        maker.start(order(tmp_path))
+        await asyncio.sleep(0)
+        assert maker.look("tiny-0", "u1") == (ReferenceState.RUNNING, None)
+        assert maker.look("tiny-0", None) == (ReferenceState.RUNNING, None)
+        assert maker.look("tiny-0", "u2") == (ReferenceState.NOT_TRIED, None)
+        maker.start(replace(order(tmp_path), replica_uid="u2"))
+        await asyncio.sleep(0)
+        told.answers["u2"].set_result(GOLDEN)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert maker.look("tiny-0", "u2") == (ReferenceState.FOUND, GOLDEN)
+        assert told.answers["u1"].cancelled()
+        maker.start(replace(order(tmp_path), replica_uid="u3"))
+        await asyncio.sleep(0)
+        told.answers["u3"].set_exception(OSError("no memory"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert maker.look("tiny-0", "u3") == (ReferenceState.FAILED, None)

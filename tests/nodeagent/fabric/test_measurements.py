@@ -1,0 +1,126 @@
+"""What rounds add up to, what they say of cables, and the words between a rank and its parent."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.fabric import measurements, rank_process
+from nodeagent.fabric.rank_process import (
+    FabricRankOrder,
+    RankBroken,
+    RankMessage,
+    RanksConnected,
+    SumRound,
+)
+from schemas.fabrictest import MIB, FabricFigures, FabricRank, FabricTestSpec
+from schemas.formation import Formation, Seat, rendezvous
+from schemas.shardgroup import Backend
+from tests.support.clock import FakeClock
+
+
+def rank(number: int, *found: FabricFigures) -> FabricRank:
+    return FabricRank(test_uid="u", rank=number, node=f"n-{number}", state="Done", figures=found)
+
+
+def measured(size: int, *times_us: float, wrong: int = 0) -> FabricFigures:
+    return FabricFigures(size=size, times_us=times_us, wrong=wrong)
+
+
+def test_a_row_is_that_of_the_slowest_rank() -> None:
+    (row,) = measurements.summarize_ranks(
+        [
+            rank(0, measured(64 * MIB, 8_000, 12_000)),
+            rank(1, measured(64 * MIB, 10_000, 30_000, wrong=1)),
+        ]
+    )
+    assert (row.rounds, row.wrong, row.least_us, row.median_us, row.most_us) == (2, 1, 10_000, 20_000, 30_000)  # fmt: skip
+    assert row.average_gb_s == pytest.approx(64 * MIB / 20_000e-6 / 1e9)
+    assert row.peak_gb_s == pytest.approx(64 * MIB / 10_000e-6 / 1e9)
+
+
+# 64 MiB in 13.4 ms is 5.008 GB/s, in 13.5 ms 4.971.
+@pytest.mark.parametrize(
+    ("backend", "found", "reason"),
+    [
+        ("jaccl", measured(64 * MIB, 13_400), "Measured"),
+        ("jaccl", measured(64 * MIB, 13_500), "TooSlow"),
+        ("jaccl-ring", measured(64 * MIB, 13_500), "TooSlow"),
+        ("ring", measured(64 * MIB, 1e7), "Measured"),
+        ("jaccl", measured(4 * MIB, 1e7), "Measured"),
+        ("ring", measured(4096, 1, wrong=1), "WrongSums"),
+        ("jaccl", measured(64 * MIB, 13_400, wrong=1), "WrongSums"),
+    ],
+)
+def test_what_figures_say_of_cables(backend: Backend, found: FabricFigures, reason: str) -> None:
+    verdict = measurements.judge([measurements.summarize_rank(found)], backend)
+    assert (verdict.reason, verdict.is_healthy) == (reason, reason == "Measured")
+    assert verdict.message
+
+
+rounds = st.builds(
+    SumRound,
+    size=st.sampled_from([4096, 65536]),
+    took_us=st.floats(0, 1e8),
+    is_right=st.booleans(),
+)
+
+
+@given(found=st.lists(rounds, max_size=12))
+def test_every_round_is_counted_once(found: list[SumRound]) -> None:
+    made = measurements.figures_by_size(found)
+    assert sum(len(one.times_us) for one in made) == len(found)
+    assert sum(one.wrong for one in made) == sum(not one.is_right for one in found)
+    for one in map(measurements.summarize_rank, made):
+        assert one.least_us <= one.median_us <= one.most_us
+        assert 0 < one.average_gb_s <= one.peak_gb_s * (1 + 1e-9)
+
+
+@given(word=rounds | st.just(RanksConnected()) | st.builds(RankBroken, why=st.text()))
+def test_a_word_is_heard_as_it_was_said(word: RankMessage) -> None:
+    line = rank_process.encode_message(word)
+    assert "\n" not in line
+    assert rank_process.decode_message(line.encode()) == word
+
+
+@given(line=st.binary() | st.sampled_from([b"1", b"null", b"[1]", b'{"broken": 3}', b"[true, 1.0, 1]"]))  # fmt: skip
+def test_other_lines_are_no_words(line: bytes) -> None:
+    assert rank_process.decode_message(line) is None
+
+
+@pytest.mark.parametrize("backend", ["ring", "jaccl", "jaccl-ring"])
+def test_orders_survive_the_command_line(backend: Backend, tmp_path: Path) -> None:
+    links = ((), ("rdma_en5",)) if backend != "ring" else ()
+    spec = FabricTestSpec(
+        formation=Formation(
+            group="g",
+            backend=backend,
+            environment={"MLX_METAL_FAST_SYNCH": "1", "MLX_A": "--rank=7 =x"},
+            formed_at=FakeClock().now(),
+        ),
+        seats=(
+            Seat(node="a", addresses=("10.0.0.1", "10.0.1.1"), rdma=links),
+            Seat(node="b", addresses=("10.0.0.2", "10.0.1.2"), rdma=links[::-1]),
+        ),
+    )
+    found = rendezvous("uid", spec.formation, spec.seats)
+    order = rank_process.write_order(tmp_path, spec, 1, found)
+    argv = rank_process.rank_command(order)
+    assert rank_process.parse_order(argv[argv.index(rank_process.FABRIC_MODULE) + 1 :]) == order
+    variables = order.variables()
+    assert variables["MLX_RANK"] == "1"
+    assert variables["MLX_A"] == "--rank=7 =x"
+    is_jaccl = backend != "ring"
+    assert ("MLX_IBV_DEVICES" in variables) == ("MLX_JACCL_COORDINATOR" in variables) == is_jaccl
+    assert ("MLX_JACCL_RING" in variables) == (backend == "jaccl-ring")
+    if is_jaccl:
+        text = Path(variables["MLX_IBV_DEVICES"]).read_text()
+        assert text == '[[null, ["rdma_en5"]], [["rdma_en5"], null]]'
+
+
+def test_an_order_says_what_mlx_reads(tmp_path: Path) -> None:
+    order = FabricRankOrder(
+        rank=0, size=2, backend="ring", hostfile=tmp_path / "h", sizes=(4,), rounds=1
+    )
+    assert order.variables() == {"MLX_RANK": "0", "MLX_HOSTFILE": str(tmp_path / "h")}

@@ -1,0 +1,262 @@
+"""The macOS readers, on captured output of six machines and on output that is missing or damaged."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.hardware import macos
+from nodeagent.hardware.macos import FactsOutput
+from nodeagent.hardware.readings import HardwareError, HardwareFacts, MemoryLimitSource
+
+CAPTURES = Path(__file__).parent / "captures"
+GIB = 2**30
+
+
+def captured(machine: str) -> FactsOutput:
+    folder = CAPTURES / machine
+    return FactsOutput(
+        sysctl=(folder / "sysctl.txt").read_text(),
+        profiler=(folder / "profiler.json").read_text(),
+        sw_vers=(folder / "sw_vers.txt").read_text(),
+        ioreg=(folder / "ioreg.txt").read_text(),
+        hostname=(folder / "hostname.txt").read_text(),
+    )
+
+
+M1 = HardwareFacts(
+    chip="Apple M1",
+    machine="MacBookAir10,1",
+    os="macOS",
+    os_version="14.6.1 (23G93)",
+    cpu_cores=8,
+    performance_cores=4,
+    gpu_cores=7,
+    memory_bytes=16 * GIB,
+    gpu_memory_limit_bytes=16 * GIB * 66 // 100,
+    memory_bandwidth_gbps=68.25,
+    hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000001",
+    hostname="Annas-MacBook-Air",
+    thunderbolt="3",
+    rdma_capable=False,
+)
+M4_PRO = HardwareFacts(
+    chip="Apple M4 Pro",
+    machine="Mac16,11",
+    os="macOS",
+    os_version="26.2 (25C56)",
+    cpu_cores=14,
+    performance_cores=10,
+    gpu_cores=20,
+    memory_bytes=64 * GIB,
+    gpu_memory_limit_bytes=48 * GIB,
+    memory_bandwidth_gbps=273,
+    hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000002",
+    hostname="mini-1",
+    thunderbolt="5",
+    rdma_capable=True,
+)
+M3_ULTRA = HardwareFacts(
+    chip="Apple M3 Ultra",
+    machine="Mac15,14",
+    os="macOS",
+    os_version="26.3 (25D125)",
+    cpu_cores=32,
+    performance_cores=24,
+    gpu_cores=80,
+    memory_bytes=512 * GIB,
+    gpu_memory_limit_bytes=498216 * 2**20,
+    gpu_memory_limit_source=MemoryLimitSource.WIRED_LIMIT,
+    memory_bandwidth_gbps=819,
+    hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000003",
+    hostname="studio-a",
+    thunderbolt="5",
+    rdma_capable=True,
+)
+M5_MAX = HardwareFacts(
+    chip="Apple M5 Max",
+    machine="Mac17,6",
+    os="macOS",
+    os_version="26.4.1 (25E253)",
+    cpu_cores=18,
+    performance_cores=6,
+    gpu_cores=40,
+    memory_bytes=128 * GIB,
+    gpu_memory_limit_bytes=96 * GIB,
+    memory_bandwidth_gbps=614,
+    hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000004",
+    hostname="Pro-von-Joerg",
+    thunderbolt="5",
+    rdma_capable=True,
+)
+M6_MAX = HardwareFacts(
+    chip="Apple M6 Max",
+    machine="Mac18,7",
+    os="macOS",
+    os_version="27.0.1 (26A5353q)",
+    cpu_cores=20,
+    performance_cores=4,
+    gpu_cores=48,
+    memory_bytes=192 * GIB,
+    gpu_memory_limit_bytes=144 * GIB,
+    memory_bandwidth_gbps=None,
+    hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000005",
+    hostname="M6",
+    thunderbolt=None,
+    rdma_capable=False,
+)
+VM = HardwareFacts(
+    chip="Apple M1 (Virtual)",
+    machine="VirtualMac2,1",
+    os="macOS",
+    os_version="15.5 (24F74)",
+    cpu_cores=3,
+    performance_cores=3,
+    gpu_cores=1,
+    memory_bytes=7 * GIB,
+    gpu_memory_limit_bytes=7 * GIB * 66 // 100,
+    memory_bandwidth_gbps=None,
+    hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000006",
+    hostname="Mac-1748936512345",
+    thunderbolt=None,
+    rdma_capable=False,
+)
+
+MACHINES = {
+    "m1": M1,
+    "m4_pro": M4_PRO,
+    "m3_ultra": M3_ULTRA,
+    "m5_max": M5_MAX,
+    "m6_max_unknown": M6_MAX,
+    "vm": VM,
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_captured_machine(machine: str) -> None:
+    assert macos.assemble_facts(captured(machine)) == MACHINES[machine]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_each_command_alone_may_fail(machine: str) -> None:
+    seen, whole = captured(machine), MACHINES[machine]
+    without_sysctl = replace(
+        whole,
+        performance_cores=None,  # nobody else says it reliably
+        gpu_memory_limit_bytes=macos.gpu_memory_limit(whole.memory_bytes, None)[0],
+        gpu_memory_limit_source=MemoryLimitSource.ESTIMATE,
+    )
+    assert macos.assemble_facts(replace(seen, sysctl="")) == without_sysctl
+    assert macos.assemble_facts(replace(seen, profiler="")) == whole
+    assert macos.assemble_facts(replace(seen, ioreg="")) == whole
+    assert macos.assemble_facts(replace(seen, sw_vers="")) == replace(
+        whole, os_version="unknown", rdma_capable=False
+    )
+
+
+def test_nothing_but_memory_is_still_a_node() -> None:
+    facts = macos.assemble_facts(FactsOutput(sysctl="hw.memsize: 103079215104\n"))
+    assert (facts.chip, facts.machine, facts.os_version) == ("unknown",) * 3
+    assert (facts.cpu_cores, facts.gpu_cores) == (1, 1)
+    assert facts.memory_bytes == 96 * GIB
+    assert facts.gpu_memory_limit_bytes == 72 * GIB
+    assert not facts.hardware_uuid
+
+
+def test_a_known_chip_without_counts_has_its_smallest_bin() -> None:
+    text = "hw.memsize: 68719476736\nmachdep.cpu.brand_string: Apple M4 Pro\n"
+    facts = macos.assemble_facts(FactsOutput(sysctl=text))
+    assert (facts.cpu_cores, facts.gpu_cores, facts.memory_bandwidth_gbps) == (12, 16, 273)
+
+
+@pytest.mark.parametrize("sysctl", ["", "hw.memsize: 0\n", "hw.memsize: none\n"])
+def test_memory_is_never_guessed(sysctl: str) -> None:
+    with pytest.raises(HardwareError, match=r"hw\.memsize"):
+        macos.assemble_facts(FactsOutput(sysctl=sysctl, profiler="{}"))
+
+
+@given(
+    text=st.text()
+    | st.sampled_from(
+        [
+            "[]",
+            "{",
+            "null",
+            '{"SPHardwareDataType": 3}',
+            '{"SPHardwareDataType": []}',
+            '{"SPHardwareDataType": [null], "SPDisplaysDataType": [{"sppci_cores": []}]}',
+        ]
+    )
+)
+def test_a_damaged_profile_says_nothing(text: str) -> None:
+    assert macos.parse_profiler(text) == macos.SystemProfile()
+
+
+def test_of_several_gpus_the_largest_counts() -> None:
+    text = '{"SPDisplaysDataType": [{"_name": "x"}, {"sppci_cores": "38"}, {"sppci_cores": "8"}]}'
+    assert macos.parse_profiler(text).gpu_cores == 38
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("128 GB", 128 * GIB),
+        ("1 TB", 1024 * GIB),
+        ("512MB", GIB // 2),
+        ("", None),
+        ("many GB", None),
+        ("0 GB", None),
+        ("5 XB", None),
+    ],
+)
+def test_size(text: str, size: int | None) -> None:
+    assert macos.parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "wired_limit_mb", "expected"),
+    [
+        pytest.param(8, None, (8 * GIB * 66 // 100, MemoryLimitSource.ESTIMATE), id="small"),
+        pytest.param(36, 0, (36 * GIB * 66 // 100, MemoryLimitSource.ESTIMATE), id="boundary"),
+        pytest.param(48, 0, (36 * GIB, MemoryLimitSource.ESTIMATE), id="above"),
+        pytest.param(64, 57344, (56 * GIB, MemoryLimitSource.WIRED_LIMIT), id="set-by-the-owner"),
+        pytest.param(
+            16, 999999, (16 * GIB, MemoryLimitSource.WIRED_LIMIT), id="more-than-there-is"
+        ),
+    ],
+)
+def test_gpu_memory_limit(
+    memory_gib: int, wired_limit_mb: int | None, expected: tuple[int, MemoryLimitSource]
+) -> None:
+    assert macos.gpu_memory_limit(memory_gib * GIB, wired_limit_mb) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"),
+    [
+        ("26.2 (25C56)", True),
+        ("26.2.1", True),
+        ("27", True),
+        ("26.10", True),
+        ("26.1 (25B78)", False),
+        ("26", False),
+        ("15.7", False),
+        ("unknown", False),
+    ],
+)
+def test_rdma_needs_macos_26_2(version: str, *, supported: bool) -> None:
+    assert macos.supports_rdma(version) is supported
+
+
+def test_os_version_without_a_build() -> None:
+    assert macos.parse_os_version("ProductVersion: 15.5\n") == "15.5"
+
+
+@pytest.mark.mac
+async def test_this_mac() -> None:
+    facts = await macos.read_facts()
+    assert facts.chip.startswith("Apple")
+    assert facts.hardware_uuid
+    assert 0 < facts.gpu_memory_limit_bytes <= facts.memory_bytes

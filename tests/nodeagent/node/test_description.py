@@ -1,0 +1,191 @@
+"""Which models agents look at beside those that deployments name.
+
+What a node says of its machine, in the store: written once, not again without news, and gone on with.
+"""
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.hardware.readings import DiskReading, HeatReading, MemoryReading
+from nodeagent.node.description import MachineStatus, fallback_models
+from nodeagent.node.registration import NodeRegistration
+from schemas.meta import ObjectMeta, find_condition
+from schemas.node import NodeStatus
+from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
+from store import codec, keys
+from store.errors import ConflictError
+from store.memory import MemoryTransport
+from store.port import Delete, Put
+from tests.support.clock import FakeClock
+from tests.support.fleets import deployment
+from tests.support.nodeagent_readings import GIB, WELL, Given
+
+MEMBERS = (GroupMember(node="a"), GroupMember(node="b"))
+
+
+def group(name: str, *models: str) -> ShardGroup:
+    fallbacks = (Fallback(size=2), *(Fallback(model=model) for model in models))
+    spec = ShardGroupSpec(members=MEMBERS, fallbacks=fallbacks)
+    return ShardGroup(metadata=ObjectMeta(name=name), spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "wanted"),
+    [("Never", set()), ("pair", {"small"}), ("Auto", {"small", "tiny"}), ("other", set())],
+)
+def test_fallbacks_of_the_groups_that_are_used(sharding: str, wanted: set[str]) -> None:
+    made = deployment()
+    made = made.model_copy(update={"spec": made.spec.model_copy(update={"sharding": sharding})})
+    groups = [group("pair", "small"), group("trio", "tiny")]
+    assert fallback_models([made], groups) == wanted
+
+
+STATUS = NodeStatus(
+    uid="u",
+    hostname="mac-1",
+    address="127.0.0.1",
+    agent_version="1",
+    os="macOS",
+    os_version="26.2",
+    machine="Mac16,11",
+    chip="Apple M4 Pro",
+    cpu_cores=14,
+    gpu_cores=20,
+    memory_bytes=64 * GIB,
+    allocatable_bytes=48 * GIB,
+)
+HOT = replace(WELL, heat=HeatReading(throttled="slow"), power="Battery", owner_idle_s=1.0)
+
+
+class Desk:
+    """One node in an empty store; `run()` is a run of its agent."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryTransport(self.clock)
+        self.machine = Given()
+        self.run()
+
+    def run(self, uid: str = "u") -> None:
+        self.status = STATUS.model_copy(update={"uid": uid})
+        self.presence = NodeRegistration(self.store, self.clock, node="mac-1", uid=uid, session="s")
+        self.vitals = MachineStatus(self.machine, self.clock, every_s=5.0, limit_s=0.02)
+
+    async def look(self) -> NodeStatus:
+        """Take a reading ten seconds later, and write what is news."""
+        await self.clock.advance(10)
+        if not self.vitals.is_resumed:
+            self.vitals.resume(await self.presence.described())
+        await self.vitals.look(has_engines=False)
+        await self.presence.describe(self.vitals.fill(self.status))
+        item = await self.store.get(keys.status_key("Node", "mac-1"))
+        assert item is not None
+        return codec.decode(NodeStatus, item)
+
+    async def revision(self) -> int:
+        return (await self.store.status()).revision
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    return Desk()
+
+
+async def test_a_node_tells_how_its_machine_is(desk: Desk) -> None:
+    said = await desk.look()
+    assert (said.disk_bytes, said.disk_free_bytes) == (500 * GIB, 300 * GIB)
+    assert (said.power, said.is_owner_active) == ("Mains", False)
+    assert [(c.type, c.status.value) for c in said.conditions] == [
+        ("DiskPressure", "False"),
+        ("MemoryPressure", "False"),
+        ("NeedsReboot", "False"),
+        ("ThermalPressure", "False"),
+    ]
+
+
+async def test_nothing_is_written_without_news(desk: Desk) -> None:
+    await desk.look()
+    before = await desk.revision()
+    for step in range(20):
+        # What moves all the time: memory, disk and the owner's absence.
+        desk.machine.now = replace(
+            WELL,
+            memory=MemoryReading(total_bytes=64 * GIB, available_bytes=(20 + step) * GIB),
+            disk=DiskReading(total_bytes=500 * GIB, free_bytes=(301 + step % 5) * GIB),
+            owner_idle_s=4000.0 + step,
+        )
+        await desk.look()
+    assert await desk.revision() == before
+    desk.machine.now = HOT
+    said = await desk.look()
+    assert await desk.revision() == before + 1
+    assert (said.power, said.is_owner_active) == ("Battery", True)
+
+
+async def test_the_next_run_of_the_agent_goes_on(desk: Desk) -> None:
+    await desk.look()
+    desk.machine.now = HOT
+    said = await desk.look()
+    before = await desk.revision()
+    desk.run()
+    assert await desk.look() == said
+    assert await desk.revision() == before
+    heat = find_condition(said.conditions, "ThermalPressure")
+    assert heat is not None
+    assert heat.last_transition_time is not None
+
+
+@pytest.mark.parametrize("there", [None, b"words", b'{"storedVersion":99,"future":1}'])
+async def test_what_another_said_of_the_name_is_not_gone_on_with(
+    desk: Desk, there: bytes | None
+) -> None:
+    desk.machine.now = HOT
+    await desk.look()
+    if there is not None:
+        key = keys.status_key("Node", "mac-1")
+        await desk.store.commit([], [Put(key=key, value=there)])
+    desk.run(uid="another machine")
+    assert await desk.presence.described() is None
+
+
+async def after_ten_looks(desk: Desk) -> set[str]:
+    """Return how true the conditions are then."""
+    said = [await desk.look() for _ in range(10)][-1]
+    return {c.status.value for c in said.conditions}
+
+
+async def test_a_reading_that_fails_or_hangs_costs_nothing_but_the_reading(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    await desk.look()
+    desk.machine.error = OSError("gone")
+    assert await after_ten_looks(desk) == {"Unknown"}
+    desk.machine.error = None
+    await desk.look()
+    desk.machine.hangs = True
+    assert await after_ten_looks(desk) == {"Unknown"}
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert vars(warnings[0])["parts"] == (
+        "MemoryPressure, DiskPressure, ThermalPressure, NeedsReboot"
+    )
+
+
+async def test_readings_are_not_taken_in_bursts(desk: Desk) -> None:
+    await desk.look()
+    desk.machine.now = HOT
+    await desk.clock.advance(1)
+    await desk.vitals.look(has_engines=False)
+    assert desk.vitals.fill(STATUS).power == "Mains"
+
+
+async def test_nothing_is_said_of_a_node_while_a_backup_is_restored(desk: Desk) -> None:
+    await desk.look()
+    await desk.store.commit([], [Put(key=keys.RESTORING, value=b"{}")])
+    desk.machine.now = HOT
+    with pytest.raises(ConflictError):
+        await desk.look()
+    await desk.store.commit([], [Delete(key=keys.RESTORING)])
+    assert (await desk.look()).power == "Battery"

@@ -1,0 +1,343 @@
+"""What an agent remembers of a rank: how long it is silent, how long it stands still.
+
+What the agent remembers between two looks, and how it takes odd answers from an engine's port.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from machinery import processes
+from nodeagent.engines.engine_processes import EngineProcess
+from nodeagent.engines.health_client import EngineHealth, HealthClient
+from nodeagent.plan import plan
+from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker, RankTracker
+from nodeagent.replicas.observed import ObservedEngine, ObservedRank, ObservedReplica, ProbeState
+from schemas.replica import RankStatus
+from tests.nodeagent.test_plan import wanted
+from tests.support.clock import FakeClock
+from tests.support.nodeagent_groups import GOLDEN
+from tests.support.waiting import until
+
+
+def health(state: str = "Ready", **fields: Any) -> EngineHealth:
+    return EngineHealth(state=state, message="", **fields)
+
+
+def track() -> RankTracker:
+    return RankTracker(epoch=1, memory_bytes=0, began_at=0.0)
+
+
+def view(rank: RankTracker, now: float) -> ObservedRank:
+    return rank.view(now, is_frozen=False, killed_s=None, probe_failures=0)
+
+
+def test_one_answer_that_does_not_come_is_no_silence() -> None:
+    rank = track()
+    rank.heard(health(), 1.0)
+    rank.missed()
+    # The agent itself may have been away for an hour while it waited for that answer.
+    assert view(rank, 3600.0).unheard_s == 0
+    assert rank.is_unheard
+    rank.missed()
+    assert view(rank, 4.5).unheard_s == 3.5
+    rank.heard(health(), 5.0)
+    assert view(rank, 5.0).unheard_s == 0
+    assert not rank.is_unheard
+
+
+def test_who_never_answered_is_silent_since_the_beginning() -> None:
+    rank = track()
+    rank.missed()
+    rank.missed()
+    assert view(rank, 61.0).unheard_s == 61.0
+    assert view(rank, 61.0).stood_s == 0
+
+
+def test_who_is_busy_without_progress_stands_still() -> None:
+    rank = track()
+    rank.heard(health(is_busy=True, progress=1), 10.0)
+    rank.heard(health(is_busy=True, progress=1), 13.0)
+    assert view(rank, 20.0).stood_s == 3.0
+    rank.heard(health(is_busy=True, progress=2), 14.0)
+    assert view(rank, 20.0).stood_s == 0
+    rank.heard(health(is_busy=True, progress=2), 16.0)
+    rank.heard(health(progress=2), 17.0)
+    assert view(rank, 20.0).stood_s == 0
+    # An hour without work, then some: it begins to count with the work.
+    rank.heard(health(progress=2), 3617.0)
+    rank.heard(health(is_busy=True, progress=2), 3618.0)
+    assert view(rank, 3618.0).stood_s == 1.0
+
+
+def test_a_new_state_begins_anew() -> None:
+    rank = track()
+    rank.heard(health("Joining", is_busy=True), 10.0)
+    rank.heard(health("Joining", is_busy=True), 40.0)
+    assert view(rank, 41.0).state_s == 31.0
+    rank.heard(health("Loading", is_busy=True, loaded=0.25, slowest_s=2.0), 50.0)
+    seen = view(rank, 51.0)
+    assert (seen.state_s, seen.stood_s, seen.loaded, seen.slowest_s) == (1.0, 0.0, 0.25, 2.0)
+
+
+HEALTHY = b'{"state":"Ready","replicaUid":"u1"}'
+TOKEN = b'{"usage":{"completion_tokens":1}}'
+
+
+class Port:
+    """Something that listens where an engine should, and says what the test wants."""
+
+    def __init__(self) -> None:
+        self.health = HEALTHY
+        self.completion = TOKEN
+        self.embedding = b'{"usage":{"prompt_tokens":1}}'
+        self.status = 200
+        self.number = 0
+        self.asked = 0
+
+    async def on_health(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(body=self.health)
+
+    async def on_completion(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.completion, status=self.status)
+
+    async def on_embedding(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.embedding)
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
+    made = Port()
+    app = web.Application()
+    app.router.add_get("/health", made.on_health)
+    app.router.add_post("/v1/completions", made.on_completion)
+    app.router.add_post("/v1/embeddings", made.on_embedding)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.number = runner.addresses[0][1]
+    yield made
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HealthClient]:
+    made = HealthClient("127.0.0.1")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, port: Port) -> AsyncIterator[EngineTracker]:
+    """Return an engine whose process does nothing; `port` speaks for it."""
+    log = tmp_path / "engine.log"
+    child = processes.spawn([sys.executable, "-c", "import signal; signal.pause()"], log=log)
+    process = EngineProcess(
+        replica="qwen-0", replica_uid="u1", served_name="x", port=port.number, child=child, log=log
+    )
+    yield EngineTracker(process=process, started_at=0, heard_at=0)
+    child.send(signal.SIGKILL)
+    await until(lambda: not child.running())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        b'"Ready"',
+        b"{}",
+        b"\xff",
+        b'{"state":"Ready"}',
+        b'{"replicaUid":"u1"}',
+        b'{"state":"Ready","replicaUid":"u2"}',
+    ],
+)
+async def test_who_is_not_our_engine_is_not_heard(
+    port: Port, client: HealthClient, said: bytes
+) -> None:
+    port.health = said
+    assert await client.ask(port.number, "u1") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"", 200),
+        (b"[]", 200),
+        (b'{"usage":{"completion_tokens":null}}', 200),
+        (b'{"usage":{"completion_tokens":"many"}}', 200),
+        (b'{"usage":{"completion_tokens":0}}', 200),
+        (b'{"error":{"message":"no memory"}}', 507),
+    ],
+)
+async def test_what_is_no_token_fails_the_probe(
+    port: Port, client: HealthClient, said: bytes, status: int
+) -> None:
+    port.completion, port.status = said, status
+    assert await client.probe(port.number, "x") != ""
+
+
+async def test_a_model_that_only_makes_embeddings_is_asked_for_one(
+    port: Port, client: HealthClient
+) -> None:
+    port.completion, port.status = b'{"error":{"code":"not_a_text_model"}}', 400
+    assert await client.probe(port.number, "x") == ""
+    port.embedding = b'{"usage":{"prompt_tokens":0}}'
+    assert await client.probe(port.number, "x") != ""
+
+
+async def probe(engine: EngineTracker, client: HealthClient, clock: FakeClock) -> ObservedEngine:
+    async with asyncio.TaskGroup() as group:
+        EngineProber(client, group, clock).start(engine)
+        assert engine.probe is ProbeState.RUNNING
+    return engine.view(clock)
+
+
+async def test_failed_probes_back_off_and_are_told_once(
+    port: Port, client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    port.completion = b"{}"
+    await engine.look(client, clock)
+    waits, told = [], 0
+    reported: RankStatus | None = None
+    for _ in range(8):
+        seen = await probe(engine, client, clock)
+        waits.append(seen.probe_again_in_s)
+        for view in (seen, engine.view(clock)):
+            state = ObservedReplica(replica=wanted(), engine=view, reported=reported)
+            for action in plan(state).actions:
+                if hasattr(action, "conditions"):
+                    told += 1
+                    reported = RankStatus(replica_uid="u1", node="a", conditions=action.conditions)
+        await clock.advance(seen.probe_again_in_s)
+        assert engine.view(clock).probe_again_in_s == 0
+        # A real engine goes on answering meanwhile.
+        await engine.look(client, clock)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert told == 1
+    port.completion = TOKEN
+    seen = await probe(engine, client, clock)
+    assert (seen.probe, seen.probe_error, seen.probe_again_in_s) == (ProbeState.PASSED, "", 0)
+
+
+async def test_health_is_asked_no_more_than_needed(
+    port: Port, client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    for _ in range(5):
+        await engine.look(client, clock)
+    assert port.asked == 1
+    await clock.advance(0.1)
+    await engine.look(client, clock)
+    assert port.asked == 2
+
+
+async def test_silence_is_counted_from_the_last_answer(
+    port: Port, client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    await clock.advance(5)
+    await engine.look(client, clock)
+    assert engine.view(clock).silent_s == 0
+    port.health = b""
+    await clock.advance(3)
+    await engine.look(client, clock)
+    assert engine.view(clock).silent_s == 0
+    await clock.advance(1)
+    assert engine.view(clock).silent_s == 4
+
+
+async def test_crashes_back_off_and_a_long_life_is_forgiven(
+    client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    engine.process.child.send(signal.SIGKILL)
+    await until(lambda: not engine.process.child.running())
+    waits = []
+    for failures in range(8):
+        crashed = EngineTracker(process=engine.process, started_at=0, heard_at=0, failures=failures)
+        await crashed.look(client, clock)
+        waits.append(crashed.view(clock).start_again_in_s)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    await clock.advance(61)
+    served = EngineTracker(process=engine.process, started_at=0, heard_at=0, failures=7)
+    await served.look(client, clock)
+    await served.look(client, clock)
+    seen = served.view(clock)
+    assert (seen.start_again_in_s, seen.restarts, seen.exit_code) == (1, 1, -9)
+
+
+async def test_an_end_that_was_asked_for_is_no_crash(
+    client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    engine.stopping_since = 0
+    engine.process.child.send(signal.SIGKILL)
+    await until(lambda: not engine.process.child.running())
+    await engine.look(client, clock)
+    seen = engine.view(clock)
+    assert (seen.start_again_in_s, seen.restarts, seen.stopping_s) == (0, 0, 0)
+
+
+ANSWER = b'{"choices":[{"logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1.0]}}]}'
+
+
+async def test_the_golden_answer_is_read(port: Port, client: HealthClient) -> None:
+    port.completion = ANSWER
+    assert await client.golden(port.number, "x") == (GOLDEN, "")
+    # A model that only reads is asked to read.
+    port.completion, port.status = b'{"error":{"code":"not_a_text_model"}}', 400
+    assert await client.golden(port.number, "x") == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"", 200),
+        (b"[]", 200),
+        (b'{"choices":[]}', 200),
+        (b'{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[null]}}]}', 200),
+        (b'{"error":{"message":"no memory"}}', 507),
+        (b"[]", 400),
+    ],
+)
+async def test_what_is_no_golden_answer(
+    port: Port, client: HealthClient, said: bytes, status: int
+) -> None:
+    port.completion, port.status = said, status
+    answer, error = await client.golden(port.number, "x")
+    assert answer is None
+    assert error.startswith("the golden answer failed: ")
+
+
+async def test_an_engine_that_outlives_its_killing(engine: EngineTracker) -> None:
+    clock = FakeClock()
+    assert not engine.is_undying(clock)
+    engine.killed_at = clock.monotonic()
+    await clock.advance(30)
+    assert not engine.is_undying(clock)
+    await clock.advance(1)
+    assert engine.is_undying(clock)
+    engine.process.child.send(signal.SIGKILL)
+    await until(lambda: not engine.process.child.running())
+    assert not engine.is_undying(clock)
+
+
+async def test_a_frozen_process_is_seen(engine: EngineTracker) -> None:
+    child = engine.process.child
+    assert not child.is_frozen()
+    child.send(signal.SIGSTOP)
+    await until(child.is_frozen, what="it is stopped")
+    child.send(signal.SIGKILL)
+    await until(lambda: not child.running())
+    assert not child.is_frozen()

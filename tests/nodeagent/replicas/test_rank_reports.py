@@ -1,0 +1,89 @@
+"""What a node says of its ranks: under one key at a time, and no longer than it has them."""
+
+import pytest
+
+from nodeagent.replicas.rank_reports import RankReports
+from schemas.replica import RankStatus, Replica
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.support.clock import FakeClock
+from tests.support.nodeagent_groups import group
+
+
+class Store:
+    """A store with one group in it."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.transport = MemoryTransport(self.clock)
+
+    def reports(self) -> RankReports:
+        """Return a new run of node a's."""
+        return RankReports(self.transport, self.clock, "a")
+
+    async def assign(self, *nodes: str, epoch: int) -> Replica:
+        await self.transport.commit([], [codec.put_spec(group(*nodes, epoch=epoch))])
+        item = await self.transport.get(keys.spec_key("Replica", "qwen-0"))
+        assert item is not None
+        return codec.decode_object(Replica, item)
+
+    async def there(self) -> list[str]:
+        """Return the ranks that node a reports of."""
+        found = await self.transport.list(keys.rank_prefix("a"))
+        return [item.key.removeprefix(keys.rank_prefix("a")) for item in found.items]
+
+
+def status(epoch: int) -> RankStatus:
+    return RankStatus(replica_uid="u1", node="a", epoch=epoch)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_another_rank_takes_the_place_of_the_one_before(*, is_restarted: bool) -> None:
+    store = Store()
+    reports = store.reports()
+    first = await store.assign("a", "b", epoch=1)
+    assert await reports.said(first, 0) is None
+    await reports.write(first, 0, status(1))
+    assert await store.there() == ["qwen-0/0"]
+    second = await store.assign("b", "a", epoch=2)
+    if is_restarted:
+        reports = store.reports()
+    assert await reports.said(second, 1) is None
+    await reports.write(second, 1, status(2))
+    assert await store.there() == ["qwen-0/1"]
+    assert await reports.said(second, 1) == status(2)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_is_no_longer_here_is_no_longer_said(*, is_restarted: bool) -> None:
+    store = Store()
+    reports = store.reports()
+    first = await store.assign("a", "b", epoch=1)
+    await reports.said(first, 0)
+    await reports.write(first, 0, status(1))
+    if is_restarted:
+        reports = store.reports()
+    await reports.retract("other-0")
+    assert await store.there() == ["qwen-0/0"]
+    await reports.retract("qwen-0")
+    assert await store.there() == []
+    # And it can come back.
+    reports.forget("qwen-0")
+    third = await store.assign("a", "b", epoch=3)
+    await reports.said(third, 0)
+    await reports.write(third, 0, status(3))
+    assert await store.there() == ["qwen-0/0"]
+
+
+async def test_what_a_newer_agent_said_is_left_alone() -> None:
+    store = Store()
+    key = keys.rank_key("a", "qwen-0", 0)
+    await store.transport.commit([], [Put(key=key, value=b'{"storedVersion":9}')])
+    reports = store.reports()
+    first = await store.assign("a", "b", epoch=1)
+    assert await reports.said(first, 0) is None
+    await reports.write(first, 0, status(1))
+    item = await store.transport.get(key)
+    assert item is not None
+    assert b"storedVersion" in item.value

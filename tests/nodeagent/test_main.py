@@ -1,0 +1,174 @@
+"""Starting an agent: what it refuses, in words that say what to do; and one agent per name."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machinery import processes
+from nodeagent.node.registration import NameTakenError, NodeRegistration, session_name
+from schemas.node import NodeLease
+from store import codec, keys
+from store.etcd.member.embedded import EmbeddedEtcd
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.support.clock import FakeClock
+from tests.support.nodeagent_agents import AgentProcess, Desk
+from tests.support.waiting import until, until_async
+
+
+def start(state_dir: Path, *flags: str) -> tuple[int, str]:
+    """Run an agent whose etcd is nowhere until it refuses; return its code and last words."""
+    command = [sys.executable, "-m", "nodeagent", "--etcd", "unix:/nowhere/at-all"]
+    done = subprocess.run(
+        [*command, "--state-dir", str(state_dir), *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--name", "Mac Studio"], 1, 'try "mac-studio"'),
+        (["--memory", "plenty"], 2, "--memory: 'plenty' is not a quantity; write bytes as in"),
+        (["--memory", "-1Gi"], 2, "--memory: '-1Gi' is not a quantity"),
+        (["--label", "rack"], 2, "--label rack: write KEY=VALUE as in rack=a1"),
+        (["--label", "ra ck=1"], 2, "--label ra ck=1: String should match pattern"),
+        (["--label", "rack=a b"], 2, "--label rack=a b: String should match pattern"),
+        (["--engine-port", "80"], 2, "80 is not in the range"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_refusals(tmp_path: Path, flags: list[str], code: int, words: str) -> None:
+    got, said = start(tmp_path, *flags)
+    assert (got, words in said) == (code, True), said
+
+
+def test_a_state_folder_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert start(tmp_path / "file" / "state") == (
+        1,
+        f"nodeagent: cannot use {tmp_path}/file/state: Not a directory",
+    )
+
+
+@pytest.mark.etcd
+@pytest.mark.mlx
+@pytest.mark.timeout(180)
+async def test_two_agents_never_share_a_name(
+    etcd: EmbeddedEtcd, desk: Desk, tmp_path: Path, models_dir: Path
+) -> None:
+    first = AgentProcess(etcd, tmp_path / "one", models_dir, "twin")
+    second = AgentProcess(etcd, tmp_path / "two", models_dir, "twin")
+    try:
+        first.start()
+        held = await until_async(lambda: desk.store.get(keys.node_lease_key("twin")), limit_s=40)
+        await desk.assign("tiny-0", uid="u1", node="twin")
+        await desk.until_published("tiny-0")
+        refused = second.start(tells_code=True)
+        await until(lambda: not refused.running(), limit_s=40)
+        assert refused.exit_code() == 1
+        words = processes.last_lines(second.log, 1)
+        assert words.startswith("nodeagent: the name twin is taken by a live agent on this machine")
+        assert "--state-dir" in words
+        assert "--name" in words
+        assert "Traceback" not in second.log.read_text()
+        assert second.engines() == []
+        assert await desk.store.get(keys.node_lease_key("twin")) == held
+        # The one that was there is not impressed, and may come back at once.
+        pid = (await first.engine()).child.record.pid
+        await first.kill()
+        first.start()
+
+        async def taken_over() -> bool:
+            now = await desk.store.get(keys.node_lease_key("twin"))
+            return now is not None and now.mod_revision > held.mod_revision
+
+        await desk.until(taken_over, "the restarted agent holds the name")
+        assert (await first.engine()).child.record.pid == pid
+    finally:
+        await first.end()
+        await second.end()
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(180)
+async def test_two_agents_never_share_a_folder(
+    etcd: EmbeddedEtcd, desk: Desk, tmp_path: Path, models_dir: Path
+) -> None:
+    agent = AgentProcess(etcd, tmp_path / "state", models_dir, "lone")
+    try:
+        agent.start()
+        await until_async(lambda: desk.store.get(keys.node_lease_key("lone")), limit_s=40)
+        code, words = start(tmp_path / "state", "--name", "lone")
+        assert code == 1
+        assert words == (
+            f"nodeagent: another agent runs with {tmp_path}/state; give each its own --state-dir"
+        )
+    finally:
+        await agent.end()
+
+
+async def held_by(uid: str, session: str) -> NodeRegistration:
+    """Return the presence of (u, folder/2) where somebody holds the name."""
+    clock = FakeClock()
+    transport = MemoryTransport(clock)
+    value = codec.encode(NodeLease(uid=uid, session=session))
+    await transport.commit([], [Put(key=keys.node_lease_key("n"), value=value)])
+    return NodeRegistration(transport, clock, node="n", uid="u", session="folder/2")
+
+
+@pytest.mark.parametrize(
+    ("uid", "session", "words"),
+    [
+        ("other", "folder/1", "another identity"),
+        ("u", "elsewhere/1", "another --state-dir"),
+        ("u", "1", "another --state-dir"),
+    ],
+)
+async def test_a_name_that_somebody_holds(uid: str, session: str, words: str) -> None:
+    presence = await held_by(uid, session)
+    with pytest.raises(NameTakenError, match=words):
+        await presence.keep(lambda: None)
+    assert presence.lease is None
+
+
+async def test_a_name_that_another_version_held_is_taken_when_its_lease_ends() -> None:
+    clock = FakeClock()
+    transport = MemoryTransport(clock)
+    lease = await transport.grant(4)
+    newer = Put(key=keys.node_lease_key("n"), value=b'{"storedVersion":9}', lease=lease)
+    await transport.commit([], [newer])
+    presence = NodeRegistration(transport, clock, node="n", uid="u", session="folder/2")
+    async with asyncio.TaskGroup() as group:
+        keeping = group.create_task(presence.keep(lambda: None))
+        await clock.advance(2)
+        before = await transport.get(newer.key)
+        await clock.advance(4)
+        after = await transport.get(newer.key)
+        keeping.cancel()
+    assert before is not None
+    assert before.value == newer.value
+    assert after is not None
+    assert codec.decode(NodeLease, after).session == "folder/2"
+
+
+@given(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
+    st.integers(1, 2**22),
+)
+def test_a_folder_has_one_name_for_all_runs(folder: str, pid: int) -> None:
+    path = Path("/") / folder
+    name, _, run = session_name(path, pid).partition("/")
+    assert (len(name), run) == (12, str(pid))
+    assert session_name(path, pid + 1).startswith(f"{name}/")
+    assert not session_name(path / "other", pid).startswith(name)

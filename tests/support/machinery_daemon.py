@@ -1,0 +1,34 @@
+"""A process of ours in miniature: ends as its argument says."""
+
+import asyncio
+import sys
+
+from machinery import process_log as fleet_logging
+from machinery.process_main import run_until_signal
+
+
+async def main() -> None:
+    print("up", flush=True)
+    match sys.argv[1]:
+        case "returns":
+            return
+        case "fails":
+            raise RuntimeError("a defect")
+        case "groups":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(failing())
+        case _:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                print("cleaned up", flush=True)
+
+
+async def failing() -> None:
+    raise RuntimeError("a defect in a task")
+
+
+if __name__ == "__main__":
+    fleet_logging.setup("daemon")
+    sys.exit(run_until_signal(main))

@@ -1,0 +1,138 @@
+"""A controller that leads on a real etcd, and a source that it keeps."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+from machinery.clock import SystemClock
+from manifests import apply
+from manifests.load import Document, read_objects
+from manifests.overlay import SourceDocument
+from manifests.yaml.parser import parse
+from reconciler.controller import Controller
+from reconciler.gitops.source_reconciler import GitFolders
+from schemas.event import Event
+from schemas.gitsource import SYNC_REQUESTED, GitSource, GitSourceStatus
+from schemas.meta import ApiObject, Condition, find_condition
+from store import objects
+from store.mutate import mutate
+from store.port import Transport
+from tests.support.waiting import until_async
+
+CLOCK = SystemClock()
+
+
+def places(root: Path) -> GitFolders:
+    return GitFolders(cache=root / "git", credentials=root / "credentials")
+
+
+@asynccontextmanager
+async def leading(store: Transport, root: Path) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a controller for the length of a block."""
+    async with asyncio.TaskGroup() as group:
+        made = Controller(store, CLOCK, identity="test", grace_s=30.0, git=places(root))
+        task = group.create_task(made.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+
+
+def source(name: str, repository: str, spec: str = "") -> str:
+    """Return the manifest of a source that looks when it is asked to (`synced`), and else once a day."""
+    return (
+        "apiVersion: fleet/v1alpha1\nkind: GitSource\n"
+        f"metadata:\n  name: {name}\nspec:\n  repository: {repository}\n  interval: 24h\n{spec}"
+    )
+
+
+async def applied(store: Transport, text: str, manager: str = "fleetctl") -> None:
+    """Apply manifests as a person would."""
+    found = [
+        SourceDocument(source="test.yaml", root=root) for root in parse(text, "test.yaml").documents
+    ]
+    loaded = read_objects([Document(source=one.source, root=one.root) for one in found])
+    await apply.apply(store, loaded, CLOCK, apply.ApplyOptions(manager=manager, force=True))
+
+
+async def status(store: Transport, name: str) -> GitSourceStatus | None:
+    found = await objects.get(store, GitSource, name)
+    return None if found is None else found.status
+
+
+_syncs = count(1)
+
+
+async def synced(store: Transport, name: str) -> str:
+    """Have the leader look for a new commit, as `fleetctl sync` does; return the word for it."""
+    word = f"sync-{next(_syncs)}"
+
+    def ask(one: GitSource) -> GitSource:
+        notes = {**one.metadata.annotations, SYNC_REQUESTED: word}
+        metadata = one.metadata.model_copy(update={"annotations": notes})
+        return one.model_copy(update={"metadata": metadata})
+
+    await mutate(store, CLOCK, GitSource, name, ask)
+    return word
+
+
+async def _look_again(store: Transport, name: str, commit: str) -> None:
+    """Have a source looked at that was looked at before, if that was too early."""
+    now = await status(store, name)
+    if (
+        now is not None
+        and now.observed_generation
+        and not (commit and commit in now.observed_revision)
+    ):
+        await synced(store, name)
+
+
+async def said(
+    store: Transport, name: str, type_: str, *, reason: str, commit: str = "", limit_s: float = 20.0
+) -> Condition:
+    """Wait until a source's condition has a reason (and the commit was seen); return it."""
+    await _look_again(store, name, commit)
+
+    async def look() -> Condition | None:
+        now = await status(store, name)
+        if now is None or not now.observed_revision.endswith(commit):
+            return None
+        found = find_condition(now.conditions, type_)
+        return found if found is not None and found.reason == reason else None
+
+    try:
+        return await until_async(look, limit_s=limit_s, what=f"{name} {type_} {reason}")
+    except AssertionError:
+        raise AssertionError(f"{name}: {await status(store, name)}") from None
+
+
+async def ready(store: Transport, name: str, commit: str) -> GitSourceStatus:
+    """Wait until a commit is applied, and the source Ready."""
+    await _look_again(store, name, commit)
+
+    async def look() -> GitSourceStatus | None:
+        now = await status(store, name)
+        if now is None or not now.applied_revision.endswith(commit):
+            return None
+        found = find_condition(now.conditions, "Ready")
+        return now if found is not None and found.status == "True" else None
+
+    try:
+        return await until_async(look, limit_s=20.0, what=f"{name} at {commit}")
+    except AssertionError:
+        raise AssertionError(f"{name}: {await status(store, name)}") from None
+
+
+async def gone(store: Transport, kind: type[ApiObject], name: str) -> None:
+    async def look() -> bool:
+        return await objects.get(store, kind, name) is None
+
+    await until_async(look, limit_s=20.0, what=f"the end of {kind.__name__}/{name}")
+
+
+async def events(store: Transport, name: str) -> list[tuple[str, str]]:
+    """Return reasons and messages of what was recorded of a source."""
+    found = await objects.list_all(store, Event)
+    return [(e.spec.reason, e.spec.message) for e in found if e.spec.about.name == name]
