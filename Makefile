@@ -11,7 +11,7 @@ PORT ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo stop test check lint format docs proto lock bench-apply bench-cli bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-start bench-shard clean
+.PHONY: help setup demo stop test unit test-full coverage lint format docs proto lock bench-apply bench-cli bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-start bench-shard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,10 +40,17 @@ demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1:
 stop: $(READY)  ## stop the fleet that `make demo` left running
 	@$(BIN)/fleetctl down --data-dir .fleet
 
-test: check  ## what CI runs: ruff, mypy, import-linter, pytest
+test: $(READY) $(LITELLM)/.ready  ## what CI runs: ruff, mypy, import-linter beside the default tier of tests
+	@$(MAKE) --no-print-directory --jobs=2 lint unit
 
-check: lint $(LITELLM)/.ready
+unit: $(READY) $(LITELLM)/.ready  ## the default tier of tests, without lint
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest  # several processes share the cores already
+
+test-full: lint $(LITELLM)/.ready  ## every tier: all whole fleets, full sampling sizes, soak (about an hour)
+	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac"
+
+coverage: $(READY) $(LITELLM)/.ready  ## branch coverage of production code by the default tier, child processes included
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --timeout=400
 
 lint: $(READY)  ## ruff, mypy and import-linter only
 	@$(BIN)/ruff check .
