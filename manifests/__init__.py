@@ -1,1 +1,1 @@
-"""YAML to typed objects to a set of changes: load, defaults, validate, diff, apply."""
+"""From YAML to changes of the store: load, validate, merge, plan, apply, delete."""

@@ -1,9 +1,7 @@
-"""What an apply is asked to do, and what it did. Values; carries out nothing.
+"""Execution of an apply: observe, check everything, write, prune. Decisions are made by `plan` and `validate`.
 
-Carrying out an apply: look, check everything, write. Decides nothing: `plan` and `validate` do.
-
-Nothing is written unless everything is valid. Every write names the version that was read; a conflict
-or a lost answer means to look again, never to write again blindly.
+Nothing is written unless everything is valid. Every write names the version that was read. After a conflict or a lost
+answer the store is observed again; a write is never repeated blindly.
 """
 
 import asyncio
@@ -41,30 +39,30 @@ ApplyVerb: TypeAlias = Literal["created", "configured", "unchanged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedObject:
-    """What became of one object."""
+    """The result of an apply for one object."""
 
     obj: ApiObject
-    """As it is in the store now."""
+    """The object as it is in the store now."""
     result: ApplyVerb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
-    """Who applies, and how far it goes."""
+    """The field manager of an apply, and its options."""
 
     manager: str = "fleetctl"
-    """The writer whose manifests these are: `fleetctl`, `gitsource/<name>`."""
+    """The field manager of the manifests: `fleetctl`, `gitsource/<name>`."""
     force: Force = False
-    """Whether the manifests win where others changed the same fields, and where other manifests say otherwise; "drift"
-    puts back what others changed, but leaves what other manifests say."""
+    """Let the manifests win over fields that others changed, and over other manifests; "drift" restores
+    fields that others changed, but respects other manifests."""
     apply_set: str = ""
-    """The set that the objects are of; empty is none."""
+    """The apply set of the objects; empty means none."""
     prune: bool = False
-    """Whether what the set's manifests say no more is deleted."""
+    """Delete objects of the set that the manifests no longer contain."""
     prune_kinds: Collection[str] | None = None
-    """Of which kinds only; None stands for all."""
+    """The kinds that may be pruned; None means all."""
     server_dry_run: bool = False
-    """Whether to do everything but write."""
+    """Check everything, and write nothing."""
 
     @property
     def how(self) -> ApplyMode:
@@ -73,27 +71,27 @@ class ApplyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyResult:
-    """What an apply did, or would do."""
+    """The result of an apply or of a dry run."""
 
     outcomes: tuple[AppliedObject, ...]
-    """What became of each object, in the order of the manifests."""
+    """The objects, in the order of the manifests."""
     pruned: tuple[ObjectKey, ...] = ()
-    """What was deleted, or began to go; in this order."""
-    kept: tuple[FieldConflict, ...] = ()
-    """What stays as others set it, though manifests say something else."""
+    """The objects that were deleted or marked for deletion, in this order."""
+    kept_by_others: tuple[FieldConflict, ...] = ()
+    """Fields that keep another writer's value, although the manifests have a different one."""
 
 
 class PruneError(ApplyError):
-    """Everything was written, and something of what is to go could not be deleted; the set still holds it."""
+    """Everything was written, but some objects could not be pruned; the set still contains them."""
 
     def __init__(self, reasons: Mapping[ObjectKey, str], applied: ApplyResult) -> None:
         self.reasons = dict(reasons)
         self.applied = applied
-        """What was done."""
+        """The result so far."""
         written = tuple(key_of(one.obj) for one in applied.outcomes)
         super().__init__("pruning failed", written=written, missing=tuple(reasons))
-        told = "; ".join(reasons.values())
-        what = f"what is declared was written; pruning failed: {told}. Not pruned: {join_names(self.missing)}"
+        details = "; ".join(reasons.values())
+        what = f"all objects were written; pruning failed: {details}. Not pruned: {join_names(self.missing)}"
         self.args = (f"{what}. Applying again is safe, and tries again",)
 
 
@@ -116,13 +114,13 @@ _BACKOFF = Backoff(first_s=0.2, limit_s=2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyPreview:
-    """What an apply would do, as things are in the store."""
+    """The changes that an apply would make to the current store."""
 
     changes: tuple[Change, ...]
     surplus: Surplus
-    """What of the set the manifests say no more."""
+    """Objects of the set that the manifests no longer contain."""
     members: Members
-    """What the set holds."""
+    """All objects of the set."""
 
 
 _DEFAULT = ApplyOptions()
@@ -134,7 +132,7 @@ async def prepare(
     clock: Clock,
     options: ApplyOptions = _DEFAULT,
 ) -> list[Change]:
-    """Return what an apply would write; writes nothing. `look` has the errors."""
+    """Return the changes that an apply would write; writes nothing. Raises as `preview` does."""
     return list((await preview(transport, loaded, clock, options)).changes)
 
 
@@ -147,23 +145,23 @@ async def preview(
     """Return what an apply would do; writes nothing.
 
     Raises:
-        ManifestErrors: everything that stands against it.
+        ManifestErrors: all problems that prevent the apply.
         StoreError: the store could not be read.
-        UndecodableError: an object there cannot be read by this process.
+        UndecodableError: this process cannot read an object in the store.
 
     """
-    held = ApplySetInventory(name="", members={})
+    inventory = ApplySetInventory(name="", members={})
     if options.apply_set:
-        held = await apply_sets.read_set(transport, options.apply_set)
-        _refuse_another_managers(held, options)
+        inventory = await apply_sets.read_set(transport, options.apply_set)
+        _refuse_another_managers(inventory, options)
     declared = [item.key for item in loaded]
-    seen = await observe(transport, [*declared, *held.members])
+    observed = await observe(transport, [*declared, *inventory.members])
     only = options.prune_kinds if options.prune else ()
-    extra = apply_sets.find_surplus(
-        held.members, declared, seen.objects, name=options.apply_set, only=only
+    surplus = apply_sets.find_surplus(
+        inventory.members, declared, observed.objects, name=options.apply_set, only=only
     )
-    changes = _checked(loaded, seen, clock, options, extra)
-    return ApplyPreview(changes=tuple(changes), surplus=extra, members=held.members)
+    changes = _checked(loaded, observed, clock, options, surplus)
+    return ApplyPreview(changes=tuple(changes), surplus=surplus, members=inventory.members)
 
 
 async def apply(
@@ -172,23 +170,25 @@ async def apply(
     clock: Clock,
     options: ApplyOptions = _DEFAULT,
 ) -> ApplyResult:
-    """Write what is declared, then delete what the set's manifests say no more.
+    """Write the declared objects, then delete those of the set that the manifests no longer contain.
 
     Raises:
-        ManifestErrors: something is not valid, or others say something else; nothing was written.
-        PruneError: everything was written, but something could not be deleted.
-        ApplyError: writing stopped on its way; it says what was written.
-        StoreError: the store did not answer, before anything was written or when pruning; applying again is safe.
-            FencedError: a guard that the transport adds does not hold any more.
+        ManifestErrors: a manifest is invalid, or conflicts with other writers; nothing was written.
+        PruneError: everything was written, but some objects could not be deleted.
+        ApplyError: writing stopped half-way; the error lists what was written.
+        StoreError: the store did not answer before the first write, or while pruning; applying again is safe.
+            FencedError: a guard that the transport adds no longer holds.
 
     """
     prospect = await preview(transport, loaded, clock, options)
     changes, doomed = prospect.changes, prospect.surplus.doomed
-    kept = tuple(clash for change in changes for clash in change.kept)
+    kept = tuple(one for change in changes for one in change.kept_by_others)
     if options.server_dry_run:
         would = {key_of(c.obj): AppliedObject(obj=c.obj, result=_result(c)) for c in changes}
         outcomes = tuple(would[item.key] for item in loaded)
-        return ApplyResult(outcomes=outcomes, pruned=tuple(map(key_of, doomed)), kept=kept)
+        return ApplyResult(
+            outcomes=outcomes, pruned=tuple(map(key_of, doomed)), kept_by_others=kept
+        )
     name, manager = options.apply_set, options.manager
     keys = [item.key for item in loaded]
     if name:
@@ -207,7 +207,7 @@ async def apply(
         await apply_sets.change_set(
             transport, clock, name, manager, lambda old: _narrowed(old, gone, uids)
         )
-    applied = ApplyResult(outcomes=outcomes, pruned=tuple(pruned), kept=kept)
+    applied = ApplyResult(outcomes=outcomes, pruned=tuple(pruned), kept_by_others=kept)
     if failed:
         raise PruneError(failed, applied)
     return applied
@@ -217,34 +217,37 @@ def _narrowed(old: Members, gone: Collection[ObjectKey], uids: Members) -> Membe
     return {**{key: uid for key, uid in old.items() if key not in gone}, **uids}
 
 
-def _refuse_another_managers(held: ApplySetInventory, options: ApplyOptions) -> None:
-    if held.manager in ("", options.manager) or options.how.takes_over:
+def _refuse_another_managers(inventory: ApplySetInventory, options: ApplyOptions) -> None:
+    if inventory.manager in ("", options.manager) or options.how.takes_over:
         return
-    message = f"is applied by {held.manager}, and not by {options.manager}"
-    hint = "Give another name with --applyset, or take it over with --force-conflicts"
+    message = f"is applied by {inventory.manager}, and not by {options.manager}"
+    hint = "Choose another name with --applyset, or take the set over with --force-conflicts"
     raise ManifestErrors(
-        [ManifestError(source=f"apply set {held.name}", message=message, hint=hint)]
+        [ManifestError(source=f"apply set {inventory.name}", message=message, hint=hint)]
     )
 
 
 def _checked(
     loaded: Sequence[LoadedObject],
-    seen: ObservedObjects,
+    observed: ObservedObjects,
     clock: Clock,
     options: ApplyOptions,
-    extra: Surplus,
+    surplus: Surplus,
 ) -> list[Change]:
-    known = _without_pruned(seen.known, extra)
-    problems = [*validate(loaded, known), *plan.find_refusals(loaded, seen.objects, options.how)]
+    known = _without_pruned(observed.known, surplus)
+    problems = [
+        *validate(loaded, known),
+        *plan.find_refusals(loaded, observed.objects, options.how),
+    ]
     if problems:
         raise ManifestErrors(problems)
     with pause_collection():
-        return plan.plan_changes(loaded, seen.objects, now=clock.now(), how=options.how)
+        return plan.plan_changes(loaded, observed.objects, now=clock.now(), how=options.how)
 
 
-def _without_pruned(known: StoreNames, extra: Surplus) -> StoreNames:
-    """Return what there will be when what is to go is gone."""
-    gone = {kind: {o.name for o in extra.doomed if o.kind == kind} for kind in plan.ORDER}
+def _without_pruned(known: StoreNames, surplus: Surplus) -> StoreNames:
+    """Return the names that remain after pruning."""
+    gone = {kind: {o.name for o in surplus.doomed if o.kind == kind} for kind in plan.ORDER}
     return replace(
         known,
         node_pools=known.node_pools - gone["NodePool"],
@@ -255,7 +258,7 @@ def _without_pruned(known: StoreNames, extra: Surplus) -> StoreNames:
 
 
 class _ApplyRun:
-    """One apply on its way: what was written so far, and what went wrong."""
+    """One apply in progress: the objects written so far, and the failures."""
 
     def __init__(
         self,
@@ -263,18 +266,18 @@ class _ApplyRun:
         loaded: Sequence[LoadedObject],
         clock: Clock,
         options: ApplyOptions,
-        extra: Surplus,
+        surplus: Surplus,
     ) -> None:
         self.outcomes: dict[ObjectKey, AppliedObject] = {}
         self._transport = transport
         self._loaded = loaded
         self._clock = clock
         self._options = options
-        self._extra = extra
+        self._extra = surplus
         self._failures: list[StoreError | ManifestErrors | codec.UndecodableError] = []
 
     async def write(self, changes: Sequence[Change]) -> None:
-        """Write wave after wave; stop before the next one when something went wrong."""
+        """Write wave after wave; stop before the next one after a failure."""
         for change in changes:
             if isinstance(change, UnchangedObject):
                 self._note(change.obj, "unchanged")
@@ -290,7 +293,7 @@ class _ApplyRun:
                 raise self._error(changes) from self._failures[0]
 
     async def _in_turn(self, slots: asyncio.Semaphore, batch: Sequence[Write]) -> None:
-        """Write a batch when its turn comes; what fails is kept, so that the others can end well."""
+        """Write a batch when a slot is free; a failure is recorded, so that the other batches can finish."""
         async with slots:
             if self._failures:
                 return
@@ -314,7 +317,7 @@ class _ApplyRun:
                 raise _given_up(failure, before, pending) from failure
 
     async def _commit(self, writes: Sequence[Write]) -> ConflictError | UnavailableError | None:
-        """Write all in one transaction; return why it may not have happened."""
+        """Write all in one transaction; return the error if it may not have been applied."""
         guards = [codec.unchanged_guard(write.obj) for write in writes]
         try:
             puts = [codec.put_spec(write.obj) for write in writes]
@@ -330,17 +333,17 @@ class _ApplyRun:
     async def _look_again(
         self, pending: Sequence[Write], failure: ConflictError | UnavailableError
     ) -> Sequence[Write]:
-        """Return what is still to be written, against what the store has now.
+        """Return the writes that are still to be done against the current store.
 
-        What the store has as declared counts as written: by us, if the answer was lost.
+        An object that is in the store as declared counts as written; by this apply, if an answer was lost.
         """
         try:
-            seen = await observe(self._transport, [item.key for item in self._loaded])
+            observed = await observe(self._transport, [item.key for item in self._loaded])
         except UnavailableError:
-            return pending  # guards keep the old plan from overwriting anything
+            return pending  # their guards prevent overwriting newer data
         wanted = {key_of(write.obj): write for write in pending}
         again: list[Write] = []
-        for change in _checked(self._loaded, seen, self._clock, self._options, self._extra):
+        for change in _checked(self._loaded, observed, self._clock, self._options, self._extra):
             earlier = wanted.get(key_of(change.obj))
             if earlier is None:
                 continue
@@ -385,5 +388,5 @@ def _given_up(
     moved = [
         key_of(w.obj) for w in after if versions[key_of(w.obj)] != w.obj.metadata.resource_version
     ]
-    what = join_names(moved) or "what is to be written"
+    what = join_names(moved) or "an object"
     return ConflictError(f"{what} was changed by others {_ATTEMPTS} times in a row")

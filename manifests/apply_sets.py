@@ -1,10 +1,8 @@
-"""Sets of manifests: which objects were applied under one name. Reads and writes the inventory; deletes nothing else.
+"""Apply sets: the objects applied under one name, and pruning of those that the manifests no longer contain.
 
-An object of a set carries its name as an annotation; the inventory says where to look for those that manifests say
-no more. It is widened before objects are written and narrowed after others are gone, so that a kill at any point
-leaves no object of the set outside of it.
-
-Deleting what a set's manifests say no more. Decides what may go, and has it deleted; touches nothing else's.
+An object of a set carries the set's name as an annotation; the inventory lists the objects. Objects are added to the
+inventory before they are written, and removed after they are deleted, so that a kill at any point leaves no object of
+the set outside the inventory.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +24,7 @@ from store.port import Delete, ModRevisionGuard, Operation, Put, Transport
 
 Obj = TypeVar("Obj", bound=ApiObject)
 Members: TypeAlias = Mapping[ObjectKey, str]
-"""Objects to their uids; an empty one is not known yet."""
+"""Objects and their uids; empty while the uid is not known."""
 
 _ATTEMPTS = 10
 _BACKOFF = Backoff(first_s=0.02, limit_s=1.0)
@@ -36,23 +34,23 @@ _MAX_BYTES = 1_400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplySetInventory:
-    """A set as the store has it."""
+    """An apply set as it is in the store."""
 
     name: str
     manager: str = ""
-    """Whose it is; empty if there is none of the name yet."""
+    """The field manager that applies it; empty if the set does not exist yet."""
     members: Members
     version: int = 0
-    """The revision of the key; 0 if there is none."""
+    """The mod_revision of its key; 0 if it does not exist."""
 
 
 def apply_set_of(obj: ApiObject) -> str:
-    """Return the set that an object is of; empty if it is of none."""
+    """Return the apply set of an object; empty if it has none."""
     return obj.metadata.annotations.get(APPLY_SET, "")
 
 
 def assign_to_set(obj: Obj, name: str) -> Obj:
-    """Return the object as one of the set; empty stands for none."""
+    """Return the object as a member of the set; an empty name removes it from its set."""
     if apply_set_of(obj) == name:
         return obj
     rest = {key: text for key, text in obj.metadata.annotations.items() if key != APPLY_SET}
@@ -62,11 +60,11 @@ def assign_to_set(obj: Obj, name: str) -> Obj:
 
 
 async def read_set(transport: Transport, name: str) -> ApplySetInventory:
-    """Return the set; an empty one if there is none of the name.
+    """Return the set; an empty one if it does not exist.
 
     Raises:
         StoreError: the store did not answer.
-        UndecodableError: this process does not understand it.
+        UndecodableError: this process cannot read it.
 
     """
     item = await transport.get(keys.named(keys.APPLY_SET_PREFIX, name))
@@ -86,13 +84,13 @@ async def change_set(
     manager: str,
     edit: Callable[[Members], Members],
 ) -> Members:
-    """Change what the set holds; return what it holds then. What holds nothing any more is removed.
+    """Change the objects of the set; return the new ones. A set without objects is removed.
 
-    `edit` (pure, and such that doing it twice is doing it once) gets what it holds by then.
+    `edit` is pure and idempotent, and gets the current objects.
 
     Raises:
-        ConflictError: others kept changing it; FencedError: the right to write is gone.
-        TooLargeError: the set has more members than the store takes in one document.
+        ConflictError: others kept changing it; FencedError: the right to write is lost.
+        TooLargeError: the set has more objects than fit into one document.
         StoreError: the store did not answer.
 
     """
@@ -108,7 +106,7 @@ async def change_set(
         except FencedError:
             raise
         except (ConflictError, UnavailableError) as error:
-            # Looking again tells whether a write whose answer was lost was carried out.
+            # The next read tells whether a write whose answer was lost was applied.
             if attempt == _ATTEMPTS:
                 raise
             pause_s = _BACKOFF.delay_s(attempt)
@@ -134,22 +132,22 @@ def _written(key: str, name: str, manager: str, members: Members, clock: Clock) 
 
 
 def add_members(old: Members, objects: Iterable[ObjectKey]) -> Members:
-    """Return the set with these objects in it; their uids are not known before they are written."""
+    """Return the set with these objects added; their uids are unknown before they are written."""
     return {**dict.fromkeys(objects, ""), **old}
 
 
-# The reverse of the order in which they are applied: who names others goes before them.
+# The reverse of the order of an apply: objects that refer to others are deleted before those.
 PRUNE_ORDER = ("GitSource", "ModelRoute", "ModelDeployment", "ShardGroup", "NodePool", "Node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surplus:
-    """Members of a set that its manifests say no more."""
+    """Objects of a set that its manifests no longer contain."""
 
     doomed: tuple[ApiObject, ...] = ()
-    """They are there, and the set's: they are to go, in this order."""
+    """Objects to delete, in this order."""
     gone: frozenset[ObjectKey] = frozenset()
-    """They are not there, or no more the set's: it need not remember them."""
+    """Objects that no longer exist or left the set; they are removed from the inventory."""
 
 
 def find_surplus(
@@ -160,7 +158,7 @@ def find_surplus(
     name: str,
     only: Collection[str] | None = None,
 ) -> Surplus:
-    """Return what the set holds and nobody declares; of these kinds `only`, if it is given. Pure."""
+    """Return the objects of the set that are not declared; limited to the kinds `only`, if given. Pure."""
     doomed: list[ApiObject] = []
     gone: set[ObjectKey] = set()
     for key in members.keys() - set(declared):
@@ -180,14 +178,14 @@ def find_surplus(
 
 
 def is_member(obj: ApiObject, name: str, uid: str) -> bool:
-    """Return whether it is the very object that the set holds; a later one of its name may be anybody's."""
+    """Return whether the object is the one in the set, and not a later object of the same name."""
     return apply_set_of(obj) == name and uid in ("", obj.metadata.uid)
 
 
 async def prune_objects(
     transport: Transport, clock: Clock, doomed: Sequence[ApiObject], *, name: str, manager: str
 ) -> tuple[list[ObjectKey], dict[ObjectKey, str]]:
-    """Delete these members of the set; return which went, and why others did not.
+    """Delete these objects of the set; return the deleted ones, and the reasons for the others.
 
     Raises:
         StoreError: the store did not answer.
@@ -216,7 +214,7 @@ async def prune_objects(
 
 
 async def _release_node(transport: Transport, clock: Clock, node: ApiObject, manager: str) -> None:
-    """Take back what manifests said of a node. The node itself is a Mac: no manifest can end it."""
+    """Remove the manifests' fields from a node. The Node itself is kept: it stands for a Mac."""
 
     def withdraw(now: ApiObject) -> ApiObject | None:
         if now.metadata.uid != node.metadata.uid:

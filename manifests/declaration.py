@@ -1,7 +1,4 @@
-"""What manifests say of objects, and all that they may say, as trees. Pure.
-
-An object of the store as a manifest that people would write: nothing that the fleet keeps, no defaults. Pure.
-"""
+"""Objects as declarations: the fields that a manifest applies, all that it may have, and a clean manifest. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +14,10 @@ Fields: TypeAlias = dict[str, Tree]
 
 
 def applied_fields(obj: ApiObject) -> Fields:
-    """Return what a manifest says of an object: labels, annotations and spec, without defaults.
+    """Return the fields that a manifest sets: labels, annotations and spec, without defaults.
 
-    Lists are whole, with the defaults of their items: they are compared whole. What lies below `fleet/` among the
-    annotations is not for manifests to say.
+    Lists are compared as a whole, so their items include defaults. Annotations below `fleet/` are left out: manifests
+    do not set them.
     """
     full = _dumped(obj)
     meta = obj.metadata
@@ -32,7 +29,7 @@ def applied_fields(obj: ApiObject) -> Fields:
 def _explicit_fields(value: object, full: Tree) -> Tree:
     if not isinstance(
         full, dict
-    ):  # asked first: most are, and whether something is a model is dear
+    ):  # checked first: most values are scalars, and isinstance of a model is slow
         return full
     if isinstance(value, BaseModel):
         names = value.model_fields_set
@@ -52,7 +49,7 @@ def _aliases(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
 
 
 def declarable_fields(obj: ApiObject) -> Fields:
-    """Return all that manifests may say of an object, with defaults."""
+    """Return every field that a manifest may set, with defaults."""
     full = _dumped(obj)
     labels: Fields = dict(obj.metadata.labels)
     annotations: Fields = dict(_user_annotations(obj.metadata.annotations))
@@ -69,17 +66,17 @@ def _user_annotations(annotations: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def clean_manifest(obj: ApiObject) -> dict[str, Tree]:
-    """Return the manifest; loading it gives the object's labels, annotations and spec again.
+    """Return a manifest for users, without defaults; loading it gives the same labels, annotations and spec.
 
     Annotations below `fleet/` are left out: verbs write them, and manifests may not.
     """
     short = _manifest(obj, json.loads(obj.model_dump_json(by_alias=True, exclude_defaults=True)))
-    # A default that must be said (`reserved: {memory: "0"}`) would be missed; then everything is said.
+    # Some defaults must be written (`reserved: {memory: "0"}`); then the manifest has all fields.
     return short if _says_the_same(short, obj) else _manifest(obj, declared_tree(obj))
 
 
 def is_bare(obj: ApiObject) -> bool:
-    """Return whether the object says nothing beside its name, as a node's that nobody touched."""
+    """Return whether the object has nothing but a name, as a node without settings."""
     tree = clean_manifest(obj)
     return not tree.get("spec") and tree["metadata"] == {"name": obj.name}
 

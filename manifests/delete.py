@@ -1,7 +1,7 @@
-"""Deleting one object, unless others name it. Decides and writes; never deletes what runs.
+"""Deletion of single objects that no other object refers to. Never stops a running replica itself.
 
-A ModelDeployment is only marked: its replicas must go first, or be let go, and the reconciler removes the key then
-(Kubernetes' foreground and orphan cascading deletion).
+A ModelDeployment is only marked: its replicas must end, or be released, before the reconciler deletes it (Kubernetes'
+foreground and orphan cascading deletion).
 """
 
 from collections.abc import Callable, Collection
@@ -29,7 +29,7 @@ OnlyIf: TypeAlias = Callable[[ApiObject], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedObject:
-    """The object is gone."""
+    """The object is deleted."""
 
     kind: str
     name: str
@@ -37,7 +37,7 @@ class DeletedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingDeletion:
-    """The object is marked; it goes when what was done for it is undone."""
+    """The object is marked for deletion; it is deleted when its finalizers are gone."""
 
     obj: ApiObject
 
@@ -58,17 +58,17 @@ async def delete(
     cascade: Cascade = "foreground",
     only_if: OnlyIf = _always,
 ) -> Deletion:
-    """Delete the object, or begin to; beginning again changes nothing.
+    """Delete the object, or mark it for deletion; a repeated call changes nothing.
 
-    `cascade` says what becomes of a deployment's replicas: they end first, or are left running for a later
-    deployment of the name. A replica that is deleted while its deployment lives is made anew. `only_if` is asked about
-    the object as it is then: one of the name may have become another.
+    `cascade` decides about a deployment's replicas: they end first, or are left running for a later deployment of the
+    same name. A replica whose deployment exists is created again. `only_if` is called with the current object, because
+    another object may have taken the name.
 
     Raises:
-        NotFoundError: there is no such object, or not the one that is meant.
-        InUseError: other objects name it.
-        RefusedError: the kind is not for users.
-        StoreError: the store did not answer, or somebody else kept changing the object.
+        NotFoundError: the object does not exist, or `only_if` rejects it.
+        InUseError: other objects refer to it.
+        WriteRefusedError: users may not delete this kind.
+        StoreError: the store did not answer, or others kept changing the object.
 
     """
     found = _kind(ObjectKey(kind, name))
@@ -93,11 +93,11 @@ async def delete(
 
 
 async def check_exists(transport: Transport, key: ObjectKey) -> None:
-    """Refuse what cannot be deleted whatever others name; writes nothing.
+    """Check that the object exists and may be deleted, apart from references to it; writes nothing.
 
     Raises:
-        NotFoundError: there is no such object.
-        RefusedError: the kind is not for users.
+        NotFoundError: the object does not exist.
+        WriteRefusedError: users may not delete this kind.
 
     """
     kind = _kind(key).type
@@ -110,17 +110,17 @@ async def check_exists(transport: Transport, key: ObjectKey) -> None:
 def _kind(key: ObjectKey) -> Kind:
     found = kinds.by_name(key.kind)
     if found is None or not (found.written_by_users or found.type is Replica):
-        raise WriteRefusedError(f"{key} is not for users to delete: the fleet writes it")
+        raise WriteRefusedError(f"{key} cannot be deleted by users: the fleet writes it")
     return found
 
 
 async def check_unused(
     transport: Transport, key: ObjectKey, *, going: Collection[ObjectKey] = ()
 ) -> None:
-    """Refuse what `delete` would refuse now, if `going` were deleted before; writes nothing.
+    """Check that nothing refers to the object, as if `going` were deleted already; writes nothing.
 
     Raises:
-        InUseError: other objects name it.
+        InUseError: other objects refer to it.
 
     """
     await _refuse_if_used(transport, key, going)
@@ -140,7 +140,7 @@ async def _mark(
     def mark(obj: ApiObject) -> ApiObject | None:
         if not only_if(obj):
             raise _replaced_error(kind, name)
-        # How its replicas go was decided when it was marked first.
+        # The first mark decides how the replicas end.
         if obj.metadata.deletion_timestamp is not None:
             return None
         kept = tuple(dict.fromkeys((*obj.metadata.finalizers, *finalizers)))
@@ -163,7 +163,7 @@ async def _remove(
     spec, status = await transport.get(spec_key), await transport.get(status_key)
     if spec is None and status is None:
         raise await _not_found_error(transport, kind, name)
-    # What nobody asks about is not even decoded: a bad document can be deleted.
+    # Without a condition the document is not decoded, so that a broken one can be deleted.
     if only_if is not _always and (spec is None or not only_if(codec.decode_object(kind, spec))):
         raise _replaced_error(kind, name)
     guard = ModRevisionGuard(
@@ -172,7 +172,7 @@ async def _remove(
     try:
         await transport.commit([guard], [Delete(key=spec_key), Delete(key=status_key)])
     except UnavailableError as error:
-        # The answer was lost, not the deed, if the key is gone.
+        # If the key is gone, only the answer was lost.
         if not error.ambiguous or await transport.get(spec_key) is not None:
             raise
     return DeletedObject(kind=kind.__name__, name=name)
@@ -184,22 +184,22 @@ async def _refuse_if_used(
     users = [user for user in await _users(transport, key) if user not in going]
     if users:
         raise InUseError(
-            f"{key[0]}/{key[1]} is named by {join_names(users)}. Change or delete "
+            f"{key[0]}/{key[1]} is used by {join_names(users)}. Change or delete "
             f"{'it' if len(users) == 1 else 'them'} first"
         )
 
 
 async def _refuse_if_alive(transport: Transport, key: ObjectKey) -> None:
-    """Refuse to delete a node that is there: it would come back, without its labels and its cordon."""
+    """Refuse to delete a live node: its agent would report it again, without its labels and its cordon."""
     if key.kind == "Node" and await transport.get(keys.node_lease_key(key.name)) is not None:
         raise InUseError(
-            f"{key} is alive: its agent renews its lease, and would report it again. "
+            f"{key} is alive: its agent renews its lease, and would report the node again. "
             "Stop the agent first; to keep new work away, set spec.unschedulable"
         )
 
 
 async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
-    """Return the objects that name this one; what is being deleted itself does not count."""
+    """Return the objects that refer to this one; objects that are being deleted do not count."""
     kind, name = key
     if kind == "NodePool":
         deployments = await objects.list_all(transport, ModelDeployment)
@@ -226,12 +226,12 @@ async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
 
 
 def _replaced_error(kind: type[ApiObject], name: str) -> NotFoundError:
-    return NotFoundError(f"{kind.__name__} {name} is another object by now")
+    return NotFoundError(f"{kind.__name__} {name} was replaced by another object")
 
 
 async def _not_found_error(transport: Transport, kind: type[ApiObject], name: str) -> NotFoundError:
     listing = await transport.list(keys.spec_prefix(kind.__name__))
     there = [keys.kind_and_name(item.key)[1] for item in listing.items]
     found = kinds.by_name(kind.__name__)
-    assert found is not None  # it has a class
+    assert found is not None  # the kind has a class
     return NotFoundError(not_found_message(found, name, there))

@@ -1,6 +1,6 @@
-"""What an apply would change in one object, and what it would then be. Pure.
+"""The differences that an apply makes to one object, and the object after it. Pure.
 
-What the fleet keeps (status, uid, generation, finalizers, annotations below `fleet/`...) is never a difference.
+Fields that the fleet maintains (status, uid, generation, finalizers, annotations below `fleet/`...) never differ.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ Obj = TypeVar("Obj", bound=ApiObject)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldChange:
-    """One field; None stands for a field that is not there."""
+    """One changed field; None stands for an absent field."""
 
     path: str
     old: Tree
@@ -27,7 +27,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What differs between an object as it is and as it is declared."""
+    """The fields that differ between an object and its declaration."""
 
     changes: tuple[FieldChange, ...]
 
@@ -47,7 +47,7 @@ def diff(before: ApiObject | None, after: ApiObject) -> Difference:
 
 
 def changed_fields(old: Tree, new: Tree) -> tuple[FieldChange, ...]:
-    """Return what differs between two trees, field by field."""
+    """Return the differences between two trees, field by field."""
     return tuple(_changes((), old, new))
 
 
@@ -60,18 +60,18 @@ def is_same(before: ApiObject, after: ApiObject) -> bool:
 
 
 def merge_annotations(existing: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
-    """Return the annotations there will be: the manifest's, and those that are not for manifests to say.
+    """Return the annotations after an apply: the manifest's, and those that manifests do not set.
 
-    What lies below `fleet/` was written by a verb such as `fleetctl rollout restart`. A manifest that does not name
-    it must not take it back: every apply would start the engines anew.
+    Annotations below `fleet/` are written by verbs such as `fleetctl rollout restart`. A manifest without them must
+    not remove them: every apply would restart the engines.
     """
-    # In the order of what is there: a diff shows lines, and one that moved would look like a change.
+    # Keep the current order: a diff shows lines, and a moved line would look like a change.
     stay = [key for key in existing if key in declared or key.startswith(FLEET_ANNOTATIONS)]
     return {**{key: existing[key] for key in stay}, **declared}
 
 
 def overridden_annotations(existing: Mapping[str, str], declared: Mapping[str, str]) -> list[str]:
-    """Return the annotations below `fleet/` that a manifest would change; saying what is there already is fine."""
+    """Return the annotations below `fleet/` that a manifest would change; the current value is allowed."""
     return sorted(
         key
         for key, text in declared.items()
@@ -80,7 +80,7 @@ def overridden_annotations(existing: Mapping[str, str], declared: Mapping[str, s
 
 
 def diff_text(before: ApiObject | None, after: ApiObject | None) -> str:
-    """Return the difference as a unified diff of YAML; empty if there is none. None stands for no object."""
+    """Return a unified diff of YAML; empty without differences. None stands for no object."""
     named = after or before
     assert named is not None
     name = f"{named.kind}/{named.name}"
@@ -100,7 +100,7 @@ def _lines(obj: ApiObject | None) -> list[str]:
 
 
 def new_object(desired: Obj, *, now: datetime, uid: str) -> Obj:
-    """Return the object as it is written first: declared by the manifest, kept by the fleet."""
+    """Return a new object for its first write: the declared fields, and the metadata that the fleet sets."""
     theirs = desired.metadata
     metadata = ObjectMeta(
         name=theirs.name,
@@ -114,14 +114,14 @@ def new_object(desired: Obj, *, now: datetime, uid: str) -> Obj:
 
 
 def _with_kept_annotations(before: ApiObject, after: Obj) -> Obj:
-    """Return `after` with the annotations that an apply would leave alone."""
+    """Return `after` with the annotations that an apply keeps."""
     annotations = merge_annotations(before.metadata.annotations, after.metadata.annotations)
     metadata = after.metadata.model_copy(update={"annotations": annotations})
     return after.model_copy(update={"metadata": metadata})
 
 
 def without_status(obj: Obj) -> Obj:
-    """Return the object without a status; not every kind has one."""
+    """Return the object without a status; some kinds have none."""
     has_one = "status" in type(obj).model_fields
     return obj.model_copy(update={"status": None}) if has_one else obj
 

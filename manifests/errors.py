@@ -1,4 +1,4 @@
-"""What can be wrong with manifests and with applying them, in words for people. Never a traceback."""
+"""Errors of manifests and of applying them, as messages for users."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestError:
-    """One problem, and where it is. A value; `ManifestErrors` is what is raised."""
+    """One problem and its place. A value; `ManifestErrors` is the exception."""
 
     source: str
     """The file, or "standard input"."""
     message: str
-    """What is wrong."""
+    """The problem."""
     hint: str = ""
-    """What would cure it."""
+    """The remedy."""
     line: int = 0
-    """From 1; 0 says that the problem is the file as a whole."""
+    """From 1; 0 means the file as a whole."""
     column: int = 0
     """From 1."""
     about: str = ""
@@ -37,8 +37,8 @@ class ManifestError:
         return f"{text}. {self.hint}" if self.hint else text
 
 
-class ManifestErrors(Exception):  # noqa: N818 - many errors in one, and named so
-    """Everything that is wrong with what was to be applied; nothing was written."""
+class ManifestErrors(Exception):  # noqa: N818 - a collection of errors
+    """All problems of an apply; nothing was written."""
 
     def __init__(self, problems: Sequence[ManifestError]) -> None:
         in_order = sorted(set(problems), key=lambda p: (p.source, p.line, p.column, str(p)))
@@ -55,9 +55,9 @@ class ManifestErrors(Exception):  # noqa: N818 - many errors in one, and named s
 
 
 class ApplyError(Exception):
-    """Applying stopped on its way; `__cause__` is the store's error, if it was the store.
+    """An apply stopped half-way; `__cause__` is the store's error, if there was one.
 
-    Applying again is always safe: what is written is found unchanged and left alone.
+    Applying again is always safe: objects that are written already are unchanged.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class ApplyError(Exception):
         parts = [f"{count}: {reason}", f"Not written: {join_names(self.missing)}"]
         if self.written:
             parts.append(f"Written: {join_names(self.written)}")
-        parts.append("Applying again is safe: what is written already is left alone")
+        parts.append("Applying again is safe: objects that are written already stay as they are")
         super().__init__(". ".join(parts) + ".")
 
 
 class NotFoundError(Exception):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class InUseError(Exception):
-    """Other objects name it; deleting it would leave them without it."""
+    """Other objects refer to it."""
 
 
 class WriteRefusedError(Exception):
-    """It is not for users to do this."""
+    """Users may not write or delete this kind."""
 
 
 def join_names(keys: Sequence[ObjectKey], limit: int = _NAMED) -> str:

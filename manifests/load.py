@@ -1,10 +1,8 @@
-"""A document of a manifest, and the object it declares, with where everything in it stands. Pure.
+"""Loading of manifests: documents with their places, and the typed objects they declare. Reads files, not the store.
 
-Manifests to typed objects that know their file and line. Reads files; never the store.
-
-Fields that the fleet keeps (`status`, and in `metadata` what `schemas.meta.FLEET_OWNED` lists) are
-refused, because they would have no effect. One exception: an object with a `metadata.uid` is output of
-`fleetctl get -o yaml` that somebody applies again, and there they are dropped without a word.
+Fields that the fleet maintains (`status`, and `schemas.meta.FLEET_OWNED` in `metadata`) are refused, because they would
+have no effect. Exception: an object with a `metadata.uid` is output of `fleetctl get -o yaml` that is applied again;
+there they are ignored.
 """
 
 import json
@@ -30,9 +28,9 @@ from schemas.meta import API_VERSION, FLEET_OWNED, ApiModel, ApiObject, ObjectKe
 
 
 class Document:
-    """One document of a file: its value, and where everything in it stands.
+    """One document of a file: its value, and the places of everything in it.
 
-    Most files have no faults, and nobody asks for the places in them: they may be given as a way to find them out.
+    Most files have no errors, so places may be given as a function that finds them on first use.
     """
 
     __slots__ = ("_root", "_tree", "source")
@@ -53,7 +51,7 @@ class Document:
 
     @property
     def tree(self) -> Tree:
-        """The value."""
+        """The plain value."""
         return nodes.plain_value(self.root) if self._tree is None else self._tree
 
     @property
@@ -63,7 +61,7 @@ class Document:
     def problem(
         self, path: Path, message: str, hint: str = "", *, at_key: bool = False
     ) -> ManifestError:
-        """Return a problem of the field, at its place."""
+        """Return a problem of the field, with its place."""
         find = nodes.mark_of_key if at_key else nodes.mark_of_value
         mark = find(self.root, path)
         return ManifestError(
@@ -90,7 +88,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedObject:
-    """An object and where it was declared."""
+    """An object and the document that declares it."""
 
     obj: ApiObject
     document: Document
@@ -127,20 +125,20 @@ _WRITERS = {
     "FabricTest": "`fleetctl fabric bench` writes it, for as long as it runs",
 }
 _OWNED = frozenset(ObjectMeta.model_fields[name].alias or name for name in FLEET_OWNED)
-# Not even its hash: what is in Git is read by more people than may ask for models.
-_API_KEY = "an API key is a secret, and secrets do not belong into manifests"
+# Manifests may not even contain a key's hash: more people read Git than may use models.
+_API_KEY = "an API key is a secret; do not put secrets in manifests"
 
 
 def load_objects(
     paths: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None
 ) -> list[LoadedObject]:
-    """Return every object in the files, the folders and ("-") standard input.
+    """Return every object in the files, the folders and standard input ("-").
 
     Raises:
-        ManifestErrors: everything that is wrong in any of them.
+        ManifestErrors: all problems in any of them.
 
     """
-    with pause_collection():  # ten thousand manifests are a million objects, which all stay
+    with pause_collection():  # ten thousand manifests are a million objects, which all live on
         documents, problems = _scan(paths, recursive=recursive, stdin=stdin)
         loaded, more = _read_documents(documents)
     if problems or more:
@@ -151,7 +149,7 @@ def load_objects(
 def load_documents(
     paths: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None
 ) -> list[Document]:
-    """Return every document in the files, the folders and ("-") standard input.
+    """Return every document in the files, the folders and standard input ("-").
 
     Raises:
         ManifestErrors: a file cannot be read or is not YAML, or there is no document at all.
@@ -167,7 +165,7 @@ def read_objects(documents: Iterable[Document]) -> list[LoadedObject]:
     """Return the documents as typed objects, in their order.
 
     Raises:
-        ManifestErrors: everything that is wrong with any of them.
+        ManifestErrors: all problems in any of them.
 
     """
     loaded, problems = _read_documents(documents)
@@ -177,10 +175,10 @@ def read_objects(documents: Iterable[Document]) -> list[LoadedObject]:
 
 
 def read_model(document: Document, model: type[Model]) -> Model:
-    """Return a document that is no API object, such as a simulated fleet, as a value of our own.
+    """Return a document that is not an API object, such as a simulated fleet, as a model.
 
     Raises:
-        ManifestErrors: everything that is wrong with it.
+        ManifestErrors: all problems in it.
 
     """
     if not isinstance(document.root.content, dict):
@@ -216,7 +214,7 @@ def _scan(
 def _parse_fast(
     texts: Sequence[tuple[str, str | ManifestError]],
 ) -> tuple[list[Document], list[ManifestError]] | None:
-    """Return what `parse` would, places to be found out later where it can be so; None if there is an overlay."""
+    """Return the result of `parse_texts` with places on demand; None if there is an overlay."""
     documents: list[Document] = []
     problems: list[ManifestError] = []
     for name, text in texts:
@@ -244,7 +242,7 @@ def _root(roots: Callable[[], parser.ParsedFile], index: int) -> YamlNode:
 
 
 def parse_texts(texts: Iterable[tuple[str, str | ManifestError]]) -> ParsedDocuments:
-    """Return the documents of files, given as names and texts (or what was wrong with reading them)."""
+    """Return the documents of files, given as names and texts (or the error of reading them)."""
     documents: list[SourceDocument] = []
     problems: list[ManifestError] = []
     for name, text in texts:
@@ -259,7 +257,7 @@ def parse_texts(texts: Iterable[tuple[str, str | ManifestError]]) -> ParsedDocum
 
 
 def _read_base(path: str) -> ParsedDocuments:
-    """Return what a base of an overlay holds."""
+    """Return the documents of an overlay's base."""
     return parse_texts(sources.read_all([path], recursive=True, stdin=None))
 
 
@@ -302,7 +300,7 @@ def _duplicate(document: Document, first: Document) -> ManifestError:
 
 
 def _object(document: Document) -> ApiObject | list[ManifestError]:
-    """Return the document as an object, or everything that is wrong with it."""
+    """Return the document as an object, or all its problems."""
     if not isinstance(document.tree, dict):
         message = f"expected an object, got {suggestions.describe_node(document.root)}"
         return [document.problem((), message, "Begin with: apiVersion, kind, metadata, spec")]
@@ -316,7 +314,7 @@ def _object(document: Document) -> ApiObject | list[ManifestError]:
         found = kind.type.model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
     except ValidationError as error:
         details = validation_errors.relevant_errors(error, document.root)
-        # apiVersion was looked at above, in better words
+        # apiVersion was checked above, with a better message
         rest = [d for d in details if d["loc"] != ("apiVersion",)]
         return [*problems, *(_manifest_error(document, d, kind.type) for d in rest)]
     return problems or found
@@ -334,7 +332,7 @@ def _version_problems(document: Document) -> list[ManifestError]:
 
 
 def _kind(document: Document) -> Kind | ManifestError:
-    """Return the kind that users may write."""
+    """Return the kind if users may write it, or the problem."""
     known = [kind.name for kind in kinds.KINDS if kind.written_by_users]
     word = document.text_at("kind")
     if word is None:
@@ -355,12 +353,12 @@ def _kind(document: Document) -> Kind | ManifestError:
         return document.problem(("kind",), f"unknown kind {json.dumps(word)}", hint)
     if not kind.written_by_users:
         writer = _WRITERS.get(kind.name, "the fleet writes it")
-        return document.problem(("kind",), f"a {kind.name} is not for users: {writer}")
+        return document.problem(("kind",), f"users cannot write a {kind.name}: {writer}")
     return kind
 
 
 def _without_fleet_owned(document: Document) -> tuple[object, list[ManifestError]]:
-    """Return the tree without what the fleet keeps, and complaints unless it came from the fleet."""
+    """Return the tree without the fleet's fields, and a problem for each unless `get` printed the document."""
     assert isinstance(document.tree, dict)
     tree = {**document.tree}
     metadata = tree.get("metadata")
@@ -371,12 +369,12 @@ def _without_fleet_owned(document: Document) -> tuple[object, list[ManifestError
     tree.pop("status", None)
     if document.text_at("metadata", "uid"):
         return _without_derived_labels(tree, document.tree), []
-    message = "is written by the fleet"
+    message = "is set by the fleet"
     return tree, [document.problem(p, message, "Remove it", at_key=True) for p in owned]
 
 
 def _without_derived_labels(tree: dict[str, Tree], printed: dict[str, Tree]) -> dict[str, Tree]:
-    """Return a node without the labels that `fleetctl get` added; stored, they would outlive what they say."""
+    """Return a node without the labels that `fleetctl get` adds; stored, they would become stale."""
     metadata = tree["metadata"]
     assert isinstance(metadata, dict)
     labels = metadata.get("labels")

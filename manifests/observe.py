@@ -1,6 +1,6 @@
-"""What the store has, as far as an apply or a delete must know. Reads only; few requests, not many.
+"""Reading of the store for an apply: the declared objects, and the names that they may refer to.
 
-One list per kind, however many objects: a thousand deployments are two pages, not a thousand gets.
+It makes one list per kind: a thousand deployments are two pages, not a thousand gets.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from schemas.route import ModelRoute
 from store import codec, keys
 from store.port import KeyValue, Transport
 
-# Kinds whose objects decide whether an object of a kind may be written.
+# The kinds that an object of a kind may refer to, or conflict with.
 _RELATED: Mapping[str, tuple[str, ...]] = {
     "ModelDeployment": ("NodePool", "ShardGroup", "ModelRoute"),
     "ModelRoute": ("ModelDeployment",),
@@ -23,27 +23,27 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedObjects:
-    """The store as it was looked at."""
+    """The store as it was read."""
 
     objects: Mapping[ObjectKey, ApiObject]
-    """The objects that were asked for and are there, without status."""
+    """The requested objects that exist, without status."""
     known: StoreNames
 
 
 async def observe(transport: Transport, wanted: Iterable[ObjectKey]) -> ObservedObjects:
-    """Return what the store has of the wanted objects and of those they depend on."""
-    asked = frozenset(wanted)
-    names = sorted({kind for kind, _ in asked})
+    """Return the requested objects in the store, and the names of objects they may refer to."""
+    requested = frozenset(wanted)
+    names = sorted({kind for kind, _ in requested})
     related = [other for kind in names for other in _RELATED.get(kind, ())]
     every = list(dict.fromkeys((*names, *related)))
     items = {kind: (await transport.list(keys.spec_prefix(kind))).items for kind in every}
-    # Others are not even decoded: one bad document must not stand in the way of every apply.
+    # Other objects are not decoded: one broken document must not prevent every apply.
     with pause_collection():
         objects = {
             key: decode(kind, item)
             for kind in names
             for item in items[kind]
-            if (key := keys.kind_and_name(item.key)) in asked
+            if (key := keys.kind_and_name(item.key)) in requested
         }
     return ObservedObjects(objects=objects, known=_known(items))
 

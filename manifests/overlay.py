@@ -1,13 +1,11 @@
-"""One document laid over another: mappings merge, lists of named mappings merge by name, all else is replaced. Pure.
+"""Overlays: a folder with patches for one site, merged onto the folders that sites have in common. Pure.
 
-A strategic merge as kustomize and kubectl have it, without schemas: what a list is merged by is read off its items.
-What a patch says keeps its file and line, so that a fault in the merged object is reported where it was written.
+A folder with a document of `kind: Overlay` (usually `overlay.yaml`) is an overlay. Its `base` names the folders or
+files below it; its other documents are patches of their objects, or further objects. A base may be an overlay itself.
+Files are read through `ReadBase`: from the disk for `fleetctl apply`, from a commit for a GitSource.
 
-Overlays: a folder that says what is different at one site, laid over the folders that say what is the same. Pure.
-
-A folder with a document of `kind: Overlay` (by custom `overlay.yaml`) is an overlay: its `base` names the folders or files
-that it is laid over, its other documents are patches of their objects, or further objects. A base may be an overlay again.
-Files come through `Read`: from the disk for `fleetctl apply`, out of a commit for a GitSource.
+Patches are strategic merges as in kustomize and kubectl, without schemas: mappings merge by key, lists of mappings with
+a name merge by name, everything else is replaced. Values of a patch keep their file and line for error messages.
 """
 
 import json
@@ -25,19 +23,19 @@ from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 from schemas.meta import API_VERSION
 
 DIRECTIVE = "$patch"
-# By what items of a list are told apart; the first that all of them have.
+# Fields that identify the items of a list; the first one that all items have is used.
 _IDENTITIES = ("name", "node", "deployment", "key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patch:
-    """The document that is laid over another, for its complaints."""
+    """The patch that is being merged, and its problems."""
 
     source: str
     about: str
     problems: list[ManifestError]
 
-    def complain(self, mark: Mark, path: Path, message: str, hint: str) -> None:
+    def report(self, mark: Mark, path: Path, message: str, hint: str) -> None:
         self.problems.append(
             ManifestError(
                 source=mark.source or self.source,
@@ -54,17 +52,17 @@ class _Patch:
 def apply_patch(
     base: YamlNode, patch: YamlNode, *, source: str, about: str
 ) -> tuple[YamlNode | None, list[ManifestError]]:
-    """Return the base with the patch over it, None if the patch deletes it; and what is wrong with the patch.
+    """Return the base with the patch applied (None if the patch deletes it), and the problems of the patch.
 
     `source` is the patch's file, `about` its object.
     """
-    said = _Patch(source=source, about=about, problems=[])
+    context = _Patch(source=source, about=about, problems=[])
     stamped = with_source(patch, source)
-    return _merge(said, base, stamped, ()), said.problems
+    return _merge(context, base, stamped, ()), context.problems
 
 
 def with_source(node: YamlNode, source: str) -> YamlNode:
-    """Return the node with every mark naming the file."""
+    """Return the node with the file in every mark."""
     content = node.content
     if isinstance(content, dict):
         content = {
@@ -77,7 +75,7 @@ def with_source(node: YamlNode, source: str) -> YamlNode:
 
 
 def patch_directive(node: YamlNode) -> str | None:
-    """Return what `$patch` says of a mapping; None if it says nothing."""
+    """Return the value of `$patch` in a mapping; None if there is none."""
     if not isinstance(node.content, dict) or DIRECTIVE not in node.content:
         return None
     return str(node.content[DIRECTIVE].node.content)
@@ -87,26 +85,26 @@ def _in(mark: Mark, source: str) -> Mark:
     return mark if mark.source else replace(mark, source=source)
 
 
-def _merge(said: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode | None:
-    """Return what becomes of a value that both have; None if it goes."""
+def _merge(context: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode | None:
+    """Return the merged value; None if the patch deletes it."""
     over = patch.content
     if isinstance(over, dict):
         order = patch_directive(patch)
         if order == "delete":
             return None
         if order == "replace":
-            return _without_directive(said, patch, path)
+            return _without_directive(context, patch, path)
         if order is not None:
-            _report_unknown_directive(said, patch, path)
+            _report_unknown_directive(context, patch, path)
         if isinstance(base.content, dict):
-            return _mappings(said, base, patch, path)
-        return _new_node(said, patch, path)
+            return _mappings(context, base, patch, path)
+        return _new_node(context, patch, path)
     if isinstance(over, list):
-        return _lists(said, base, patch, path)
+        return _lists(context, base, patch, path)
     return patch
 
 
-def _mappings(said: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode:
+def _mappings(context: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode:
     assert isinstance(base.content, dict)
     assert isinstance(patch.content, dict)
     entries = dict(base.content)
@@ -118,46 +116,48 @@ def _mappings(said: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> Yaml
         removes = entry.node.content is None or patch_directive(entry.node) == "delete"
         if removes and there is None:
             what = "null" if entry.node.content is None else f"{DIRECTIVE}: delete"
-            hint = "Remove the line, or look for how the base spells it"
-            said.complain(entry.mark, here, f"{what} removes what the base does not have", hint)
+            hint = "Remove the line, or check the spelling in the base"
+            context.report(entry.mark, here, f"{what} removes what the base does not have", hint)
         elif removes:
             del entries[key]
         elif there is None:
-            entries[key] = replace(entry, node=_new_node(said, entry.node, here))
+            entries[key] = replace(entry, node=_new_node(context, entry.node, here))
         else:
-            after = _merge(said, there.node, entry.node, here)
+            after = _merge(context, there.node, entry.node, here)
             if after is not None:
                 entries[key] = replace(entry, node=after)
     return replace(base, content=entries)
 
 
-def _lists(said: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode:
+def _lists(context: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> YamlNode:
     assert isinstance(patch.content, list)
     replaces = any(_replaces_list(item) for item in patch.content)
     items = [item for item in patch.content if not _replaces_list(item)]
     there = base.content if isinstance(base.content, list) else []
     identity = None if replaces else _identity(there, items)
     if identity is None:
-        fresh = [_new_node(said, item, (*path, at)) for at, item in enumerate(items)]
+        fresh = [_new_node(context, item, (*path, at)) for at, item in enumerate(items)]
         return replace(patch, content=fresh)
-    kept: dict[object, YamlNode | None] = {_identity_value(item, identity): item for item in there}
+    merged: dict[object, YamlNode | None] = {
+        _identity_value(item, identity): item for item in there
+    }
     for at, item in enumerate(items):
         here, name = (*path, at), _identity_value(item, identity)
-        if name in kept:
-            found = kept[name]
-            kept[name] = None if found is None else _merge(said, found, item, here)
+        if name in merged:
+            found = merged[name]
+            merged[name] = None if found is None else _merge(context, found, item, here)
         elif patch_directive(item) == "delete":
-            hint = f"There are: {', '.join(str(one) for one in kept)}"
+            hint = f"There are: {', '.join(str(one) for one in merged)}"
             message = f"{DIRECTIVE}: delete of {identity} {name}, which the base does not have"
-            said.complain(item.mark, here, message, hint)
+            context.report(item.mark, here, message, hint)
         else:
-            kept[name] = _new_node(said, item, here)
-    # It stands where the base has it: what is wrong with an item is reported at the item.
-    return replace(base, content=[item for item in kept.values() if item is not None])
+            merged[name] = _new_node(context, item, here)
+    # It keeps the base's place; the items have their own.
+    return replace(base, content=[item for item in merged.values() if item is not None])
 
 
 def _replaces_list(item: YamlNode) -> bool:
-    """Return whether an item only says that the list is replaced."""
+    """Return whether an item is only the directive to replace the list."""
     content = item.content
     return (
         isinstance(content, dict)
@@ -167,7 +167,7 @@ def _replaces_list(item: YamlNode) -> bool:
 
 
 def _identity(there: Sequence[YamlNode], items: Sequence[YamlNode]) -> str | None:
-    """Return by which field the items of both lists are told apart; None if by none: then lists are atoms."""
+    """Return the field that identifies the items of both lists; None if there is none: then lists are replaced."""
     if not there or not items:
         return None
     for name_field in _IDENTITIES:
@@ -187,44 +187,44 @@ def _identity_value(item: YamlNode, field: str) -> object:
     return None if isinstance(name, dict | list) else name
 
 
-def _new_node(said: _Patch, node: YamlNode, path: Path) -> YamlNode:
-    """Return what the base does not have, as it is to be; directives have nothing to direct there."""
+def _new_node(context: _Patch, node: YamlNode, path: Path) -> YamlNode:
+    """Return a value that the base does not have; directives in it are errors."""
     if isinstance(node.content, list):
         items = [item for item in node.content if not _replaces_list(item)]
         return replace(
-            node, content=[_new_node(said, item, (*path, at)) for at, item in enumerate(items)]
+            node, content=[_new_node(context, item, (*path, at)) for at, item in enumerate(items)]
         )
     if not isinstance(node.content, dict):
         return node
     order = patch_directive(node)
     if order == "delete":
-        hint = "Remove it, or look for how the base spells it"
-        said.complain(node.mark, path, f"{DIRECTIVE}: delete of what the base does not have", hint)
+        hint = "Remove it, or check the spelling in the base"
+        context.report(node.mark, path, f"{DIRECTIVE}: delete of what the base does not have", hint)
     elif order not in (None, "replace"):
-        _report_unknown_directive(said, node, path)
-    return _without_directive(said, node, path)
+        _report_unknown_directive(context, node, path)
+    return _without_directive(context, node, path)
 
 
-def _without_directive(said: _Patch, node: YamlNode, path: Path) -> YamlNode:
+def _without_directive(context: _Patch, node: YamlNode, path: Path) -> YamlNode:
     assert isinstance(node.content, dict)
     entries = {
-        key: replace(entry, node=_new_node(said, entry.node, (*path, key)))
+        key: replace(entry, node=_new_node(context, entry.node, (*path, key)))
         for key, entry in node.content.items()
         if key != DIRECTIVE
     }
     return replace(node, content=entries)
 
 
-def _report_unknown_directive(said: _Patch, node: YamlNode, path: Path) -> None:
+def _report_unknown_directive(context: _Patch, node: YamlNode, path: Path) -> None:
     assert isinstance(node.content, dict)
     entry = node.content[DIRECTIVE]
     shown = entry.node.text or patch_directive(node)
     hint = f"Write {DIRECTIVE}: delete or {DIRECTIVE}: replace; without it, mappings are merged"
-    said.complain(entry.mark, (*path, DIRECTIVE), f"unknown directive {shown}", hint)
+    context.report(entry.mark, (*path, DIRECTIVE), f"unknown directive {shown}", hint)
 
 
 KIND = "Overlay"
-# Sites of a fleet of fleets; a chain that is longer is a mistake, and costs its length in copies.
+# A longer chain is a mistake; each level costs a copy.
 _MAX_DEPTH = 10
 _FIELDS = ("apiVersion", "kind", "metadata", "base")
 
@@ -239,19 +239,19 @@ class SourceDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedDocuments:
-    """What files hold, and what is wrong with them."""
+    """The documents of files, and their problems."""
 
     documents: tuple[SourceDocument, ...] = ()
     problems: tuple[ManifestError, ...] = ()
 
 
-# The documents of a file, or of a folder and all below it.
+# Reads the documents of a file, or of a folder and its subfolders.
 ReadBase: TypeAlias = Callable[[str], ParsedDocuments]
 
 
 @dataclass(slots=True, kw_only=True)
 class _OverlayRun:
-    """One combining on its way; `above` are the overlays that are being resolved, the outermost first."""
+    """One combination in progress; `above` are the overlays being resolved, the outermost first."""
 
     read: ReadBase
     problems: list[ManifestError] = field(default_factory=list)
@@ -259,7 +259,7 @@ class _OverlayRun:
 
 
 def combine(documents: Sequence[SourceDocument], read: ReadBase) -> ParsedDocuments:
-    """Return the documents with every overlay among them carried out."""
+    """Return the documents with every overlay among them resolved."""
     run = _OverlayRun(read=read)
     combined = _combine(run, documents)
     return ParsedDocuments(documents=tuple(combined), problems=tuple(run.problems))
@@ -278,7 +278,7 @@ def _combine(run: _OverlayRun, documents: Sequence[SourceDocument]) -> list[Sour
         if _folder_of(one.source, overlays) is None and not is_overlay(one.root)
     ]
     for folder, overlay in overlays.items():
-        # A folder is an overlay with all that lies in it, also where only its overlay.yaml was named.
+        # The whole folder belongs to an overlay, even if only its overlay.yaml was named.
         there = run.read(folder or ".")
         inner = {posixpath.dirname(one.source) for one in there.documents if is_overlay(one.root)}
         patches = [
@@ -299,18 +299,20 @@ def _overlays(run: _OverlayRun, documents: Sequence[SourceDocument]) -> dict[str
             continue
         if not found.source.endswith(SUFFIXES):
             hint = "Name the folder: fleetctl apply -f sites/berlin"
-            _report(run, found, ("kind",), "is a folder's, not a stream's", hint)
+            _report(run, found, ("kind",), "must be in a folder, not in a stream", hint)
             continue
         folder = posixpath.dirname(found.source)
         first = overlays.setdefault(folder, found)
         if first is not found:
             there = f"{first.source}:{first.root.mark.line}"
-            _report(run, found, ("kind",), "is the folder's second", f"The first is {there}")
+            _report(
+                run, found, ("kind",), "is the folder's second overlay", f"The first is {there}"
+            )
     return overlays
 
 
 def _folder_of(source: str, folders: Iterable[str]) -> str | None:
-    """Return the innermost of the folders that a file lies in."""
+    """Return the innermost of the folders that contains a file."""
     above = [folder for folder in folders if not folder or source.startswith(f"{folder}/")]
     return max(above, key=len, default=None)
 
@@ -318,12 +320,12 @@ def _folder_of(source: str, folders: Iterable[str]) -> str | None:
 def _overlaid(
     run: _OverlayRun, folder: str, overlay: SourceDocument, patches: Sequence[SourceDocument]
 ) -> list[SourceDocument]:
-    """Return what an overlay makes of its bases."""
+    """Return the bases of an overlay with its patches applied."""
     bases = _bases(run, overlay)
     name = folder or "."
     if name in run.above:
         circle = " -> ".join([*run.above[run.above.index(name) :], name])
-        _report(run, overlay, ("base",), f"goes in a circle: {circle}", "Break it")
+        _report(run, overlay, ("base",), f"is circular: {circle}", "Break the circle")
         return []
     if len(run.above) >= _MAX_DEPTH:
         _report(run, overlay, ("base",), f"is more than {_MAX_DEPTH} overlays deep", "")
@@ -341,7 +343,7 @@ def _overlaid(
 def _blamed(
     overlay: SourceDocument, at: int, problems: Sequence[ManifestError]
 ) -> list[ManifestError]:
-    """Return the problems; of what could not be read at all, where it was named."""
+    """Return the problems; a base that cannot be read is reported where it is named."""
     mark = nodes.mark_of_value(overlay.root, ("base", at))
     return [
         one
@@ -371,7 +373,7 @@ def _patched(
         key = _key(patch.root)
         base = there.get(key)
         if base is None:
-            # What is in no base is an object of the overlay's own; nothing else can be meant by it.
+            # A document that no base has is an object of the overlay itself, unless it has a directive.
             if patch_directive(patch.root) is None:
                 more.append(patch)
             else:
@@ -384,24 +386,24 @@ def _patched(
         root, problems = apply_patch(base.root, patch.root, source=patch.source, about=about)
         run.problems.extend(problems)
         there[key] = None if root is None else SourceDocument(source=base.source, root=root)
-    kept = [one for one in there.values() if one is not None]
-    # Declared twice is what the loader says of them, in its words.
-    return [*kept, *twice, *more]
+    merged = [one for one in there.values() if one is not None]
+    # The loader reports objects that are declared twice.
+    return [*merged, *twice, *more]
 
 
 def _key(root: YamlNode) -> tuple[object, object]:
     kind, name = nodes.find_node(root, ("kind",)), nodes.find_node(root, ("metadata", "name"))
-    told = (
+    values = (
         None if one is None or isinstance(one.content, dict | list) else one.content
         for one in (kind, name)
     )
-    kind_word, name_word = told
-    # What has no name is nobody's patch.
+    kind_word, name_word = values
+    # A document without a name patches nothing.
     return (kind_word, name_word) if kind_word and name_word else (None, id(root))
 
 
 def _bases(run: _OverlayRun, overlay: SourceDocument) -> list[tuple[int, str]]:
-    """Return the bases that an overlay names; complains of everything that is wrong with it."""
+    """Return the bases that an overlay names; reports every problem with it."""
     content = overlay.root.content
     assert isinstance(content, dict)
     for key, entry in content.items():

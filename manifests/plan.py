@@ -1,4 +1,4 @@
-"""What an apply has to write, in which order and in which transactions. Pure; writes nothing."""
+"""The writes of an apply: the changed objects, their order, and their transactions. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
 from store.port import MAX_OPERATIONS
 
-# What is named comes before what names it, so that a reader never sees a name without its object.
+# Objects that others refer to come first, so that a reader never sees a reference without its object.
 ORDER = ("NodePool", "ShardGroup", "Node", "ModelDeployment", "ModelRoute", "GitSource")
 
-# Below the port's limit, because guards count beside operations in some builds of etcd.
+# Below the port's limit, because some builds of etcd count guards as operations.
 MAX_OBJECTS = min(100, MAX_OPERATIONS)
-# etcd takes 1.5 MiB a request; as base64 in JSON this stays below 1 MiB, from where on the HTTP
-# client warns that it blocks the event loop.
+# etcd takes 1.5 MiB a request. As base64 in JSON this stays below 1 MiB, from which on the HTTP client warns that it
+# blocks the event loop.
 MAX_BYTES = 700 * 2**10
 
 UidOf: TypeAlias = Callable[[str, str, datetime], str]
@@ -30,16 +30,16 @@ UidOf: TypeAlias = Callable[[str, str, datetime], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyMode:
-    """Who applies, and what happens where others say something else."""
+    """The field manager of an apply, and the handling of conflicts."""
 
     manager: str = "fleetctl"
     force: Force = False
     apply_set: str = ""
-    """The set that the objects are to be of; empty leaves them where they are."""
+    """The apply set that the objects are assigned to; empty keeps their sets."""
 
     @property
     def takes_over(self) -> bool:
-        """Whether what is another set's becomes this one's. Two sources that both did would never end."""
+        """True if objects of other sets are taken over. Never for a GitSource: two of them would alternate for ever."""
         return self.force is True and not self.manager.startswith("gitsource/")
 
 
@@ -48,32 +48,32 @@ _BY_FLEETCTL = ApplyMode()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedObject:
-    """The object is new."""
+    """An object that does not exist yet."""
 
     obj: ApiObject
-    """What to write."""
-    kept: tuple[FieldConflict, ...] = ()
+    """The object to write."""
+    kept_by_others: tuple[FieldConflict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredObject:
-    """The object is there and becomes another."""
+    """An object that exists and changes."""
 
     obj: ApiObject
-    """What to write."""
+    """The object to write."""
     before: ApiObject
-    kept: tuple[FieldConflict, ...] = ()
-    """What stays as others set it."""
+    kept_by_others: tuple[FieldConflict, ...] = ()
+    """Fields that keep another writer's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnchangedObject:
-    """The object is there as it is declared: nothing is written."""
+    """An object that is as declared: nothing is written."""
 
     obj: ApiObject
-    """What is there."""
-    kept: tuple[FieldConflict, ...] = ()
-    """What stays as others set it."""
+    """The object in the store."""
+    kept_by_others: tuple[FieldConflict, ...] = ()
+    """Fields that keep another writer's value."""
 
 
 Change: TypeAlias = CreatedObject | ConfiguredObject | UnchangedObject
@@ -81,7 +81,7 @@ Write: TypeAlias = CreatedObject | ConfiguredObject
 
 
 def uid_of(kind: str, name: str, now: datetime) -> str:
-    """Return the uid of an object that is created now: another than that of its predecessor."""
+    """Return the uid of an object that is created now; it differs from that of an earlier object of the name."""
     return str(uuid5(NAMESPACE_URL, f"mlx-fleet:{kind}/{name}/{now.isoformat()}"))
 
 
@@ -93,13 +93,13 @@ def plan_changes(
     uid_of: UidOf = uid_of,
     how: ApplyMode = _BY_FLEETCTL,
 ) -> list[Change]:
-    """Return what becomes of each object, in the order in which they may be written.
+    """Return the change of each object, in the order in which they may be written.
 
-    Objects that `refusals` names must not get here.
+    Objects that `find_refusals` reports must not be passed.
 
     Raises:
-        ManifestErrors: others set fields otherwise than manifests say, or what they set does not go with them; or an
-            object is too large for the store.
+        ManifestErrors: manifests conflict with other writers' fields, are invalid together with them, or are too
+            large for the store.
 
     """
     changes: list[Change] = []
@@ -131,16 +131,22 @@ def _change(before: ApiObject | None, merged: MergedObject, apply_set: str) -> C
     if before is None:
         return CreatedObject(obj=obj)
     if obj is before:
-        return UnchangedObject(obj=before, kept=merged.kept)
-    return ConfiguredObject(obj=obj, before=before, kept=merged.kept)
+        return UnchangedObject(obj=before, kept_by_others=merged.kept_by_others)
+    return ConfiguredObject(obj=obj, before=before, kept_by_others=merged.kept_by_others)
 
 
 def _conflict(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> ManifestError:
     ours, theirs = ownership.show_value(one.ours), ownership.show_value(one.theirs)
     message = f"is {theirs}, set by {one.writer}; the manifest says {ours}"
-    hint = "To have the manifest's, give --force-conflicts; to leave it to them, remove it from the manifest"
+    hint = (
+        "To use the manifest's value, give --force-conflicts; to keep the current one, remove the field "
+        "from the manifest"
+    )
     if how.manager.startswith("gitsource/"):
-        hint = "To have the manifest's, set spec.force of the GitSource; to leave it to them, remove it here"
+        hint = (
+            "To use the manifest's value, set spec.force of the GitSource; to keep the current one, "
+            "remove the field here"
+        )
     problem = item.document.problem(one.place, message, hint)
     return replace(problem, path=show_path(one.place))
 
@@ -157,7 +163,7 @@ def find_refusals(
     existing: Mapping[ObjectKey, ApiObject],
     how: ApplyMode = _BY_FLEETCTL,
 ) -> list[ManifestError]:
-    """Return the objects that cannot be written as things are in the store."""
+    """Return the problems of objects that cannot be written in the current state of the store."""
     problems: list[ManifestError] = []
     for item in loaded:
         before = existing.get(item.key)
@@ -179,9 +185,9 @@ def find_refusals(
 def _of_another_set(
     item: LoadedObject, before: ApiObject | None, how: ApplyMode
 ) -> Iterator[ManifestError]:
-    """Yield that an object is another set's, or would be said to be by its manifest."""
+    """Yield a problem if the object belongs to another set, or if its manifest claims one."""
     if before is None:
-        # What `get -o yaml` printed says where the object was, which is no claim.
+        # Output of `get -o yaml` contains the set, which is no claim.
         is_said = APPLY_SET in item.obj.metadata.annotations
         if is_said and not item.document.text_at("metadata", "uid"):
             place = ("metadata", "annotations", APPLY_SET)
@@ -193,25 +199,28 @@ def _of_another_set(
         message = (
             f"belongs to the apply set {owner}; the apply set {how.apply_set} cannot have it too"
         )
-        hint = f"Remove it from the manifests of one of them. Taken out of those of {owner}, it goes with the next prune there"
+        hint = (
+            f"Remove it from the manifests of one of them. If it is removed from those of {owner}, the "
+            "next prune there deletes it"
+        )
         yield item.document.problem(("metadata", "name"), message, hint)
 
 
 def _not_for_manifests(item: LoadedObject, there: Mapping[str, str]) -> Iterator[ManifestError]:
-    """Yield the annotations that would undo what a verb wrote; an old `get -o yaml` has such."""
+    """Yield the annotations that would revert the effect of a verb; old output of `get -o yaml` has them."""
     for key in diff.overridden_annotations(there, item.obj.metadata.annotations):
-        now = f"{there[key]} now" if key in there else "not set now"
+        now = f"currently {there[key]}" if key in there else "currently not set"
         yield item.document.problem(
             ("metadata", "annotations", key),
             f"is written by fleetctl's verbs, and is {now}",
-            "Remove it from the manifest: what is there stays as it is",
+            "Remove it from the manifest: the current value is kept",
         )
 
 
 def plan_waves(changes: Sequence[Change]) -> list[list[list[Write]]]:
-    """Return the writes as transactions in waves; a wave may begin when the one before is done.
+    """Return the writes as transactions in waves; a wave may start when the one before is done.
 
-    What fits into one transaction is one, of whatever kinds: then all of it is written, or nothing.
+    Writes of all kinds that fit into one transaction are one: then all or none of them are written.
     """
     writes = [change for change in changes if not isinstance(change, UnchangedObject)]
     together = _transactions(writes)
@@ -235,7 +244,7 @@ def _transactions(writes: Iterable[Write]) -> list[list[Write]]:
 
 
 def stored_bytes(obj: ApiObject) -> int:
-    """Return the bytes that writing the object takes: its document, and its key in put and guard."""
+    """Return the bytes of writing the object: its document, and its key in put and guard."""
     put = codec.put_spec(obj)
     return len(put.value) + 2 * len(put.key)
 

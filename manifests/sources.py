@@ -1,4 +1,4 @@
-"""Where manifests come from: files, folders, standard input. Reads; knows nothing of YAML."""
+"""Sources of manifests: files, folders, standard input. Does not parse YAML."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from manifests.errors import ManifestError, ManifestErrors
 
-# Ten thousand deployments of 400 bytes; a larger file is not a manifest but a mistake.
+# Ten thousand deployments of 400 bytes; a larger file is a mistake.
 MAX_BYTES = 4 * 2**20
 STDIN = "-"
 STDIN_NAME = "standard input"
@@ -21,9 +21,9 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,7})")
 def read_all(
     sources: Sequence[str], *, recursive: bool, stdin: BinaryIO | None
 ) -> Iterator[tuple[str, str | ManifestError]]:
-    """Yield every file's name with its text, or with what is wrong with it.
+    """Yield every file's name with its text, or with the problem of reading it.
 
-    A file that is named twice (itself, and by its folder) is read once.
+    A file that is named twice (directly, and by its folder) is read once.
     """
     seen: set[Path] = set()
     for source in dict.fromkeys(sources):
@@ -57,7 +57,7 @@ def _caught(read: Callable[[], str]) -> str | ManifestError:
 
 
 def _expand(path: Path, *, recursive: bool) -> list[Path]:
-    """Return the file itself, or the manifests in the folder, sorted; hidden files are no manifests."""
+    """Return the file itself, or the manifests in the folder, sorted; hidden files are skipped."""
     if not path.is_dir():
         return [path]
     found: list[Path] = []
@@ -88,12 +88,12 @@ def _read_file(path: Path) -> str:
         if passed is None:
             _check(name, found)
         with path.open("rb") if passed is None else os.fdopen(os.dup(passed), "rb") as file:
-            raw = file.read(MAX_BYTES + 1)  # it may have grown since it was looked at
+            raw = file.read(MAX_BYTES + 1)  # it may have grown since the check
     except FileNotFoundError as error:
-        missing = "is a link to a file that is not there" if path.is_symlink() else "does not exist"
+        missing = "is a link to a missing file" if path.is_symlink() else "does not exist"
         raise _failed(name, missing) from error
     except PermissionError as error:
-        raise _failed(name, "may not be read by you", f"See: ls -l {name}") from error
+        raise _failed(name, "cannot be read: permission denied", f"See: ls -l {name}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise _failed(name, f"cannot be read: {_reason(error)}") from error
     return decode(name, raw)
@@ -104,16 +104,16 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _passed(name: str, found: os.stat_result) -> int | None:
-    """Return the pipe that a shell opened for us and named so: `fleetctl apply -f <(...)`.
+    """Return the descriptor of a pipe that the shell opened: `fleetctl apply -f <(...)`.
 
-    Unlike a FIFO of a folder it needs no opening, which might wait for ever; it ends as standard input does.
+    Unlike a FIFO it needs no opening, which could block; it ends as standard input does.
     """
     match = _DESCRIPTOR.fullmatch(name)
     return int(match[1]) if match is not None and stat.S_ISFIFO(found.st_mode) else None
 
 
 def _check(name: str, found: os.stat_result) -> None:
-    """Refuse before opening: opening a FIFO waits for a writer, and may wait for ever."""
+    """Refuse special files before opening them: opening a FIFO waits for a writer, possibly for ever."""
     if not stat.S_ISREG(found.st_mode):
         kind = "a FIFO" if stat.S_ISFIFO(found.st_mode) else "a device or socket"
         raise _failed(
@@ -134,7 +134,7 @@ def _read_stdin(stdin: BinaryIO | None) -> str:
 
 
 def decode(name: str, raw: bytes) -> str:
-    """Return the text of a file.
+    """Decode the text of a file.
 
     Raises:
         ManifestErrors: it is too large, or not UTF-8.

@@ -1,7 +1,4 @@
-"""The nearest known word, and values as people read them. Pure; knows neither types nor pydantic.
-
-What is said of a name that nobody has. Pure.
-"""
+"""Did-you-mean suggestions, and values as error messages show them. Pure; imports no models."""
 
 import difflib
 import json
@@ -28,7 +25,7 @@ def did_you_mean(word: str, known: Sequence[str], what: str) -> str:
 
 
 def describe_node(node: YamlNode | None) -> str:
-    """Return what stands there, with its type: `"two" (a string)`."""
+    """Return the node's value with its type: `"two" (a string)`."""
     content = node.content if node is not None else None
     match content:
         case dict():
@@ -54,7 +51,7 @@ def _squeezed(word: str) -> str:
 
 
 def not_found_message(kind: Kind, name: str, known: Iterable[str]) -> str:
-    """Return the refusal for a name that nobody has, with the nearest."""
+    """Return the message for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f'{kind.plural} "{name}" not found{hint}'

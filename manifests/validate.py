@@ -1,8 +1,8 @@
-"""Checks across objects: what is named must exist, what must be unique is. Pure; reads no store.
+"""Checks across objects: references must resolve, and unique names must be unique. Pure; does not read the store.
 
-An object that is named may be in the store or among the manifests, so both can be applied together.
-What is not refused on purpose: nodes that are not there yet (Macs join later), and a served name that
-several deployments claim (tiers such as "fast").
+A reference may resolve to an object in the store or in the manifests, so that both can be applied together. Two things
+are allowed on purpose: nodes that do not exist yet (Macs join later), and a served name of several deployments (tiers
+such as "fast").
 """
 
 from collections import Counter
@@ -18,14 +18,14 @@ from schemas.pools import NodePool
 from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import MOST_JACCL_RANKS, ShardGroup
 
-# The limit of schemas.meta.ObjectName, and what follows a deployment's name in that of a revision.
+# The limit of schemas.meta.ObjectName, and the suffix of a revision's name after the deployment's.
 _MAX_NAME = 128
 _TAIL = len("-0123456789ab")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreNames:
-    """What the store has."""
+    """The names of objects in the store."""
 
     node_pools: frozenset[str] = frozenset()
     model_deployments: frozenset[str] = frozenset()
@@ -35,19 +35,19 @@ class StoreNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """What there will be once everything is applied."""
+    """The names of objects after the apply."""
 
     node_pools: frozenset[str]
     shard_groups: frozenset[str]
     model_deployments: frozenset[str]
     declared_routes: Mapping[str, tuple[LoadedObject, ModelRoute]]
-    """For every model, the first manifest of a route that takes it."""
+    """For every model, the first manifest of a route for it."""
     other_routes: tuple[ModelRoute, ...]
-    """Routes in the store that the manifests do not speak of."""
+    """Routes in the store that are not in the manifests."""
 
 
 def validate(loaded: Sequence[LoadedObject], known: StoreNames) -> list[ManifestError]:
-    """Return what is wrong between the objects, at the fields where it is."""
+    """Return the problems between the objects, at their fields."""
     world = _world(loaded, known)
     problems: list[ManifestError] = []
     for item in loaded:
@@ -60,7 +60,7 @@ def validate(loaded: Sequence[LoadedObject], known: StoreNames) -> list[Manifest
                 problems.extend(_group(item, item.obj))
             case ModelRoute():
                 problems.extend(_route(item, item.obj, world))
-            case _:  # a Node names nothing
+            case _:  # other kinds refer to nothing
                 continue
     return problems
 
@@ -85,10 +85,10 @@ def _deployment(item: LoadedObject, obj: ModelDeployment, world: _Names) -> Iter
         if pool not in world.node_pools:
             path = ("spec", "placement", "pools", index)
             yield _absent(item, path, ("NodePool", pool), world.node_pools)
-    wish = obj.spec.sharding
-    if wish not in ("Never", "Auto") and wish not in world.shard_groups:
-        yield _absent(item, ("spec", "sharding"), ("ShardGroup", wish), world.shard_groups)
-    # Replicas and revisions are named after it; a revision's hash is the longer tail.
+    sharding = obj.spec.sharding
+    if sharding not in ("Never", "Auto") and sharding not in world.shard_groups:
+        yield _absent(item, ("spec", "sharding"), ("ShardGroup", sharding), world.shard_groups)
+    # Replicas and revisions contain its name; a revision's hash is the longer suffix.
     if len(obj.name) > _MAX_NAME - _TAIL:
         yield item.document.problem(
             ("metadata", "name"),
@@ -100,8 +100,8 @@ def _deployment(item: LoadedObject, obj: ModelDeployment, world: _Names) -> Iter
         if _shadows(route, obj.name):
             yield item.document.problem(
                 ("metadata", "name"),
-                f'ModelRoute/{route.name} gives the model "{obj.name}" to other deployments',
-                "Use another name, or put the deployment among the route's backends",
+                f'ModelRoute/{route.name} sends the model "{obj.name}" to other deployments',
+                "Use another name, or add the deployment to the route's backends",
             )
 
 
@@ -123,7 +123,7 @@ def _group(item: LoadedObject, obj: ShardGroup) -> Iterator[ManifestError]:
 
 
 def _fallbacks(item: LoadedObject, obj: ShardGroup) -> Iterator[ManifestError]:
-    """Yield fallbacks that cannot be, or that come to what has failed already."""
+    """Yield fallbacks that are impossible, or equal to a variant that has failed by then."""
     members, own = obj.spec.members, obj.spec.parallelism
     before: list[tuple[str, int, str | None]] = [(own, obj.spec.wanted_size, None)]
     for index, one in enumerate(obj.spec.fallbacks):
@@ -132,7 +132,7 @@ def _fallbacks(item: LoadedObject, obj: ShardGroup) -> Iterator[ManifestError]:
             yield item.document.problem(
                 (*path, "size"),
                 f"is {one.size}, and the group has {len(members)} members",
-                "Fall back on fewer Macs, not on more",
+                "Write a smaller size: a fallback uses fewer Macs",
             )
         elif one.size is not None and obj.spec.backend != "ring" and one.size > MOST_JACCL_RANKS:
             yield item.document.problem(
@@ -140,34 +140,36 @@ def _fallbacks(item: LoadedObject, obj: ShardGroup) -> Iterator[ManifestError]:
                 f"is {one.size}, and JACCL connects {MOST_JACCL_RANKS} at most",
                 f"Use {MOST_JACCL_RANKS} or fewer",
             )
-        made = (
+        variant = (
             one.parallelism or obj.spec.parallelism,
             one.size or obj.spec.wanted_size,
             one.model,
         )
-        if made in before:
-            what = "the group itself" if before.index(made) == 0 else "an earlier fallback"
+        if variant in before:
+            what = "the group itself" if before.index(variant) == 0 else "an earlier fallback"
             yield item.document.problem(
                 path,
-                f"comes to the same as {what}, which has failed by then",
+                f"is the same as {what}, which has failed by then",
                 "Change its parallelism, size or model, or remove it",
             )
-        before.append(made)
+        before.append(variant)
 
 
 def _devices(
     item: LoadedObject, obj: ShardGroup, members: frozenset[str]
 ) -> Iterator[ManifestError]:
-    """Yield RDMA devices towards who is no member, or towards the member itself."""
+    """Yield RDMA devices towards a node outside the group, or towards the member itself."""
     for index, member in enumerate(obj.spec.members):
         for towards in member.rdma:
             if towards in members and towards != member.node:
                 continue
-            what = "is the member itself" if towards == member.node else "is no member of the group"
+            what = (
+                "is the member itself" if towards == member.node else "is not a member of the group"
+            )
             yield item.document.problem(
                 ("spec", "members", index, "rdma", towards),
                 f"{towards} {what}",
-                "Name the devices towards each of the other members",
+                "List the devices towards each of the other members",
             )
 
 
@@ -188,14 +190,14 @@ def _route(item: LoadedObject, obj: ModelRoute, world: _Names) -> Iterator[Manif
     if obj.spec.model in world.model_deployments and _shadows(obj, obj.spec.model):
         yield item.document.problem(
             ("spec", "model"),
-            f"ModelDeployment/{obj.spec.model} serves this name itself and is not among the backends",
+            f"ModelDeployment/{obj.spec.model} serves this name itself, and is not among the backends",
             f"Add it to the backends or fallbacks, or route another name than {obj.spec.model}",
         )
     yield from _rivals(item, obj, world)
 
 
 def _rivals(item: LoadedObject, obj: ModelRoute, world: _Names) -> Iterator[ManifestError]:
-    """Yield the other route for the same model; of two manifests, the later one is at fault."""
+    """Yield other routes for the same model; of two manifests, the later one is reported."""
     first, declared = world.declared_routes[obj.spec.model]
     rivals = [r.name for r in world.other_routes if r.spec.model == obj.spec.model]
     if first is not item:
@@ -203,7 +205,7 @@ def _rivals(item: LoadedObject, obj: ModelRoute, world: _Names) -> Iterator[Mani
     for rival in rivals:
         yield item.document.problem(
             ("spec", "model"),
-            f'ModelRoute/{rival} routes "{obj.spec.model}" already',
+            f'ModelRoute/{rival} already routes "{obj.spec.model}"',
             "Put all backends into one route",
         )
 
@@ -216,7 +218,7 @@ def _shadows(route: ModelRoute, deployment: str) -> bool:
 def _repeats(
     item: LoadedObject, path: Path, field: str, found: Sequence[str]
 ) -> Iterator[ManifestError]:
-    """Yield every name in the list that stands there for the second time."""
+    """Yield every name that is in the list more than once."""
     counts: Counter[str] = Counter()
     for index, name in enumerate(found):
         counts[name] += 1
@@ -228,7 +230,7 @@ def _repeats(
 def _absent(
     item: LoadedObject, path: Path, named: tuple[str, str], there: frozenset[str]
 ) -> ManifestError:
-    """Return the complaint about a name that nothing has: a typo must not wait for ever."""
+    """Return the problem of an unresolved reference."""
     kind, name = named
     close = suggestions.nearest(name, sorted(there))
     guess = f"Did you mean {close}? " if close is not None else ""

@@ -1,11 +1,4 @@
-"""What the types say of a field: its siblings, its default, its description. Pure.
-
-Which complaints of the types' validator are true. Pure.
-
-What the types' validator complains of, in words for people. Pure; raises nothing.
-
-A table from pydantic's error types to sentences: what was expected, what is there, what to write.
-"""
+"""Errors of pydantic's validation as messages for users: what was expected, what was found, what to write. Pure."""
 
 import json
 import re
@@ -47,19 +40,19 @@ def field_default(model: type[BaseModel], path: Path) -> Any:
 
 
 def field_description(model: type[BaseModel], path: Path) -> str:
-    """Return what the field says, from its docstring."""
+    """Return the first line of the field's docstring."""
     field = _field_at(model, path)
     return (field.description or "").split("\n")[0] if field is not None else ""
 
 
 def field_unit(model: type[BaseModel], path: Path) -> Unit | None:
-    """Return what a number there would be meant in; None where no duration is expected."""
+    """Return the unit of a bare number at the path; None where no duration is expected."""
     field = _field_at(model, path)
     if field is None:
         return None
     options = [arg for arg in get_args(field.annotation) if hasattr(arg, "__metadata__")]
     marks = [*field.metadata, *(mark for option in options for mark in option.__metadata__)]
-    # The last is of the narrowest type.
+    # The last one belongs to the narrowest type.
     return next((mark for mark in reversed(marks) if isinstance(mark, Unit)), None)
 
 
@@ -73,7 +66,7 @@ def _field(model: type[BaseModel], name: str | int) -> FieldInfo | None:
 
 
 def _type_at(model: type[BaseModel], path: Path) -> Any:
-    """Return the type of the value at the path; None where the types do not lead."""
+    """Return the type of the value at the path; None if the path leaves the types."""
     found: Any = model
     for part in path:
         if _is_model(found):
@@ -103,7 +96,7 @@ def _is_model(found: Any) -> bool:
 
 
 def relevant_errors(error: ValidationError, root: YamlNode) -> list[ErrorDetails]:
-    """Return them all, but not that a list is too short if it is not: pydantic does not count its wrong items."""
+    """Return the errors, except wrong ones about short lists: pydantic does not count a list's invalid items."""
     details = error.errors(include_url=False)
     return [one for one in details if one["type"] != "too_short" or _is_short(one, root)]
 
@@ -123,18 +116,18 @@ _NAME_RULE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldError:
-    """One complaint of the validator, and what it is about."""
+    """One validation error, and the field that it is about."""
 
     path: Path
     node: YamlNode | None
-    """What stands there; None if nothing does."""
+    """The value of the field; None if it is missing."""
     context: Mapping[str, object]
     model: type[BaseModel]
     fallback: str
 
     @property
     def key(self) -> str:
-        """Return the field's name as the beginning of an example line."""
+        """Return the field's name as the start of an example line."""
         last = self.path[-1] if self.path else ""
         return f"{last}: " if isinstance(last, str) and last else "- "
 
@@ -146,7 +139,7 @@ Explanation = tuple[str, str]
 def explain_error(
     found: ErrorDetails, *, path: Path, node: YamlNode | None, model: type[BaseModel]
 ) -> Explanation:
-    """Return what is wrong and what would cure it."""
+    """Return the message of an error, and a hint."""
     complaint = FieldError(
         path=path,
         node=node,
@@ -220,7 +213,7 @@ def _list(it: FieldError) -> Explanation:
 
 
 def _choice(it: FieldError) -> Explanation:
-    # Texts are quoted there, numbers are not.
+    # pydantic quotes texts, but not numbers.
     options = re.findall(r"'([^']*)'|(\d+)", str(it.context.get("expected", "")))
     options = [text or number for text, number in options]
     message = f"expected {' or '.join(options)}, got {describe_node(it.node)}"
@@ -261,7 +254,7 @@ def _pattern(it: FieldError) -> Explanation:
     if rule == _NAME_RULE and it.node is not None:
         slug = re.sub(r"[^a-z0-9.]+", "-", it.node.text.lower()).strip("-.")
         hint = f"Write: {it.key}{slug}" if slug else ""
-    # A key stands for itself: what stands at its path is its value.
+    # For a key, the node at the path is the key's value, which is not what is wrong.
     if pattern == _pattern_of(LabelKey):
         return rule, ""
     return f"{rule}; got {describe_node(it.node)}", hint
@@ -273,7 +266,7 @@ def _rules() -> tuple[tuple[str | None, str], ...]:
         (
             _pattern_of(LabelKey),
             'a label\'s key has letters, digits, "-", "_" and ".", beginning with a letter or digit, '
-            'and before it, if need be, a prefix in lower case and "/"',
+            'and before it optionally a prefix in lower case and "/"',
         ),
         (
             _pattern_of(LabelValue),
@@ -286,7 +279,7 @@ def _rules() -> tuple[tuple[str | None, str], ...]:
 
 
 def _pattern_of(annotated: object) -> str | None:
-    """Return the pattern a type of schemas/ was declared with, so that it is spelled only there."""
+    """Return the pattern that a type of schemas/ was declared with, so that it is defined only there."""
     found = (arg for arg in get_args(annotated) if isinstance(arg, StringConstraints))
     constraint = next(found, None)
     return str(constraint.pattern) if constraint is not None else None

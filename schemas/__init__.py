@@ -1,1 +1,1 @@
-"""The API kinds: what may be declared and what is reported. Types and pure helpers only; nothing here does I/O."""
+"""The API kinds: what users declare and what the fleet reports. Types and pure helpers, without I/O."""

@@ -1,4 +1,4 @@
-"""How many replicas a deployment has, where its load decides."""
+"""Autoscaling of a deployment: bounds for the number of replicas, the load that counts, and schedules."""
 
 from datetime import datetime
 from typing import Annotated, Self
@@ -47,18 +47,18 @@ Count = Annotated[int, Field(ge=0, le=10_000)]
 
 
 class ScheduleWindow(ApiModel):
-    """From each `start` to the next `end`, other bounds apply."""
+    """Other bounds, from each `start` to the next `end`."""
 
     start: Cron
-    """When the window opens, such as "0 8 * * 1-5"."""
+    """Opening time, such as "0 8 * * 1-5"."""
     end: Cron
-    """When it closes."""
+    """Closing time."""
     time_zone: TimeZone = "UTC"
-    """The time zone of both."""
+    """The time zone of `start` and `end`."""
     min_replicas: Count | None = None
-    """Fewest replicas while it is open; left out, the deployment's own, or maxReplicas if that is less."""
+    """Fewest replicas while it is open. Default: the deployment's own, or maxReplicas if that is less."""
     max_replicas: Count | None = None
-    """Most replicas while it is open; left out, the deployment's own, or minReplicas if that is more."""
+    """Most replicas while it is open. Default: the deployment's own, or minReplicas if that is more."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -69,22 +69,22 @@ class ScheduleWindow(ApiModel):
 
 
 class Autoscaling(ApiModel):
-    """Bounds, and what counts as busy."""
+    """Bounds for the number of replicas, and the load that one replica should have."""
 
     min_replicas: Count = 1
-    """Fewest replicas. 0: the last one ends after `idleTime`, and the first request brings it back."""
+    """Fewest replicas. 0: the last replica ends after `idleTime`, and the first request starts it again."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)]
     """Most replicas."""
     target_requests: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Requests under way or waiting that one replica should have; left out, three quarters of `concurrency`."""
+    """Requests in flight or waiting that one replica should have. Default: three quarters of `concurrency`."""
     scale_up_stabilization: Duration = "0s"
-    """More replicas are started only if so long as this they would have been of use."""
+    """Time for which the load must ask for more replicas before they are started."""
     scale_down_stabilization: Duration = "5m"
-    """Replicas are ended only if for so long they would not have been of use."""
+    """Time for which the load must ask for fewer replicas before some are ended."""
     idle_time: Duration = "15m"
-    """Without any request for so long, the last replica ends, if minReplicas is 0."""
+    """Time without any request after which the last replica ends, if minReplicas is 0."""
     schedule: Annotated[tuple[ScheduleWindow, ...], Field(max_length=50)] = ()
-    """Times with other bounds; where windows overlap the later in the list counts."""
+    """Windows with other bounds; where windows overlap, the later one in the list applies."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

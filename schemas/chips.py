@@ -1,12 +1,13 @@
-"""The Apple chips that Macs were sold with, as data. Knows no machine, reads nothing.
+"""Apple silicon: the chips that Macs were sold with, points of a Mac, and the minimum Mac for a size of model.
 
-One row per chip, and one per GPU bin where bins differ in bandwidth. Sources: huggingface.js `hardware-apple.ts`
-(PR #1937) for cores and memory options; Ars Technica (M4 Max), TechPowerUp (M3 Ultra, M4 Max) and
-mikeshouts.com, techdeskweekly, cputronic (M5 family) for bandwidth; Apple TN3205 and exo's README for
-Thunderbolt 5, which is what RDMA needs. Collected in the project's facts, section 4.1.
+The table has one row per chip, and one per GPU bin where bins differ in bandwidth. Sources: huggingface.js
+`hardware-apple.ts` (PR #1937) for cores and memory options; Ars Technica (M4 Max), TechPowerUp (M3 Ultra, M4 Max) and
+mikeshouts.com, techdeskweekly, cputronic (M5 family) for bandwidth; Apple TN3205 and exo's README for Thunderbolt 5,
+which RDMA needs. An M4 Ultra was never sold, and the M5 Ultra is a rumour: neither is listed.
 
-Left out on purpose: an M4 Ultra was never sold, and the M5 Ultra is a rumour. A chip that is not listed is
-None, never a row of zeroes (exo#1752 showed 0/0 memory on a new chip); the caller uses what sysctl says.
+Points and size tiers are those of the mlx-serving proposal. Its "GB" are GiB here: Apple sells memory in GiB, and
+`hw.memsize` reports 2**30 bytes for each. The gateway (strategy HardwareAware) and the reconciler (score `hardware`,
+placement tiers) both call this module, so that they cannot disagree.
 """
 
 import re
@@ -20,7 +21,7 @@ _DESIGNATION: Final = re.compile(r"Apple M([1-9]\d*)(?: ([A-Z][a-z]+))?", re.ASC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Designation:
-    """What a chip's name says by itself, so that it works for chips which are not in the table."""
+    """Generation and variant as a chip's name gives them; works for chips that are not in the table."""
 
     generation: int
     variant: str  # "", "Pro", "Max", "Ultra"
@@ -40,6 +41,15 @@ class Chip:
     @property
     def rdma_capable(self) -> bool:
         return self.thunderbolt == "5"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeTier:
+    """The minimum Mac for models from `min_parameters` parameters on."""
+
+    min_parameters: int
+    min_gpu_cores: int
+    min_memory_bytes: int
 
 
 def _chip(
@@ -84,22 +94,86 @@ CHIPS: Final = (
 )
 
 
+# The largest first. The proposal lists 13 to 27 and 30 billion parameters; 27 to 30 count as 13 to 27.
+SIZE_TIERS: Final = (
+    SizeTier(min_parameters=30 * 10**9, min_gpu_cores=30, min_memory_bytes=64 * GIB),
+    SizeTier(min_parameters=13 * 10**9, min_gpu_cores=20, min_memory_bytes=32 * GIB),
+    SizeTier(min_parameters=7 * 10**9, min_gpu_cores=15, min_memory_bytes=16 * GIB),
+    SizeTier(min_parameters=3 * 10**9, min_gpu_cores=10, min_memory_bytes=8 * GIB),
+    SizeTier(min_parameters=1, min_gpu_cores=8, min_memory_bytes=8 * GIB),
+)
+
+# The proposal's table (M1 10, 20, 30, 40 for the plain chip, Pro, Max and Ultra, up to M5 30, 40, 50, 60) as a sum.
+_POINTS_PER_GENERATION: Final = 5
+_VARIANT_POINTS: Final = {"": 5, "Pro": 15, "Max": 25, "Ultra": 35}
+
+FASTEST_GBPS: Final = max(chip.bandwidth_gbps for chip in CHIPS)
+
+
 def parse_designation(name: str) -> Designation | None:
-    """Read generation and variant: "Apple M4 Pro" is 4 and "Pro". A virtual machine's chip has neither."""
-    match = _DESIGNATION.fullmatch(_normal(name))
+    """Return generation and variant: 4 and "Pro" of "Apple M4 Pro"; None for other names, such as a virtual chip's."""
+    match = _DESIGNATION.fullmatch(_normalize(name))
     return Designation(generation=int(match[1]), variant=match[2] or "") if match else None
 
 
 def find_chip(name: str, *, gpu_cores: int | None, memory_bytes: int | None) -> Chip | None:
-    """Return the row for this machine; where the bins differ GPU cores decide, then memory, then caution."""
-    rows = [chip for chip in CHIPS if chip.name == _normal(name)]
+    """Return the row for a machine; GPU cores choose between bins, then memory, then the lower bandwidth.
+
+    A chip that is not listed is None, never a row of zeroes (exo#1752 shows 0/0 memory on a new chip).
+    """
+    rows = [chip for chip in CHIPS if chip.name == _normalize(name)]
     if not rows:
         return None
     by_cores = [chip for chip in rows if gpu_cores in chip.gpu_cores]
     by_memory = [chip for chip in rows if memory_bytes in {gib * GIB for gib in chip.memory_gib}]
-    # With neither known, promising the slower bin errs on the side that disappoints nobody.
     return min(by_cores or by_memory or rows, key=lambda chip: chip.bandwidth_gbps)
 
 
-def _normal(name: str) -> str:
+def chip_points(name: str) -> int:
+    """Return the points of a chip by its name; 0 if the name is not one of Apple silicon.
+
+    A generation that is newer than the table continues its line: each has been at least as fast as the one before,
+    and a cap would rank a new Mac as an old one until the next release. A variant that is not known counts as the
+    plain chip.
+    """
+    found = parse_designation(name)
+    if found is None:
+        return 0
+    variant = _VARIANT_POINTS.get(found.variant, _VARIANT_POINTS[""])
+    return _POINTS_PER_GENERATION * found.generation + variant
+
+
+def machine_points(*, chip: str, gpu_cores: int, memory_bytes: int) -> float:
+    """Return the points of a Mac: chip points + GPU cores / 2 + memory in GiB / 4. Unknown parts (0, "") add nothing.
+
+    The proposal's other terms depend on load and are added by the gateway's strategy.
+    """
+    return chip_points(chip) + gpu_cores / 2 + memory_bytes / GIB / 4
+
+
+def size_tier(parameters: int) -> SizeTier | None:
+    """Return the tier of a model with so many parameters; None if the number is not known (0)."""
+    return next((tier for tier in SIZE_TIERS if parameters >= tier.min_parameters), None)
+
+
+def meets_tier(tier: SizeTier | None, *, gpu_cores: int, memory_bytes: int) -> bool:
+    """Return whether a Mac has the minimum of the tier; without a tier every Mac has it.
+
+    A Mac of which nothing is known (0 cores, 0 bytes) does not have it.
+    """
+    return tier is None or (
+        gpu_cores >= tier.min_gpu_cores and memory_bytes >= tier.min_memory_bytes
+    )
+
+
+def _normalize(name: str) -> str:
     return " ".join(name.split())
+
+
+MOST_POINTS: Final = max(
+    machine_points(
+        chip=chip.name, gpu_cores=chip.gpu_cores[-1], memory_bytes=chip.memory_gib[-1] * GIB
+    )
+    for chip in CHIPS
+)
+"""The points of the best Mac that was sold: an M3 Ultra with 80 GPU cores and 512 GiB has 50 + 40 + 128 = 218."""

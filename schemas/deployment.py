@@ -1,7 +1,4 @@
-"""ModelDeployment: which model should run, how often, and where it may go.
-
-Revision: what a deployment's replicas ran once, kept to go back to.
-"""
+"""ModelDeployment: a model that the fleet keeps serving; and Revision: an earlier version of one, to roll back to."""
 
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -22,10 +19,10 @@ ServedName = Annotated[
 
 
 def _within(path: str) -> str:
-    """Refuse paths that would step out of an agent's models folder."""
+    """Refuse paths that leave an agent's models folder."""
     if ".." in path.split("/"):
         raise ValueError(
-            "must not contain '..'; give an absolute path or one below the models folder"
+            "must not contain '..'; write an absolute path, or one below the models folder"
         )
     return path
 
@@ -38,112 +35,112 @@ ModelPath = Annotated[
 
 
 class DraftModel(ApiModel):
-    """A small model that guesses the next tokens, which the model then checks all at once."""
+    """A small model that proposes the next tokens, which the model verifies in one step (speculative decoding)."""
 
     path: ModelPath
-    """Its folder on the node, as model.path. It must know the same tokens."""
+    """Its folder on the node, as model.path. It must have the model's tokenizer."""
     tokens: Annotated[int, Field(ge=1, le=16)] = 3
-    """How many tokens it guesses at once, while a single request runs. What is answered does not depend on it."""
+    """Tokens that it proposes at once, while a single request runs. The output does not depend on it."""
 
 
 class ModelSource(ApiModel):
-    """Where the weights come from."""
+    """The weights, and optionally an adapter and a draft model."""
 
     path: ModelPath
     """A folder in MLX format on the node: absolute, or below the agent's models folder."""
     adapter: ModelPath | None = None
-    """A folder with a LoRA adapter for the model, as `mlx_lm.lora` writes it; found as model.path is."""
+    """A folder with a LoRA adapter for the model, as `mlx_lm.lora` writes it; resolved like model.path."""
     draft: DraftModel | None = None
-    """A small model that guesses tokens, so that one request is answered faster."""
+    """A draft model for speculative decoding, which makes a single request faster."""
 
     @model_validator(mode="after")
     def _folders_differ(self) -> Self:
         own = PurePosixPath(self.path)
         if self.adapter is not None and PurePosixPath(self.adapter) == own:
             raise ValueError(
-                "adapter is the model's own folder; name the folder that holds adapters.safetensors"
+                "adapter is the model's own folder; write the folder that holds adapters.safetensors"
             )
         if self.draft is not None and PurePosixPath(self.draft.path) == own:
             raise ValueError(
-                "draft.path is the model itself, which guesses no faster than it answers; name a smaller model"
+                "draft.path is the model itself, which proposes tokens no faster; write a smaller model"
             )
         return self
 
 
 class KvCache(ApiModel):
-    """How the keys and values of the tokens read so far are kept."""
+    """The cache of keys and values of earlier tokens."""
 
     bits: Literal[4, 8] | None = None
-    """Bits of a number in the cache; left out, numbers stay as the model computes them (16 bits on a Mac)."""
+    """Bits of a number in the cache. Default: as the model computes them (16 bits on a Mac)."""
     window: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
-    """How many tokens back the model sees at most; older ones are forgotten. Left out, it sees all of them."""
+    """Tokens that the model attends to at most; older ones are dropped. Default: all."""
     prefix_bytes: Quantity | None = None
-    """Memory for prompts that were read before, such as "4Gi", on top of what requests need; "0" keeps none.
-    Left out, prompts are kept in what the requests under way leave of their share."""
+    """Memory for cached prompts, such as "4Gi", on top of what requests need; "0" caches none.
+    Default: prompts are cached in the part of the KV cache that running requests do not use."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if self.bits is not None and self.window is not None:
             raise ValueError(
-                "has bits and window, and a cache that forgets cannot be quantized; remove one of them"
+                "has bits and window, and a sliding cache cannot be quantized; remove one of them"
             )
         return self
 
 
-# The golden question and its answer, in the words of any tokenizer (models/golden_question.py).
+# The golden question and its answer fit into this, with any tokenizer (models/golden_question.py).
 LEAST_SPLIT_CONTEXT = 256
-# The words cannot be names, which have no capital letters.
+# Object names have no capital letters, so the two words cannot be names.
 Sharding = Literal["Never", "Auto"] | ObjectName
 
 
 def _none_if_empty(kept: KvCache | None) -> KvCache | None:
-    """Return None for what says nothing: `kvCache: {}` must not be another version of a deployment."""
+    """Return None for an empty mapping: `kvCache: {}` must not make another version of a deployment."""
     return None if kept == KvCache() else kept
 
 
 class Resources(ApiModel):
-    """What one replica may take, where the fleet should not work it out itself."""
+    """Resources of one replica, in place of the fleet's own estimate."""
 
     memory: PositiveQuantity
     """Memory of one replica, such as "20Gi", in place of the memory proof's sum. A replica that needs more
-    than its owner says here may bring its Mac down."""
+    than this may take its Mac down."""
 
 
 class ModelDeploymentSpec(ApiModel):
-    """What should run."""
+    """The model to serve, and how."""
 
     model: ModelSource
-    """Where the weights come from."""
+    """The weights, and optionally an adapter and a draft model."""
     served_names: tuple[ServedName, ...] = ()
-    """Names that clients may use in "model" besides the deployment's own: other names, tiers."""
+    """Names besides the deployment's own that clients may use in "model": other names, tiers."""
     replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
-    """How many complete copies of the model should serve; with autoscaling, how many to begin with."""
+    """Complete copies of the model to serve; with autoscaling, the number to start with."""
     context_length: Annotated[int, Field(ge=16, le=16_777_216)] = 4096
-    """Longest prompt plus answer of one request, in tokens."""
+    """Longest prompt plus output of one request, in tokens."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
-    """How many requests one replica works on at once."""
+    """Requests that one replica works on at once."""
     queue_depth: Annotated[int, Field(ge=0, le=65_536)] | None = None
-    """How many more may wait there before clients are told to come back; left out, 4 x concurrency."""
+    """Requests that may wait at a replica before clients are told to come back. Default: 4 x concurrency."""
     kv_cache: Annotated[KvCache | None, AfterValidator(_none_if_empty)] = None
-    """How the tokens that requests have read are kept."""
+    """The cache of keys and values of earlier tokens."""
     placement: Placement = Placement()
-    """Where replicas may go."""
+    """Nodes that may run replicas, and preferences among them."""
     sharding: Sharding = "Never"
-    """Never: each replica has one Mac. Auto: where no single Mac has room for one, the smallest ShardGroup that
-    has. A name: that ShardGroup."""
+    """Never: each replica has one Mac. Auto: the smallest ShardGroup with room, where no single Mac has room.
+    A name: that ShardGroup."""
     resources: Resources | None = None
-    """What one replica takes, if the fleet's own sum is not to count."""
+    """Resources of one replica, in place of the fleet's own estimate."""
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
-    """Replicas of a higher priority may displace those of a lower one where there is no room for both."""
+    """Replicas of a higher priority may displace those of a lower one where there is not room for both."""
     min_available: Amount = 0
-    """How many replicas must go on answering while nodes are drained or withheld by their pools, or a percentage
+    """Replicas that must stay available while nodes are drained or withheld by their pools, or a percentage
     of the wanted number (rounded up)."""
     rollout: Rollout = Rollout()
-    """How replicas are replaced when what they run changes."""
+    """The replacement of replicas when the template changes."""
     autoscaling: Autoscaling | None = None
-    """Bounds for the number of replicas, where load decides; left out, `replicas` says it."""
+    """Bounds for the number of replicas, which load decides. Default: `replicas` is the number."""
     routing: Routing = Routing()
-    """How gateways share out requests over the replicas."""
+    """The distribution of requests over the replicas by gateways."""
 
     @model_validator(mode="after")
     def _window_makes_sense(self) -> Self:
@@ -155,8 +152,8 @@ class ModelDeploymentSpec(ApiModel):
             )
         if window is not None and self.model.draft is not None:
             raise ValueError(
-                "has kvCache.window and model.draft, and what was guessed wrong cannot be taken back from a "
-                "cache that forgets; remove one of them"
+                "has kvCache.window and model.draft, and rejected draft tokens cannot be removed from a "
+                "sliding cache; remove one of them"
             )
         return self
 
@@ -187,28 +184,28 @@ class NodeRefusal(ApiModel):
 
 
 class CanaryStatus(ApiModel):
-    """How far the trial of a new version is."""
+    """Progress of the trial of a new version."""
 
     template: str
-    """The new version."""
+    """The hash of the new version."""
     step: int = 0
-    """Which of rollout.canary.steps is under way, from 0; as many as there are steps: all were passed."""
+    """The step of rollout.canary.steps in progress, from 0; the number of steps when all have passed."""
     weight: int = 0
     """Percent of the requests that go to the new version."""
     since: datetime
-    """When the step began."""
+    """Start of the step."""
     outcome: Literal["Running", "Passed", "Failed"] = "Running"
     message: str = ""
-    """What was measured, for people."""
+    """The measurements, for people."""
 
 
 class ModelDeploymentStatus(Status):
-    """What is true of a deployment."""
+    """The observed state of a deployment."""
 
     replicas: int = 0
     """Replicas that are placed."""
     desired_replicas: int = 0
-    """Replicas that are wanted now: spec.replicas, or what autoscaling made of it."""
+    """Replicas wanted now: spec.replicas, or the number from autoscaling."""
     updated_replicas: int = 0
     """Replicas that run the newest revision."""
     revision: int = 0
@@ -216,15 +213,15 @@ class ModelDeploymentStatus(Status):
     template: str = ""
     """The newest revision's hash, as replicas and endpoints carry it."""
     stable_template: str = ""
-    """The revision whose rollout was completed last: what a failed canary goes back to."""
+    """The hash of the last revision whose rollout was completed: a failed canary rolls back to it."""
     canary: CanaryStatus | None = None
-    """How far the trial of the newest revision is, if there is one."""
+    """Progress of the trial of the newest revision, if there is one."""
     progressed_at: datetime | None = None
-    """When the rollout last moved: from there the progress deadline runs."""
+    """Time of the last progress of the rollout; the progress deadline runs from there."""
     ready_replicas: int = 0
     """Replicas that answer."""
     refusals: tuple[NodeRefusal, ...] = ()
-    """Why nodes could not take the replicas that are missing (at most 20 nodes)."""
+    """Why nodes cannot take the missing replicas (at most 20 nodes)."""
 
 
 class ModelDeployment(ApiObject):
@@ -232,18 +229,18 @@ class ModelDeployment(ApiObject):
 
     kind: Literal["ModelDeployment"] = "ModelDeployment"
     spec: ModelDeploymentSpec
-    """What should run."""
+    """The model to serve, and how."""
     status: ModelDeploymentStatus | None = None
-    """What is true; written by the reconciler."""
+    """The observed state; written by the reconciler."""
 
 
 def served_names(deployment: ModelDeployment) -> tuple[str, ...]:
-    """Return every name that clients may use for it, its own first, without repeats."""
+    """Return every name that clients may use for the deployment, its own first, without repeats."""
     return tuple(dict.fromkeys((deployment.metadata.name, *deployment.spec.served_names)))
 
 
 class RevisionTemplate(ApiModel):
-    """All of a deployment's spec that an engine is started with: when it changes, replicas roll."""
+    """The part of a deployment's spec that an engine is started with: a change of it starts a rollout."""
 
     model: ModelSource
     served_names: tuple[ServedName, ...] = ()
@@ -254,7 +251,7 @@ class RevisionTemplate(ApiModel):
     resources: Resources | None = None
     sharding: Sharding = "Never"
     restarted_at: str = ""
-    """What `fleetctl rollout restart` wrote: nothing but a reason to start engines anew."""
+    """The time of the last `fleetctl rollout restart`: a new value restarts the engines."""
 
 
 class RevisionSpec(ApiModel):
@@ -264,15 +261,15 @@ class RevisionSpec(ApiModel):
     template: str
     """Hash of the template."""
     revision: Annotated[int, Field(ge=1)]
-    """Counts up; one that is gone back to becomes the newest again."""
+    """Counts up; a revision that is rolled back to becomes the newest again."""
     content: RevisionTemplate
-    """What its replicas run."""
+    """The template that its replicas run."""
     change_cause: str = ""
-    """Why there is it: the deployment's annotation kubernetes.io/change-cause when it was new, else what differed."""
+    """The deployment's annotation kubernetes.io/change-cause when the revision was new, or else the changed fields."""
 
 
 class Revision(ApiObject):
-    """What a deployment's replicas ran once."""
+    """A version of a deployment that ran, kept for rollback."""
 
     kind: Literal["Revision"] = "Revision"
     spec: RevisionSpec

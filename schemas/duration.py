@@ -1,4 +1,4 @@
-"""Durations as people write them ("90s", "1h30m"), as in Go and Kubernetes. Pure."""
+"""Durations as users write them ("90s", "1h30m"), as in Go and Kubernetes. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ _FINE_PATTERN = _PATTERN.removesuffix("$") + r"([0-9]{1,6}ms)?$"
 _PARTS = r"(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?"
 
 
-@lru_cache(maxsize=1024)  # ten thousand objects say the same few
+@lru_cache(maxsize=1024)  # ten thousand objects use the same few
 def parse(text: str) -> int:
-    """Return the seconds that a duration such as "90s", "10m" or "1h30m" says.
+    """Return the seconds of a duration such as "90s", "10m" or "1h30m".
 
     Raises:
         ValueError: the text is no duration.
@@ -33,7 +33,7 @@ def parse(text: str) -> int:
 
 @lru_cache(maxsize=1024)
 def parse_fine(text: str) -> float:
-    """Return the seconds that a duration says which may have milliseconds: 0.05 for "50ms".
+    """Return the seconds of a duration that may have milliseconds: 0.05 for "50ms".
 
     Raises:
         ValueError: the text is no duration.
@@ -50,7 +50,7 @@ def parse_fine(text: str) -> float:
 
 
 def show(seconds: float) -> str:
-    """Return the duration in the same form: 5400 is "1h30m"."""
+    """Return the seconds as a duration: 5400 is "1h30m"."""
     whole = round(seconds)
     parts = ((whole // 3600, "h"), (whole // 60 % 60, "m"), (whole % 60, "s"))
     return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
@@ -74,20 +74,20 @@ def _positive(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a bare number is probably meant in, for the hint at one."""
+    """The unit that a bare number probably has, for the hint of an error message."""
 
     is_fine: bool
     is_positive: bool = False
 
     def example(self, found: object) -> str:
-        """Return what to write instead of what was found."""
+        """Return a value to write in place of the one that was found."""
         usual = "500ms" if self.is_fine else "90s"
         if isinstance(found, bool) or not isinstance(found, int | float):
             return usual
         return self.spell(found) or usual
 
     def spell(self, seconds: float) -> str | None:
-        """Return the number of seconds as a duration; None if there is none."""
+        """Return the seconds as a duration, or None if the type has none for them."""
         if seconds == 0 and self.is_positive:
             return None
         if 0 <= seconds < 1_000_000 and seconds == int(seconds):
@@ -96,7 +96,7 @@ class Unit:
         return f"{thousandths}ms" if self.is_fine and thousandths else None
 
 
-# The pattern is for editors only: what it says to people is nothing that helps.
+# The pattern is for editors only: an error message made of it would not help.
 _EDITORS = Field(json_schema_extra={"pattern": _PATTERN})
 _FINE_EDITORS = Field(json_schema_extra={"pattern": _FINE_PATTERN})
 _SHORT = StringConstraints(max_length=20)
@@ -111,7 +111,7 @@ PositiveDuration = Annotated[
 FineDuration = Annotated[
     str, _SHORT, AfterValidator(_checked_fine), _FINE, _SOME_FINE, _FINE_EDITORS
 ]
-"""One that may be shorter than a second; `parse_fine` reads it."""
+"""A duration that may be shorter than a second; `parse_fine` reads it."""
 PositiveFineDuration = Annotated[
     FineDuration, AfterValidator(_positive), Unit(is_fine=True, is_positive=True)
 ]

@@ -1,4 +1,4 @@
-"""Event: something that happened to an object, kept for an hour for people to read."""
+"""Event: something that happened to an object, kept for an hour."""
 
 from datetime import datetime
 from typing import Literal
@@ -7,7 +7,7 @@ from schemas.meta import ApiModel, ApiObject
 
 
 class ObjectReference(ApiModel):
-    """Which object an event is about."""
+    """The object that an event is about."""
 
     kind: str
     name: str
@@ -15,7 +15,7 @@ class ObjectReference(ApiModel):
 
 
 class EventSpec(ApiModel):
-    """What happened."""
+    """The content of an event."""
 
     about: ObjectReference
     type: Literal["Normal", "Warning"]
@@ -24,9 +24,9 @@ class EventSpec(ApiModel):
     message: str
     """One sentence for people."""
     source: str
-    """Who saw it: reconciler, or the name of a node."""
+    """The component that recorded it: reconciler, or the name of a node."""
     count: int = 1
-    """How often it was seen."""
+    """Number of times it was recorded."""
     first_seen: datetime
     last_seen: datetime
 

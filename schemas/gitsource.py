@@ -1,4 +1,4 @@
-"""GitSource: manifests in a Git repository that the fleet keeps itself to."""
+"""GitSource: a Git repository whose manifests the fleet applies continuously."""
 
 import re
 from datetime import datetime
@@ -10,7 +10,7 @@ from schemas.duration import PositiveDuration
 from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
 
 SYNC_REQUESTED = "fleet/sync-requested"
-"""Which `fleetctl sync` is to be carried out: another word each time."""
+"""The annotation that requests a sync; `fleetctl sync` writes another value each time."""
 _SCHEMES = ("https", "http", "ssh", "git", "file")
 _SCP = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s:][^\s]*")
 
@@ -26,14 +26,14 @@ def _repository(text: str) -> str:
     if _SCP.fullmatch(text) and not text.startswith("-"):
         return text
     raise ValueError(
-        "is no address of a repository; write https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH, "
+        "is not the address of a repository; write https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH, "
         "git://HOST/PATH or file:///PATH"
     )
 
 
 def _inside(text: str) -> str:
     if text.startswith("/") or ".." in text.split("/") or "\\" in text:
-        raise ValueError("must stay inside of the repository; write a folder such as sites/berlin")
+        raise ValueError("must stay inside the repository; write a folder such as sites/berlin")
     return text
 
 
@@ -49,7 +49,7 @@ Folder = Annotated[
     AfterValidator(_inside),
     Examples(("sites/berlin",)),
 ]
-# No slash: a manifest must not make the reconciler read, and send away, any file it likes.
+# No slash: a manifest must not make the reconciler read and send an arbitrary file.
 SecretFile = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=128)
 ]
@@ -61,7 +61,7 @@ RefName = Annotated[
 
 
 class GitReference(ApiModel):
-    """Which commit; one of the three."""
+    """The commit to apply: a branch, a tag or a hash."""
 
     branch: RefName | None = None
     """The newest commit of a branch."""
@@ -78,56 +78,56 @@ class GitReference(ApiModel):
 
 
 class GitCredentials(ApiModel):
-    """Who the reconciler is to the repository; files lie in its --git-credentials folder, on each Mac that may lead."""
+    """Credentials for the repository; files are in the --git-credentials folder, on each Mac that may lead."""
 
     username: Annotated[str, StringConstraints(max_length=250)] = ""
-    """User over https; over ssh the address says it."""
+    """User over https; over ssh the address contains it."""
     password_file: SecretFile | None = None
     """File with a password or token, for https."""
     ssh_key_file: SecretFile | None = None
     """File with a private key, for ssh."""
     known_hosts_file: SecretFile | None = None
-    """File with the hosts' keys, for ssh; a host that is not in it is refused."""
+    """File with the hosts' keys, for ssh; other hosts are refused."""
     ca_file: SecretFile | None = None
-    """File with the certificates (PEM) that vouch for the host, for https."""
+    """File with CA certificates (PEM) for the host, for https."""
 
 
 class HealthCheck(ApiModel):
-    """An object that must be well before the source is Ready."""
+    """An object that must be healthy before the source is Ready."""
 
     kind: Literal["ModelDeployment", "ModelRoute", "NodePool", "ShardGroup"]
     name: ObjectName
 
 
 class GitSourceSpec(ApiModel):
-    """Which manifests, from where, and what happens with them."""
+    """The manifests to apply, and how."""
 
     repository: Repository
-    """Where the repository is."""
+    """The address of the repository."""
     reference: GitReference = GitReference(branch="main")
-    """Which commit of it."""
+    """The commit to apply."""
     path: Folder = ""
-    """The folder with the manifests, with all below it; left out, the whole repository."""
+    """The folder with the manifests, including its subfolders. Default: the whole repository."""
     interval: PositiveDuration = "1m"
-    """How often to look for a new commit, and for drift."""
+    """Time between checks for a new commit, and for drift."""
     timeout: PositiveDuration = "60s"
-    """How long looking may take."""
+    """Time limit of one check."""
     prune: bool = False
-    """Whether what the manifests said once and say no more is deleted."""
+    """Delete objects that the manifests no longer contain."""
     suspend: bool = False
-    """Whether to leave everything as it is."""
+    """Change nothing for now."""
     drift_policy: Literal["Correct", "Warn"] = "Correct"
-    """What happens when somebody changed what the manifests say: it is put back, or only shown."""
+    """Treatment of fields that others changed. Correct: restore the manifest's value. Warn: only show the drift."""
     force: bool = False
-    """Whether the manifests win where another writer has changed the same fields."""
+    """Let the manifests win where another writer has changed the same fields."""
     credentials: GitCredentials | None = None
-    """Who the reconciler is to the repository; left out, nobody."""
+    """Credentials for the repository. Default: anonymous access."""
     depends_on: Annotated[tuple[ObjectName, ...], Field(max_length=50)] = ()
     """GitSources that must be Ready first."""
     health_checks: Annotated[tuple[HealthCheck, ...], Field(max_length=100)] = ()
-    """Objects that must be well before this one is Ready: Available, Accepted or Ready, as their kind calls it."""
+    """Objects that must be healthy before this source is Ready: Available, Accepted or Ready, depending on the kind."""
     health_timeout: PositiveDuration = "10m"
-    """How long they may take, before this one is Stalled."""
+    """Time that they may take before this source is Stalled."""
 
 
 class InventoryEntry(ApiModel):
@@ -138,38 +138,38 @@ class InventoryEntry(ApiModel):
 
 
 class Drift(ApiModel):
-    """An object that is not as the manifests say."""
+    """An object that differs from the manifests."""
 
     kind: str
     name: ObjectName
     fields: tuple[str, ...]
-    """Which fields differ, or none if the object is gone."""
+    """The fields that differ; empty if the object is gone."""
     managers: tuple[str, ...] = ()
-    """Who wrote them."""
+    """The field managers that wrote them."""
 
 
 class GitSourceStatus(Status):
-    """What became of the manifests. Conditions: Ready, Reconciling, Stalled."""
+    """The observed state of a source. Conditions: Ready, Reconciling, Stalled."""
 
     observed_revision: str = ""
-    """The newest commit that was seen, as `main@9f1c...`."""
+    """The newest commit that was found, as `main@9f1c...`."""
     applied_revision: str = ""
-    """The commit whose manifests are in the store, all of them."""
+    """The commit whose manifests are all in the store."""
     applied_at: datetime | None = None
-    """When they were first all there."""
+    """Time at which all of them were first in the store."""
     inventory: tuple[InventoryEntry, ...] = ()
-    """What came from it."""
+    """The objects that came from the repository."""
     drift: tuple[Drift, ...] = ()
-    """What is not as it says, where driftPolicy is Warn."""
+    """The objects that differ from it, where driftPolicy is Warn."""
     last_sync: str = ""
     """The last `fleetctl sync` that was carried out."""
 
 
 class GitSource(ApiObject):
-    """A Git repository whose manifests the fleet applies by itself."""
+    """A Git repository whose manifests the fleet applies continuously."""
 
     kind: Literal["GitSource"] = "GitSource"
     spec: GitSourceSpec
-    """Which manifests, from where, and what happens with them."""
+    """The manifests to apply, and how."""
     status: GitSourceStatus | None = None
-    """What became of them; written by the reconciler."""
+    """The observed state; written by the reconciler."""

@@ -7,7 +7,7 @@ from schemas.meta import API_VERSION, FLEET_OWNED
 
 
 def json_schema(kind: Kind) -> dict[str, Any]:
-    """Return the schema of a kind's manifests: what users may write, nothing that the fleet writes."""
+    """Return the schema of a kind's manifests: the fields that users may write, without those that the fleet writes."""
     tree = kind.type.model_json_schema(by_alias=True, mode="validation")
     tree["properties"].pop("status", None)
     tree["required"] = ["apiVersion", "kind", "metadata", "spec"]
@@ -23,7 +23,7 @@ def json_schema(kind: Kind) -> dict[str, Any]:
 
 
 def user_kinds() -> list[Kind]:
-    """Return the kinds that people write."""
+    """Return the kinds that users write."""
     return [kind for kind in KINDS if kind.written_by_users]
 
 
@@ -33,7 +33,7 @@ def _camel(name: str) -> str:
 
 
 def _drop_unused(tree: dict[str, Any]) -> None:
-    """Drop definitions that nothing refers to any more, until none is left."""
+    """Drop definitions without references, until none is left."""
     while True:
         text = str(tree)
         unused = [name for name in tree["$defs"] if f"#/$defs/{name}'" not in text]

@@ -1,18 +1,20 @@
-"""The list of kinds: classes, plural and short names. The one place where a new kind is added."""
+"""The list of kinds with their modules, plural and short names. A new kind is added here only."""
 
 import importlib
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-if TYPE_CHECKING:  # `fleetctl get` knows kinds by name only, and starts in a fifth of the time
+if (
+    TYPE_CHECKING
+):  # `fleetctl get` needs the names only, and starts five times as fast without the models
     from schemas.meta import ApiObject
 
 
 class Kind(NamedTuple):
-    """One kind of object; `written_by_users` says whether `apply` takes it."""
+    """One kind of object; `written_by_users` says whether `apply` accepts it."""
 
     name: str
     module: str
-    """Where its class is; imported when it is asked for."""
+    """The module of its class; imported on first use of `type`."""
     plural: str
     short: str
     written_by_users: bool
@@ -58,11 +60,11 @@ KINDS: tuple[Kind, ...] = (
 
 
 def by_name(name: str) -> Kind | None:
-    """Return the kind that is spelled so in a manifest; None if there is none."""
+    """Return the kind with this name in manifests; None if there is none."""
     return next((kind for kind in KINDS if kind.name == name), None)
 
 
 def by_alias(word: str) -> Kind | None:
-    """Return the kind that a person means: `md`, `modeldeployment`, `ModelDeployments`."""
+    """Return the kind for a user's word: `md`, `modeldeployment`, `ModelDeployments`; None if there is none."""
     low = word.lower()
     return next((k for k in KINDS if low in (k.plural, k.short, k.name.lower())), None)

@@ -1,4 +1,4 @@
-"""The parts every API object has: metadata, owner references, conditions. Knows no kind."""
+"""The parts that every API object has: metadata, owner references, conditions. Names no kind."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ from typing_extensions import override
 ApiVersion = Literal["fleet/v1alpha1"]
 API_VERSION: ApiVersion = "fleet/v1alpha1"
 
-# RFC 1123 subdomain, as in Kubernetes; shorter, because names become file names and derived names.
+# RFC 1123 subdomain, as in Kubernetes; shorter, because names become parts of file names and of other names.
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ObjectName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=128)]
 LabelKey = Annotated[
@@ -35,19 +35,19 @@ class ApiModel(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         use_attribute_docstrings=True,
-        # `model` is the word users know for what they deploy; pydantic's `model_` guard would warn.
+        # `model` is the users' word for what they deploy; pydantic's `model_` guard would warn.
         protected_namespaces=(),
     )
 
 
 class Examples(NamedTuple):
-    """Values that a type with rules of its own takes: for documentation, and for tests that make values."""
+    """Valid values of a type with a validator: for documentation, and for tests that generate objects."""
 
     values: tuple[str, ...]
 
 
 class ObjectKey(NamedTuple):
-    """Which object: what work queues carry."""
+    """Kind and name of an object: what work queues carry."""
 
     kind: str
     name: str
@@ -58,7 +58,7 @@ class ObjectKey(NamedTuple):
 
 
 class OwnerReference(ApiModel):
-    """Who created this object; when the owner goes, it goes."""
+    """The object that created this one; this one is deleted with it."""
 
     kind: str
     name: ObjectName
@@ -66,31 +66,31 @@ class OwnerReference(ApiModel):
 
 
 class ManagedFieldsEntry(ApiModel):
-    """Who says what of an object: one entry for each writer and way of writing (see manifests/ownership.py)."""
+    """The fields of an object that one writer owns in one way of writing (see manifests/ownership.py)."""
 
     manager: str
     """The writer: `fleetctl`, `fleetctl-scale`, `gitsource/<name>`."""
     operation: Literal["Apply", "Update"]
-    """Whether it declared the object by a manifest, or changed fields of it."""
+    """Apply: it declared the object by a manifest. Update: it changed single fields."""
     time: datetime
-    """When it last did."""
+    """Time of its last write."""
     fields: tuple[str, ...] = ()
     """Of an Update: the fields it wrote last, as in `spec.replicas` or `metadata.labels.team`."""
     applied: str = ""
-    """Of an Apply: what the manifest said (labels, annotations, spec), as JSON; the base of the next three-way merge."""
+    """Of an Apply: the applied fields (labels, annotations, spec) as JSON; the base of the next three-way merge."""
 
 
 class ObjectMeta(ApiModel):
-    """What identifies an object and what the fleet keeps about it."""
+    """Identity of an object, and the metadata that the fleet maintains."""
 
     name: ObjectName
     """Unique among objects of its kind: lower-case letters, digits, '-' and '.'."""
     labels: Labels = Field(default_factory=dict)
     """Identifying key/value pairs that selectors match."""
     annotations: dict[str, str] = Field(default_factory=dict)
-    """Notes for people and tools; nothing selects on them."""
+    """Notes for people and tools; selectors ignore them."""
     uid: str = ""
-    """Set by the fleet: tells this object from an earlier one of the same name."""
+    """Set by the fleet: distinguishes this object from an earlier one of the same name."""
     generation: int = 0
     """Set by the fleet: counts changes of the spec."""
     resource_version: str = ""
@@ -98,31 +98,31 @@ class ObjectMeta(ApiModel):
     creation_timestamp: datetime | None = None
     """Set by the fleet: when the object was first written."""
     deletion_timestamp: datetime | None = None
-    """Set by the fleet: deletion was asked for; finalizers are being worked off."""
+    """Set by the fleet: when deletion was requested; the object is deleted once its finalizers are gone."""
     finalizers: tuple[str, ...] = ()
-    """Set by the fleet: who must clean up before the object may go."""
+    """Set by the fleet: the components that must clean up before the object is deleted."""
     owner_references: tuple[OwnerReference, ...] = ()
-    """Set by the fleet: who created this object."""
+    """Set by the fleet: the objects that created this one."""
     managed_fields: tuple[ManagedFieldsEntry, ...] = ()
-    """Set by the fleet: who says what of the object."""
+    """Set by the fleet: the fields of each writer."""
 
 
-# Annotations below this prefix are written by fleetctl's verbs and by the fleet; applying a manifest leaves them alone.
+# fleetctl's verbs and the fleet write annotations below this prefix; applying a manifest keeps them.
 FLEET_ANNOTATIONS = "fleet/"
 RESTARTED_AT = "fleet/restarted-at"
-"""When `fleetctl rollout restart` was last asked for: part of what engines are started with."""
+"""The time of the last `fleetctl rollout restart`; part of what engines are started with."""
 ENDED_BECAUSE = "fleet/ended-because"
-"""Why a replica drains: the reason in one word, then what people should know."""
+"""Why a replica drains: the reason in one word, then a message."""
 APPLY_SET = "fleet/apply-set"
-"""The set of manifests that an object belongs to (schemas/records.py); only that set prunes it."""
+"""The apply set that an object belongs to (schemas/records.py); only that set prunes it."""
 CHANGE_CAUSE = "kubernetes.io/change-cause"
-"""Why a deployment was changed, as kubectl knows it; kept with the revision."""
+"""Why a deployment was changed, as in kubectl; kept with the revision."""
 
 # Finalizers of a deployment that is being deleted: its replicas end first, or are left running.
 FOREGROUND = "fleet/foreground"
 ORPHAN = "fleet/orphan"
 
-# What the fleet keeps; a manifest that sets them is refused.
+# Metadata that the fleet maintains; a manifest that sets it is refused.
 FLEET_OWNED = (
     "uid",
     "generation",
@@ -136,6 +136,8 @@ FLEET_OWNED = (
 
 
 class ConditionStatus(StrEnum):
+    """The three values of a condition's status, as in Kubernetes."""
+
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -152,13 +154,13 @@ class Condition(ApiModel):
     message: str = ""
     """One sentence for people."""
     observed_generation: int = 0
-    """The generation of the spec that this speaks of."""
+    """The generation of the spec that was observed."""
     last_transition_time: datetime | None = None
-    """When the status last changed (not when it was last looked at)."""
+    """Time of the last change of the status (not of the last check)."""
 
 
 def with_condition(old: Sequence[Condition], new: Condition) -> tuple[Condition, ...]:
-    """Return `old` with `new` in it; the time moves only when the truth moves."""
+    """Return the conditions with `new` in place of the one of its type; the time changes only with the status."""
     previous = find_condition(old, new.type)
     if previous is not None and previous.status == new.status:
         new = new.model_copy(update={"last_transition_time": previous.last_transition_time})
@@ -171,13 +173,13 @@ def find_condition(conditions: Sequence[Condition], type_: str) -> Condition | N
 
 
 def is_true(conditions: Sequence[Condition], type_: str) -> bool:
-    """Return whether the condition is there and true."""
+    """Return whether the condition is present and true."""
     found = find_condition(conditions, type_)
     return found is not None and found.status == ConditionStatus.TRUE
 
 
 class Status(ApiModel):
-    """What every status has."""
+    """The parts that every status has."""
 
     observed_generation: int = 0
     """The generation of the spec that this status was computed from."""
@@ -185,14 +187,14 @@ class Status(ApiModel):
 
 
 class ApiObject(ApiModel):
-    """What every object has; each kind narrows `kind`, `spec` and `status`."""
+    """The parts that every object has; each kind narrows `kind`, `spec` and `status`."""
 
     api_version: ApiVersion = API_VERSION
     """The version of the API; only fleet/v1alpha1 exists."""
     kind: str
     """The kind of the object."""
     metadata: ObjectMeta = Field(...)
-    """Name, labels and what the fleet keeps about the object."""
+    """Name, labels, and the metadata that the fleet maintains."""
 
     @property
     def name(self) -> str:

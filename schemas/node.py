@@ -1,9 +1,4 @@
-"""What an agent reports of its Mac's cables: addresses, Thunderbolt, RDMA.
-
-Node: one Mac; what its agent found out about it, and whether new work may go there.
-
-NodeLife: what the leading reconciler found out about a node, beside what its agent says of itself.
-"""
+"""Node: one Mac, its inventory and cables as its agent reports them, and the owner's decisions about it."""
 
 from typing import Annotated, Literal
 
@@ -23,20 +18,20 @@ class FabricInterface(ApiModel):
 
 
 class ThunderboltPort(ApiModel):
-    """A Thunderbolt port of the Mac, and what is at the other end of its cable."""
+    """A Thunderbolt port of the Mac, and the other end of its cable."""
 
     receptacle: str
     """The number that macOS gives it, such as "3"."""
     interface: str = ""
-    """The network interface of the port; empty if nobody could tell."""
+    """The network interface of the port; empty if unknown."""
     domain: str = ""
     """The UUID by which the other end knows this port; the same after a restart."""
     peer: str = ""
-    """The UUID of the port at the other end, if that is a Mac's and no dock is between; else empty."""
+    """The UUID of the port at the other end, if that is a Mac without a dock between; else empty."""
     speed_gbps: int = 0
-    """What the cable carries, in Gbit/s; 0 where there is none. RDMA needs Thunderbolt 5: 80 or more."""
+    """The speed of the cable in Gbit/s; 0 without a cable. RDMA needs Thunderbolt 5: 80 or more."""
     is_bridged: bool = False
-    """Whether its interface belongs to the Thunderbolt Bridge, which RDMA does not go with."""
+    """True if its interface belongs to the Thunderbolt Bridge, which excludes RDMA."""
 
 
 class RdmaDevice(ApiModel):
@@ -45,9 +40,9 @@ class RdmaDevice(ApiModel):
     name: str
     """Such as "rdma_en5"."""
     interface: str = ""
-    """The network interface of the same port; empty if nobody could tell."""
+    """The network interface of the same port; empty if unknown."""
     state: Literal["Active", "Down", "Unknown"] = "Unknown"
-    """Active means that a cable with a Mac at its other end is in the port."""
+    """Active: a cable in the port leads to a Mac."""
 
 
 class NodeFabric(ApiModel):
@@ -58,11 +53,11 @@ class NodeFabric(ApiModel):
     """Its Thunderbolt ports, in order of the numbers."""
     rdma: tuple[RdmaDevice, ...] = ()
     is_rdma_enabled: bool | None = None
-    """Whether `rdma_ctl` says that RDMA is on; None where there is no such command."""
+    """True if `rdma_ctl` reports RDMA as enabled; None where there is no such command."""
     thunderbolt: int = 0
-    """The newest Thunderbolt that the Mac speaks, such as 5; 0 if nobody could tell."""
+    """The newest Thunderbolt version of the Mac, such as 5; 0 if unknown."""
     os_build: str = ""
-    """Such as "25C56": JACCL wants the same build everywhere."""
+    """Such as "25C56": JACCL needs the same build everywhere."""
 
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
@@ -72,8 +67,8 @@ class LayerGroup(ApiModel):
     """Layers whose caches have the same shape."""
 
     kind: Literal["Full", "Sliding", "Latent", "State"]
-    """What a layer keeps: keys and values of all tokens, or of the last ones, one compressed vector a token
-    (MLA), or a state that does not grow."""
+    """The cache of a layer. Full: keys and values of all tokens. Sliding: of the last ones. Latent: one compressed
+    vector a token (MLA). State: a constant size."""
     count: int
     kv_heads: int = 0
     head_dim: int = 0
@@ -81,40 +76,40 @@ class LayerGroup(ApiModel):
     value_dim: int = 0
     """Numbers in one head's value."""
     latent_dim: int = 0
-    """Numbers that a token leaves behind in a Latent layer; every rank of a sharded model keeps them all."""
+    """Numbers that a token adds to a Latent layer; every rank of a sharded model keeps them all."""
     window: int = 0
-    """Tokens that a Sliding layer looks back."""
+    """Tokens that a Sliding layer keeps."""
     state_bytes: int = 0
-    """What a State layer keeps for one request."""
+    """Bytes that a State layer keeps for one request."""
 
 
 class SplitOptions(ApiModel):
-    """Over how many Macs the installed mlx-lm can split a model."""
+    """The ways in which the installed mlx-lm can split a model over several Macs."""
 
     tensor: tuple[int, ...] = ()
-    """Numbers of ranks, from 2 to 16, over which it splits every layer."""
+    """Numbers of ranks, from 2 to 16, over which it can split every layer."""
     is_pipelined: bool = False
-    """Whether it can give each rank whole layers."""
+    """True if it can give each rank whole layers."""
     basis: str = ""
-    """What decides, for people: "llama, 9 heads, 3 KV heads"."""
+    """The properties that decide, for people: "llama, 9 heads, 3 KV heads"."""
     layer_bytes: tuple[int, ...] = ()
-    """Bytes of the weights of each layer, the first one first; none where whole layers cannot be dealt out."""
+    """Bytes of the weights of each layer, the first one first; empty where whole layers cannot be assigned."""
     rest_bytes: int = 0
     """Bytes of the weights that every rank holds besides its layers."""
     tensor_bytes: tuple[int, ...] = ()
     """Bytes of one rank's weights for each number in `tensor`."""
     layer_groups: tuple[int, ...] = ()
-    """For each layer which of the geometry's `groups` it is of, from 0; empty if nobody could tell."""
+    """For each layer the index of its group in the geometry's `groups`; empty if unknown."""
     unknown: str = ""
-    """Why nothing of this could be found out."""
+    """Why none of this is known."""
 
 
 class ModelGeometry(ApiModel):
-    """What the memory proof needs to know of a model (see reconciler/placement/memory_proof.py)."""
+    """The properties of a model that the memory proof needs (models/footprint.py)."""
 
     model_type: str
     weights_bytes: int
-    """Bytes of the weights as they will lie in memory."""
+    """Bytes of the weights in memory."""
     layers: int
     kv_heads: int
     head_dim: int
@@ -122,13 +117,13 @@ class ModelGeometry(ApiModel):
     """Bytes of one number in the KV cache."""
     vocab_size: int
     max_context: int | None = None
-    """Longest context that the model was made for, in tokens; None if its config does not say."""
+    """Longest context that the model supports, in tokens; None if its config does not say."""
     groups: tuple[LayerGroup, ...] = ()
-    """The layers by what they keep; empty means that all of them keep `kv_heads` keys and values."""
+    """The layers by the shape of their caches; empty means that all of them keep `kv_heads` keys and values."""
     replicated_bytes: int = 0
     """Bytes of the weights that every rank of a sharded model holds: embeddings, head, norms, routers."""
     parameters: int = 0
-    """How many parameters the model has; 0 if nobody counted."""
+    """Number of parameters; 0 if unknown."""
     hidden_size: int = 0
     """Numbers of a token between two layers."""
     ffn_size: int = 0
@@ -136,24 +131,24 @@ class ModelGeometry(ApiModel):
     heads: int = 0
     """Attention heads."""
     prefill_batch: int = 4
-    """Prompts of `prefill_step` tokens that this node's engine reads at once; shorter ones may be more."""
+    """Prompts of `prefill_step` tokens that this node's engine reads at once; of shorter ones it may read more."""
     prefill_step: int = 512
-    """Tokens that it reads of one before the next token of the others."""
+    """Tokens that it reads of one prompt before the next token of the others."""
     is_attention_fused: bool = True
-    """Whether attention scores are never written out, as in Metal's kernels for some head sizes."""
+    """True if attention scores are never materialised, as in Metal's kernels for some head sizes."""
     unknown: str = ""
-    """What nobody could understand of the model; what it needs is then not known."""
+    """The part of the model that is not understood; its memory need is then unknown."""
     splitting: SplitOptions | None = None
-    """None where nobody looked: no deployment wants it split."""
+    """None where no deployment asks for a split, so the node did not check."""
 
 
 class ModelReport(ApiModel):
-    """What a node says of one model that somebody deployed: it has it, or why not."""
+    """The state of one deployed model on a node: usable, or the reason why not."""
 
     path: str
     """The model's path as the deployment writes it."""
     geometry: ModelGeometry | None = None
-    """Set if the model is there and sound."""
+    """Set if the model is present and usable."""
     reason: str = ""
     """Why it cannot be used, for machines."""
     message: str = ""
@@ -161,12 +156,12 @@ class ModelReport(ApiModel):
 
 
 class AdapterReport(ApiModel):
-    """What a node says of one LoRA adapter that somebody deployed: it has it, or why not."""
+    """The state of one deployed LoRA adapter on a node: usable, or the reason why not."""
 
     path: str
     """The adapter's path as the deployment writes it."""
     weights_bytes: int = 0
-    """Bytes of its weights as they will lie in memory; 0 if it cannot be used."""
+    """Bytes of its weights in memory; 0 if it cannot be used."""
     reason: str = ""
     """Why it cannot be used, for machines."""
     message: str = ""
@@ -174,15 +169,15 @@ class AdapterReport(ApiModel):
 
 
 class Taint(ApiModel):
-    """Keeps replicas off a node that do not tolerate it, as in Kubernetes."""
+    """Keeps replicas without a matching toleration off a node, as in Kubernetes."""
 
     key: LabelKey
-    """What is special about the node, such as "owner-active"."""
+    """The property of the node, such as "owner-active"."""
     value: LabelValue = ""
-    """More about it; tolerations may ask for it."""
+    """A value that tolerations may compare."""
     effect: TaintEffect
-    """NoSchedule: nothing new comes here. PreferNoSchedule: only if there is no better node.
-    NoExecute: what runs here is moved away as well."""
+    """NoSchedule: no new replicas. PreferNoSchedule: only if there is no better node.
+    NoExecute: replicas that run here are moved away as well."""
 
 
 def _taints_differ(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
@@ -194,26 +189,26 @@ def _taints_differ(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
 
 
 class NodeSpec(ApiModel):
-    """What the fleet's owner decided about a node."""
+    """Decisions of the fleet's owner about a node."""
 
     unschedulable: bool = False
-    """Cordoned: nothing new is placed here; what runs goes on."""
+    """Cordoned: no new replicas; running ones continue."""
     draining: bool = False
-    """Nothing new is placed here, and what runs is moved away as far as its deployments' minAvailable allows."""
+    """No new replicas, and running ones are moved away as far as their deployments' minAvailable allows."""
     taints: Annotated[tuple[Taint, ...], AfterValidator(_taints_differ)] = ()
-    """What keeps replicas away unless their deployment tolerates it."""
+    """Keep replicas away unless their deployment tolerates them."""
 
 
 class NodeStatus(Status):
-    """What the agent found out."""
+    """The agent's report."""
 
     uid: str
     """Stable identity of the node, from its hardware and its name."""
     hostname: str
     address: str
-    """Where gateways reach the node's engines."""
+    """Address at which gateways reach the node's engines."""
     agent_url: str = ""
-    """Where the agent answers about its health, its figures and its logs; empty if it does not."""
+    """Base address of the agent's API for health, metrics and logs; empty if it has none."""
     agent_version: str
     os: str
     os_version: str
@@ -224,29 +219,29 @@ class NodeStatus(Status):
     memory_bytes: int
     """Unified memory of the machine."""
     allocatable_bytes: int
-    """What models may use of it."""
+    """The part of it that models may use."""
     hardware_uuid: str = ""
-    """The machine's own identity; two nodes with one are a clone, unless both are parts of one machine."""
+    """The machine's own identity; two nodes with the same one are a clone, unless both are parts of one machine."""
     is_part: bool = False
-    """Whether the agent was told that it shares its machine with others (`fleetctl up --nodes`)."""
+    """True if the agent shares its machine with others (`fleetctl up --nodes`)."""
     mlx_version: str = ""
     mlx_lm_version: str = ""
     disk_bytes: int = 0
-    """Size of the disk that holds models; 0 if nobody could tell."""
+    """Size of the disk that holds models; 0 if unknown."""
     disk_free_bytes: int = 0
-    """What is free of it, in coarse steps so that it is not news all the time."""
+    """Free space on it, rounded to coarse steps so that the status changes rarely."""
     power: Literal["Mains", "Battery", "Unknown"] = "Unknown"
-    """What the machine runs on."""
+    """The machine's power source."""
     is_owner_active: bool = False
-    """Whether somebody sits at the machine: keyboard or mouse within the last minutes."""
+    """True while someone uses the machine: keyboard or mouse within the last minutes."""
     labels: Labels = Field(default_factory=dict)
     """Labels the agent was started with."""
     fabric: NodeFabric = NodeFabric()
     """Its cables."""
     models: tuple[ModelReport, ...] = ()
-    """Every deployed model, and every draft model, as this node sees it."""
+    """Every deployed model and draft model, as this node sees it."""
     adapters: tuple[AdapterReport, ...] = ()
-    """Every deployed adapter as this node sees it."""
+    """Every deployed adapter, as this node sees it."""
 
 
 class Node(ApiObject):
@@ -254,22 +249,22 @@ class Node(ApiObject):
 
     kind: Literal["Node"] = "Node"
     spec: NodeSpec = NodeSpec()
-    """What the fleet's owner decided about the node."""
+    """Decisions of the fleet's owner about the node."""
     status: NodeStatus | None = None
-    """What its agent found out."""
+    """The agent's report."""
 
 
 class NodeLease(ApiModel):
-    """The value of a node's lease key; that the key exists is the sign of life."""
+    """The value of a node's lease key. The node's agent is alive while the key exists."""
 
     uid: str
     """The node's identity."""
     session: str
-    """Tells one run of the agent from the next."""
+    """Distinguishes one run of the agent from the next."""
 
 
 def effective_labels(node: Node) -> dict[str, str]:
-    """Return the labels that selectors match: derived from hardware, the agent's, the owner's."""
+    """Return the labels that selectors match: derived from hardware, then the agent's, then the owner's."""
     derived: dict[str, str] = {"fleet/node": node.metadata.name}
     given: Labels = {}
     if node.status is not None:
@@ -280,9 +275,9 @@ def effective_labels(node: Node) -> dict[str, str]:
 
 
 def matches(labels: dict[str, str], wanted: dict[str, str]) -> bool:
-    """Return whether all wanted labels are there."""
+    """Return whether all wanted labels are present."""
     return all(labels.get(key) == value for key, value in wanted.items())
 
 
 class NodeLifeStatus(Status):
-    """Conditions Ready, Flapping, VersionSkew, DuplicateHardware and Withheld of one node."""
+    """The reconciler's conditions of one node: Ready, Flapping, VersionSkew, DuplicateHardware and Withheld."""

@@ -1,4 +1,4 @@
-"""NodePool: which Macs belong together, and what is kept back on them."""
+"""NodePool: a named set of Macs, the resources reserved for their owners, and when the fleet may use them."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,7 +12,7 @@ from schemas.quantity import Quantity
 
 
 class NodeSelector(ApiModel):
-    """Which nodes belong to a pool; everything given must hold."""
+    """The properties of the nodes of a pool; all given ones must match."""
 
     match_labels: Labels = Field(default_factory=dict)
     """Labels that a node must carry, all of them."""
@@ -23,12 +23,12 @@ class NodeSelector(ApiModel):
 
 
 class ReservedResources(ApiModel):
-    """What the fleet keeps its hands off, on every node of the pool."""
+    """Resources that the fleet does not use, on every node of the pool."""
 
     memory: Quantity = "0"
-    """Memory left to the owner of the Mac, such as "8Gi"."""
+    """Memory reserved for the owner of the Mac, such as "8Gi"."""
     disk: Quantity = "0"
-    """Disk space to be left free for the owner, such as "50Gi"; with less, nothing new is placed."""
+    """Disk space reserved for the owner, such as "50Gi"; with less free space, nothing new is placed."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -41,46 +41,46 @@ TimeOfDay = Annotated[str, StringConstraints(pattern=r"^([01][0-9]|2[0-3]):[0-5]
 
 
 class QuietHours(ApiModel):
-    """A time of the day in which the pool's Macs belong to their owners alone."""
+    """A time of the day in which the fleet does not use the pool's Macs."""
 
     start: TimeOfDay
-    """When they begin, such as "22:00"."""
+    """Their start, such as "22:00"."""
     end: TimeOfDay
-    """When they end, such as "07:00": the day after, if that is not later than `start`; the same time is a whole day."""
+    """Their end, such as "07:00": the next day if not later than `start`; the same time means a whole day."""
     days: tuple[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], ...] = ()
-    """Days on which they begin; left out, every day."""
+    """Days on which they begin. Default: every day."""
     time_zone: TimeZone = "UTC"
-    """The time zone of both."""
+    """The time zone of `start` and `end`."""
 
 
 class PoolPolicy(ApiModel):
-    """When the pool's Macs may be used at all; outside of it replicas are moved away."""
+    """Times and conditions in which the fleet may use the pool's Macs; otherwise replicas are moved away."""
 
     quiet_hours: Annotated[tuple[QuietHours, ...], Field(max_length=50)] = ()
     """Times in which nothing runs here."""
     mains_only: bool = False
     """Nothing runs here while a Mac is on battery."""
     owner_active: Literal["Ignore", "Yield"] = "Ignore"
-    """Yield: nothing runs on a Mac while somebody sits at it."""
+    """Yield: nothing runs on a Mac while its owner uses it."""
 
 
 class NodePoolSpec(ApiModel):
-    """Which Macs are in the pool."""
+    """The Macs of a pool, and how the fleet uses them."""
 
     nodes: tuple[ObjectName, ...] = ()
     """Nodes by name."""
     selector: NodeSelector | None = None
     """Nodes by their properties."""
     reserved: ReservedResources | None = None
-    """What is left to the owners of the Macs."""
+    """Resources reserved for the owners of the Macs."""
     policy: PoolPolicy | None = None
-    """When the pool's Macs may be used; left out, always."""
+    """Times and conditions in which the pool's Macs may be used. Default: always."""
     priority: Annotated[int, Field(ge=0, le=100)] = 0
-    """Which pool is filled first: of nodes that fit equally well, those of the higher priority are taken."""
+    """Of nodes that fit equally well, those of the pool with the higher priority are taken."""
 
 
 class NodePoolStatus(Status):
-    """What is true of a pool."""
+    """The observed state of a pool."""
 
     nodes: int = 0
     """Nodes in the pool."""
@@ -93,9 +93,9 @@ class NodePool(ApiObject):
 
     kind: Literal["NodePool"] = "NodePool"
     spec: NodePoolSpec
-    """Which Macs are in the pool."""
+    """The Macs of the pool, and how the fleet uses them."""
     status: NodePoolStatus | None = None
-    """What is true; written by the reconciler."""
+    """The observed state; written by the reconciler."""
 
 
 def in_pool(pool: NodePool, node: Node) -> bool:
@@ -105,7 +105,7 @@ def in_pool(pool: NodePool, node: Node) -> bool:
 
 
 def selects(selector: NodeSelector, node: Node) -> bool:
-    """Return whether the node has what the selector asks for; one that never reported has not."""
+    """Return whether the node matches the selector; a node that never reported does not."""
     if node.status is None or not matches(effective_labels(node), selector.match_labels):
         return False
     if selector.chips and node.status.chip not in selector.chips:

@@ -1,6 +1,6 @@
-"""Quantities of bytes as people write them ("96Gi") and as tables show them. Pure.
+"""Quantities as users write them: bytes ("96Gi"), and replicas as a number or a percentage (2, "25%"). Pure.
 
-A number of replicas, or a part of them: 2 or "25%", as Kubernetes' IntOrString. Pure.
+The second form is Kubernetes' IntOrString.
 """
 
 import re
@@ -21,7 +21,7 @@ parse, show = sizes.parse, sizes.show
 
 def _not_zero(text: str) -> str:
     if parse(text) <= 0:
-        raise ValueError("must be more than 0; leave the field out if nothing is meant")
+        raise ValueError("must be more than 0; to set nothing, leave the field out")
     return text
 
 
@@ -36,7 +36,7 @@ def _checked_amount(value: object) -> object:
     is_part = isinstance(value, str) and re.fullmatch(r"(100|[1-9]?[0-9])%", value) is not None
     if not is_number and not is_part:
         raise ValueError(
-            'is neither a number of replicas (0 to 10000) nor a part of them; write 1, or "25%"'
+            'is neither a number of replicas (0 to 10000) nor a percentage; write 1, or "25%"'
         )
     return value
 
@@ -47,7 +47,7 @@ Amount = Annotated[
 
 
 def resolve_amount(amount: int | str, whole: int, *, round_up: bool) -> int:
-    """Return how many of `whole` are meant; a percentage is rounded up or down."""
+    """Return the number of replicas out of `whole`; a percentage is rounded up or down."""
     if isinstance(amount, int):
         return amount
     hundredths = int(amount.removesuffix("%")) * whole

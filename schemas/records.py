@@ -1,11 +1,4 @@
-"""ApiKey: who may ask gateways for what, and how often. The key itself is known to its owner alone.
-
-ApplySet: what one source of manifests has applied, so that what it says no more can be pruned.
-
-GatewayLease: that a gateway is there, and where its figures are read.
-
-Ticket: the right to read something of one agent or gateway for a minute; who may write to the store may have one.
-"""
+"""Documents in the store that are no API objects: API keys, apply sets, gateway leases, tickets."""
 
 from datetime import datetime
 from typing import Annotated
@@ -16,30 +9,30 @@ from schemas.deployment import ServedName
 from schemas.meta import NAME_PATTERN, ApiModel, ObjectName
 
 API_KEY_MARKER = "sk-fleet-"
-"""What every key begins with, so that scanners of repositories recognise one."""
+"""The first characters of every key, so that secret scanners recognise one."""
 
 
 class ApiKey(ApiModel):
-    """One key as it is stored: its hash, and what it is good for."""
+    """One API key as it is stored: its hash, rights and limits. Only the owner has the key itself."""
 
     name: ObjectName
     hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    """SHA-256 of the key. A key has 256 random bits, so that a slow hash would protect nothing more."""
+    """SHA-256 of the key. A key has 256 random bits, so a slow hash would add no protection."""
     created: datetime
     expires: datetime | None = None
-    """From when on it is refused; None: never."""
+    """The key is refused from this time on; None: never."""
     models: tuple[ServedName, ...] = ()
-    """Names it may ask for, as clients write them; none: all."""
+    """Model names it may request, as clients write them; empty: all."""
     is_admin: bool = False
-    """Whether it may also read the admin API."""
+    """True if it may also read the admin API."""
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
-    """Prompt and answer together."""
+    """Prompt and output tokens together."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    """How many requests may be under way at once, at each gateway."""
+    """The most requests in flight at once, at each gateway."""
 
 
-# That of a GitSource is its name, which may have 128 characters, behind `gitsource.`.
+# The set of a GitSource is called `gitsource.` and its name, which may have 128 characters.
 ApplySetName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=138)]
 
 
@@ -49,39 +42,42 @@ class ApplySetMember(ApiModel):
     kind: str
     name: ObjectName
     uid: str = ""
-    """Which object of that name it was: a later one of the name is not the set's to prune."""
+    """The uid of the object that was applied; a later object of the same name is not pruned."""
 
 
 class ApplySet(ApiModel):
-    """Everything that was applied under one name: by `fleetctl apply --applyset`, or by a GitSource."""
+    """All objects applied under one name, by `fleetctl apply --applyset` or by a GitSource, for pruning."""
 
     name: ApplySetName
     manager: str
-    """Who applies it: `fleetctl`, or `gitsource/<name>`."""
+    """The field manager that applies it: `fleetctl`, or `gitsource/<name>`."""
     updated: datetime
     members: Annotated[tuple[ApplySetMember, ...], Field(max_length=20_000)] = ()
-    """What it holds, by kind and name."""
+    """Its objects, by kind and name."""
 
 
 class GatewayLease(ApiModel):
-    """The value of a gateway's lease key; that the key exists is the sign of life."""
+    """The value of a gateway's lease key. The gateway is alive while the key exists."""
 
     url: Annotated[str, StringConstraints(pattern=r"^http://[^\s/?#@]+$", max_length=300)]
     """Base address of the gateway for the reconciler, such as http://10.0.0.5:4000."""
     version: str
-    """Which release it is."""
+    """The release of the gateway."""
     asks_for_keys: bool = True
-    """Whether it asks for API keys: only those that do share keys' rates. Releases before this did not say."""
+    """True if it requires API keys. Only such gateways share the keys' rates. Older releases omit the field."""
 
 
 TICKET_TTL_S = 60
-"""How long a ticket's lease lives unless it is renewed."""
+"""Lifetime of a ticket's lease in seconds unless it is renewed."""
 
 
 class Ticket(ApiModel):
-    """What lies under `ticket/<holder>/<id>`, under a lease."""
+    """The right to read from one agent or gateway for a minute; the value of `ticket/<holder>/<id>`, under a lease.
+
+    Every process that may write to the store may have one.
+    """
 
     hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    """SHA-256 of the secret, which only goes from fleetctl to the agent itself."""
+    """SHA-256 of the secret, which fleetctl sends to the agent itself only."""
     user: str = ""
-    """Who asks, for the agent's log: `anna@studio`."""
+    """The user who asks, for the agent's log: `anna@studio`."""

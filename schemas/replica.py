@@ -1,4 +1,4 @@
-"""Replica and Endpoint: one complete copy of a model on its way to serving, and where it answers."""
+"""Replica: one complete copy of a model, assigned to nodes; and Endpoint: the address where a ready one answers."""
 
 from typing import Annotated, Literal
 
@@ -10,20 +10,20 @@ from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
 
 
 class MemoryProof(ApiModel):
-    """Why a rank fits: what it needs, part by part."""
+    """The memory that a rank needs, part by part."""
 
     weights_bytes: int
     kv_cache_bytes: int
     activation_bytes: int
     overhead_bytes: int
     prefix_cache_bytes: int = 0
-    """What spec.kvCache.prefixBytes says."""
+    """spec.kvCache.prefixBytes."""
     adapter_bytes: int = 0
     """Weights of the LoRA adapter."""
     draft_bytes: int = 0
     """Weights, caches and activations of the draft model."""
     override_bytes: int = 0
-    """What spec.resources.memory says instead of the sum; 0 if it says nothing."""
+    """spec.resources.memory, which replaces the sum; 0 if it is not set."""
 
     @property
     def overridden(self) -> bool:
@@ -31,13 +31,13 @@ class MemoryProof(ApiModel):
 
     @property
     def sum_bytes(self) -> int:
-        """Return what the parts add up to, whether or not it counts."""
+        """Return the sum of the parts, even where an override replaces it."""
         model = self.weights_bytes + self.kv_cache_bytes + self.activation_bytes
         return model + self.overhead_bytes + self.extra_bytes
 
     @property
     def extra_bytes(self) -> int:
-        """Return what only some deployments ask for: a prefix cache of its own size, an adapter, a draft model."""
+        """Return the parts that only some deployments have: prefix cache, adapter, draft model."""
         return self.prefix_cache_bytes + self.adapter_bytes + self.draft_bytes
 
     @property
@@ -46,29 +46,29 @@ class MemoryProof(ApiModel):
 
 
 class RankAssignment(Seat):
-    """One process of the replica and its Mac; the place in the list is the rank."""
+    """One process of the replica and its Mac; the position in the list is the rank."""
 
     memory: MemoryProof
     """The proof that it fits."""
     layers: int = 0
-    """In a Pipeline, how many of the model's layers it has: rank 0 the last ones, the last rank the first."""
+    """In a Pipeline, the number of layers on this rank; rank 0 has the last layers, the last rank the first."""
 
 
 class LeavingRank(ApiModel):
-    """A rank of an earlier epoch, on a Mac that has another one now, or none."""
+    """A rank of an earlier epoch, on a Mac that now has another rank or none."""
 
     node: ObjectName
     rank: int
     memory_bytes: int
-    """What was proven for it."""
+    """The memory that was proven for it."""
 
 
 class ReplicaSpec(ApiModel):
-    """What an agent must run."""
+    """The engine that agents must run."""
 
     deployment: ObjectName
     template: str
-    """Hash of everything in the deployment's spec that the engine depends on."""
+    """Hash of every part of the deployment's spec that the engine depends on."""
     model: ModelSource
     served_names: tuple[str, ...]
     context_length: int
@@ -77,17 +77,17 @@ class ReplicaSpec(ApiModel):
     kv_cache: KvCache | None = None
     ranks: Annotated[tuple[RankAssignment, ...], Field(min_length=1)]
     formation: Formation | None = None
-    """How the ranks work together; None where there is one."""
+    """The cooperation of the ranks; None for a single rank."""
     leaving: tuple[LeavingRank, ...] = ()
-    """Ranks of earlier epochs that may still be there: their memory counts until they have ended."""
+    """Ranks of earlier epochs that may still be running: their memory counts until they have ended."""
 
 
 class ReplicaStatus(Status):
-    """What is true of a replica; computed from its ranks by the reconciler."""
+    """The observed state of a replica; the reconciler computes it from its ranks."""
 
 
 class Replica(ApiObject):
-    """One complete copy of a model, assigned to its node."""
+    """One complete copy of a model, assigned to its nodes."""
 
     kind: Literal["Replica"] = "Replica"
     spec: ReplicaSpec
@@ -95,34 +95,34 @@ class Replica(ApiObject):
 
 
 class RankStatus(ApiModel):
-    """What the agent says of the rank it runs: condition Ready, and in a group EpochOver once it cannot go on."""
+    """The agent's report about a rank: condition Ready, and in a group EpochOver once the epoch cannot continue."""
 
     replica_uid: str
-    """The very replica this speaks of; a status of an earlier one of the same name is void."""
+    """The replica that is reported; a report about an earlier one of the same name is ignored."""
     node: ObjectName
     epoch: int = 0
-    """The epoch that this speaks of; 0 where there is one rank."""
+    """The epoch that is reported; 0 for a single rank."""
     golden: GoldenAnswer | None = None
-    """What rank 0 answered when this epoch was checked; None before, and from other ranks."""
+    """The answer of rank 0 when this epoch was checked; None before, and from other ranks."""
     restarts: int = 0
-    """How often the engine was started again after it had ended by itself."""
+    """Number of restarts of the engine after it had ended by itself."""
     peak_bytes: int = 0
-    """Most memory that the engine was seen to take, in coarse steps; 0 if nobody measured."""
+    """Most memory that the engine used, in coarse steps; 0 if unknown."""
     conditions: tuple[Condition, ...] = ()
 
 
 class EndpointHardware(ApiModel):
-    """The Mac that answers, as far as it matters for who is asked."""
+    """The hardware of the Mac that answers, for routing."""
 
     chip: str = ""
-    """Such as "Apple M4 Pro"; empty on what is no Mac."""
+    """Such as "Apple M4 Pro"; empty on other machines."""
     gpu_cores: int = 0
     memory_bytes: int = 0
     """All of the machine's memory."""
 
 
 class EndpointSpec(ApiModel):
-    """Where requests go."""
+    """The address of an engine, and the requests that it accepts."""
 
     deployment: ObjectName
     replica_uid: str
@@ -135,15 +135,15 @@ class EndpointSpec(ApiModel):
     site: str = ""
     """The node's label `site`, if its agent was given one."""
     concurrency: int = 0
-    """How many requests the engine works on at once; 0 if its agent did not say."""
+    """Requests that the engine works on at once; 0 if unknown."""
     parameters: int = 0
-    """How many weights the model has, in millions; 0 if nobody knows."""
+    """Parameters of the model in millions; 0 if unknown."""
     hardware: EndpointHardware = EndpointHardware()
     """The Mac of the first rank."""
 
 
 class Endpoint(ApiObject):
-    """Where a ready replica answers; lives as long as its agent's lease."""
+    """The address where a ready replica answers; it exists as long as its agent's lease."""
 
     kind: Literal["Endpoint"] = "Endpoint"
     spec: EndpointSpec

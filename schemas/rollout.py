@@ -1,4 +1,4 @@
-"""How a deployment goes from one version of its template to the next."""
+"""Rollout: how a deployment changes from one version of its template to the next."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,62 +10,64 @@ from schemas.quantity import Amount, Percent
 
 
 class CanaryStep(ApiModel):
-    """One step: so much of the traffic goes to the new version for so long."""
+    """One step of a canary: a share of the traffic for some time."""
 
     weight: Annotated[int, Field(ge=1, le=100)]
     """Percent of the requests that the new version gets."""
     pause: Duration = "1m"
-    """How long to watch before the next step; analysis must have enough requests as well."""
+    """Minimum time before the next step; the analysis must also have enough requests."""
 
 
 class CanaryAnalysis(ApiModel):
-    """When the new version counts as bad: what the gateways measured of it during a step."""
+    """Limits for the new version, checked against the gateways' measurements during a step."""
 
     max_error_rate: Percent = "5%"
     """Most requests that may fail."""
     max_ttft_p95: Duration | None = None
-    """Most time to the first token, for 95 of 100 requests."""
+    """Longest time to the first token, for 95 of 100 requests."""
     min_tokens_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Least output tokens a second of one request, on average; 0 asks for nothing."""
+    """Fewest output tokens a second of one request, on average; 0 sets no limit."""
     min_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 20
-    """Fewest requests that say something; until there were so many a step does not end. 0: never wait."""
+    """Requests that the analysis needs; a step does not end before. 0: do not wait."""
 
 
 class Canary(ApiModel):
-    """The new version first gets a part of the traffic, and is rolled back if it is bad."""
+    """A new version first gets a share of the traffic, and is rolled back if it exceeds a limit."""
 
     steps: Annotated[tuple[CanaryStep, ...], Field(min_length=1, max_length=20)]
-    """One after the other; after the last one the new version gets everything."""
+    """The steps in order; after the last one the new version gets all traffic."""
     analysis: CanaryAnalysis = CanaryAnalysis()
-    """When the new version counts as bad."""
+    """Limits for the new version."""
 
     @model_validator(mode="after")
     def _upwards(self) -> Self:
         weights = [step.weight for step in self.steps]
         if weights != sorted(weights):
-            raise ValueError(f"has steps whose weights go down ({weights}); a trial only grows")
+            raise ValueError(
+                f"has steps whose weights go down ({weights}); weights must not decrease"
+            )
         return self
 
 
 class Rollout(ApiModel):
-    """How replicas are replaced when what they run changes."""
+    """The replacement of replicas when the template changes."""
 
     strategy: Literal["RollingUpdate", "Recreate"] = "RollingUpdate"
-    """RollingUpdate: a few at a time. Recreate: all old ones end before the first new one starts."""
+    """RollingUpdate: a few at a time. Recreate: all old replicas end before the first new one starts."""
     max_surge: Amount = 1
-    """How many replicas there may be above the wanted number, or a percentage (rounded up). Where no node has
-    room for one more, replicas are replaced in place, one at a time."""
+    """Replicas allowed above the wanted number, or a percentage (rounded up). Where no node has room for one
+    more, replicas are replaced in place, one at a time."""
     max_unavailable: Amount = 0
-    """How many of the wanted replicas may be missing meanwhile, or a percentage (rounded down). Where both are 0
-    every replica is replaced in place, one at a time."""
+    """Wanted replicas that may be unavailable meanwhile, or a percentage (rounded down). If both are 0, every
+    replica is replaced in place, one at a time."""
     progress_deadline: PositiveDuration = "10m"
-    """After so long without any progress the rollout is reported as Stalled. Big models take long to load."""
+    """Time without progress after which the rollout is reported as Stalled. Large models take long to load."""
     paused: bool = False
-    """Changes wait until this is false; replicas that are lost are replaced all the same."""
+    """Changes wait until this is false; lost replicas are still replaced."""
     revision_history_limit: Annotated[int, Field(ge=0, le=100)] = 10
-    """How many earlier revisions are kept to go back to."""
+    """Earlier revisions to keep for rollback."""
     canary: Canary | None = None
-    """Try a new version with a part of the traffic first."""
+    """Try a new version with a share of the traffic first."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

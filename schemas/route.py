@@ -1,4 +1,4 @@
-"""ModelRoute: a public model name that is shared out over deployments."""
+"""ModelRoute: a public model name that is distributed over deployments."""
 
 from typing import Annotated, Literal, Self
 
@@ -26,39 +26,39 @@ Backends = Annotated[tuple[Backend, ...], Field(min_length=1, max_length=100)]
 
 
 class HeaderMatch(ApiModel):
-    """What a request must carry."""
+    """A header that a request must carry."""
 
     name: HeaderName
-    """The header, in any case."""
+    """The header's name, in any case."""
     value: Annotated[str, StringConstraints(max_length=1000)] | None = None
-    """Its whole value; left out, the header must only be there."""
+    """The header's whole value. Default: any value."""
 
 
 class RouteRule(ApiModel):
-    """Other backends for the requests that carry certain headers."""
+    """Other backends for requests with certain headers."""
 
     headers: Annotated[tuple[HeaderMatch, ...], Field(min_length=1, max_length=20)]
     """All of them must match."""
     backends: Backends
-    """Who answers such requests, by weight."""
+    """Deployments that answer such requests, by weight."""
 
 
 class ModelRouteSpec(ApiModel):
-    """Which name goes where."""
+    """A model name, and the deployments that answer for it."""
 
     model: ServedName
     """The name that clients put into "model"."""
     backends: Backends
-    """Who answers, by weight; a session stays with the one it was drawn for."""
+    """Deployments that answer, by weight; a session stays with its first choice."""
     rules: Annotated[tuple[RouteRule, ...], Field(max_length=100)] = ()
-    """Exceptions, the first that matches counts."""
+    """Exceptions; the first rule that matches applies."""
     fallbacks: Annotated[tuple[ObjectName, ...], Field(max_length=100)] = ()
-    """ModelDeployments that answer, the first that can, when none of the backends can."""
+    """ModelDeployments to use when none of the backends can answer; the first that can is taken."""
     routing: Routing | None = None
-    """How an endpoint is chosen; left out, as the chosen deployment's own spec.routing says."""
+    """The choice of an endpoint. Default: spec.routing of the chosen deployment."""
 
     def deployments(self) -> dict[tuple[str | int, ...], str]:
-        """Return every ModelDeployment that it names, by where it does."""
+        """Return every ModelDeployment that the route names, by its path in the spec."""
         ruled: dict[tuple[str | int, ...], str] = {
             ("rules", number, "backends", index, "deployment"): backend.deployment
             for number, rule in enumerate(self.rules)
@@ -79,14 +79,14 @@ class ModelRouteSpec(ApiModel):
 
 
 class ModelRouteStatus(Status):
-    """What is true of a route."""
+    """The observed state of a route."""
 
 
 class ModelRoute(ApiObject):
-    """A public model name that is shared out over deployments."""
+    """A public model name that is distributed over deployments."""
 
     kind: Literal["ModelRoute"] = "ModelRoute"
     spec: ModelRouteSpec
-    """Which name goes where."""
+    """A model name, and the deployments that answer for it."""
     status: ModelRouteStatus | None = None
-    """What is true; written by the reconciler."""
+    """The observed state; written by the reconciler."""

@@ -1,4 +1,4 @@
-"""How gateways share out the requests of a name over its endpoints, and what they do when one fails."""
+"""Routing: how gateways distribute requests over the endpoints of a name, and what they do when one fails."""
 
 from typing import Annotated, Literal, Self
 
@@ -13,16 +13,16 @@ Weight = Annotated[int, Field(ge=0, le=1000)]
 
 
 class ScoreWeights(ApiModel):
-    """What the parts of a score count, relative to each other; each part lies between 0 and 1."""
+    """Weights of the parts of a score, relative to each other; each part is between 0 and 1."""
 
     model_loaded: Weight = 40
-    """Whether the model is loaded and answers."""
+    """Weight of an engine that has loaded the model and answers."""
     memory_headroom: Weight = 20
-    """Which part of its memory the engine has left."""
+    """Weight of the share of free memory of the engine."""
     queue_depth: Weight = 30
-    """How little it has to do."""
+    """Weight of a short queue of the engine."""
     prefix_affinity: Weight = 10
-    """How much of the prompt it has read before."""
+    """Weight of the share of the prompt that the engine has cached."""
 
     @model_validator(mode="after")
     def _not_all_zero(self) -> Self:
@@ -30,56 +30,56 @@ class ScoreWeights(ApiModel):
             (self.model_loaded, self.memory_headroom, self.queue_depth, self.prefix_affinity)
         ):
             raise ValueError(
-                "are all 0, so that every endpoint is as good; use strategy Random for that"
+                "are all 0, so every endpoint gets the same score; use strategy Random for that"
             )
         return self
 
 
 class Sessions(ApiModel):
-    """Whether the requests of one conversation go to one endpoint."""
+    """Session affinity: the requests of one conversation go to one endpoint."""
 
     enabled: bool = True
-    """By session_id, the header x-session-id, a conversation's id, or the opening messages once it goes on."""
+    """Sessions are known by session_id, the header x-session-id, a conversation's id, or the opening messages."""
     ttl: PositiveFineDuration = "5m"
-    """How long a session is remembered after its last request."""
+    """Time for which a session is kept after its last request."""
 
 
 class PrefixAffinity(ApiModel):
-    """Whether prompts go where their beginning was read before."""
+    """Prefix affinity: prompts go to the endpoint that has cached their beginning."""
 
     enabled: bool = True
-    """Not with RoundRobin and Random, which look at nobody."""
+    """Ignored with the strategies RoundRobin and Random."""
     bound: Annotated[int, Field(ge=100, le=10_000)] = 125
-    """How busy an endpoint may be, in percent of the average, and still be chosen for what it has cached."""
+    """Load up to which an endpoint is preferred for its cache, in percent of the average."""
 
 
 class Retries(ApiModel):
-    """How often a request that got no byte of an answer is tried elsewhere."""
+    """Retries of requests that got no byte of a response, on other endpoints."""
 
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 8
-    """How many endpoints are asked at most."""
+    """Most endpoints to try."""
     budget: Annotated[int, Field(ge=0, le=100)] = 20
-    """Repeated attempts in percent of all requests of the last 10 s, plus a few: more would feed an outage."""
+    """Retries in percent of all requests of the last 10 s, plus a few; more would make an outage worse."""
 
 
 class Resumption(ApiModel):
-    """Whether a stream whose engine dies goes on elsewhere, without a token lost or doubled."""
+    """Resumption of streams whose engine fails, on another endpoint, without lost or repeated tokens."""
 
     max_resumptions: Annotated[int, Field(ge=0, le=100)] = 3
-    """How often for one stream; 0 turns it off."""
+    """Most resumptions of one stream; 0 turns resumption off."""
     max_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 65_536
-    """A stream that has got longer than this is not resumed, for its tokens are kept at the gateway."""
+    """Longest stream that is resumed, in tokens; the gateway keeps them in memory."""
 
 
 class Timeouts(ApiModel):
-    """How long a request may take; without a value the gateway's own limit counts."""
+    """Time limits of a request. Default: the gateway's own limits."""
 
     request: PositiveFineDuration | None = None
-    """From the request's arrival to the end of its answer."""
+    """From the request's arrival to the end of its response."""
     attempt: PositiveFineDuration | None = None
-    """Silence of one endpoint, after which another is asked, or the stream resumed there."""
+    """Silence of one endpoint after which another is tried, or the stream resumed there."""
     first_token: PositiveFineDuration | None = None
-    """Of streams: from asking an endpoint to its first event, after which another is asked."""
+    """Of streams: from sending a request to its first event, after which another endpoint is tried."""
 
     @model_validator(mode="after")
     def _each_can_apply(self) -> Self:
@@ -88,54 +88,54 @@ class Timeouts(ApiModel):
         for name, text in (("attempt", self.attempt), ("firstToken", self.first_token)):
             if text is not None and parse_fine(text) >= parse_fine(self.request):
                 raise ValueError(
-                    f"{name} is {text} and request {self.request}, so that the request ends before another "
-                    f"endpoint is asked; make {name} shorter than request, or leave it out"
+                    f"{name} is {text} and request is {self.request}, so the request would end before another "
+                    f"endpoint is tried; make {name} shorter than request, or leave it out"
                 )
         return self
 
 
 class Hedging(ApiModel):
-    """A second endpoint is asked when the first takes long; the first answer counts."""
+    """A second endpoint is tried when the first is slow; the first response wins."""
 
     after: PositiveFineDuration
-    """How long the first may take to begin."""
+    """Time that the first endpoint has to begin its response."""
     budget: Annotated[int, Field(ge=1, le=50)] = 5
-    """Second requests in percent of all requests."""
+    """Hedged requests in percent of all requests."""
 
 
 class Queueing(ApiModel):
-    """How many requests one gateway lets through to the name's engines, and how many wait before."""
+    """Limits of the requests that one gateway sends to the name's engines, and of those that wait."""
 
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)]
-    """How many may be at engines at once."""
+    """Most requests at engines at once."""
     depth: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    """How many more may wait; beyond it clients get 429."""
+    """Most requests that wait; further clients get 429."""
     timeout: FineDuration = "30s"
-    """How long one may wait; then it gets 503."""
+    """Longest wait; then the client gets 503."""
 
 
 class Routing(ApiModel):
-    """How gateways choose among the endpoints of one name."""
+    """The choice among the endpoints of one name by gateways."""
 
     strategy: Strategy = "Scored"
-    """Scored: loaded model, free memory, short queue, prefix read before. HardwareAware: points for the chip, its
-    GPU cores and memory, less for load. LeastLoaded: fewest requests. PowerOfTwo: the less loaded of two drawn.
-    RoundRobin, Random: each in turn, anybody."""
+    """Scored: loaded model, free memory, short queue, cached prompt. HardwareAware: points for the chip, its GPU
+    cores and memory, less for load. LeastLoaded: fewest requests. PowerOfTwo: the less loaded of two random ones.
+    RoundRobin: each in turn. Random: any."""
     weights: ScoreWeights = ScoreWeights()
-    """What the parts of the score count, for strategy Scored."""
+    """Weights of the parts of the score, for strategy Scored."""
     sessions: Sessions = Sessions()
-    """Whether conversations stay where they are."""
+    """Affinity of conversations to one endpoint."""
     prefix_affinity: PrefixAffinity = PrefixAffinity()
-    """Whether prompts go where their beginning is cached."""
+    """Affinity of prompts to the endpoint that has cached their beginning."""
     site_affinity: bool = True
-    """Whether endpoints at the gateway's own site are asked first, as long as there are any."""
+    """Prefer endpoints at the gateway's own site while there are any."""
     retries: Retries = Retries()
-    """How often and where else a failed request is tried."""
+    """Retries of failed requests on other endpoints."""
     resumption: Resumption = Resumption()
-    """Whether broken streams go on elsewhere."""
+    """Resumption of broken streams on other endpoints."""
     timeouts: Timeouts = Timeouts()
-    """How long things may take."""
+    """Time limits of a request."""
     hedging: Hedging | None = None
-    """Whether slow endpoints get a rival; left out, they do not."""
+    """A second request beside the one to a slow endpoint. Default: none."""
     queueing: Queueing | None = None
-    """How many requests may be under way; left out, the engines alone say when they are full."""
+    """Limits of requests in flight. Default: only the engines' own limits."""

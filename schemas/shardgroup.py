@@ -1,4 +1,4 @@
-"""ShardGroup: Macs that are cabled into one bigger machine, and how a model is split over them."""
+"""ShardGroup: Macs that are cabled into one larger machine, and how a model is split over them."""
 
 import ipaddress
 from typing import Annotated, Literal, Self
@@ -15,7 +15,7 @@ Parallelism = Literal["Tensor", "Pipeline"]
 MOST_RANKS = 16
 MOST_JACCL_RANKS = 8
 FIRST_PORT = 20000
-# What the fleet says itself: from a person it would only contradict.
+# The fleet sets these itself; a value of a user could only contradict it.
 _OURS = frozenset(
     {
         *("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_JACCL_RING"),
@@ -25,12 +25,12 @@ _OURS = frozenset(
 
 
 def _numeric(address: str) -> str:
-    """Refuse what MLX cannot connect to: to its ring all before the first colon is the address."""
+    """Refuse addresses that MLX cannot connect to: its ring splits at the first colon."""
     try:
         ipaddress.IPv4Address(address)
     except ValueError as error:
         raise ValueError(
-            "is no IPv4 address such as 10.0.0.1; MLX's ranks know neither names nor IPv6"
+            "is not an IPv4 address such as 10.0.0.1; MLX's ranks support neither names nor IPv6"
         ) from error
     return address
 
@@ -45,10 +45,10 @@ Device = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,32}$")]
 
 
 def _not_ours(environment: dict[str, str]) -> dict[str, str]:
-    said = sorted(_OURS & environment.keys())
-    if said:
+    reserved = sorted(_OURS & environment.keys())
+    if reserved:
         raise ValueError(
-            f"sets {', '.join(said)}, which the fleet derives from the members itself; remove it"
+            f"sets {', '.join(reserved)}, which the fleet derives from the members itself; remove it"
         )
     return environment
 
@@ -62,59 +62,59 @@ Size = Annotated[int, Field(ge=2, le=MOST_RANKS)]
 
 
 class GroupMember(ApiModel):
-    """One Mac of a group; its place in the list is its rank."""
+    """One Mac of a group; its position in the list is its rank."""
 
     node: ObjectName
     """The node."""
     addresses: tuple[Address, ...] = ()
-    """Its addresses on the cables of the group, one per link; several are used side by side. Left out, the
-    address that its agent reports."""
+    """Its addresses on the cables of the group, one per link; several are used in parallel. Default: the address
+    that its agent reports."""
     rdma: dict[ObjectName, tuple[Device, ...]] = Field(default_factory=dict)
-    """Its RDMA devices towards each other member, such as {studio-2: [rdma_en5]}. Left out, what agents report."""
+    """Its RDMA devices towards each other member, such as {studio-2: [rdma_en5]}. Default: as agents report."""
 
 
 class Fallback(ApiModel):
-    """What to run instead while the group cannot be formed as it is; what is left out stays as it is."""
+    """A variant to run while the group cannot be formed as declared; fields that are left out stay the same."""
 
     parallelism: Parallelism | None = None
     """Another way to split the model."""
     size: Size | None = None
     """Fewer Macs."""
     model: ModelPath | None = None
-    """A smaller model's folder, such as the same in 4 bits."""
+    """The folder of a smaller model, such as the same one in 4 bits."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if self.parallelism is None and self.size is None and self.model is None:
-            raise ValueError("is like the group itself; write parallelism, size or model")
+            raise ValueError("is the same as the group itself; write parallelism, size or model")
         return self
 
 
 class ShardGroupSpec(ApiModel):
-    """Which Macs are cabled into one, and how they work together."""
+    """The Macs of a group, and how they work together."""
 
     members: Annotated[tuple[GroupMember, ...], Field(max_length=64)] = ()
     """The Macs in rank order; those beyond `size` are spares."""
     selector: NodeSelector | None = None
-    """Instead of members: any Macs that fit, `size` of them at a time."""
+    """Instead of members: any Macs that match, `size` of them at a time."""
     size: Size | None = None
-    """Over how many Macs a model is split; left out, over all members."""
+    """Number of Macs that a model is split over. Default: all members."""
     backend: Backend = "ring"
-    """How they talk: `ring` over TCP works anywhere; `jaccl` is RDMA over Thunderbolt 5 with a cable between any
-    two Macs, `jaccl-ring` with cables in a circle."""
+    """The transport: `ring` over TCP works everywhere; `jaccl` is RDMA over Thunderbolt 5 with a cable between
+    any two Macs, `jaccl-ring` with cables in a circle."""
     parallelism: Literal["Tensor", "Pipeline", "Auto"] = "Auto"
     """Tensor splits every layer, and is faster; Pipeline gives each Mac whole layers, in proportion to its memory.
     Auto takes Tensor where model and Macs allow it."""
     allow_unequal: bool = False
-    """Tensor among Macs of unequal chips or memory: each then does as much as the weakest."""
+    """Allow Tensor on Macs of unequal chips or memory: each then works at the pace of the weakest."""
     environment: Environment = Field(default_factory=dict)
     """Variables for every rank, such as MLX_METAL_FAST_SYNCH, which is off unless it is set here."""
     port: Annotated[int, Field(ge=1024, le=57_000)] = FIRST_PORT
-    """Ranks listen to each other on ports from here to 8,192 above; each new epoch takes others."""
+    """Ranks listen on ports from here to 8,192 above; each new epoch takes others."""
     fallbacks: Annotated[tuple[Fallback, ...], Field(max_length=8)] = ()
-    """What to run while the group cannot be formed as it is, in order."""
+    """Variants to run while the group cannot be formed as declared, in order."""
     reservation: Literal["Shared", "Exclusive"] = "Shared"
-    """Exclusive keeps single-Mac replicas off the members; Shared lets them in."""
+    """Exclusive keeps single-Mac replicas off the members; Shared allows them."""
 
     @model_validator(mode="after")
     def _names_its_macs(self) -> Self:
@@ -125,7 +125,9 @@ class ShardGroupSpec(ApiModel):
                 "names no Macs; write members in rank order, or a selector ({} takes any Mac) and a size"
             )
         if self.selector is not None and self.size is None:
-            raise ValueError("has a selector and no size; say over how many Macs a model is split")
+            raise ValueError(
+                "has a selector and no size; write the number of Macs to split a model over"
+            )
         if self.members and len(self.members) < (self.size or 2):
             raise ValueError(
                 f"has {len(self.members)} members, and a group of {self.size or 2} needs as many; "
@@ -145,15 +147,15 @@ class ShardGroupSpec(ApiModel):
 
     @property
     def wanted_size(self) -> int:
-        """Return over how many Macs a model is split if all is well."""
+        """Return the number of Macs that a model is split over when all are available."""
         return self.size or len(self.members)
 
 
 class ShardGroupStatus(Status):
-    """What is true of a group."""
+    """The observed state of a group."""
 
     members: int = 0
-    """Macs that belong to it now: as listed, or as the selector finds them."""
+    """Macs that belong to it now: as listed, or as the selector matches."""
     ready_members: int = 0
     """Members whose agent is alive."""
     replicas: tuple[ObjectName, ...] = ()
@@ -161,10 +163,10 @@ class ShardGroupStatus(Status):
 
 
 class ShardGroup(ApiObject):
-    """Macs that are cabled into one bigger machine."""
+    """Macs that are cabled into one larger machine."""
 
     kind: Literal["ShardGroup"] = "ShardGroup"
     spec: ShardGroupSpec
-    """Which Macs are cabled into one."""
+    """The Macs of a group, and how they work together."""
     status: ShardGroupStatus | None = None
-    """What is true; written by the reconciler."""
+    """The observed state; written by the reconciler."""

@@ -1,4 +1,4 @@
-"""Bytes as people write and read them. Pure, and without pydantic, for who shows sizes and checks none."""
+"""Bytes as users write and read them. Pure, and without pydantic, so that `fleetctl get` starts quickly."""
 
 import re
 
@@ -17,7 +17,7 @@ _QUANTITY = re.compile(r"([0-9]+)(?:\.([0-9]+))?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 
 
 def parse(text: str) -> int:
-    """Return the bytes that a quantity such as "96Gi" or "1.5G" says.
+    """Return the bytes of a quantity such as "96Gi" or "1.5G".
 
     Raises:
         ValueError: the text is no quantity.
@@ -31,7 +31,7 @@ def parse(text: str) -> int:
 
 
 def show(size_bytes: int) -> str:
-    """Return the size with a binary unit and three digits at most: "19.2 GiB", "512 MiB"."""
+    """Return the size with a binary unit and at most three digits: "19.2 GiB", "512 MiB"."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1024:

@@ -1,8 +1,8 @@
-"""A backup's file: what a store held at one revision, as lines of JSON. Knows no store.
+"""The file format of a backup: the keys of a store at one revision, as lines of JSON. Does no I/O on a store.
 
-First a line that says what it is, then a line for each key in the order of their bytes, then a line
-with the number of keys and the SHA-256 of all bytes before it: who reads to the end knows that nothing
-is missing and nothing was changed. docs/operations/store.md describes the format for other readers.
+The first line is a header. One line for each key follows, in the order of the keys' bytes. The last line holds the
+number of keys and the SHA-256 of all bytes before it, so that a reader detects a truncated or changed file.
+docs/operations/store.md describes the format for other readers.
 """
 
 import base64
@@ -16,16 +16,16 @@ from typing import BinaryIO, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-# Counted up when an older mlx-fleet would misread the file.
+# Incremented when an older mlx-fleet would misread the file.
 FORMAT = 1
-# Longer than any line that we write: etcd takes 1.5 MiB, and base64 makes 2 MiB of them.
+# Longer than any line that is written: etcd takes 1.5 MiB, which are 2 MiB in base64.
 _LONGEST_LINE = 8 * 2**20
-# bbolt's, at the place where its files have it; so that an etcd snapshot is called by its name.
+# The magic number of bbolt and its offset: recognises an etcd snapshot.
 _SNAPSHOT_MAGIC, _MAGIC_AT = b"\xed\xda\x0c\xed", 16
 
 
 class ArchiveError(Exception):
-    """The file is not what it should be; the message says what is wrong with it."""
+    """The file is not a valid backup; the message says why."""
 
 
 class _Line(BaseModel):
@@ -35,7 +35,7 @@ class _Line(BaseModel):
 
 
 class ArchiveHeader(_Line):
-    """What the backup is of."""
+    """The origin of a backup."""
 
     format: int = FORMAT
     created_at: datetime
@@ -44,9 +44,9 @@ class ArchiveHeader(_Line):
     store: str
     """The id of the store that was read."""
     revision: int
-    """As of which every key was read."""
+    """The revision at which every key was read."""
     prefix: str
-    """What every key begins with."""
+    """The prefix of every key."""
 
 
 class _FirstLine(_Line):
@@ -58,7 +58,7 @@ class _AnyFormat(BaseModel):
 
 
 class _AnyFirst(BaseModel):
-    """A first line, whatever a later format puts into it."""
+    """A first line of any format, including later ones."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -66,7 +66,7 @@ class _AnyFirst(BaseModel):
 
 
 class _EntryLine(_Line):
-    """A key and its value as text where they are UTF-8, else as base64."""
+    """A key and its value, as text if they are UTF-8, else as base64."""
 
     key: str | None = None
     key64: str | None = None
@@ -92,7 +92,7 @@ class ArchiveEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveSummary:
-    """What a whole file says of itself."""
+    """The header, size and checksum of a complete file."""
 
     header: ArchiveHeader
     keys: int
@@ -102,7 +102,7 @@ class ArchiveSummary:
 
 
 class ArchiveWriter:
-    """Writes an archive to a file, key after key; without `finish` it is none."""
+    """Writes an archive to a file, key after key. The file is valid only after `finish`."""
 
     def __init__(self, file: BinaryIO, header: ArchiveHeader) -> None:
         self._file = file
@@ -113,7 +113,7 @@ class ArchiveWriter:
         self._write(_FirstLine(mlx_fleet_backup=header))
 
     def add(self, key: str, value: bytes) -> None:
-        """Write a key; keys come in the order of their bytes."""
+        """Write a key; keys must come in the order of their bytes."""
         raw = key.encode("utf-8", "surrogateescape")
         key_text, key64 = _text_or_base64(raw)
         text, value64 = _text_or_base64(value)
@@ -138,14 +138,14 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Reads an archive from a file that can be read again."""
+    """Reads an archive from a seekable file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.header = self._first()
 
     def entries(self) -> Iterator[ArchiveEntry]:
-        """Yield every key, from the first; only who came to the end knows that all were good.
+        """Yield every key from the first. The checksum is verified at the end of the iteration.
 
         Raises:
             ArchiveError: the file was changed or cut short.
@@ -157,7 +157,7 @@ class ArchiveReader:
                 yield found
 
     def check(self) -> ArchiveSummary:
-        """Read all of it. Raises like `entries`."""
+        """Read the whole file and return its summary; raises as `entries` does."""
         last = deque(self._walk(), maxlen=1).pop()
         assert isinstance(last, ArchiveSummary)
         return last
@@ -196,11 +196,13 @@ class ArchiveReader:
         self._file.seek(0)
         raw = self._file.readline(_LONGEST_LINE)
         if raw[_MAGIC_AT:].startswith(_SNAPSHOT_MAGIC):
-            raise ArchiveError("it is a snapshot of etcd's: `etcdutl snapshot restore` restores it")
+            raise ArchiveError(
+                "it is a snapshot of etcd; restore it with `etcdutl snapshot restore`"
+            )
         try:
             found = _AnyFirst.model_validate_json(raw).mlx_fleet_backup.format
         except ValidationError as error:
-            raise ArchiveError("it is no backup that `fleetctl backup` wrote") from error
+            raise ArchiveError("it is not a backup that `fleetctl backup` wrote") from error
         if found > FORMAT:
             raise ArchiveError(
                 f"a newer mlx-fleet wrote it (format {found}, this one reads {FORMAT}); restore it "
@@ -220,16 +222,16 @@ def _parse(model: type[L], raw: bytes, number: int) -> L:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        raise ArchiveError(f"line {number} is not as it was written") from error
+        raise ArchiveError(f"line {number} was changed or is damaged") from error
 
 
 def _entry(line: _EntryLine, number: int) -> tuple[ArchiveEntry, bytes]:
-    """Return what a line says, and the key's bytes."""
+    """Return the entry on a line, and the key's bytes."""
     try:
         key, value = (
             text.encode() if text is not None else base64.b64decode(coded or "", validate=True)
             for text, coded in ((line.key, line.key64), (line.value, line.value64))
         )
     except ValueError as error:
-        raise ArchiveError(f"line {number} is not as it was written") from error
+        raise ArchiveError(f"line {number} was changed or is damaged") from error
     return ArchiveEntry(key=key.decode("utf-8", "surrogateescape"), value=value), key

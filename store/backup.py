@@ -1,12 +1,8 @@
-"""All that a fleet keeps, into a file and back.
+"""Backup and restore of a store: every key below the fleet's prefix at one revision, to an archive and back.
 
-From a store to an archive: all that is kept below our prefix, as of one revision.
-
-From an archive to a store: into an empty one, or in the place of what is there.
-
-etcd takes 128 operations at a time, so a restore can break off half-way. Therefore a marker lies in the
-store from the first write to the last, and the election's key without a lease: no reconciler leads over
-half a fleet. The same file again completes what broke off.
+etcd takes 128 operations at a time, so a restore can be interrupted. From its first write to its last it keeps a
+marker in the store, and the election's key without a lease, so that no reconciler leads over an incomplete fleet.
+Restoring the same file again completes an interrupted restore.
 """
 
 import secrets
@@ -34,17 +30,17 @@ from store.port import (
     Transport,
 )
 
-# A history that goes away under a list four times in a row is a store in trouble.
+# A history that is compacted during a list four times in a row means a store in trouble.
 _LIST_ATTEMPTS = 4
 PREFIX = f"{keys.ROOT}/"
 
 
 class HalfRestoredError(StoreError):
-    """A restore into this store broke off: complete it, then look again."""
+    """A restore into this store was interrupted: complete it, then try again."""
 
 
 def is_backed_up(item: KeyValue) -> bool:
-    """Return whether a backup has the key: not what lives under a lease, and says who is there now."""
+    """Return whether a backup includes the key; keys under a lease describe the present moment and are left out."""
     return not (
         item.lease or item.key == keys.RESTORING or item.key.startswith(keys.TRANSIENT_PREFIXES)
     )
@@ -56,13 +52,15 @@ async def save(
     """Write an archive of the store to the file, from its beginning.
 
     Raises:
-        HalfRestoredError: what is in the store is not all that should be.
-        StoreError: it could not be read.
+        HalfRestoredError: a restore into the store was interrupted.
+        StoreError: the store could not be read.
         OSError: the file cannot be written.
 
     """
     if await transport.get(keys.RESTORING) is not None:
-        raise HalfRestoredError("a restore into this store broke off; run `fleetctl restore` again")
+        raise HalfRestoredError(
+            "a restore into this store was interrupted; run `fleetctl restore` again"
+        )
     etcd_version = (await transport.status()).version
     for attempt in range(1, _LIST_ATTEMPTS + 1):
         file.seek(0)
@@ -95,20 +93,20 @@ async def _save_once(
                 writer = ArchiveWriter(file, header)
             for item in filter(is_backed_up, page.items):
                 writer.add(item.key, item.value)
-    assert writer is not None, "a listing has one page at least"
+    assert writer is not None, "a listing has at least one page"
     return writer.finish()
 
 
-# etcd takes 1.5 MiB a request; an object that is larger than this goes alone.
+# etcd takes 1.5 MiB a request; a larger object is written alone.
 _BATCH_BYTES = 2**20
 ATTEMPTS = 12
-# Half a minute in all: longer than an election of etcd's, or a restart by its own supervisor.
+# Half a minute in all: longer than an election of etcd, or a restart by its supervisor.
 _BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
 _FENCE = b"fleetctl restore"
 
 
 class RestoreRefusedError(StoreError):
-    """Nothing was written; the message says what stands against it, and what to do."""
+    """Nothing was written; the message says why, and what to do."""
 
 
 class _Marker(BaseModel):
@@ -118,7 +116,7 @@ class _Marker(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoreContents:
-    """What is in the store before a restore."""
+    """The relevant keys of a store before a restore."""
 
     kept: frozenset[str]
     leased: frozenset[str]
@@ -134,15 +132,15 @@ async def restore(
     replace: bool = False,
     attempts: int = ATTEMPTS,
 ) -> None:
-    """Make the store hold what the archive holds, and compare; `replace` what is there already.
+    """Write the archive to the store and compare the result; `replace` allows existing keys.
 
-    Each write is tried so many times while the store does not answer.
+    Each write is tried `attempts` times while the store does not answer.
 
     Raises:
-        ArchiveError: the archive is damaged; nothing was written, unless it was changed meanwhile.
-        RefusedError: as its name says.
-        ConflictError: somebody else wrote meanwhile; the store is half restored.
-        UnavailableError: no answer in all attempts; likewise.
+        ArchiveError: the archive is damaged; nothing was written, unless the file changed meanwhile.
+        RestoreRefusedError: the store is in use, or not empty; nothing was written.
+        ConflictError: another writer changed the store meanwhile; the restore is incomplete.
+        UnavailableError: no answer in all attempts; the restore is incomplete.
 
     """
     sha256 = archive.check().sha256
@@ -184,30 +182,30 @@ async def _read_contents(transport: Transport) -> _StoreContents:
 
 
 def _refuse(found: _StoreContents, sha256: str, *, replace: bool) -> None:
-    """Refuse what would mix two fleets, or pull the store from under one that runs."""
+    """Refuse to mix two fleets, or to replace the store of a running fleet."""
     alive = sorted(
         key
         for key in found.leased
         if key.startswith((keys.NODE_LEASE_PREFIX, keys.ELECTION_PREFIX))
     )
     if alive:
-        who = ", ".join(key.rpartition("/")[2] for key in alive[:5])
+        owners = ", ".join(key.rpartition("/")[2] for key in alive[:5])
         raise RestoreRefusedError(
-            f"a fleet runs on this store ({who}). Stop its reconcilers and agents, wait five seconds "
-            "for their leases to end, and restore again; engines may go on serving"
+            f"a fleet runs on this store ({owners}). Stop its reconcilers and agents, wait five seconds "
+            "for their leases to end, and restore again; engines may keep serving"
         )
     if replace:
         return
     if found.marker is not None:
         if _sha256_of(found.marker) != sha256:
             raise RestoreRefusedError(
-                "a restore of another file into this store broke off. Give that file to complete "
-                "it, or --force to replace all that is there"
+                "a restore of another file into this store was interrupted. Restore that file to "
+                "complete it, or use --force to replace all keys of the fleet"
             )
     elif found.kept:
         raise RestoreRefusedError(
             f"the store is not empty: it has {len(found.kept)} keys of a fleet. Restore into an empty "
-            "one, or give --force to replace all that is there"
+            "store, or use --force to replace all keys of the fleet"
         )
 
 
@@ -219,7 +217,7 @@ def _sha256_of(marker: KeyValue) -> str:
 
 
 class _Restore:
-    """One restore on its way: every write is guarded by our marker."""
+    """One restore in progress; its marker guards every write."""
 
     def __init__(self, transport: Transport, clock: Clock, sha256: str, attempts: int) -> None:
         self._attempts = attempts
@@ -230,7 +228,7 @@ class _Restore:
         self._guard: Guard = ModRevisionGuard(key=keys.RESTORING, mod_revision=0)
 
     async def begin(self, found: _StoreContents) -> None:
-        """Put the marker there, unless somebody else has come since we looked."""
+        """Write the marker, unless another writer came since the store was read."""
         guards = [
             ModRevisionGuard(key=keys.RESTORING, mod_revision=_version(found.marker)),
             ModRevisionGuard(key=keys.ELECTION_RECONCILER, mod_revision=_version(found.election)),
@@ -245,26 +243,26 @@ class _Restore:
             else:
                 self._guard = ModRevisionGuard(key=keys.RESTORING, mod_revision=revision)
                 return
-            # The answer may be all that was lost.
+            # The write may have succeeded although its answer was lost.
             there = await self._marker_there()
             if there is not None and there.value == self._marker.value:
                 self._guard = ModRevisionGuard(key=keys.RESTORING, mod_revision=there.mod_revision)
                 return
             if isinstance(failure, ConflictError):
                 raise RestoreRefusedError(
-                    "somebody else began to write to the store: another restore, or a reconciler. "
+                    "another writer started to use the store: another restore, or a reconciler. "
                     "Stop it, and restore again"
                 ) from failure
             await self._wait(attempt, failure)
 
     async def write(self, operations: Iterable[Operation]) -> None:
-        """Do all of it, as many at once as etcd takes."""
+        """Apply all operations, in the largest batches that etcd takes."""
         for batch in _batches(operations):
             for attempt in range(1, self._attempts + 1):
                 try:
                     await self._transport.commit([self._guard], batch)
                 except UnavailableError as error:
-                    # What may have been written is the same when it is written again.
+                    # Writing the same values twice is harmless.
                     await self._wait(attempt, error)
                 except ConflictError as error:
                     raise ConflictError("another restore into this store took over") from error
@@ -272,7 +270,7 @@ class _Restore:
                     break
 
     async def end(self) -> None:
-        """Take the marker away: from now on it is a store like any other."""
+        """Remove the marker; the restore is complete."""
         last = [Delete(key=keys.RESTORING), Delete(key=keys.ELECTION_RECONCILER)]
         for attempt in range(1, self._attempts + 1):
             try:
@@ -320,13 +318,13 @@ def _batches(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
 
 
 async def _compare(transport: Transport, archive: ArchiveReader) -> None:
-    """Read back what was written."""
+    """Read back every key and compare it with the archive."""
     entries = archive.entries()
     async with aclosing(transport.pages(PREFIX)) as pages:
         async for page in pages:
             for item in filter(is_backed_up, page.items):
                 if next(entries, None) != ArchiveEntry(key=item.key, value=item.value):
-                    raise ConflictError(f"somebody else wrote {item.key} while it was restored")
+                    raise ConflictError(f"another writer changed {item.key} during the restore")
     missing = next(entries, None)
     if missing is not None:
-        raise ConflictError(f"somebody else removed {missing.key} while it was restored")
+        raise ConflictError(f"another writer removed {missing.key} during the restore")

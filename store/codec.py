@@ -1,6 +1,6 @@
-"""API objects to and from the store's bytes. Pure.
+"""Encoding of API objects to the store's bytes, and decoding. Pure.
 
-Spec and status are two documents under two keys, so that their writers never meet.
+Spec and status are separate documents under separate keys, so that their writers never conflict.
 """
 
 from collections.abc import Mapping
@@ -20,29 +20,29 @@ Histories: TypeAlias = Mapping[str, VersionHistory]
 _NOT_IN_SPEC: dict[str, bool | set[str]] = {"status": True, "metadata": {"resource_version"}}
 
 
-# As most know them; whoever needs no types finds them in `store.errors`.
+# Re-exported for callers that import this module anyway; `store.errors` imports no models.
 UndecodableError = errors.UndecodableError
 NewerDocumentError = errors.NewerDocumentError
 
 
 def encode(model: BaseModel, histories: Histories = HISTORIES) -> bytes:
-    """Return the document: JSON without what is None, its stored version first."""
+    """Return the document: JSON without None values, with its stored version first."""
     raw = model.model_dump_json(by_alias=True, exclude_none=True).encode()
     return versions.stamp_version(raw, versions.history_of(type(model).__name__, histories).current)
 
 
 def encode_spec(obj: ApiObject) -> bytes:
-    """Return what belongs under the object's spec key: everything but status and version."""
+    """Return the document of the object's spec key: everything but status and version."""
     raw = obj.model_dump_json(by_alias=True, exclude_none=True, exclude=_NOT_IN_SPEC).encode()
     return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
 
 
 def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> M:
-    """Return the document under a key; one that an earlier mlx-fleet wrote is migrated.
+    """Return the document under a key; a document of an earlier mlx-fleet is migrated.
 
     Raises:
         NewerDocumentError: a newer mlx-fleet wrote it.
-        UndecodableError: this process cannot read it, for that reason or another.
+        UndecodableError: this process cannot read it for another reason.
 
     """
     try:
@@ -68,20 +68,20 @@ def decode_object(kind: type[Obj], item: KeyValue, histories: Histories = HISTOR
 
     """
     found = decode(kind, item, histories)
-    # Past pydantic's guard, for the object is ours alone yet: two copies would double the cost of
-    # reading fifty thousand.
+    # Bypasses pydantic's frozen guard: the object is not shared yet, and a copy would double the cost of reading fifty
+    # thousand.
     object.__setattr__(found.metadata, "resource_version", str(item.mod_revision))
     return found
 
 
 def with_version(obj: Obj, revision: int) -> Obj:
-    """Return the object as it is when it was written at the revision."""
+    """Return the object as it is after the write at the revision."""
     metadata = obj.metadata.model_copy(update={"resource_version": str(revision)})
     return obj.model_copy(update={"metadata": metadata})
 
 
 def refuse_newer(model: type[ApiModel], item: KeyValue | None) -> None:
-    """Refuse to replace what a newer mlx-fleet wrote; whoever writes without reading asks first.
+    """Refuse to overwrite a document of a newer mlx-fleet; for writers that do not read first.
 
     Raises:
         NewerDocumentError: a newer mlx-fleet wrote the document under the key.
@@ -107,7 +107,7 @@ def status_type(kind: type[ApiObject]) -> type[Status] | None:
 
 
 def with_status(obj: Obj, item: KeyValue | None) -> Obj:
-    """Return the object with the status that lies under its status key."""
+    """Return the object with the status from its status key."""
     model = status_type(type(obj))
     if model is None or item is None:
         return obj
@@ -120,6 +120,6 @@ def put_spec(obj: ApiObject) -> Put:
 
 
 def unchanged_guard(obj: ApiObject) -> ModRevisionGuard:
-    """Return the guard that nobody wrote the object's spec since it was read (or created it)."""
+    """Return the guard that the object's spec is as it was read, or does not exist if it is new."""
     version = int(obj.metadata.resource_version or 0)
     return ModRevisionGuard(key=keys.spec_key(obj.kind, obj.name), mod_revision=version)

@@ -1,14 +1,14 @@
-"""What can go wrong with the store, named after what the caller should do."""
+"""Errors of the store, named after what the caller should do."""
 
 
 class StoreError(Exception):
-    """Base of everything the store raises."""
+    """Base class of the store's errors."""
 
 
 class UnavailableError(StoreError):
     """The store did not answer: try again later, on another endpoint.
 
-    `ambiguous` says that a write may have been applied all the same: read before writing again.
+    If `ambiguous` is true, a write may have been applied: read before writing again.
     """
 
     def __init__(self, message: str, *, ambiguous: bool = False) -> None:
@@ -17,34 +17,34 @@ class UnavailableError(StoreError):
 
 
 class UnknownOutcomeError(UnavailableError):
-    """A write may have been applied, and nobody can say any more: look, then decide again."""
+    """A write may have been applied, and the history no longer tells: read, then decide again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ambiguous=True)
 
 
 class ConflictError(StoreError):
-    """What was read has changed since: look again, then decide again."""
+    """The data has changed since it was read: read again, then decide again."""
 
 
 class FencedError(ConflictError):
-    """The right to write is gone, for somebody else leads: do not try again."""
+    """The right to write is lost, because another process leads: do not try again."""
 
 
 class NotFoundError(StoreError):
-    """There is no such object: a person must write it first, or it is gone and nothing is left to do."""
+    """There is no such object: it was never written, or it was deleted."""
 
 
 class CompactedError(StoreError):
-    """The history asked for is gone: list again."""
+    """The requested history was compacted: list again."""
 
 
 class ReplacedError(CompactedError):
-    """The store is not the one that was listed: list again, and trust no version seen before."""
+    """The store is not the one that was listed: list again, and trust no revision from before."""
 
 
 class PermissionDeniedError(StoreError):
-    """The store knows us and refuses: a person must mend credentials or roles."""
+    """The store knows the user and denies the request: fix credentials or roles."""
 
 
 class UnauthenticatedError(PermissionDeniedError):
@@ -52,24 +52,24 @@ class UnauthenticatedError(PermissionDeniedError):
 
 
 class AuthOffError(StoreError):
-    """The store has no users, or does not ask for them yet: go on without a token."""
+    """The store has no users, or does not require them yet: continue without a token."""
 
 
 class TooLargeError(StoreError):
-    """The object or transaction is larger than the store takes: make it smaller."""
+    """The object or transaction exceeds the store's limit: make it smaller."""
 
 
 class NoSpaceError(StoreError):
-    """The store has used up its quota: reads go on, writes wait for a person or a compaction."""
+    """The store's quota is used up: reads work, writes fail until space is freed."""
 
 
 class LeaseLostError(StoreError):
-    """The lease is gone: others think that its owner is dead, so it must act like it."""
+    """The lease is lost: other processes consider its owner dead, so it must stop acting."""
 
 
 class UndecodableError(ValueError):
-    """The store holds a document that this process does not understand."""
+    """The store holds a document that this process cannot read."""
 
 
 class NewerDocumentError(UndecodableError):
-    """A newer mlx-fleet wrote it: not to be overwritten by this process."""
+    """A newer mlx-fleet wrote the document: this process must not overwrite it."""

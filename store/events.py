@@ -1,4 +1,4 @@
-"""Writing events: what happened to an object, kept for about an hour, repeats counted."""
+"""Event recording: events are kept for about an hour, and repetitions are counted."""
 
 import asyncio
 import hashlib
@@ -16,21 +16,21 @@ from store.port import ModRevisionGuard, Put, Transport
 log = logging.getLogger(__name__)
 
 _KEPT_S = 3600
-# One lease for all events of this long: a lease per event would be a thousand leases.
+# One lease for all events of this period: a lease per event would be a thousand leases.
 _LEASE_SHARED_S = 600.0
 _NAME_LENGTH = 100
 
 
-# etcd takes 128 guards and operations at once: one of each for an event.
+# etcd takes 128 guards and operations at once; an event needs one of each.
 _AT_ONCE = 60
-# What waits beyond this is lost: the store has been away, and newer events are worth more.
+# Further events are dropped: the store is unavailable, and newer events matter more.
 _MOST_WAITING = 10_000
 
 
 class EventRecorder:
-    """Records events of one source. Losing an event is no failure: it is logged and that is all.
+    """Records events of one source. A lost event is logged and is not a failure.
 
-    While `run()` runs, `record` waits for nothing: events are written a little later, many at once.
+    While `run()` runs, `record` does not wait: events are written shortly after, in batches.
     """
 
     def __init__(self, transport: Transport, clock: Clock, *, source: str) -> None:
@@ -40,16 +40,16 @@ class EventRecorder:
         self._lease = 0
         self._lease_until = float("-inf")
         self._waiting: list[Event] = []
-        self._news = asyncio.Event()
+        self._pending = asyncio.Event()
         self._is_running = False
 
     async def run(self) -> None:
-        """Write what is recorded, for ever; what still waits when this is cancelled is lost."""
+        """Write recorded events until cancelled; events that still wait then are lost."""
         self._is_running = True
         try:
             while True:
-                await self._news.wait()
-                self._news.clear()
+                await self._pending.wait()
+                self._pending.clear()
                 while self._waiting:
                     events, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
                     await self._try(events)
@@ -64,12 +64,12 @@ class EventRecorder:
         *,
         type_: Literal["Normal", "Warning"] = "Normal",
     ) -> None:
-        """Write the event, or count it once more if it was seen before."""
+        """Write the event, or increase its count if it was recorded before."""
         identity = repr((about, reason, message, self._source))
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         now = self._clock.now()
         event = Event(
-            # The digest identifies; the name is for people, and must not be too long for one.
+            # The digest identifies the event; the name before it is for people and must stay short.
             metadata=ObjectMeta(name=f"{about.name[:_NAME_LENGTH]}.{digest}"),
             spec=EventSpec(
                 about=about,
@@ -85,15 +85,15 @@ class EventRecorder:
             await self._try([event])
             return
         if len(self._waiting) >= _MOST_WAITING:
-            log.info("event lost", extra={"reason": reason, "why": "too many are waiting"})
+            log.info("event lost", extra={"reason": reason, "why": "too many events are waiting"})
             return
         self._waiting.append(event)
-        self._news.set()
+        self._pending.set()
 
     async def _try(self, events: Sequence[Event]) -> None:
-        """Write the events at once; if that cannot be, one by one."""
+        """Write the events in one transaction, or one by one if that fails."""
         try:
-            await self._write(_counted(events))
+            await self._write(_merge_repeats(events))
         except (StoreError, codec.UndecodableError) as error:
             if isinstance(error, LeaseLostError):
                 self._lease_until = float("-inf")
@@ -113,7 +113,7 @@ class EventRecorder:
             merged = event
             if there is not None:
                 seen = codec.decode(Event, there).spec
-                merged = _again(event, seen.count, seen)
+                merged = _repeated(event, seen.count, seen)
             guards.append(
                 ModRevisionGuard(key=key, mod_revision=there.mod_revision if there else 0)
             )
@@ -128,18 +128,18 @@ class EventRecorder:
         return self._lease
 
 
-def _again(event: Event, count: int, first: EventSpec) -> Event:
-    """Return the event as one more after `count` earlier ones."""
+def _repeated(event: Event, count: int, first: EventSpec) -> Event:
+    """Return the event as a repetition of `count` earlier ones."""
     update = {"count": count + event.spec.count, "first_seen": first.first_seen}
     return event.model_copy(update={"spec": event.spec.model_copy(update=update)})
 
 
-def _counted(events: Sequence[Event]) -> list[Event]:
-    """Return each event once: the store refuses to write a key twice in one transaction."""
+def _merge_repeats(events: Sequence[Event]) -> list[Event]:
+    """Return each event once: the store does not write a key twice in one transaction."""
     found: dict[str, Event] = {}
     for event in events:
         before = found.get(event.name)
         found[event.name] = (
-            event if before is None else _again(event, before.spec.count, before.spec)
+            event if before is None else _repeated(event, before.spec.count, before.spec)
         )
     return list(found.values())

@@ -1,7 +1,7 @@
-"""The layout of keys, spelled only here. One writer per key; see docs/architecture.md, section 2.
+"""The layout of keys, defined only here. Every key has one writer; see docs/architecture.md, section 2.
 
-What an agent writes lies below a prefix with its node's name, and what anybody records below one with
-the recorder's: etcd's permissions are ranges of keys (docs/adr/0013-keys-by-writer.md).
+Keys that an agent writes are below a prefix with its node's name, and events below one with their recorder's name:
+etcd's permissions are ranges of keys (docs/adr/0013-keys-by-writer.md).
 """
 
 ROOT = "/mlx-fleet/v1"
@@ -12,23 +12,23 @@ RANK_PREFIX = f"{ROOT}/rank/"
 LEASE_PREFIX = f"{ROOT}/lease/"
 NODE_LEASE_PREFIX = f"{LEASE_PREFIX}Node/"
 GATEWAY_LEASE_PREFIX = f"{LEASE_PREFIX}Gateway/"
-# What the leading reconciler says of nodes; their statuses are their agents'.
+# The leading reconciler's conditions of nodes; the statuses of nodes belong to their agents.
 LIFE_PREFIX = f"{ROOT}/life/"
 NODE_LIFE_PREFIX = f"{LIFE_PREFIX}Node/"
 ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
-# A test of the cables that a fleetctl waits for, by its group; and what agents say of it.
+# Cable tests that a fleetctl waits for, by group, and the agents' reports about them.
 FABRIC_TEST_PREFIX = f"{ROOT}/fabrictest/"
 FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
-# What a source of manifests has applied, by its name.
+# The objects that one source of manifests has applied, by the name of the set.
 APPLY_SET_PREFIX = f"{ROOT}/applyset/"
 # The right to read an agent's or a gateway's logs, under a short lease.
 TICKET_PREFIX = f"{ROOT}/ticket/"
 EVENT_PREFIX = f"{ROOT}/event/"
 ELECTION_PREFIX = f"{ROOT}/election/"
 ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
-# There while `fleetctl restore` writes, and while a restore that broke off waits for another.
+# Exists while `fleetctl restore` writes, and after a restore that was interrupted.
 RESTORING = f"{ROOT}/restoring"
-# What lives under a lease: it says who is there now, so no backup has it.
+# Keys under a lease: they describe the present moment, so backups leave them out.
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX),
@@ -55,15 +55,14 @@ def status_key(kind: str, name: str) -> str:
 
 
 def rank_prefix(node: str) -> str:
-    """Return what every report of the node's agent begins with."""
+    """Return the prefix of the reports of the node's agent."""
     return f"{RANK_PREFIX}{node}/"
 
 
 def rank_key(node: str, replica: str, rank: int) -> str:
-    """Return where the agent that runs the rank reports.
+    """Return the key of an agent's report about one rank.
 
-    A prefix of its own beside status/: an informer of the statuses of one kind must not have to
-    tell two kinds of document apart.
+    Reports have a prefix beside status/, so that an informer of a kind's statuses sees one type of document.
     """
     return f"{rank_prefix(node)}{replica}/{rank}"
 
@@ -77,7 +76,7 @@ def node_life_key(node: str) -> str:
 
 
 def endpoint_prefix(node: str) -> str:
-    """Return what every endpoint on the node begins with."""
+    """Return the prefix of the endpoints on the node."""
     return f"{ENDPOINT_PREFIX}{node}/"
 
 
@@ -86,7 +85,7 @@ def endpoint_key(node: str, replica: str) -> str:
 
 
 def fabric_rank_prefix(node: str) -> str:
-    """Return what everything begins with that the node's agent says of tests of the cables."""
+    """Return the prefix of the node's reports about cable tests."""
     return f"{FABRIC_RANK_PREFIX}{node}/"
 
 
@@ -95,7 +94,7 @@ def fabric_rank_key(node: str, group: str) -> str:
 
 
 def ticket_prefix(holder: str) -> str:
-    """Return what the tickets begin with that one process takes: `Node/<name>` or `Gateway/<id>`."""
+    """Return the prefix of the tickets for one process: `Node/<name>` or `Gateway/<id>`."""
     return f"{TICKET_PREFIX}{holder}/"
 
 
@@ -104,12 +103,12 @@ def ticket_key(holder: str, ticket: str) -> str:
 
 
 def named(prefix: str, name: str) -> str:
-    """Return the key of one name below a prefix whose keys are names: API keys, gateways, tests of cables, apply sets."""
+    """Return the key of a name below a prefix whose keys are names: API keys, gateways, cable tests, apply sets."""
     return f"{prefix}{name}"
 
 
 def replica_of(key: str) -> str:
-    """Return the replica that a rank's report or an endpoint is about; empty for other keys."""
+    """Return the replica of a rank's report or an endpoint; empty for other keys."""
     for prefix in (RANK_PREFIX, ENDPOINT_PREFIX):
         if key.startswith(prefix):
             _, _, rest = key.removeprefix(prefix).partition("/")
@@ -118,7 +117,7 @@ def replica_of(key: str) -> str:
 
 
 def event_prefix(source: str) -> str:
-    """Return what every event begins with that the source saw: `reconciler`, or `Node/<name>`."""
+    """Return the prefix of the events from a source: `reconciler`, or `Node/<name>`."""
     return f"{EVENT_PREFIX}{source}/"
 
 
@@ -127,7 +126,7 @@ def event_key(source: str, name: str) -> str:
 
 
 def kind_and_name(key: str) -> tuple[str, str]:
-    """Return kind and name (with what follows it) of a key below spec/, status/ and the like.
+    """Return kind and name (with any suffix) of a key below spec/, status/ and the like.
 
     Raises:
         ValueError: the key is not of that form.
@@ -136,7 +135,7 @@ def kind_and_name(key: str) -> tuple[str, str]:
     _, _, rest = key.removeprefix(f"{ROOT}/").partition("/")
     kind, slash, name = rest.partition("/")
     if not (key.startswith(f"{ROOT}/") and slash and kind and name):
-        raise ValueError(f"{key} is no key of an object")
+        raise ValueError(f"{key} is not the key of an object")
     return kind, name
 
 

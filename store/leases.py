@@ -1,9 +1,8 @@
-"""A lease of ours: alive while it is renewed in time, on our own clock, which counts sleep as well.
+"""Leases that are kept alive, and leader election with fencing on top of them.
 
-The owner asks `valid()` before it acts: a process that was frozen past its time, or a Mac that slept,
-wakes up dead. What it had sent already only a guard can stop (`store.leases`, fencing).
-
-Leader election with fencing: who leads writes only under the guard of its own election key.
+Validity is measured on the local clock, which includes the time a machine sleeps. The owner calls `valid()` before it
+acts: after a freeze or a sleep longer than the lease, the lease is invalid. Writes that were already sent are stopped
+by a guard on the election's key only (fencing).
 """
 
 import asyncio
@@ -16,12 +15,12 @@ from store.port import CreateRevisionGuard, Guard, ModRevisionGuard, Put, Transp
 
 log = logging.getLogger(__name__)
 
-# Three renewals within a time to live, as etcd's own client does.
+# Three renewals per time to live, as etcd's own client does.
 _RENEWALS = 3
 
 
 class LeaseSession:
-    """One lease, from grant to loss. `keep()` must run for it to live."""
+    """One lease, from grant to loss. `keep()` must run to keep it alive."""
 
     def __init__(self, transport: Transport, clock: Clock, *, ttl_s: int) -> None:
         self._transport = transport
@@ -34,7 +33,7 @@ class LeaseSession:
         """Grant the lease.
 
         Raises:
-            StoreError: there is none.
+            StoreError: the lease could not be granted.
 
         """
         asked_at = self._clock.elapsed()
@@ -42,14 +41,13 @@ class LeaseSession:
         self._deadline = asked_at + self._ttl_s
 
     def valid(self) -> bool:
-        """Return whether others must still take us for alive."""
+        """Return whether other processes must still consider the owner alive."""
         return self._clock.elapsed() < self._deadline
 
     async def keep(self) -> None:
-        """Renew until the lease is lost; returns then, and only then.
+        """Renew the lease until it is lost, then return.
 
-        While the store is away the lease counts as lost at its deadline, for nobody can say
-        whether it still lives.
+        While the store does not answer, the lease counts as lost at its deadline: its real state is unknown.
         """
         while self.valid():
             await self._clock.sleep(self._ttl_s / _RENEWALS)
@@ -60,7 +58,7 @@ class LeaseSession:
         log.warning("lease lost", extra={"lease": self.id})
 
     async def _renew(self) -> None:
-        """Renew once; while there is no answer, try again until the deadline."""
+        """Renew once; without an answer, try again until the deadline."""
         while self.valid():
             asked_at = self._clock.elapsed()
             try:
@@ -68,17 +66,17 @@ class LeaseSession:
             except LeaseLostError:
                 raise
             except StoreError as error:
-                # Whatever it says, it did not say that the lease is gone.
+                # An error is no answer: only a TTL of 0 says that the lease is gone.
                 log.debug("lease not renewed", extra={"why": str(error)})
                 await self._clock.sleep(0.1)
                 continue
             if lives_s <= 0:
-                raise LeaseLostError("the store does not know the lease any more")
+                raise LeaseLostError("the store no longer has the lease")
             self._deadline = asked_at + lives_s
             return
 
     async def close(self) -> None:
-        """End the lease and the keys on it now; if the store is away they end by themselves."""
+        """End the lease and delete its keys; if the store does not answer, they expire."""
         self._deadline = float("-inf")
         if self.id == 0:
             return
@@ -89,12 +87,12 @@ class LeaseSession:
 
 
 class Leadership:
-    """The right to write, while it lasts. `keep()` must run for it to last."""
+    """The right to write while it lasts. `keep()` must run for it to last."""
 
     def __init__(self, key: str, epoch: int, session: LeaseSession) -> None:
         self._session = session
         self.epoch = epoch
-        # Leadership is no lock: a leader that lost it may not know yet, so etcd must check.
+        # Leadership is not a lock: a former leader may not know yet that it lost, so etcd must check.
         self.guard: Guard = CreateRevisionGuard(key=key, create_revision=epoch)
 
     def valid(self) -> bool:
@@ -105,7 +103,7 @@ class Leadership:
         await self._session.keep()
 
     async def resign(self) -> None:
-        """Let the next one lead now rather than when the lease ends."""
+        """End leadership now, so that the next candidate need not wait for the lease to expire."""
         await self._session.close()
 
 
@@ -119,9 +117,9 @@ class Election:
         self._ttl_s = ttl_s
 
     async def campaign(self, identity: str) -> Leadership:
-        """Wait until we lead, however long that takes and whatever breaks meanwhile.
+        """Wait until this process leads; errors of the store only delay it.
 
-        The lease is granted for each try anew: while waiting, nothing needs to be kept alive.
+        Each attempt gets a new lease: while it waits, nothing needs to be kept alive.
         """
         while True:
             try:
@@ -138,7 +136,7 @@ class Election:
             return Leadership(self._key, epoch, session)
 
     async def _claim(self, identity: str, session: LeaseSession) -> int:
-        """Create the key under our lease; return its revision, also if the answer went missing."""
+        """Create the key under the lease and return its revision, even if the answer was lost."""
         put = Put(key=self._key, value=identity.encode(), lease=session.id)
         try:
             return await self._transport.commit(
@@ -162,7 +160,7 @@ class Election:
     async def _wait_for_change(self, revision: int) -> None:
         watch = self._transport.watch(self._key, after_revision=revision)
         try:
-            # A look now and then costs little, and covers a watch that was told nothing.
+            # An occasional read costs little, and covers a watch that misses the deletion.
             async with asyncio.timeout(self._ttl_s):
                 async for batch in watch:
                     if batch.changes:

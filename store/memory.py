@@ -1,4 +1,4 @@
-"""The memory adapter: etcd's semantics in a dictionary, for tests and simulations. Keeps nothing."""
+"""The memory adapter: etcd's semantics in a dictionary, for tests and simulations. Persists nothing."""
 
 import asyncio
 from bisect import bisect_right
@@ -33,15 +33,15 @@ _MAX_BYTES = 1_572_864
 
 
 class MemoryTransport:
-    """`store.port.Transport` in memory; shared by all who hold it."""
+    """`store.port.Transport` in memory; one instance is shared by all its users."""
 
     def __init__(
         self, clock: Clock, *, version: str = "memory", expires_by_itself: bool = True
     ) -> None:
-        """Make an empty store.
+        """Create an empty store.
 
-        `expires_by_itself`: whoever watches also looks for leases that ran out, ten times a second; if false,
-        somebody calls `expire()` (each of a thousand watchers waking up so often is most of a simulation's work).
+        With `expires_by_itself`, each watch also checks for expired leases ten times a second. Without it, call
+        `expire()`: waking a thousand watches so often is most of a simulation's work.
         """
         self._clock = clock
         self._look_every_s = 0.1 if expires_by_itself else None
@@ -67,7 +67,7 @@ class MemoryTransport:
         found = [self._keys[key] for key in sorted(self._keys) if key.startswith(prefix)]
         for start in range(0, max(len(found), 1), reads.PAGE):
             if revision < self._compacted:
-                raise CompactedError("the revision that is being listed is gone")
+                raise CompactedError("the listed revision was compacted")
             items = tuple(found[start : start + reads.PAGE])
             yield Listing(revision=revision, items=items)
 
@@ -75,7 +75,7 @@ class MemoryTransport:
         self.expire()
         self._check_size(guards, operations)
         if not all(self._holds(guard) for guard in guards):
-            raise ConflictError("what was read has changed since")
+            raise ConflictError("the data has changed since it was read")
         self._apply(operations)
         return self._revision
 
@@ -105,7 +105,7 @@ class MemoryTransport:
         self._wake(changes)
 
     def _wake(self, changes: Sequence[KeyChange]) -> None:
-        """Wake the watches that one of the changes concerns."""
+        """Wake the watches of the changed keys."""
         for moved, prefix in self._waiting.items():
             if any(change.key.startswith(prefix) for change in changes):
                 moved.set()
@@ -132,7 +132,7 @@ class MemoryTransport:
             if after_revision > self._revision:
                 raise ReplacedError("the store was replaced or rolled back")
             if after_revision < self._compacted:
-                raise CompactedError("the history is gone")
+                raise CompactedError("the history was compacted")
             upto = self._revision
             start = bisect_right(self._history, after_revision, key=lambda c: c.mod_revision)
             fresh = tuple(c for c in self._history[start:] if c.key.startswith(prefix))
@@ -143,7 +143,7 @@ class MemoryTransport:
             await self._wait(prefix)
 
     async def _wait(self, prefix: str) -> None:
-        """Wait for a change, looking at the leases now and then as etcd does."""
+        """Wait for a change, and check leases now and then as etcd does."""
         moved = asyncio.Event()
         self._waiting[moved] = prefix
         try:
@@ -166,7 +166,7 @@ class MemoryTransport:
         self._next_end = min(self._next_end, self._leases[lease][1])
         if self._look_every_s is not None:
             for moved in self._waiting:
-                moved.set()  # who waits without a limit has a lease to look at now
+                moved.set()  # a watch without a limit has a lease to check from now on
         return lease
 
     async def keep_alive(self, lease: int) -> int:
@@ -189,14 +189,14 @@ class MemoryTransport:
         return
 
     def expire(self) -> None:
-        """End the leases that ran out, and what is bound to them."""
+        """End expired leases and delete their keys."""
         now = self._clock.monotonic()
         if now < self._next_end:
             return
         for lease in [lease for lease, (_, due) in self._leases.items() if due <= now]:
             del self._leases[lease]
             self._drop_keys_of(lease)
-        # Renewals only move ends away, so until this one there is nothing to look for.
+        # Renewals only postpone deadlines, so there is nothing to check before this one.
         self._next_end = min((due for _, due in self._leases.values()), default=float("inf"))
 
     def _drop_keys_of(self, lease: int) -> None:

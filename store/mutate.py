@@ -1,7 +1,7 @@
-"""Read, modify, write: one change of one document, whoever else writes and whatever answer is lost.
+"""Read-modify-write of one document, safe against concurrent writers and lost answers.
 
-A write whose answer was lost is never repeated blindly. It names the revision that it was made on, so
-it is the first change after that revision or it is none at all: etcd's history tells which.
+A write whose answer was lost is never repeated blindly. It names the revision it is based on, so it is either the
+first change after that revision or it was not applied: etcd's history tells which.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from store.port import Guard, ModRevisionGuard, Put, Transport
 T = TypeVar("T")
 Obj = TypeVar("Obj", bound=ApiObject)
 
-# Long enough for eight writers of one key to get their turn, and for etcd to elect another leader.
+# Long enough for eight writers of one key to take turns, and for etcd to elect another leader.
 _ATTEMPTS = 10
 _BACKOFF = Backoff(first_s=0.02, limit_s=1.0)
 _HISTORY_S = 5.0
@@ -43,40 +43,40 @@ async def mutate(
     *,
     guards: Sequence[Guard] = (),
 ) -> Obj:
-    """Change an object, its status excepted; return it as it is in the store then.
+    """Change an object, except its status; return the object as it is in the store afterwards.
 
-    `change` is pure, and is called again with what is there by then when others wrote meanwhile;
-    None says that there is nothing to do. It counts `metadata.generation` itself. `guards` must hold
-    besides, such as the fence of a leadership. Two writers that make the same document of the same
-    version count as one: what must be counted needs an identity in the document.
+    `change` is pure, and is called again with the current object when others wrote meanwhile; None means that
+    there is nothing to do. It increments `metadata.generation` itself. `guards` must hold as well, such as the
+    fence of a leadership. Two writers that make the same document from the same version count as one: counters
+    need an identity in the document.
 
     Raises:
-        NotFoundError: there is no such object (any more).
+        NotFoundError: there is no such object.
         FencedError: one of `guards` does not hold.
         ConflictError: others kept changing the object.
-        UnknownOutcomeError: it may have been written; nobody can say any more.
+        UnknownOutcomeError: it may have been written, and the history no longer tells.
         UnavailableError: the store did not answer; if `ambiguous`, it may have been written.
-        UndecodableError: this process does not understand the object; nothing was written.
+        UndecodableError: this process cannot read the object; nothing was written.
 
     """
     key = keys.spec_key(kind.__name__, name)
 
-    async def look() -> _Plan[Obj]:
+    async def read() -> _Plan[Obj]:
         item = await transport.get(key)
         if item is None:
             raise NotFoundError(f"there is no {kind.__name__} {name}")
-        seen = codec.decode_object(kind, item)
-        wanted = change(seen)
+        current = codec.decode_object(kind, item)
+        wanted = change(current)
         value = item.value if wanted is None else codec.encode_spec(wanted)
         return _Plan(
-            seen=seen,
+            current=current,
             raw=item.value,
             put=Put(key=key, value=value, lease=item.lease) if value != item.value else None,
             on=(ModRevisionGuard(key=key, mod_revision=item.mod_revision),),
-            written=lambda revision: codec.with_version(wanted or seen, revision),
+            written=lambda revision: codec.with_version(wanted or current, revision),
         )
 
-    return await _Change(transport, clock, look, guards).carry_out()
+    return await _Change(transport, clock, read, guards).carry_out()
 
 
 async def mutate_status(
@@ -88,68 +88,68 @@ async def mutate_status(
     *,
     guards: Sequence[Guard] = (),
 ) -> Obj:
-    """Change an object's status; return the object as it is in the store then.
+    """Change an object's status; return the object as it is in the store afterwards.
 
-    `change` gets the object with its status and returns the status, on the terms of `mutate`, which
-    also has the errors. The status is written only on top of the very spec that `change` has seen.
+    `change` gets the object with its status and returns the new status, under the rules of `mutate`, which also
+    lists the errors. The status is written only if the spec is still the one that `change` got.
     """
     spec_key, status_key = keys.spec_key(kind.__name__, name), keys.status_key(kind.__name__, name)
 
-    async def look() -> _Plan[Obj]:
+    async def read() -> _Plan[Obj]:
         item, status = await transport.get(spec_key), await transport.get(status_key)
         if item is None:
             raise NotFoundError(f"there is no {kind.__name__} {name}")
-        seen = codec.with_status(codec.decode_object(kind, item), status)
-        wanted = change(seen)
+        current = codec.with_status(codec.decode_object(kind, item), status)
+        wanted = change(current)
         value = None if wanted is None else codec.encode(wanted)
         is_news = value is not None and (status is None or status.value != value)
         return _Plan(
-            seen=seen,
+            current=current,
             raw=status.value if status is not None else None,
             put=Put(key=status_key, value=value) if value is not None and is_news else None,
             on=(
                 ModRevisionGuard(key=status_key, mod_revision=status.mod_revision if status else 0),
                 ModRevisionGuard(key=spec_key, mod_revision=item.mod_revision),
             ),
-            written=lambda _: seen.model_copy(update={"status": wanted}),
+            written=lambda _: current.model_copy(update={"status": wanted}),
         )
 
-    return await _Change(transport, clock, look, guards).carry_out()
+    return await _Change(transport, clock, read, guards).carry_out()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan(Generic[T]):
-    """What was seen, and what to write on top of it; no `put` means nothing."""
+    """The state that was read, and the write based on it; `put` is None if nothing is to be written."""
 
-    seen: T
+    current: T
     raw: bytes | None
-    """The document that is to be written, as it was read; None if it is not there yet."""
+    """The document to write, as it was read; None if it does not exist yet."""
     put: Put | None
     on: tuple[ModRevisionGuard, ...]
-    """What it was made on, that document first."""
+    """The versions that the write is based on, that of the document first."""
     written: Callable[[int], T]
-    """What is in the store when it was written at that revision."""
+    """Returns the object in the store after a write at the given revision."""
 
 
 class _Change(Generic[T]):
-    """One change on its way."""
+    """One change in progress."""
 
     def __init__(
         self,
         transport: Transport,
         clock: Clock,
-        look: Callable[[], Awaitable[_Plan[T]]],
+        read: Callable[[], Awaitable[_Plan[T]]],
         guards: Sequence[Guard],
     ) -> None:
         self._transport = transport
         self._clock = clock
-        self._look = look
+        self._read = read
         self._guards = guards
         self._in_doubt: _Plan[T] | None = None
         self._refused: _Plan[T] | None = None
 
     async def carry_out(self) -> T:
-        """Look and write until it is done; `mutate` has the errors."""
+        """Read and write until it is done; `mutate` lists the errors."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._try()
@@ -162,13 +162,13 @@ class _Change(Generic[T]):
         raise AssertionError("unreachable")
 
     async def _try(self) -> T:
-        plan = await self._look()
+        plan = await self._read()
         if self._in_doubt is not None and await self._was_written(self._in_doubt, plan):
-            return plan.seen
+            return plan.current
         if self._guards and self._refused is not None and self._refused.on == plan.on:
-            raise FencedError("what was read is still so: a guard besides it does not hold")
+            raise FencedError("the data is unchanged, so another guard does not hold")
         if plan.put is None:
-            return plan.seen
+            return plan.current
         try:
             revision = await self._transport.commit([*plan.on, *self._guards], [plan.put])
         except ConflictError:
@@ -181,21 +181,21 @@ class _Change(Generic[T]):
         return plan.written(revision)
 
     async def _was_written(self, doubt: _Plan[T], now: _Plan[T]) -> bool:
-        """Return whether the write in doubt was applied, by what came after what it was made on."""
+        """Return whether the write in doubt was applied, by the first change after its base revision."""
         before, put = doubt.on[0], doubt.put
         assert put is not None
         if now.on[0] == before:
-            return False  # not yet; if it comes late, one of the two is refused
+            return False  # not yet; if it arrives late, one of the two writes is refused
         if now.raw == put.value:
             return True
         if before.mod_revision == 0:
-            raise UnknownOutcomeError(_unknown(before.key, "it was not there before"))
+            raise UnknownOutcomeError(_unknown(before.key, "the key did not exist before"))
         was_first = await self._first_value_after(before) == put.value
         self._in_doubt = None
         return was_first
 
     async def _first_value_after(self, before: ModRevisionGuard) -> bytes | None:
-        """Return the value that the very next write of the key gave it; None if that deleted it."""
+        """Return the value of the first write after the revision; None if that was a deletion."""
         watch = self._transport.watch(before.key, after_revision=before.mod_revision)
         try:
             async with asyncio.timeout(_HISTORY_S), aclosing(watch):
@@ -207,7 +207,7 @@ class _Change(Generic[T]):
             raise UnknownOutcomeError(_unknown(before.key, str(error))) from error
         except TimeoutError:
             pass
-        raise UnavailableError(f"the store does not tell what became of {before.key}")
+        raise UnavailableError(f"the store does not tell whether {before.key} was written")
 
     def _given_up(
         self, error: ConflictError | UnavailableError
@@ -222,5 +222,5 @@ class _Change(Generic[T]):
 def _unknown(key: str, why: str) -> str:
     return (
         f"whether {key} was written cannot be known: the answer was lost, others wrote since, and "
-        f"what came between is gone ({why}). Look at it, and decide again"
+        f"the history in between is gone ({why}). Read it, and decide again"
     )

@@ -1,7 +1,7 @@
-"""A corner of an etcd that others use too: every key lies below a prefix, and nobody inside sees it.
+"""A part of a shared etcd: every key is below a prefix that callers do not see.
 
-As etcd's own client/v3/namespace. Leases and revisions are the whole store's; permissions are not made
-here: a role per prefix (etcd's `role grant-permission --prefix`) is what keeps others out.
+As etcd's client/v3/namespace. Leases and revisions belong to the whole store. Isolation comes from etcd's permissions,
+a role per prefix (`etcdctl role grant-permission --prefix`), not from this module.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -26,7 +26,7 @@ from store.port import (
 
 
 def with_prefix(inner: Transport, prefix: str) -> Transport:
-    """Return a transport whose keys lie below the prefix in the other's; the same for an empty one.
+    """Return a transport for the keys below the prefix; the same transport if the prefix is empty.
 
     Raises:
         ValueError: the prefix is not of the form `/a/b`.
@@ -36,9 +36,9 @@ def with_prefix(inner: Transport, prefix: str) -> Transport:
 
 
 class NamespacedTransport:
-    """`store.port.Transport` below a prefix of another one, which it closes with itself.
+    """`store.port.Transport` for the keys of another transport below a prefix; closing it closes the other.
 
-    Keys begin with `/`, and the prefix does not end with one: so `/blue` never reads `/blue-2`.
+    Keys begin with `/`, and the prefix does not end with one, so that `/blue` never reads `/blue-2`.
     """
 
     def __init__(self, inner: Transport, prefix: str) -> None:
@@ -90,7 +90,7 @@ class NamespacedTransport:
 
     def _outside(self, key: str) -> str:
         if not key.startswith("/"):
-            raise ValueError(f"{key!r} would lie beside the prefix, not below it")
+            raise ValueError(f"{key!r} must begin with a slash to be below the prefix")
         return self._prefix + key
 
     def _inside(self, item: KeyValue) -> KeyValue:

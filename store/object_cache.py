@@ -1,7 +1,4 @@
-"""Finding cached objects by what is in them, without looking at all of them. Holds keys, not objects.
-
-Objects in memory as the store had them: what an informer keeps and its readers read. No I/O.
-"""
+"""Decoded objects in memory by key, with indexes: the data that an informer maintains. Does no I/O."""
 
 import logging
 from bisect import bisect_left, insort
@@ -9,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from store.codec import NewerDocumentError, UndecodableError
+from store.errors import NewerDocumentError, UndecodableError
 from store.port import KeyValue
 
 T = TypeVar("T")
@@ -17,32 +14,32 @@ _NONE: frozenset[str] = frozenset()
 
 
 class Index(Generic[T]):
-    """Keys of objects by the values that `values_of` (pure) reads in each; kept as objects change."""
+    """Keys of objects by the values that `values_of` (pure) extracts from each object."""
 
     def __init__(self, values_of: Callable[[T], Iterable[str]]) -> None:
         self._values_of = values_of
         self._values: dict[str, frozenset[str]] = {}
-        # In order, and kept so: sorting ten thousand keys anew for each question took milliseconds.
+        # Kept sorted: sorting ten thousand keys for each lookup took milliseconds.
         self._keys: dict[str, list[str]] = {}
 
     def keys(self, value: str) -> list[str]:
-        """Return the keys of the objects that have the value, in order."""
+        """Return the keys of the objects with the value, in order."""
         return list(self._keys.get(value, ()))
 
     def count(self, value: str) -> int:
-        """Return how many objects have the value."""
+        """Return the number of objects with the value."""
         return len(self._keys.get(value, ()))
 
     def values(self) -> set[str]:
-        """Return the values that any object has."""
+        """Return the values of all objects."""
         return set(self._keys)
 
     def set(self, key: str, obj: T) -> None:
-        """Take over what the object is now."""
+        """Index the current state of an object."""
         self._move(key, frozenset(self._values_of(obj)))
 
     def drop(self, key: str) -> None:
-        """Forget an object, or do nothing if it is not there."""
+        """Remove an object, or do nothing if it is not indexed."""
         self._move(key, _NONE)
 
     def _move(self, key: str, after: frozenset[str]) -> None:
@@ -62,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 class ObjectCache(Generic[T]):
-    """Decoded objects by key, with indexes. Readers see them only; the informer below writes."""
+    """Decoded objects by key, with indexes. Read-only for its users; the informer, a subclass, writes."""
 
     def __init__(self, decode: Callable[[KeyValue], T]) -> None:
         self._decode = decode
@@ -71,34 +68,34 @@ class ObjectCache(Generic[T]):
         self._last_good: dict[str, int] = {}
         self._indexes: dict[str, Index[T]] = {}
         self.undecodable: set[str] = set()
-        """Keys whose value cannot be read; `items` has the last good one, if there was any."""
+        """Keys whose value cannot be decoded; `items` has the last good value, if there was one."""
         self.newer: set[str] = set()
-        """Those of them that a newer mlx-fleet wrote: not to be overwritten."""
+        """Those of them that a newer mlx-fleet wrote: they must not be overwritten."""
 
     @property
     def items(self) -> Mapping[str, T]:
-        """What is there, by key; the last good value of what cannot be decoded."""
+        """The objects by key; the last good value where the current one cannot be decoded."""
         return MappingProxyType(self._items)
 
     def version(self, key: str) -> int:
         """Return the mod_revision of a cached value; 0 if there is none.
 
-        Of what cannot be decoded it is that of the last good value: a write that is planned on that
-        one must not pass for one that has seen the newest.
+        For a key that cannot be decoded it is that of the last good value: a write based on that value must fail
+        against the newer one.
         """
         versions = self._last_good if key in self.undecodable else self._versions
         return versions.get(key, 0)
 
     def index(self, name: str, values_of: Callable[[T], Iterable[str]]) -> None:
-        """Keep an index: `values_of` (pure) says under which values an object is to be found."""
-        made = self._indexes[name] = Index(values_of)
+        """Add an index: `values_of` (pure) returns the values under which an object is found."""
+        new_index = self._indexes[name] = Index(values_of)
         for key, obj in self._items.items():
-            made.set(key, obj)
+            new_index.set(key, obj)
 
     def by_index(self, name: str, value: str) -> Mapping[str, T]:
-        """Return the objects that have the value, by key, in order of their keys.
+        """Return the objects with the value, by key, in order of their keys.
 
-        What cannot be decoded is found by its last good value.
+        An object that cannot be decoded is found by its last good value.
 
         Raises:
             KeyError: there is no such index.
@@ -107,11 +104,11 @@ class ObjectCache(Generic[T]):
         return {key: self._items[key] for key in self._indexes[name].keys(value)}
 
     def count(self, name: str, value: str) -> int:
-        """Return how many objects `by_index` would return; KeyError as there."""
+        """Return the number of objects that `by_index` would return; raises as it does."""
         return self._indexes[name].count(value)
 
     def values(self, name: str) -> set[str]:
-        """Return the values that any object has in an index; KeyError as there."""
+        """Return the values of all objects in an index; raises as `by_index` does."""
         return self._indexes[name].values()
 
     def _decoded(self, item: KeyValue) -> T | UndecodableError:
@@ -128,7 +125,7 @@ class ObjectCache(Generic[T]):
             for index in self._indexes.values():
                 index.set(key, value)
             return
-        # The last good value stays: taking the object for deleted would end what runs.
+        # Keep the last good value: treating the object as deleted would stop running replicas.
         if key in self._items and key not in self.undecodable:
             self._last_good[key] = before
         self.undecodable.add(key)

@@ -1,7 +1,7 @@
-"""Objects as trees (what JSON gives), put together from the store's spec and status. Checks no field, makes no types.
+"""Reading of objects as trees (the values of JSON): joins spec and status. Validates no field and imports no models.
 
-For reading alone: `fleetctl get` answers in a fifth of the time that pydantic's models take to import. Typed
-objects are `fleetctl.objects.reader`'s. Every function that reads takes whatever has `get` and `list` of `store.port`.
+`fleetctl get` reads with it: pydantic's models take five times as long to import as the whole command. Typed objects
+come from `store.objects`; `tests/store/test_objects.py` compares the two. Functions that read take any `StoreReader`.
 """
 
 import json
@@ -13,7 +13,7 @@ from store import keys, versions
 from store.errors import NewerDocumentError, UndecodableError
 from store.reads import KeyValue, StoreReader
 
-# As `fleetctl get -o json` shows it: camelCase, and no version of the document.
+# As `fleetctl get -o json` prints it: camelCase, without the stored version.
 Tree: TypeAlias = dict[str, Any]
 
 API_VERSION = "fleet/v1alpha1"
@@ -30,14 +30,14 @@ _METADATA = (
     *("creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences", "managedFields"),
 )
 NEW_NODE = {"unschedulable": False, "draining": False, "taints": []}
-"""What the reconciler writes as the spec of a node that joins."""
+"""The spec that the reconciler writes for a node that joins."""
 
 
 async def list_all(store: StoreReader, kind: str) -> list[Tree]:
     """Return all objects of a kind with their statuses, by name; events by time.
 
     Raises:
-        UndecodableError: one of them is no document, or a newer mlx-fleet's.
+        UndecodableError: one of them is not a valid document, or a newer mlx-fleet wrote it.
         StoreError: no answer.
 
     """
@@ -58,11 +58,11 @@ async def list_all(store: StoreReader, kind: str) -> list[Tree]:
 
 
 async def get(store: StoreReader, kind: str, name: str) -> Tree | None:
-    """Return one object; None if it is not there. `list_all` has the errors."""
+    """Return one object; None if it does not exist. Raises as `list_all` does."""
     if kind in ("Node", "ApiKey"):
         return next((one for one in await list_all(store, kind) if name_of(one) == name), None)
     if kind in _LEASED_PREFIXES:
-        # Their keys begin with who wrote them, which the name does not say.
+        # Their keys begin with the writer's name, which the object's name does not tell.
         found = [tree for tree in await list_all(store, kind) if name_of(tree) == name]
         return max(found, key=lambda tree: int(tree["metadata"]["resourceVersion"]), default=None)
     item = await store.get(keys.spec_key(kind, name))
@@ -84,7 +84,7 @@ def of_item(item: KeyValue, kind: str) -> Tree:
     """Return the object under a spec key, with its resourceVersion.
 
     Raises:
-        UndecodableError: it is none.
+        UndecodableError: it is not a valid document.
 
     """
     tree = decode(item, kind)
@@ -92,24 +92,24 @@ def of_item(item: KeyValue, kind: str) -> Tree:
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise _undecodable(item, kind, "has no metadata.name")
     if not isinstance(tree.get("spec", {}), dict):
-        raise _undecodable(item, kind, "its spec is no object")
+        raise _undecodable(item, kind, "its spec is not an object")
     metadata = {**metadata, "resourceVersion": str(item.mod_revision)}
-    # Without what is empty: defaults that nobody wrote are no news.
+    # Empty values are defaults, which are left out.
     tree["metadata"] = {part: metadata[part] for part in _METADATA if metadata.get(part)}
     return tree
 
 
 def with_status(tree: Tree, item: KeyValue | None, kind: str) -> Tree:
-    """Return the object with the status that lies under its status key; `of_item` has the errors."""
+    """Return the object with the status from its status key; raises as `of_item` does."""
     return tree if item is None else {**tree, "status": decode(item, f"{kind}Status")}
 
 
 def decode(item: KeyValue, model: str) -> Tree:
-    """Return a document; one that an earlier mlx-fleet wrote is migrated. `model` is the name of its type.
+    """Return a document; a document of an earlier mlx-fleet is migrated. `model` is the name of its type.
 
     Raises:
         NewerDocumentError: a newer mlx-fleet wrote it.
-        UndecodableError: it is no document.
+        UndecodableError: it is not a valid document.
 
     """
     try:
@@ -121,7 +121,7 @@ def decode(item: KeyValue, model: str) -> Tree:
     except (ValueError, RecursionError) as error:
         raise _undecodable(item, model, f"is not JSON ({error})") from error
     if not isinstance(tree, dict):
-        raise _undecodable(item, model, "is no object")
+        raise _undecodable(item, model, "is not an object")
     return tree
 
 
@@ -137,7 +137,7 @@ def name_of(tree: Tree) -> str:
 
 
 def conditions_of(tree: Tree) -> list[Tree]:
-    """Return the conditions in an object's status; none if it has no status."""
+    """Return the conditions in an object's status; none without a status."""
     found = (tree.get("status") or {}).get("conditions") or ()
     return [one for one in found if isinstance(one, dict)]
 
@@ -148,13 +148,13 @@ def condition(tree: Tree, type_: str) -> Tree | None:
 
 
 def is_true(tree: Tree, type_: str) -> bool:
-    """Return whether the condition is there and true."""
+    """Return whether the condition is present and true."""
     found = condition(tree, type_)
     return found is not None and found.get("status") == "True"
 
 
 def without_managed_fields(tree: Tree, *, managed_fields: bool = False) -> Tree:
-    """Return what `get -o yaml` and `-o json` print: without who wrote which field, unless asked for."""
+    """Return the object as `get -o yaml` and `-o json` print it: without `managedFields`, unless requested."""
     if managed_fields or "managedFields" not in tree.get("metadata", ()):
         return tree
     metadata = {part: v for part, v in tree["metadata"].items() if part != "managedFields"}
@@ -162,7 +162,7 @@ def without_managed_fields(tree: Tree, *, managed_fields: bool = False) -> Tree:
 
 
 def parse_time(text: object) -> datetime | None:
-    """Return the time that a document says; None if it says none."""
+    """Return a document's time; None if the text is not one."""
     try:
         found = datetime.fromisoformat(str(text))
     except ValueError:
@@ -181,7 +181,7 @@ async def _api_keys(store: StoreReader) -> list[Tree]:
 
 
 def api_key_tree(stored: Tree, mod_revision: int = 0) -> Tree:
-    """Return an API key in the form of an object, without its hash: of no use to anybody, so nobody carries it about."""
+    """Return an API key in the form of an object, without its hash, which no reader needs."""
     metadata = {
         "name": stored["name"],
         "resourceVersion": str(mod_revision),
@@ -192,9 +192,9 @@ def api_key_tree(stored: Tree, mod_revision: int = 0) -> Tree:
 
 
 async def _nodes(store: StoreReader) -> list[Tree]:
-    """Return the nodes, with the condition Ready made from their leases.
+    """Return the nodes with condition Ready, which is computed from their leases.
 
-    The lease is the truth, and whoever wrote it down as a status would be behind it.
+    A lease is the truth about a node; a stored condition would lag behind it.
     """
     specs = (await store.list(keys.spec_prefix("Node"))).items
     found = {name_of(tree): tree for tree in (of_item(item, "Node") for item in specs)}
@@ -231,14 +231,14 @@ def _with_ready_condition(node: Tree, life: Tree, *, is_ready: bool) -> Tree:
         "message": "" if is_ready else "its agent does not renew its lease",
         "observedGeneration": generation,
     }
-    # Of Ready the reconciler knows since when; whether it is true the lease says.
+    # The reconciler knows since when the node is Ready or not; the lease knows whether it is.
     conditions = _merge_conditions([conditions_of(node), conditions_of({"status": life}), [ready]])
     judged = {**status, "observedGeneration": generation, "conditions": conditions}
     return {**node, "status": judged}
 
 
 def _merge_conditions(layers: Iterable[Sequence[Mapping[str, Any]]]) -> list[Tree]:
-    """Return the conditions, later ones instead of earlier ones; the time moves only when the truth moves."""
+    """Return the conditions, later layers replacing earlier ones; a time changes only with the status."""
     found: dict[str, Tree] = {}
     for one in (one for layer in layers for one in layer):
         new, old = dict(one), found.get(str(one.get("type")))

@@ -1,4 +1,4 @@
-"""Typed reading of objects: spec and status brought together. Writing is a guarded transaction."""
+"""Typed reading of objects: joins spec and status. Writes are guarded transactions (`store.codec`, `store.mutate`)."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -18,9 +18,9 @@ _LEASED = {
 
 
 async def get(transport: Transport, kind: type[Obj], name: str) -> Obj | None:
-    """Return the object with its status; None if it is not there."""
+    """Return the object with its status; None if it does not exist."""
     if kind.__name__ in _LEASED:
-        # Their keys begin with who wrote them, which the name does not say.
+        # Their keys begin with the writer's name, which the object's name does not tell.
         found = [obj for obj in await list_all(transport, kind) if obj.name == name]
         return max(found, key=_written_at, default=None)
     item = await transport.get(keys.spec_key(kind.__name__, name))
@@ -44,13 +44,13 @@ async def list_all(transport: Transport, kind: type[Obj]) -> list[Obj]:
 
 def decode_all(kind: type[Obj], items: Iterable[KeyValue]) -> list[Obj]:
     """Return the objects under these keys."""
-    # The collector would look at tens of thousands of them again and again: twice the decoding's cost.
+    # The garbage collector would traverse tens of thousands of objects repeatedly, at twice the cost of decoding.
     with pause_collection():
         return [codec.decode_object(kind, item) for item in items]
 
 
 def _prefix(kind: type[ApiObject]) -> str:
-    """Return where objects of the kind lie; leased kinds lie beside the specs."""
+    """Return the prefix of a kind's objects; leased kinds are beside the specs."""
     return _LEASED.get(kind.__name__) or keys.spec_prefix(kind.__name__)
 
 

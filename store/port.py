@@ -1,6 +1,6 @@
-"""The port to the key-value store: what an adapter must do, in our own words.
+"""The port to the key-value store: the interface that every adapter implements.
 
-Adapters: `store.memory` (tests) and `store.etcd.grpc` and `store.etcd.http`. All pass `tests/store/test_contract.py`.
+Adapters: `store.memory` (tests), `store.etcd.grpc` and `store.etcd.http`. All pass `tests/store/test_port.py`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class KeyChange(NamedTuple):
-    """One event: the key has this value now; None means that it was deleted."""
+    """One change of a key: its new value, or None if it was deleted."""
 
     key: str
     mod_revision: int
@@ -37,17 +37,17 @@ class KeyChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchBatch:
-    """Changes in order; without changes it says that nothing happened up to `revision`."""
+    """Changes in order; without changes it reports that nothing happened up to `revision`."""
 
     revision: int
     changes: tuple[KeyChange, ...]
     store: str = ""
-    """Which store this is; see `Listing`."""
+    """The id of the store; see `Listing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModRevisionGuard:
-    """Guard: the key's last change is this revision; 0 means that the key is not there."""
+    """Holds if the key's last change is this revision; 0 means that the key does not exist."""
 
     key: str
     mod_revision: int
@@ -55,7 +55,7 @@ class ModRevisionGuard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRevisionGuard:
-    """Guard: the key was created at this revision (the fence of an election)."""
+    """Holds if the key was created at this revision (the fence of an election)."""
 
     key: str
     create_revision: int
@@ -75,20 +75,20 @@ class Put:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """Remove a key; removing what is not there is no error."""
+    """Remove a key; a key that does not exist is no error."""
 
     key: str
 
 
 Operation: TypeAlias = Put | Delete
 
-# etcd's default --max-txn-ops; guards count like operations.
+# etcd's default --max-txn-ops; guards count as operations do.
 MAX_OPERATIONS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """What the server says of itself."""
+    """The server's version and revision."""
 
     version: str
     revision: int
@@ -101,14 +101,14 @@ class Transport(Protocol):
     """
 
     async def get(self, key: str) -> KeyValue | None:
-        """Return the key as it is now (linearizable); None if it is not there."""
+        """Return the current value of the key (linearizable); None if it does not exist."""
         ...
 
     async def list(self, prefix: str) -> Listing:
         """Return every key that begins with `prefix`, all as of one revision.
 
         Raises:
-            CompactedError: the store dropped that revision while it was read, again and again.
+            CompactedError: the revision was compacted during each of several attempts.
 
         """
         ...
@@ -116,18 +116,18 @@ class Transport(Protocol):
     def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         """Yield the same in pages of a few megabytes, all as of the first page's revision.
 
-        There is one page at least, be it empty. To be closed (`aclosing`) when left early.
+        There is at least one page, which may be empty. Close the generator (`aclosing`) when leaving early.
 
         Raises:
-            CompactedError: the store dropped that revision between two pages: begin again;
-                ReplacedError: it is another store by now.
+            CompactedError: the revision was compacted between two pages: start again;
+                ReplacedError: the store was replaced.
             UnavailableError: no answer.
 
         """
         ...
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
-        """Do all operations in one revision if all guards hold; return that revision.
+        """Apply all operations in one revision if all guards hold; return that revision.
 
         Raises:
             ConflictError: a guard does not hold; nothing was written.
@@ -137,12 +137,12 @@ class Transport(Protocol):
         ...
 
     def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
-        """Yield what changes below `prefix` after that revision, in order, until it breaks.
+        """Yield the changes below `prefix` after that revision, in order, until the watch breaks.
 
-        The first batch has no changes: it says that the watch stands. Does not reconnect.
+        The first batch has no changes: it confirms that the watch is established. Does not reconnect.
 
         Raises:
-            CompactedError: the history is gone; ReplacedError: the store has not come so far,
+            CompactedError: the history is gone; ReplacedError: the store has not reached the revision,
                 so it is not the one that was listed.
             UnavailableError: the stream broke; watch again after the last revision seen.
 
@@ -154,7 +154,7 @@ class Transport(Protocol):
         ...
 
     async def keep_alive(self, lease: int) -> int:
-        """Renew; return the seconds it lives from the sending of this call; 0 if it is gone."""
+        """Renew the lease; return its lifetime in seconds from the sending of this call, or 0 if it is gone."""
         ...
 
     async def revoke(self, lease: int) -> None:
@@ -166,5 +166,5 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
         ...

@@ -1,6 +1,6 @@
-"""The part of the port that looks, once. Beside it, for it is imported in a tenth of the time (see `store.etcd.sync_reader`).
+"""The read half of the port: keys, and listings in pages at one revision. Does no I/O itself.
 
-Listing in pages, all as of one revision: the part that every adapter shares. Does no I/O itself.
+Apart from `store.port`, because it imports in a tenth of the time, which `store.etcd.sync_reader` needs.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -11,7 +11,7 @@ from store.errors import CompactedError, ReplacedError
 
 
 class KeyValue(NamedTuple):
-    """One key as it was at some revision. A tuple, for there are tens of thousands of them."""
+    """One key at some revision. A tuple, because there are tens of thousands of them."""
 
     key: str
     value: bytes
@@ -26,14 +26,14 @@ class Listing(NamedTuple):
     revision: int
     items: tuple[KeyValue, ...]
     store: str = ""
-    """Which store this is: revisions of another one mean nothing here."""
+    """The id of the store; revisions of another store are not comparable."""
 
 
 class StoreReader(Protocol):
-    """The part of the port that looks, once: every transport has it, and `store.etcd.sync_reader` has nothing else."""
+    """The read half of the port: every transport has it, and `store.etcd.sync_reader` has nothing else."""
 
     async def get(self, key: str) -> KeyValue | None:
-        """Return the key as it is now; see `Transport`."""
+        """Return the current value of the key; see `Transport`."""
         ...
 
     async def list(self, prefix: str) -> Listing:
@@ -41,18 +41,18 @@ class StoreReader(Protocol):
         ...
 
 
-# Keys in the first answer, as client-go's reflector asks for.
+# Keys in the first page, as client-go's reflector requests.
 PAGE = 500
-# Etcd before 3.5 walks all that follows for every page, so many small pages are dear: 50,000 keys in
-# pages of 500 cost it four times what they cost in pages of 5,000. Later pages are made to measure.
+# etcd before 3.5 walks all following keys for every page, so many small pages are expensive: 50,000 keys in pages of
+# 500 cost four times as much as in pages of 5,000. Later pages are sized by the first one's values.
 _LARGEST_PAGE = 5_000
 _PAGE_BYTES = 4 * 2**20
-# A history that goes away under a list four times in a row is a store in trouble.
+# A history that is compacted during a list four times in a row means a store in trouble.
 _ATTEMPTS = 4
 
 
 class Page(NamedTuple):
-    """One answer of the store; `more` says that keys follow it."""
+    """One answer of the store; `more` means that keys follow it."""
 
     items: tuple[KeyValue, ...]
     revision: int
@@ -62,17 +62,17 @@ class Page(NamedTuple):
 
 
 class FetchPage(Protocol):
-    """Reads at most `limit` keys from `start` on, as of `revision`; 0 means as of now."""
+    """Reads at most `limit` keys from `start` on, as of `revision`; 0 means now."""
 
     async def __call__(self, *, start: str, revision: int, limit: int) -> Page: ...
 
 
 async def pages(prefix: str, fetch: FetchPage) -> AsyncGenerator[Listing]:
-    """Yield every page below the prefix as of the first one's revision; one at least.
+    """Yield every page below the prefix as of the first page's revision; at least one.
 
     Raises:
-        CompactedError: that revision went away between two pages; ReplacedError: the store did.
-        StoreError: what `fetch` raises.
+        CompactedError: the revision was compacted between two pages; ReplacedError: the store was replaced.
+        StoreError: raised by `fetch`.
 
     """
     start, revision, store, limit = prefix, 0, "", PAGE
@@ -89,17 +89,17 @@ async def pages(prefix: str, fetch: FetchPage) -> AsyncGenerator[Listing]:
 
 
 def _next_limit(items: tuple[KeyValue, ...]) -> int:
-    """Return how many keys of the size of these make a page of 4 MiB; a hundred at least."""
+    """Return the number of keys of this size that make a page of 4 MiB; at least a hundred."""
     mean = sum(len(item.value) for item in items) // len(items) + 1
     return max(100, min(_LARGEST_PAGE, _PAGE_BYTES // mean))
 
 
 async def collect(read: Callable[[], AsyncGenerator[Listing]]) -> Listing:
-    """Return all pages as one listing; `read` is called again when the history went away.
+    """Return all pages as one listing; `read` is called again when the history was compacted.
 
     Raises:
-        CompactedError: it went away four times in a row.
-        StoreError: what reading raises.
+        CompactedError: it was compacted four times in a row.
+        StoreError: raised by reading.
 
     """
     for attempt in range(1, _ATTEMPTS + 1):

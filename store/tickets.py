@@ -1,4 +1,4 @@
-"""Tickets as their holder sees them: is who asks somebody who may write to the store? Remembers for a moment, writes nothing."""
+"""Ticket verification by a ticket's holder: grants access to processes that may write to the store. Writes nothing."""
 
 import asyncio
 import hashlib
@@ -9,22 +9,21 @@ from dataclasses import dataclass
 from machinery.clock import Clock
 from schemas.records import Ticket
 from store import codec, keys
-from store.codec import UndecodableError
-from store.errors import PermissionDeniedError, StoreError
+from store.errors import PermissionDeniedError, StoreError, UndecodableError
 from store.port import Transport
 
-# As fleetctl/fleets/process_client.py makes them.
+# The format of fleetctl/fleets/process_client.py.
 _BEARER = re.compile(r"bearer ([0-9a-f]{8,64})\.([A-Za-z0-9_-]{20,200})", re.IGNORECASE | re.ASCII)
 _STORE_S = 5.0
-# Whoever guesses must not have us ask the store for each guess.
+# Guessing must not cause a store request for each guess.
 _WRONG_A_SECOND = 20
-# How soon a ticket that was taken back ends what is being followed.
+# How soon a revoked ticket ends a log that is followed with it.
 _LOOK_AGAIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketDenial:
-    """Who asks may not, and why; `status` is HTTP's."""
+    """A refusal with its reason; `status` is an HTTP status."""
 
     status: int
     why: str
@@ -32,15 +31,15 @@ class TicketDenial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketGrant:
-    """Who asks may."""
+    """Access granted."""
 
     id: str
     user: str
-    """Who they say they are."""
+    """The user's name as they gave it."""
 
 
 class TicketChecker:
-    """The tickets of one holder, `Node/<name>` or `Gateway/<id>`."""
+    """Verifies the tickets of one holder, `Node/<name>` or `Gateway/<id>`."""
 
     def __init__(self, transport: Transport, clock: Clock, holder: str) -> None:
         self._transport = transport
@@ -50,38 +49,40 @@ class TicketChecker:
         self._wrong = 0
 
     async def check(self, authorization: str) -> TicketGrant | TicketDenial:
-        """Return whether the value of the header `authorization` is a ticket that lives."""
-        told = _BEARER.fullmatch(authorization)
-        if told is None:
+        """Verify the value of an `authorization` header."""
+        match = _BEARER.fullmatch(authorization)
+        if match is None:
             return TicketDenial(
                 status=401,
-                why="this needs a ticket, which fleetctl writes to the store: use `fleetctl logs`, `top` or `support-bundle`",
+                why="a ticket is required, which fleetctl writes to the store: use `fleetctl logs`, `top` "
+                "or `support-bundle`",
             )
         if self._is_flooded():
             return TicketDenial(status=429, why="too many wrong tickets; try again in a second")
-        id_, secret = told[1].lower(), told[2]
-        found = await self._look(id_)
+        id_, secret = match[1].lower(), match[2]
+        found = await self._read(id_)
         if isinstance(found, TicketDenial):
             return found
         digest = hashlib.sha256(secret.encode()).hexdigest()
         if found is None or not hmac.compare_digest(digest, found.hash):
             self._wrong += 1
             return TicketDenial(
-                status=401, why="this ticket is not, or no longer, in the store; ask for another"
+                status=401,
+                why="this ticket is not, or no longer, in the store; request another one",
             )
         return TicketGrant(id=id_, user=found.user)
 
-    async def _look(self, id_: str) -> Ticket | TicketDenial | None:
+    async def _read(self, id_: str) -> Ticket | TicketDenial | None:
         try:
             async with asyncio.timeout(_STORE_S):
                 item = await self._transport.get(keys.ticket_key(self._holder, id_))
             return None if item is None else codec.decode(Ticket, item)
         except PermissionDeniedError:
-            why = "the store does not let it read tickets: run `fleetctl init-auth` of this release again"
+            why = "the store denies reading tickets: run `fleetctl init-auth` of this release again"
         except (StoreError, TimeoutError) as error:
-            why = f"tickets cannot be checked while the store is away ({str(error) or 'no answer'})"
+            why = f"tickets cannot be verified while the store does not answer ({str(error) or 'no answer'})"
         except UndecodableError as error:
-            why = f"the ticket is of another release ({error})"
+            why = f"another release wrote the ticket ({error})"
         return TicketDenial(status=503, why=why)
 
     def _is_flooded(self) -> bool:
@@ -91,16 +92,16 @@ class TicketChecker:
         return self._wrong >= _WRONG_A_SECOND
 
     def watch(self, granted: TicketGrant) -> "TicketWatch":
-        """Return whom to ask whether the ticket lives on, while something is followed with it."""
+        """Return a watch on the ticket, for responses that last long."""
         return TicketWatch(self, self._clock, granted)
 
     async def is_gone(self, granted: TicketGrant) -> bool:
-        """Return whether the store says that the ticket is no more; a store that is away says nothing."""
-        return await self._look(granted.id) is None
+        """Return whether the ticket was removed; an unavailable store does not count as removal."""
+        return await self._read(granted.id) is None
 
 
 class TicketWatch:
-    """Looks now and then whether one ticket is still there."""
+    """Checks from time to time whether one ticket still exists."""
 
     def __init__(self, tickets: TicketChecker, clock: Clock, granted: TicketGrant) -> None:
         self._tickets = tickets
@@ -109,7 +110,7 @@ class TicketWatch:
         self._looked_at = clock.monotonic()
 
     async def is_over(self) -> bool:
-        """Return whether the ticket was taken back, or its lease ran out."""
+        """Return whether the ticket was revoked, or its lease expired."""
         now = self._clock.monotonic()
         if now - self._looked_at < _LOOK_AGAIN_S:
             return False

@@ -1,8 +1,8 @@
-"""Versions of stored documents: how what an earlier mlx-fleet wrote becomes what this one reads. Pure.
+"""Versions of stored documents, and their migration to the current shape. Pure.
 
-Every document begins with `{"storedVersion":N`. Whoever changes the shape of one (be it by one more
-optional field: older processes refuse unknown fields) raises its number in `HISTORIES` and adds the
-step from the number before. See docs/adr/0011-stored-versions.md.
+Every document begins with `{"storedVersion":N`. A change of a document's shape, even one more optional field (older
+processes refuse unknown fields), raises its number in `HISTORIES` and adds the step from the number before.
+See docs/adr/0011-stored-versions.md.
 """
 
 import re
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
-# A document of an earlier shape has no type any more: within this file and its steps it is a tree.
+# Documents of earlier shapes have no type: in this file and in migrations they are trees.
 Tree: TypeAlias = dict[str, Any]
 Migration: TypeAlias = Callable[[Tree], Tree]
 
-# What the first fleets wrote, before documents said their version.
+# The first fleets wrote documents without a version.
 _UNSTAMPED = 1
 _MEMBER = "storedVersion"
 _STAMP = re.compile(rb'\s*\{\s*"storedVersion"\s*:\s*(\d+)\s*(?:,|(?=\}))')
 
 
 class VersionError(ValueError):
-    """The document has a version that this process cannot read; `is_newer` says in which direction."""
+    """The document has a version that this process cannot read; `is_newer` tells in which direction."""
 
     def __init__(self, message: str, *, is_newer: bool) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class VersionError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionHistory:
-    """One document's versions, from the oldest that can still be read to the one that is written."""
+    """The versions of one document, from the oldest that can be read to the current one."""
 
     current: int = 1
     steps: Mapping[int, Migration] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class VersionHistory:
 
     @property
     def known(self) -> str:
-        """What can be read, in words."""
+        """The versions that can be read, as text."""
         return f"{self.oldest} to {self.current}" if self.steps else str(self.current)
 
 
-# By the name of the document's model. Who is not here has had one shape so far.
+# By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {}
 _FIRST = VersionHistory()
 
@@ -73,32 +73,32 @@ def stamp_version(raw: bytes, version: int) -> bytes:
 
 
 def split_version(raw: bytes) -> tuple[int, bytes]:
-    """Return the document's version and the document without it, also if somebody edited it."""
+    """Return the document's version and the document without it; handles documents that were edited by hand."""
     found = _STAMP.match(raw)
     if found is not None:
         return int(found[1]), b"{" + raw[found.end() :]
     if f'"{_MEMBER}"'.encode() not in raw:
         return _UNSTAMPED, raw
-    import orjson  # noqa: PLC0415 - 20 ms for `fleetctl get`, which hardly ever comes by here
+    import orjson  # noqa: PLC0415 - 20 ms for `fleetctl get`, which rarely needs it
 
     try:
         tree = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return _UNSTAMPED, raw
     version = tree.pop(_MEMBER, _UNSTAMPED) if isinstance(tree, dict) else None
-    # Whatever is wrong with it is told by whoever reads the document.
+    # The decoder reports whatever else is wrong.
     return (version, orjson.dumps(tree)) if type(version) is int else (_UNSTAMPED, raw)
 
 
 def migrate(raw: bytes, history: VersionHistory) -> bytes:
-    """Return the document in its present shape, without its version.
+    """Return the document in its current shape, without its version.
 
     Raises:
-        VersionError: it is newer than what this process knows, or older.
+        VersionError: it is newer than this process knows, or too old.
 
     """
     prefix = _prefix(history.current)
-    if raw.startswith(prefix):  # what we wrote ourselves, which is nearly everything
+    if raw.startswith(prefix):  # written by this version, as nearly all documents are
         return b"{" + raw[len(prefix) :]
     version, document = split_version(raw)
     if version == history.current:
@@ -112,7 +112,7 @@ def migrate(raw: bytes, history: VersionHistory) -> bytes:
         )
     if version < history.oldest:
         raise VersionError(
-            f"its stored version is {version}, {known}. Run a release in between once, or delete "
+            f"its stored version is {version}, {known}. Run an intermediate release once, or delete "
             "the key",
             is_newer=False,
         )
@@ -129,7 +129,7 @@ def _run_migrations(document: bytes, version: int, history: VersionHistory) -> b
         return orjson.dumps(tree)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise VersionError(
-            f"its stored version is {version}, and it is not of that shape ({error!r}). Mend it, "
+            f"its stored version is {version}, but it does not have that shape ({error!r}). Repair it, "
             "or delete the key",
             is_newer=False,
         ) from error

@@ -188,7 +188,7 @@ async def _apply(
 
 
 def _print_outcomes(applied: ApplyResult, results: ResultPrinter) -> None:
-    _warn_kept(applied.kept)
+    _warn_kept(applied.kept_by_others)
     for outcome in applied.outcomes:
         results.say(outcome.obj, outcome.result)
     for key in applied.pruned:
@@ -197,7 +197,7 @@ def _print_outcomes(applied: ApplyResult, results: ResultPrinter) -> None:
 
 def _warn_kept(kept: Sequence[FieldConflict]) -> None:
     for clash in kept:
-        click.echo(f"warning: {clash.kept}. --force-conflicts puts it back", err=True)
+        click.echo(f"warning: {clash.kept_message}. --force-conflicts puts it back", err=True)
 
 
 @click.command()
@@ -211,7 +211,7 @@ def diff(**options: Any) -> None:
         raise DiffError(str(error)) from error
     except FleetctlError as error:
         raise DiffError(error.message) from error
-    _warn_kept([clash for change in prospect.changes for clash in change.kept])
+    _warn_kept([clash for change in prospect.changes for clash in change.kept_by_others])
     shown = [
         *(text for text in map(change_text, prospect.changes) if text),
         *(differing.diff_text(obj, None) for obj in prospect.surplus.doomed),

@@ -169,8 +169,8 @@ class EditedFile:
         click.echo(f"{self.path} saved")
         for outcome in applied.outcomes:
             click.echo(f"{outcome.obj.kind.lower()}/{outcome.obj.name} {outcome.result}")
-        for clash in applied.kept:
-            click.echo(f"warning: {clash.kept}", err=True)
+        for clash in applied.kept_by_others:
+            click.echo(f"warning: {clash.kept_message}", err=True)
 
     def _replace(self, text: str) -> None:
         """Put the text into the file's place, whole or not at all."""

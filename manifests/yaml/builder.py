@@ -1,6 +1,6 @@
-"""Nodes from a parser's events, one document at a time. Does no I/O and knows no YAML library.
+"""Builder of nodes from a parser's events, one document at a time. Does no I/O and imports no YAML library.
 
-Works on a stack of its own instead of recursion, and refuses what would not be finite or sane.
+It uses a stack instead of recursion, and refuses documents beyond its limits.
 """
 
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from manifests.errors import ManifestError
 from manifests.yaml import core_schema
 from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 
-# Deeper than any manifest; far below Python's stack and pydantic's JSON reader (200).
+# Deeper than any manifest; far below Python's stack and pydantic's JSON parser (200).
 MAX_DEPTH = 64
-# What one file may hold, with aliases expanded: about 4,000 deployments, and 5 s of reading.
+# The limit of one file, with aliases expanded: about 4,000 deployments, and 5 s of reading.
 MAX_NODES = 100_000
-# So many characters of a text weigh as much as a node.
+# Characters of a text that count as one node.
 _TEXT_PER_NODE = 40
 
 
@@ -39,7 +39,7 @@ class _Frame:
 
 
 class Builder:
-    """Takes events, gathers roots; collects what is wrong but does not hide the rest."""
+    """Collects root nodes from events, and the problems that do not end the document."""
 
     def __init__(self, source: str) -> None:
         self.roots: list[YamlNode] = []
@@ -51,16 +51,16 @@ class Builder:
         self._root: YamlNode | None = None
 
     def begin(self) -> None:
-        """Begin a document; anchors live in one document."""
+        """Begin a document; anchors are valid in one document."""
         self._stack, self._anchors, self._root = [], {}, None
 
     def end(self) -> None:
-        """Keep the document, unless it is empty: what follows in the file may be broken."""
+        """Keep the document, unless it is empty; a later one in the file may be broken."""
         if self._root is not None and self._root.content is not None:
             self.roots.append(self._root)
 
     def scalar(self, mark: Mark, text: str, *, is_plain: bool, anchor: str | None) -> None:
-        """Take a scalar, which may be a key."""
+        """Add a scalar, which may be a key."""
         text = self._joined(mark, text)
         content: core_schema.Scalar = text
         if is_plain:
@@ -76,7 +76,7 @@ class Builder:
         self._take(YamlNode(mark=mark, content=content, text=text, size=size), anchor)
 
     def alias(self, mark: Mark, anchor: str) -> None:
-        """Take what stands at the anchor once more."""
+        """Add the node of an anchor once more."""
         node = self._anchors.get(anchor)
         if node is None:
             self.stop(
@@ -118,12 +118,12 @@ class Builder:
             size=1 + sum(child.size for child in inner),
             height=1 + max((child.height for child in inner), default=0),
         )
-        if len(self._stack) + node.height > MAX_DEPTH:  # aliases add levels, too
+        if len(self._stack) + node.height > MAX_DEPTH:  # aliases add levels as well
             self._too_deep(frame.mark)
         self._take(node, frame.anchor)
 
     def stop(self, mark: Mark, message: str, hint: str) -> NoReturn:
-        """Give up on the file."""
+        """Stop reading the file."""
         raise StopError(self._problem(mark, message, hint))
 
     def _wants_key(self) -> bool:
@@ -157,13 +157,13 @@ class Builder:
         frame.entries[name] = MappingEntry(mark=mark, node=node)
 
     def _joined(self, mark: Mark, text: str) -> str:
-        """Return the text with JSON's pairs of surrogates joined, as JSON means them."""
+        """Return the text with JSON's surrogate pairs joined."""
         if text.isascii():
             return text
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self._add(mark, "half of a pair of surrogates stands in a text", "Write it as UTF-8")
+            self._add(mark, "a text contains half of a surrogate pair", "Write it as UTF-8")
             return text.encode(errors="replace").decode()
 
     def _count(self, mark: Mark, nodes: int) -> None:
@@ -171,12 +171,12 @@ class Builder:
         if self._nodes > MAX_NODES:
             self.stop(
                 mark,
-                f"the file holds more than {MAX_NODES:,} values, those that aliases repeat included",
-                "Split it into files",
+                f"the file holds more than {MAX_NODES:,} values, including those that aliases repeat",
+                "Split it into several files",
             )
 
     def _too_deep(self, mark: Mark) -> NoReturn:
-        self.stop(mark, f"is nested more than {MAX_DEPTH} levels deep", "No manifest is so deep")
+        self.stop(mark, f"is nested more than {MAX_DEPTH} levels deep", "Reduce the nesting")
 
     def _add(self, mark: Mark, message: str, hint: str) -> None:
         self.problems.append(self._problem(mark, message, hint))

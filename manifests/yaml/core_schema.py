@@ -1,11 +1,7 @@
-"""What an unquoted word of YAML 1.2 means, and how a value is spelled as one. Pure.
+"""The core schema of YAML 1.2: the meaning of unquoted scalars, and plain values written as YAML. Pure.
 
-YAML 1.2's core schema: `no`, `on` and `1_000` are texts, `012` is twelve.
-
-Plain values to YAML text, in the order people know from kubectl. Pure; reads nothing.
-
-Our own few lines instead of a library's: fast for thousands of objects, and every text that an old
-reader could take for something else is quoted.
+`no`, `on` and `1_000` are texts, `012` is twelve. Writing is done here and not by a library: it is fast for thousands
+of objects, and quotes every text that a YAML 1.1 reader would take for another type.
 """
 
 import json
@@ -18,7 +14,7 @@ from manifests.trees import Tree
 
 Scalar: TypeAlias = str | int | float | bool | None
 
-# Python refuses to read integers of more than 4300 digits; nothing we know needs even this many.
+# Python refuses to parse integers of more than 4300 digits; no known field needs this many.
 _MAX_DIGITS = 100
 
 _WORDS: Mapping[str, bool | None] = {
@@ -31,16 +27,16 @@ _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
-# Words that YAML 1.1 readers take for booleans: quoted, so that every reader sees a text.
+# Words that YAML 1.1 readers take for booleans: quoted, so that every reader gets a text.
 _RISKY = frozenset(("true", "false", "null", "yes", "no", "on", "off", "y", "n"))
 _SAFE = re.compile(r"[A-Za-z/](?:[A-Za-z0-9_./@+-]|:(?=[A-Za-z0-9/])| (?=[A-Za-z0-9_./(]))*")
 
 
 def resolve(text: str) -> Scalar:
-    """Return what the unquoted text says.
+    """Return the value of an unquoted scalar.
 
     Raises:
-        ValueError: it is a number beyond all measure.
+        ValueError: it is a number of too many digits.
 
     """
     if text in _WORDS:
@@ -64,7 +60,7 @@ def _special(text: str) -> float | str:
 
 
 def spell(value: Scalar) -> str:
-    """Return the value as YAML that means the same to YAML 1.1 and 1.2."""
+    """Return the value as YAML with the same meaning in YAML 1.1 and 1.2."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, float):
@@ -99,12 +95,12 @@ def _escape(char: str) -> str:
 
 _ORDER = ("apiVersion", "kind", "metadata", "spec", "status")
 
-# A key that shares its line with its value must be shorter than 1024 characters (YAML 1.2, 7.4.2).
+# A key on the same line as its value must be shorter than 1024 characters (YAML 1.2, 7.4.2).
 _MAX_KEY = 500
 
 
 def dump(tree: Tree) -> str:
-    """Return the tree as one YAML document."""
+    """Return the tree as one YAML document, with its fields in kubectl's order."""
     if isinstance(tree, dict):
         first = {key: tree[key] for key in _ORDER if key in tree}
         tree = {**first, **{key: value for key, value in tree.items() if key not in first}}
@@ -134,7 +130,7 @@ def _mapping(tree: Mapping[str, Tree], pad: str) -> Iterator[str]:
 
 
 def _item(item: Tree, pad: str) -> Iterator[str]:
-    """Yield an item of a list: its first line follows the dash."""
+    """Yield the lines of a list item; the first one follows the dash."""
     first, *rest = _lines(item, f"{pad}  ")
     yield f"{pad}- {first[len(pad) + 2 :]}"
     yield from rest

@@ -1,4 +1,4 @@
-"""A parsed document: values that know where they stand. Pure; knows no API kind."""
+"""Parsed YAML documents: values with their places. Pure; knows no API kind."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from manifests.trees import Path, Tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A place in a file, both from 1."""
+    """A place in a file; line and column start at 1."""
 
     line: int
     column: int
     source: str = ""
-    """The file, if it is another than the document's: what a patch of an overlay says."""
+    """The file, if it is not the document's own: the file of an overlay's patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappingEntry:
-    """One field of a mapping: where its key stands, and its value."""
+    """One field of a mapping: the place of its key, and its value."""
 
     mark: Mark
     node: "YamlNode"
@@ -30,11 +30,11 @@ class YamlNode:
     mark: Mark
     content: "dict[str, MappingEntry] | list[YamlNode] | str | int | float | bool | None"
     text: str = ""
-    """A scalar as it is spelled in the file: 1.10 is not 1.1 to a person."""
+    """A scalar as it is written in the file: 1.10 differs from 1.1 for a reader."""
     size: int = 1
-    """Nodes in it with aliases expanded; long texts count for several."""
+    """Number of nodes in it, with aliases expanded; long texts count as several."""
     height: int = 1
-    """Levels in it."""
+    """Number of levels in it."""
 
 
 def plain_value(node: YamlNode) -> Tree:
@@ -58,18 +58,17 @@ def find_node(root: YamlNode, path: Path) -> YamlNode | None:
 
 
 def mark_of_value(root: YamlNode, path: Path) -> Mark:
-    """Return where the value stands; what is missing stands at the key it is missing under."""
+    """Return the place of a value; for a missing one, the place of the key it is missing under."""
     node = find_node(root, path)
     if node is None:
         return mark_of_key(root, path)
-    # A block begins a line below its key, and nothing at all "stands" even later: people look for
-    # both where the key is.
+    # A block begins a line below its key, and an empty value even later: users expect both at the key.
     is_below = isinstance(node.content, dict | list) or (node.content is None and not node.text)
     return mark_of_key(root, path) if is_below else node.mark
 
 
 def mark_of_key(root: YamlNode, path: Path) -> Mark:
-    """Return where the last key on the path stands that is there."""
+    """Return the place of the last key on the path that exists."""
     node, mark = root, root.mark
     for part in path:
         child = _child(node, part)

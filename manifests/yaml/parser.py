@@ -1,18 +1,11 @@
-"""What the YAML scanner complains of, in words for people. Pure.
+"""Parsing of YAML text, to nodes with places or quickly to plain values. The only importer of ruamel.yaml and PyYAML.
 
-Plain values from a parser's events, for texts in which there is nothing to say about any place. Does no I/O.
+Only the scanner and the parser of both libraries are used, event by event. Values are built here, so that a hostile
+file cannot run code, nest deeper than the stack, or grow without limit through aliases.
 
-Whatever `builder.Builder` would complain of or must look at twice (anchors, tags, keys that are no texts, sizes beyond
-measure) is left to it: who is told NotPlainError here asks there. Ten times as fast, for values without places are cheap.
-
-YAML text to nodes with places, and back. The only importer of ruamel.yaml and PyYAML; reads no files.
-
-Of both only the scanner and the parser are used, event by event: building values ourselves is what
-keeps a hostile file from running code, from nesting deeper than our stack, and from growing beyond
-all measure through aliases.
-
-ruamel reads YAML 1.2 and says what is wrong, but is pure Python. libyaml (PyYAML's) is twenty times as fast; it reads
-what both read alike, and whatever else there may be in a text is ruamel's.
+ruamel reads YAML 1.2 and reports errors well, but is pure Python. libyaml (PyYAML's) is twenty times as fast:
+`parse_values` uses it for texts that both read alike, and returns None for all others. Values without places are ten
+times as cheap.
 """
 
 import re
@@ -42,7 +35,7 @@ from manifests.yaml.builder import MAX_DEPTH, MAX_NODES, Builder, StopError
 from manifests.yaml.core_schema import dump
 from manifests.yaml.nodes import Mark, YamlNode
 
-# A piece of the scanner's complaint, what it means, and what cures it; first match wins.
+# Part of the scanner's message, our message, and the remedy; first match wins.
 _SCANNER_ERRORS: tuple[tuple[str, str, str], ...] = (
     (
         "found character '\\t'",
@@ -98,9 +91,9 @@ _SCANNER_ERRORS: tuple[tuple[str, str, str], ...] = (
 
 
 def explain_scanner_error(problem: str, context: str, text: str, line: int) -> tuple[str, str]:
-    """Return what is wrong and what would cure it."""
+    """Return the message of a scanner error, and a hint."""
     lines = text.splitlines()
-    # The scanner names the token after a tab, or the block; the tab is what people can mend.
+    # The scanner reports the token after a tab, or the block; users can fix the tab.
     here = lines[line] if line < len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())]:
         problem = "found character '\\t'"
@@ -114,11 +107,11 @@ def explain_scanner_error(problem: str, context: str, text: str, line: int) -> t
 
 
 class NotPlainError(Exception):
-    """There is something in the text that only the builder can judge."""
+    """The text contains something that only `Builder` can interpret."""
 
 
 class StartEvent(Protocol):
-    """Begins something that may have an anchor or a tag."""
+    """The start of a node that may have an anchor or a tag."""
 
     anchor: str | None
     tag: str | None
@@ -129,41 +122,45 @@ class ScalarStart(StartEvent, Protocol):
 
     value: str
     style: str | None
-    """How it is quoted; empty or None if it is not."""
+    """Its quotation mark; empty or None if it is not quoted."""
 
 
 class TextPosition(Protocol):
-    """A place in the text."""
+    """A position in the text."""
 
     index: int
     """In characters, from 0."""
 
 
 class MappingStart(StartEvent, Protocol):
-    """Begins a mapping."""
+    """The start of a mapping."""
 
     start_mark: TextPosition
     flow_style: bool | None
-    """Whether it is in braces."""
+    """Whether it is written in braces."""
 
 
 class ValueBuilder:
-    """Takes events, gathers the values of documents; those that hold nothing are left out."""
+    """Collects the values of documents from events; empty documents are left out.
+
+    Anything that needs a place, a check or a limit (anchors, tags, keys that are not texts, duplicates) raises
+    NotPlainError: `Builder` reads such texts.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.documents: list[Tree] = []
         self._above: list[tuple[dict[str, Tree] | list[Tree] | None, str | None]] = []
-        # What is being filled, and of a mapping the key whose value is awaited.
+        # The open mapping or list, and the key of a mapping whose value comes next.
         self._open: dict[str, Tree] | list[Tree] | None = None
         self._key: str | None = None
         self._count = 0
 
     def scalar(self, event: ScalarStart) -> None:
-        """Take a scalar, which may be a key.
+        """Add a scalar, which may be a key.
 
         Raises:
-            NotPlainError: the builder must judge.
+            NotPlainError: the builder must read the text.
 
         """
         if event.anchor is not None or event.tag is not None:
@@ -183,10 +180,10 @@ class ValueBuilder:
         """Begin a mapping.
 
         Raises:
-            NotPlainError: the builder must judge.
+            NotPlainError: the builder must read the text.
 
         """
-        # `["a":1]`: a pair without braces, which not every reader takes.
+        # `["a":1]`: a pair without braces, which some readers refuse.
         if event.flow_style and self._text[event.start_mark.index] != "{":
             raise NotPlainError
         self._begin(event, {})
@@ -195,7 +192,7 @@ class ValueBuilder:
         """Begin a list.
 
         Raises:
-            NotPlainError: the builder must judge.
+            NotPlainError: the builder must read the text.
 
         """
         self._begin(event, [])
@@ -212,7 +209,7 @@ class ValueBuilder:
             raise NotPlainError
         if self._open is not None:
             if self._key is None and isinstance(self._open, dict):
-                raise NotPlainError  # a key that is no text
+                raise NotPlainError  # a key that is not a text
             self._put(made)
         self._above.append((self._open, self._key))
         self._open = made
@@ -230,19 +227,19 @@ class ValueBuilder:
         elif into is not None:
             into.append(value)
         elif value is not None:
-            raise NotPlainError  # nobody's manifest, and readers differ about what ends it
+            raise NotPlainError  # a scalar document, whose end readers see differently
 
 
 def _resolve(text: str) -> core_schema.Scalar:
     if text == "<<":
-        raise NotPlainError  # a merge key, or a text: the builder knows
+        raise NotPlainError  # a merge key, or a text: the builder decides
     try:
         return core_schema.resolve(text)
     except ValueError as error:
         raise NotPlainError from error
 
 
-# The same few words stand in every manifest, and ten thousand files are ten thousand parsers.
+# Manifests repeat the same few words, and ten thousand files are ten thousand parsers.
 _resolve_cached = lru_cache(maxsize=4096)(_resolve)
 _LONG = 64
 
@@ -254,17 +251,17 @@ except ImportError:  # a PyYAML that was built without libyaml
 
 __all__ = ["ParsedFile", "dump", "parse", "parse_values"]
 
-# What YAML 1.2 allows in a text (5.1), turned round; a byte order mark is taken off before.
+# The complement of the characters that YAML 1.2 allows (5.1); a byte order mark is removed before.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
-# What libyaml, which reads YAML 1.1, takes otherwise; found by tests/manifests/test_yaml_twice.py.
+# What libyaml, which reads YAML 1.1, reads otherwise; found by tests/manifests/yaml/test_parser.py.
 _OTHER_SIGNS = ("\t", "\r", "\x85", "\u2028", "\u2029", "\ufeff", "\n%", "\n...")
 _OTHER_BLOCKS = re.compile(r"[|>][-+0-9]*#|[|>][^\n]*\n *\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedFile:
-    """The documents of one file up to where it could be read, and what is wrong with it."""
+    """The documents of a file up to its first fatal error, and its problems."""
 
     documents: tuple[YamlNode, ...]
     problems: tuple[ManifestError, ...]
@@ -292,7 +289,7 @@ def parse(text: str, source: str) -> ParsedFile:
 
 
 def parse_values(text: str) -> list[Tree] | None:
-    """Return the documents' values without places; None if only `parse` can say what they are."""
+    """Return the documents' values without places; None if only `parse` can read the text."""
     text = text.removeprefix("\ufeff")
     if (
         CParser is None
@@ -343,7 +340,7 @@ def _feed(builder: Builder, event: Any) -> None:
             builder.open(_mark(event), is_mapping=is_mapping, anchor=event.anchor)
         case MappingEndEvent() | SequenceEndEvent():
             builder.close()
-        case _:  # the stream's beginning and end
+        case _:  # the start and end of the stream
             return
 
 
@@ -374,7 +371,7 @@ def _forbidden(text: str, found: re.Match[str], source: str) -> ManifestError:
 
 
 def _problem(error: MarkedYAMLError, text: str, source: str) -> ManifestError:
-    """Return the scanner's complaint in our words."""
+    """Return the scanner's error as a problem."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark is not None else (0, 0)
     message, hint = explain_scanner_error(error.problem or "", error.context or "", text, line)

@@ -114,7 +114,7 @@ async def apply_commit(
         return CommitResult(
             problem=SourceProblem(reason="ApplyFailed", message=str(error), stalls=False)
         )
-    kept = _of_clashes(done.kept) if source.spec.drift_policy == "Warn" else ()
+    kept = _of_clashes(done.kept_by_others) if source.spec.drift_policy == "Warn" else ()
     return _result(done, drift or kept)
 
 
@@ -158,7 +158,7 @@ def _drift_of(changes: Sequence[Change]) -> tuple[Drift, ...]:
         for change in changes
         if isinstance(change, CreatedObject)
     ]
-    clashes = [clash for change in changes for clash in change.kept]
+    clashes = [clash for change in changes for clash in change.kept_by_others]
     return (*_of_clashes(clashes), *gone)
 
 

@@ -1,1 +1,1 @@
-"""etcd as a store: where it is, two ways there, what its refusals mean, and a member of our own."""
+"""etcd as a store: addresses, users, two transports, error mapping, and a member as a child process."""

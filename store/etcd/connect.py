@@ -1,4 +1,4 @@
-"""The way to etcd. Makes the adapter that the address asks for; does no I/O."""
+"""The choice of the adapter for an address. Does no I/O."""
 
 from store.etcd.adapter import IDLE_S
 from store.etcd.address import EtcdAddress
@@ -7,16 +7,15 @@ from store.port import Transport
 
 
 def connect(address: EtcdAddress, *, idle_s: float = IDLE_S) -> Transport:
-    """Return a transport to the etcd at the address; it connects when first used.
+    """Return a transport to the etcd at the address; it connects on first use.
 
-    Keys lie below the address's prefix. A watch that hears nothing for `idle_s` seconds counts as
-    broken.
+    Keys are below the address's prefix. A watch that receives nothing for `idle_s` seconds counts as broken.
     """
     return with_prefix(_adapter(address, idle_s), address.prefix)
 
 
 def _adapter(address: EtcdAddress, idle_s: float) -> Transport:
-    # Each way costs a third of a second to import, and nobody needs both.
+    # Each adapter costs a third of a second to import, and a process needs one of them.
     if address.transport == "http":
         from store.etcd.http.transport import HttpTransport  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""The command-line flags that say where etcd is: the same for every process of the fleet."""
+"""The command-line flags for the address of etcd, shared by every process of the fleet."""
 
 import re
 from collections.abc import Callable
@@ -16,24 +16,24 @@ Command = Callable[..., Any]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
-# Another fleet's keys would lie among the first one's.
+# A prefix with this part could lie within another fleet's keys.
 _OURS = "mlx-fleet"
 
 
 class _EtcdUrl(click.ParamType[str]):
-    """One URL; in the environment several have commas between them, for paths may have blanks."""
+    """One URL; in the environment variable several are separated by commas, because paths may contain spaces."""
 
     name = "url"
     envvar_list_splitter = ","
 
 
-# The last is shown first.
+# --help shows the last one first.
 _OPTIONS: tuple[Callable[[Command], Command], ...] = (
     click.option(
         "--etcd-prefix",
         envvar="FLEET_ETCD_PREFIX",
         default="",
-        help="What the fleet's keys begin with, if others use this etcd: /lab.",
+        help="Prefix of the fleet's keys in an etcd that is shared with others, such as /lab.",
     ),
     click.option(
         "--etcd-transport",
@@ -41,7 +41,7 @@ _OPTIONS: tuple[Callable[[Command], Command], ...] = (
         type=click.Choice(["grpc", "http"]),
         default="grpc",
         show_default=True,
-        help="http where only plain HTTP passes: etcd's JSON gateway.",
+        help="Use http (etcd's JSON gateway) where only plain HTTP passes.",
     ),
     click.option(
         "--etcd-password-file",
@@ -53,20 +53,22 @@ _OPTIONS: tuple[Callable[[Command], Command], ...] = (
         "--etcd-password",
         envvar="FLEET_ETCD_PASSWORD",
         default="",
-        hidden=True,  # on a command line everybody on the machine could read it
+        hidden=True,  # a command line is visible to every user of the machine
     ),
-    click.option("--etcd-user", envvar="FLEET_ETCD_USER", default="", help="etcd user name."),
+    click.option("--etcd-user", envvar="FLEET_ETCD_USER", default="", help="User name for etcd."),
     click.option("--etcd-key", envvar="FLEET_ETCD_KEY", type=_FILE, help="Client key (PEM)."),
     click.option(
         "--etcd-cert", envvar="FLEET_ETCD_CERT", type=_FILE, help="Client certificate (PEM)."
     ),
-    click.option("--etcd-ca", envvar="FLEET_ETCD_CA", type=_FILE, help="CA of etcd (PEM)."),
+    click.option(
+        "--etcd-ca", envvar="FLEET_ETCD_CA", type=_FILE, help="CA certificate of etcd (PEM)."
+    ),
     click.option(
         "--etcd",
         envvar="FLEET_ETCD",
         multiple=True,
         type=_EtcdUrl(),
-        help="URL of an etcd member (again for each), or unix:PATH of a socket.",
+        help="URL of an etcd member (repeat it for each member), or unix:PATH of a socket.",
     ),
 )
 
@@ -79,22 +81,22 @@ def etcd_options(command: Command) -> Command:
 
 
 def address_from_flags(options: dict[str, Any], default: EtcdAddress | None = None) -> EtcdAddress:
-    """Return the address that the flags say.
+    """Return the address from the flags' values.
 
     Raises:
-        click.UsageError: they say none, or contradict each other.
+        click.UsageError: there is none, or flags contradict each other.
 
     """
     endpoints, socket = _place(options["etcd"], default)
-    who = _credentials(options)
+    credentials = _credentials(options)
     found = EtcdAddress(
         endpoints=endpoints,
         socket=socket,
         ca=options["etcd_ca"],
         certificate=options["etcd_cert"],
         key=options["etcd_key"],
-        username=who.user,
-        password=who.password,
+        username=credentials.user,
+        password=credentials.password,
         transport=options["etcd_transport"],
         prefix=_prefix(options["etcd_prefix"]),
     )
@@ -114,8 +116,8 @@ def _place(
         if default is not None:
             return default.endpoints, default.socket
         raise click.UsageError(
-            "which etcd? Give --etcd URL (or unix:PATH), or set FLEET_ETCD; "
-            "`fleetctl up` starts a fleet with its own"
+            "no etcd given: use --etcd URL (or unix:PATH), or set FLEET_ETCD; "
+            "`fleetctl up` starts a fleet with its own etcd"
         )
     wrong = [u for u in urls if not u.startswith(("unix:", "http://", "https://"))]
     if wrong:
@@ -127,16 +129,16 @@ def _place(
             _check(url)
     sockets = [url for url in urls if url.startswith("unix:")]
     if sockets and len(urls) > 1:
-        raise click.UsageError("--etcd takes one unix:PATH, or URLs, not both")
+        raise click.UsageError("--etcd accepts one unix:PATH, or URLs, not both")
     return ((), Path(sockets[0].removeprefix("unix:"))) if sockets else (urls, None)
 
 
 def _check(url: str) -> None:
-    """Refuse what the libraries would make something else of than what was meant."""
+    """Refuse URLs that the libraries would interpret in an unexpected way."""
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise click.UsageError(
-            "--etcd: no user in the URL, where everybody on the machine can read it; give --etcd-user "
+            "--etcd: do not put a user into the URL, which every user of the machine can read; give --etcd-user "
             "and --etcd-password-file"
         )
     try:
@@ -147,19 +149,19 @@ def _check(url: str) -> None:
         raise click.UsageError(f"--etcd {url}: write host and port, such as http://HOST:2379")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise click.UsageError(
-            f"--etcd {url}: nothing may follow the port; for keys below a prefix give --etcd-prefix"
+            f"--etcd {url}: remove the part after the port; for keys below a prefix give --etcd-prefix"
         )
 
 
 def _several(text: str) -> list[str]:
-    """Return the URLs in one flag: `http://a:2379,http://b:2379`, but one unix:PATH, whatever is in it."""
+    """Return the URLs in one flag: several separated by commas, or one unix:PATH with any characters."""
     if text.startswith("unix:"):
         return [text]
     return [url.strip() for url in text.split(",") if url.strip()]
 
 
 def _credentials(options: dict[str, Any]) -> Credentials:
-    """Return who we are to etcd; an empty name is nobody."""
+    """Return user and password; an empty name means anonymous access."""
     user, password, path = (
         options["etcd_user"],
         options["etcd_password"],
@@ -172,10 +174,10 @@ def _credentials(options: dict[str, Any]) -> Credentials:
                 "Keep one"
             )
         try:
-            said = users.read_credentials(path)
+            from_file = users.read_credentials(path)
         except CredentialsError as error:
             raise click.UsageError(f"--etcd-password-file: {error}") from error
-        user, password = user or said.user, said.password
+        user, password = user or from_file.user, from_file.password
     if password and not user:
         raise click.UsageError("a password for etcd, but no user: give --etcd-user NAME")
     if user and not password:
@@ -196,7 +198,7 @@ def _prefix(text: str) -> str:
         )
     if _OURS in text.split("/"):
         raise click.UsageError(
-            f"--etcd-prefix {text}: {_OURS} is what follows the prefix in every fleet's keys; "
+            f"--etcd-prefix {text}: {_OURS} follows the prefix in every fleet's keys; "
             "choose another name"
         )
     return text

@@ -1,6 +1,6 @@
-"""What answers of etcd's JSON gateway hold, once they are no text any more. Pure; parses nothing.
+"""Values in the answers of etcd's JSON gateway, after parsing. Pure.
 
-For both who come this way: `store.etcd.http`, and `store.etcd.sync_reader`, which has no time to import orjson.
+Shared by `store.etcd.http`, and by `store.etcd.sync_reader`, which cannot afford to import orjson.
 """
 
 from base64 import b64decode, b64encode
@@ -12,16 +12,16 @@ from store.reads import KeyValue
 Json = dict[str, Any]
 
 
-def not_etcd_error(said: object) -> UnavailableError:
-    """Return the error for an answer that makes no sense; a write may have been applied."""
-    return UnavailableError(f"not an answer of etcd: {str(said)[:80]}", ambiguous=True)
+def not_etcd_error(answer: object) -> UnavailableError:
+    """Return the error for an answer that etcd would not give; a write may have been applied."""
+    return UnavailableError(f"not an answer of etcd: {str(answer)[:80]}", ambiguous=True)
 
 
 def field_at(tree: Json, *path: str) -> Any:
-    """Return what must be there in an answer of etcd.
+    """Return a required value of an answer.
 
     Raises:
-        UnavailableError: it is not there, so whoever answered is not etcd.
+        UnavailableError: it is missing, so the answer is not etcd's.
 
     """
     found: Any = tree
@@ -33,7 +33,7 @@ def field_at(tree: Json, *path: str) -> Any:
 
 
 def b64(text: str | bytes) -> str:
-    # A key that somebody wrote by hand need not be text, and must not stop who lists it.
+    # A key that was written by hand need not be UTF-8, and must not break a list.
     raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     return b64encode(raw).decode()
 
@@ -52,7 +52,7 @@ def key_value(tree: Json) -> KeyValue:
 
 
 def error_body(tree: Json) -> tuple[int, str]:
-    """Return the gRPC code and the text of an error's body, whatever build wrote it."""
+    """Return the gRPC code and the text of an error's body, for every build of etcd."""
     nested = tree.get("error")
     if isinstance(nested, dict):  # streams nest it
         tree = nested

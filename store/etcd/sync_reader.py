@@ -1,15 +1,8 @@
-"""etcd for whoever asks once and goes: looks, blocks, and imports next to nothing. Knows no watch, no write.
+"""A blocking reader of etcd's JSON gateway that imports almost nothing: for commands that read a few keys and exit.
 
-HTTP/1.1 over one socket, as far as etcd's JSON gateway needs it: a POST, its answer, the next. Blocks.
-
-`http.client` would do the same, after importing a parser of e-mail: a quarter of the time that
-`fleetctl get` has.
-
-The adapter that only looks: `store.port.Reads` over etcd's JSON gateway, without an event loop.
-
-Its functions are coroutines like the port's, and never wait for one: `drive` runs whatever is built of
-them. It says little about what went wrong; who gets an error asks again by `store.etcd.connect`, whose
-adapters know more ways, and the words for people.
+It has no watches and no writes. Its HTTP/1.1 client is written by hand, because importing `http.client` costs a fifth
+of the CPU time of `fleetctl get`; see docs/adr/0030-sync-reader-http-client.md. When it fails, the caller asks again
+through `store.etcd.connect`, which knows more transports and explains errors to users.
 """
 
 import json
@@ -28,7 +21,7 @@ from store.etcd.json_values import Json, b64, error_body, field_at, key_value, n
 from store.keys import prefix_end
 from store.reads import KeyValue, Listing
 
-if TYPE_CHECKING:  # 20 ms, for those who speak TLS
+if TYPE_CHECKING:  # 20 ms, for TLS only
     from ssl import SSLContext
 
 _CONNECT_S = 1.0
@@ -37,20 +30,20 @@ _LONGEST_HEAD = 2**16
 
 
 class HttpResponse(NamedTuple):
-    """An HTTP answer, whole."""
+    """A complete HTTP response."""
 
     status: int
     body: bytes
     is_last: bool
-    """Whether the other side hangs up after it."""
+    """True if the server closes the connection after it."""
 
 
 class ConnectionBrokenError(UnavailableError):
-    """The connection broke, or what came over it is no HTTP."""
+    """The connection broke, or the peer does not speak HTTP."""
 
 
 class HttpConnection:
-    """One connection to one member; opens when it is made."""
+    """One connection to one member, with one request at a time; connects when it is created."""
 
     def __init__(
         self, address: EtcdAddress, url: str, clock: Clock, tls: "SSLContext | None"
@@ -58,7 +51,7 @@ class HttpConnection:
         """Connect to the address's socket, or to one of its URLs.
 
         Raises:
-            BrokenError: nobody answers there.
+            ConnectionBrokenError: the connection failed.
 
         """
         self._clock = clock
@@ -72,10 +65,10 @@ class HttpConnection:
         self._socket.close()
 
     def post(self, path: str, body: bytes, headers: dict[str, str], limit_s: float) -> HttpResponse:
-        """Send a request and return what came back.
+        """Send a request and return its response.
 
         Raises:
-            BrokenError: not all of it came in `limit_s` seconds, or it is no HTTP.
+            ConnectionBrokenError: the response is not complete after `limit_s` seconds, or it is not HTTP.
 
         """
         until = self._clock.monotonic() + limit_s
@@ -102,27 +95,27 @@ class HttpConnection:
         self._socket.settimeout(left)
         found = self._socket.recv(_CHUNK)
         if not found:
-            raise ConnectionResetError("it hung up in the middle of an answer")
+            raise ConnectionResetError("the connection was closed in the middle of a response")
         return found
 
 
 class _ResponseReader:
-    """What comes in, cut into lines and lengths."""
+    """Parses a response from chunks of bytes."""
 
     def __init__(self, more: Callable[[], bytes]) -> None:
         self._more = more
         self._rest = bytearray()
 
     def answer(self) -> HttpResponse:
-        """Return the next answer.
+        """Return the next response.
 
         Raises:
-            OSError: it did not come; ValueError: it is no HTTP.
+            OSError: it did not arrive; ValueError: it is not HTTP.
 
         """
         version, _, rest = self._line().partition(" ")
         if not version.startswith("HTTP/1."):
-            raise ValueError("what answers there speaks no HTTP")
+            raise ValueError("the server does not speak HTTP")
         status = int(rest[:3])
         headers: dict[str, str] = {}
         while line := self._line():
@@ -133,13 +126,13 @@ class _ResponseReader:
             return HttpResponse(status, self._chunks(), is_last=is_last)
         length = headers.get("content-length", "")
         if not length.isdecimal():
-            raise ValueError("its answer does not say how long it is")
+            raise ValueError("the response has no length")
         return HttpResponse(status, self._exactly(int(length)), is_last=is_last)
 
     def _line(self) -> str:
         while (end := self._rest.find(b"\r\n")) < 0:
             if len(self._rest) > _LONGEST_HEAD:
-                raise ValueError("what answers there speaks no HTTP")
+                raise ValueError("the server does not speak HTTP")
             self._rest += self._more()
         line = self._rest[:end].decode("latin-1")
         del self._rest[: end + 2]
@@ -164,14 +157,14 @@ class _ResponseReader:
 
 def _open_socket(address: EtcdAddress, url: str, tls: "SSLContext | None") -> socket.socket:
     if address.socket is not None:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.settimeout(_CONNECT_S)
-            made.connect(str(address.socket))
+            unix_socket.settimeout(_CONNECT_S)
+            unix_socket.connect(str(address.socket))
         except OSError:
-            made.close()
+            unix_socket.close()
             raise
-        return made
+        return unix_socket
     parts = urlsplit(url)
     plain = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=_CONNECT_S)
     with suppress(OSError):
@@ -187,23 +180,26 @@ def _open_socket(address: EtcdAddress, url: str, tls: "SSLContext | None") -> so
 
 T = TypeVar("T")
 
-# As the other adapters: a call, and one page of a list.
+# Time limits as in the other adapters: for a call, and for one page of a list.
 _CALL_S, _LIST_S = 2.0, 5.0
 
 
 def run_sync(main: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that waits for nothing but this adapter."""
+    """Run a coroutine that awaits nothing but a `SyncReader`, and return its result."""
     try:
         main.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     main.close()
-    raise RuntimeError("it waits for an event loop; only what reads by QuickReads may be driven")
+    raise RuntimeError("the coroutine waits for an event loop; it may only await a SyncReader")
 
 
 class SyncReader:
-    """Reads keys of the etcd at an address, below its prefix; connects when first used. To be closed."""
+    """`store.reads.StoreReader` over etcd's JSON gateway, without an event loop. Close it after use.
+
+    Its methods are coroutines, as the protocol requires, but never wait for an event loop: `run_sync` runs them.
+    """
 
     def __init__(self, address: EtcdAddress, clock: Clock) -> None:
         self._address = address
@@ -214,7 +210,7 @@ class SyncReader:
         self._has_asked = not address.username
 
     async def get(self, key: str) -> KeyValue | None:
-        """Return the key as it is now (linearizable); None if it is not there."""
+        """Return the current value of the key (linearizable); None if it does not exist."""
         answer = self._call("/kv/range", {"key": b64(self._address.prefix + key)}, _CALL_S)
         found = answer.get("kvs", ())
         return self._inside(key_value(found[0])) if found else None
@@ -226,7 +222,7 @@ class SyncReader:
         return Listing(revision=found.revision, items=items, store=found.store)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -255,10 +251,10 @@ class SyncReader:
         return item._replace(key=item.key.removeprefix(self._address.prefix))
 
     def _call(self, path: str, body: Json, limit_s: float) -> Json:
-        """Return what the first member says that answers.
+        """Return the answer of the first member that answers.
 
         Raises:
-            StoreError: none did, or it refused.
+            StoreError: none answered, or one refused.
 
         """
         for turn in range(len(self._urls)):
@@ -278,9 +274,11 @@ class SyncReader:
         return self._exchange(path, body, limit_s)
 
     def _authenticated(self) -> str | None:
-        who = {"name": self._address.username, "password": self._address.password}
+        credentials = {"name": self._address.username, "password": self._address.password}
         try:
-            return str(field_at(self._exchange("/auth/authenticate", who, _CALL_S), "token"))
+            return str(
+                field_at(self._exchange("/auth/authenticate", credentials, _CALL_S), "token")
+            )
         except AuthOffError:
             return None
 
@@ -305,11 +303,11 @@ class SyncReader:
         return HttpConnection(self._address, self._urls[0], self._clock, tls)
 
 
-def _parse_json(said: bytes) -> Json:
+def _parse_json(raw: bytes) -> Json:
     try:
-        tree = json.loads(said)
+        tree = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise not_etcd_error(said) from error
+        raise not_etcd_error(raw) from error
     if not isinstance(tree, dict):
-        raise not_etcd_error(said)
+        raise not_etcd_error(raw)
     return tree

@@ -1,11 +1,7 @@
-"""Who may read and write which keys, and the files that say who somebody is.
+"""The etcd users of a fleet: the keys that each may read and write, and the files with their passwords.
 
-A user's name and password in a file: how `init-auth` writes them and processes read them.
-
-Who may read and write which keys: etcd's roles as data. Pure.
-
-A role is what one process needs for its work, and nothing else; docs/operations/security.md says why
-for each. Where a key lies is `store.keys`' to say; here is who may go there.
+A role has the permissions that one process needs, and no others; docs/operations/security.md gives the reasons.
+`store.keys` defines the keys themselves.
 """
 
 import stat
@@ -21,27 +17,27 @@ _USER, _PASSWORD = "FLEET_ETCD_USER", "FLEET_ETCD_PASSWORD"
 
 
 class CredentialsError(ValueError):
-    """The file is not what it should be; the message says what to do."""
+    """The credentials file is missing or invalid; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who we are to etcd. `user` is empty if the file says only the password."""
+    """User and password for etcd. `user` is empty if the file contains only the password."""
 
     user: str
     password: str = field(repr=False)
 
 
 def render_credentials(found: Credentials, comment: str) -> str:
-    """Return the file's text: for a shell, systemd's EnvironmentFile, and `read`."""
+    """Return the text of a credentials file: for a shell, systemd's EnvironmentFile, and `read_credentials`."""
     return f"# {comment}\n{_USER}={found.user}\n{_PASSWORD}={found.password}\n"
 
 
 def read_credentials(path: Path) -> Credentials:
-    """Return what the file says: one line with the password, or what `render` made.
+    """Read a file with the password on one line, or one of `render_credentials`.
 
     Raises:
-        CredentialsError: it cannot be read, others may read it, or it is of neither form.
+        CredentialsError: it cannot be read, other users may read it, or it has neither form.
 
     """
     try:
@@ -52,8 +48,8 @@ def read_credentials(path: Path) -> Credentials:
         raise CredentialsError(f"{path} is not text: {_WANTED}") from error
     if mode & stat.S_IROTH:
         raise CredentialsError(
-            f"{path} holds a password, and everybody on this machine may read it (mode "
-            f"{stat.S_IMODE(mode):04o}). Do `chmod 600 {path}`"
+            f"{path} holds a password, and every user of this machine may read it (mode "
+            f"{stat.S_IMODE(mode):04o}). Run `chmod 600 {path}`"
         )
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
@@ -74,11 +70,11 @@ _WANTED = (
 
 
 ROOT_USER = "root"
-"""etcd's own name for who may do everything; it knows no other."""
+"""etcd's fixed name for the user with all rights."""
 
 
 class Right(StrEnum):
-    """What may be done with a key; deleting is writing."""
+    """A kind of access to a key; deleting counts as writing."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -87,7 +83,7 @@ class Right(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Permission:
-    """A right to one key, or to all from `key` up to but without `end`."""
+    """A right to one key, or to the keys from `key` up to, but not including, `end`."""
 
     key: str
     end: str = ""
@@ -96,7 +92,7 @@ class Permission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A user of etcd; its one role has the same name."""
+    """A user of etcd; its only role has the same name."""
 
     user: str
     file: str
@@ -114,23 +110,23 @@ def key_permission(key: str, right: Right) -> Permission:
 
 
 def fleet_accounts(nodes: Iterable[str], *, prefix: str = "") -> tuple[Account, ...]:
-    """Return the users of a fleet whose keys lie below the prefix, with an agent for each node."""
-    made = [
+    """Return the users of a fleet whose keys are below the prefix, with an agent for each node."""
+    found_accounts = [
         _account("admin", _admin(), prefix),
         _account("reconciler", _reconciler(), prefix),
         _account("gateway", _gateway(), prefix),
         *(_account(f"node-{name}", _agent(name), prefix) for name in sorted(set(nodes))),
     ]
-    return tuple(made)
+    return tuple(found_accounts)
 
 
 def node_of_user(user: str, *, prefix: str = "") -> str | None:
-    """Return the node whose agent has this user in the fleet below the prefix."""
+    """Return the node whose agent has this user in the fleet below the prefix; None for other users."""
     head, tail = "fleet-node-", _mark(prefix)
     if not (user.startswith(head) and user.endswith(tail)):
         return None
     name = user.removeprefix(head).removesuffix(tail)
-    # No name of a node has an @: it is another fleet's.
+    # A node's name has no @: such a user belongs to another fleet.
     return name if name and "@" not in name else None
 
 
@@ -147,19 +143,19 @@ def _account(component: str, permissions: Iterable[Permission], prefix: str) -> 
 
 
 def _mark(prefix: str) -> str:
-    """Return what tells the users of two fleets in one etcd apart."""
+    """Return the suffix that distinguishes the users of two fleets in one etcd."""
     return f"@{prefix}" if prefix else ""
 
 
 def _admin() -> list[Permission]:
-    """Who uses fleetctl: sees everything, writes what users declare, and secrets."""
+    """Return the rights of fleetctl's users: read everything, write what users declare, and secrets."""
     declared = [kind.name for kind in KINDS if kind.written_by_users]
-    # What is deleted at once takes its status with it; a deployment is marked, and goes later.
+    # Deleting an object also deletes its status. A deployment is only marked; the reconciler deletes it.
     removed = [kind for kind in declared if kind != "ModelDeployment"]
     return [
         prefix_permission(f"{keys.ROOT}/", Right.READ),
         *(prefix_permission(keys.spec_prefix(kind), Right.READWRITE) for kind in declared),
-        # A replica is deleted to have it made anew.
+        # Deleting a replica makes the reconciler create it again.
         prefix_permission(keys.spec_prefix("Replica"), Right.READWRITE),
         *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in removed),
         prefix_permission(keys.SECRET_PREFIX, Right.READWRITE),
@@ -180,44 +176,44 @@ def _reconciler() -> list[Permission]:
             prefix_permission(prefix, Right.READ)
             for prefix in (keys.NODE_LEASE_PREFIX, keys.ENDPOINT_PREFIX)
         ),
-        # Where gateways show how busy deployments are.
+        # Gateways publish the load of deployments here.
         prefix_permission(keys.GATEWAY_LEASE_PREFIX, Right.READ),
-        # It places replicas, registers nodes, and removes deployments whose replicas are gone.
+        # Places replicas, registers nodes, and deletes deployments whose replicas are gone.
         *(
             prefix_permission(keys.spec_prefix(kind), Right.READWRITE)
             for kind in ("Replica", "Revision", "Node", "ModelDeployment")
         ),
-        # What a GitSource says is applied, and pruned, by the leader.
+        # The leader applies and prunes the manifests of GitSources.
         *(
             prefix_permission(keys.spec_prefix(kind), Right.READWRITE)
             for kind in ("NodePool", "ShardGroup", "ModelRoute", "GitSource")
         ),
         prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
         *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
-        # What agents said of a replica goes with the replica.
+        # The reports about a replica are deleted with the replica.
         prefix_permission(keys.RANK_PREFIX, Right.READWRITE),
         prefix_permission(keys.NODE_LIFE_PREFIX, Right.READWRITE),
-        # Watching a key is watching what begins with it.
+        # A watch on a key is a watch on everything that begins with it.
         prefix_permission(keys.ELECTION_RECONCILER, Right.READWRITE),
         prefix_permission(keys.event_prefix("reconciler"), Right.READWRITE),
     ]
 
 
 def _gateway() -> list[Permission]:
-    """Return what its table is made of; it writes where it is found, and nothing else."""
+    """Return the rights to the objects that a routing table is made of, and to write the gateway's own lease."""
     prefixes = (
         keys.ENDPOINT_PREFIX,
         keys.spec_prefix("ModelDeployment"),
         keys.status_prefix("ModelDeployment"),
         keys.spec_prefix("ModelRoute"),
-        # Labels, which say at which site a Mac is.
+        # Labels contain the site of a Mac.
         keys.spec_prefix("Node"),
-        # For its admin API: which Macs there are, and whether their agents live.
+        # For the admin API: the Macs, and whether their agents are alive.
         keys.status_prefix("Node"),
         keys.NODE_LEASE_PREFIX,
-        # Hashes of keys, never the keys.
+        # Hashes of keys, not the keys.
         keys.API_KEY_PREFIX,
-        # Who may read its log; the secrets of other holders' tickets are only hashes.
+        # Tickets for its own log; the secrets of other holders' tickets are only hashes.
         keys.ticket_prefix("Gateway"),
     )
     return [
@@ -230,9 +226,9 @@ def _agent(node: str) -> list[Permission]:
     return [
         prefix_permission(keys.spec_prefix("Replica"), Right.READ),
         prefix_permission(keys.spec_prefix("ModelDeployment"), Right.READ),
-        # The models that groups fall back on are looked at as well.
+        # The fallback models of groups are checked as well.
         prefix_permission(keys.spec_prefix("ShardGroup"), Right.READ),
-        # Nothing that is missing is gone while a backup is restored.
+        # While a backup is restored, missing objects do not count as deleted.
         key_permission(keys.RESTORING, Right.READ),
         key_permission(keys.node_lease_key(node), Right.READWRITE),
         key_permission(keys.status_key("Node", node), Right.READWRITE),

@@ -12,8 +12,8 @@ from store.errors import PermissionDeniedError
 from store.etcd import users
 from store.etcd.connect import connect
 from store.port import Put
-from tests.store.tcp_etcd import TcpEtcd
 from tests.support.fleet import Fleet, fleetctl
+from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until_async
 

@@ -148,7 +148,7 @@ async def test_keys_do_not_belong_into_manifests(shared: Fleet) -> None:
     manifest = b"apiVersion: fleet/v1alpha1\nkind: ApiKey\nmetadata: {name: ci}\n"
     done = await shared.ctl("apply", "-f", "-", stdin=manifest)
     assert (done.code, done.out) == (1, "")
-    assert "secrets do not belong into manifests" in done.err
+    assert "do not put secrets in manifests" in done.err
     assert "fleetctl create apikey NAME" in done.err
 
 

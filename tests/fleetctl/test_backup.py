@@ -197,7 +197,7 @@ async def test_a_bad_file_is_refused_before_anything_is_touched(tmp_path: Path) 
     bad = {
         "cut": (good[:20_000], "its end is missing: it was cut short"),
         "changed": (good.replace(b"xxxx", b"xxyx", 1), "does not match its checksum"),
-        "manifest": (MANIFESTS.encode(), "no backup that `fleetctl backup` wrote"),
+        "manifest": (MANIFESTS.encode(), "not a backup that `fleetctl backup` wrote"),
     }
     for name, (raw, said) in bad.items():
         (tmp_path / name).write_bytes(raw)

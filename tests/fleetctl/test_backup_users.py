@@ -8,8 +8,8 @@ from store import keys
 from store.etcd.connect import connect
 from store.namespace import with_prefix
 from store.port import Put
-from tests.store.guarded import guarded_etcd
 from tests.support.fleet import fleetctl
+from tests.support.store_guarded_etcd import guarded_etcd
 
 
 @pytest.mark.etcd

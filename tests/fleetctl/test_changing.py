@@ -12,8 +12,8 @@ from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from store import codec, keys, objects
 from store.port import Put, Transport
 from tests.fleetctl.test_rollout import MANIFEST
-from tests.manifests.making import read
 from tests.support.fleet import Fleet
+from tests.support.manifests_texts import read
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

@@ -14,9 +14,9 @@ from schemas.pools import NodePool
 from store import codec, objects
 from store.port import Transport
 from tests.fleetctl.test_rollout import MANIFEST
-from tests.manifests.faulty import FaultyTransport, InstantClock, lost
-from tests.manifests.making import pool, read
 from tests.support.fleet import Fleet
+from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
+from tests.support.manifests_texts import pool, read
 
 
 async def there(transport: Transport, name: str) -> ModelDeployment:

@@ -58,7 +58,7 @@ async def test_one_that_cannot_go_does_not_keep_the_others(shared: Fleet) -> Non
     await shared.applied(pool("held") + pool("free") + in_pool("holder", "held"))
     words = ("delete", "np", "held", "fred", "free")
     told = (
-        "error: NodePool/held is named by ModelDeployment/holder. Change or delete it first\n"
+        "error: NodePool/held is used by ModelDeployment/holder. Change or delete it first\n"
         'error: nodepools "fred" not found; did you mean free?\n'
     )
     dry = await shared.ctl(*words, "--dry-run=server")
@@ -100,7 +100,7 @@ async def test_waiting_ends_with_a_reason(shared: Fleet) -> None:
         (("apikey/a", "-l", "a=b"), 2, "API keys are deleted by name, without -l"),
         (("apikey/a", "--all"), 2, "API keys are deleted by name, without --all"),
         (("md/a", "--cascade=away"), 2, "foreground"),
-        (("endpoints", "a"), 1, "Endpoint/a is not for users to delete: the fleet writes it"),
+        (("endpoints", "a"), 1, "Endpoint/a cannot be deleted by users: the fleet writes it"),
     ],
 )
 async def test_misuse(shared: Fleet, words: tuple[str, ...], code: int, told: str) -> None:

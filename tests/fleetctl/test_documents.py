@@ -25,8 +25,8 @@ from store.errors import NewerDocumentError, UndecodableError
 from store.memory import MemoryTransport
 from store.port import Put
 from store.reads import KeyValue
-from tests.schemas.strategies import objects
 from tests.support.examples import few
+from tests.support.schemas_strategies import objects
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 slowly = settings(max_examples=few(6), suppress_health_check=[HealthCheck.too_slow])
@@ -110,11 +110,11 @@ async def stored(*pairs: tuple[str, bytes]) -> MemoryTransport:
         (b"{", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b"\xff", "is not JSON"),
-        (b"[]", "is no object"),
+        (b"[]", "is not an object"),
         (b"{}", r"has no metadata\.name"),
         (b'{"metadata": []}', r"has no metadata\.name"),
         (b'{"metadata": {"name": 1}}', r"has no metadata\.name"),
-        (b'{"metadata": {"name": "a"}, "spec": 3}', "its spec is no object"),
+        (b'{"metadata": {"name": "a"}, "spec": 3}', "its spec is not an object"),
     ],
 )
 async def test_what_is_no_document_says_where_it_is(value: bytes, reason: str) -> None:

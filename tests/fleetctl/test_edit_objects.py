@@ -13,7 +13,7 @@ from manifests.trees import Tree
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiObject
-from tests.schemas.strategies import objects
+from tests.support.schemas_strategies import objects
 
 USERS = [kind for kind in kinds.KINDS if kind.written_by_users]
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)

@@ -15,10 +15,10 @@ from schemas.kinds import KINDS
 from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.pools import NodePool, NodePoolSpec, NodeSelector, ReservedResources
-from tests.manifests.making import read
-from tests.schemas.strategies import objects
 from tests.support.fleet import Fleet
 from tests.support.fleets import deployment
+from tests.support.manifests_texts import read
+from tests.support.schemas_strategies import objects
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
 THEIRS = [kind for kind in KINDS if kind.written_by_users]

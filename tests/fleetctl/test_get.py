@@ -10,8 +10,8 @@ import pytest
 from manifests.load import load_objects
 from store import keys
 from store.port import Put, Transport
-from tests.store.tcp_etcd import TcpEtcd
 from tests.support.fleet import Done, Fleet, fleetctl
+from tests.support.store_tcp_etcd import TcpEtcd
 
 pytestmark = pytest.mark.etcd
 

@@ -16,8 +16,8 @@ from store import keys
 from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.port import Delete, Put, Transport
-from tests.store.tcp_etcd import TcpEtcd
 from tests.support.fleet import Fleet
+from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.etcd

@@ -17,9 +17,9 @@ from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate, unfit_for_clusters
 from store.port import Transport
-from tests.store.certificates import Authority, Identity
 from tests.support.cluster import killing_signal, quiet_port
 from tests.support.fleet import Fleet, fleetctl, running_fleet
+from tests.support.store_certificates import Authority, Identity
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until, until_async
 

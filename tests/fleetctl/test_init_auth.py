@@ -19,9 +19,10 @@ from store.etcd import users as etcd_users
 from store.etcd.connect import connect
 from store.etcd.grpc.admin import AuthClient
 from store.etcd.users import Right, key_permission, prefix_permission
-from tests.store.tcp_etcd import TcpEtcd
+from tests.support import store_admin
 from tests.support.fleet import fleetctl
 from tests.support.ports import free_port
+from tests.support.store_tcp_etcd import TcpEtcd
 
 USERS = ["fleet-admin", "fleet-gateway", "fleet-node-mac-1", "fleet-reconciler", "root"]
 FILES = ["admin.env", "gateway.env", "node-mac-1.env", "reconciler.env", "root.env"]
@@ -139,7 +140,7 @@ async def test_roles_that_were_changed_converge(etcd: TcpEtcd, out: Path) -> Non
         )
         await root.grant_role("fleet-gateway", "fleet-admin")
         await root.revoke_role("fleet-node-mac-1", "fleet-node-mac-1")
-        await root.delete_role("fleet-reconciler")
+        await store_admin.delete_role(root, "fleet-reconciler")
     said = await done(order(etcd, out))
     assert "role fleet-admin taken away" in said
     assert "fleet-admin: unchanged" in said

@@ -15,7 +15,8 @@ from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.grpc.admin import AuthClient
 from tests.fleetctl.test_init_auth import as_root, done, is_sound, order
-from tests.store.tcp_etcd import TcpEtcd
+from tests.support import store_admin
+from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.etcd
@@ -66,9 +67,9 @@ async def out(etcd: TcpEtcd, tmp_path: Path) -> AsyncIterator[Path]:
     async with as_root(etcd, found) as root:
         await root.disable()
         for user in await root.users():
-            await root.delete_user(user)
+            await store_admin.delete_user(root, user)
         for role in await root.roles():
-            await root.delete_role(role)
+            await store_admin.delete_role(root, role)
 
 
 async def first_run(address: EtcdAddress, out: Path, *, dies_at: int, is_done: bool) -> bool:

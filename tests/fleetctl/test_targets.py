@@ -13,8 +13,8 @@ from schemas.node import Node
 from store import codec, objects
 from store.errors import ConflictError, UnavailableError
 from store.port import Delete
-from tests.manifests.faulty import FaultyTransport, InstantClock, lost
 from tests.support.fleets import NOW, deployment, replica, revision
+from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
 from tests.support.reconciler_agents import node_status
 
 JOINED = Node(metadata=ObjectMeta(name="a", uid="u"), status=node_status("a"))

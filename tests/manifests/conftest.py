@@ -1,4 +1,4 @@
-"""A transport of each kind, empty; the layout of keys is fixed, so etcd is swept before each test."""
+"""Fixtures: an empty transport of each kind. Keys are fixed, so a real etcd is emptied before each test."""
 
 from collections.abc import AsyncIterator
 

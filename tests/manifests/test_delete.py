@@ -1,4 +1,4 @@
-"""Deleting: what goes, what is only marked, and what is refused."""
+"""Tests of `manifests.delete`: deleted, marked and refused objects."""
 
 import pytest
 
@@ -11,9 +11,9 @@ from schemas.replica import Replica
 from store import codec, keys, objects
 from store.errors import ConflictError, UnavailableError
 from store.port import Put, Transport
-from tests.manifests.faulty import FaultyTransport, InstantClock, lost
-from tests.manifests.making import deployment, in_pool, pool, read, route
 from tests.support.fleets import replica
+from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
+from tests.support.manifests_texts import deployment, in_pool, pool, read, route
 
 CLOCK = SystemClock()
 
@@ -42,7 +42,7 @@ async def test_marking_twice_changes_nothing(transport: Transport) -> None:
     assert (await transport.status()).revision == before
 
 
-async def test_a_pool_goes_with_its_status(transport: Transport) -> None:
+async def test_a_pool_is_deleted_with_its_status(transport: Transport) -> None:
     await applied(transport, pool())
     await transport.commit([], [Put(key=keys.status_key("NodePool", "studio"), value=b"{}")])
     outcome = await delete.delete(transport, "NodePool", "studio", CLOCK)
@@ -50,35 +50,35 @@ async def test_a_pool_goes_with_its_status(transport: Transport) -> None:
     assert (await transport.list(f"{keys.ROOT}/")).items == ()
 
 
-async def test_a_node_that_only_reported_goes_too(transport: Transport) -> None:
+async def test_a_node_without_a_spec_can_be_deleted(transport: Transport) -> None:
     await transport.commit([], [Put(key=keys.status_key("Node", "mac-1"), value=b"{}")])
     await delete.delete(transport, "Node", "mac-1", CLOCK)
     assert (await transport.list(f"{keys.ROOT}/")).items == ()
 
 
-async def test_what_is_named_by_others_stays(transport: Transport) -> None:
+async def test_an_object_in_use_is_not_deleted(transport: Transport) -> None:
     await applied(transport, pool() + deployment(rest=in_pool()) + deployment("b", rest=in_pool()))
     await applied(transport, route())
     with pytest.raises(InUseError) as caught:
         await delete.delete(transport, "NodePool", "studio", CLOCK)
     assert str(caught.value) == (
-        "NodePool/studio is named by ModelDeployment/b, ModelDeployment/qwen. "
+        "NodePool/studio is used by ModelDeployment/b, ModelDeployment/qwen. "
         "Change or delete them first"
     )
     with pytest.raises(InUseError) as caught:
         await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     assert str(caught.value) == (
-        "ModelDeployment/qwen is named by ModelRoute/chat. Change or delete it first"
+        "ModelDeployment/qwen is used by ModelRoute/chat. Change or delete it first"
     )
 
 
-async def test_what_is_being_deleted_holds_no_pool(transport: Transport) -> None:
+async def test_an_object_that_is_being_deleted_does_not_use_a_pool(transport: Transport) -> None:
     await applied(transport, pool() + deployment(rest=in_pool()))
     await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     await delete.delete(transport, "NodePool", "studio", CLOCK)
 
 
-async def test_what_is_not_there(transport: Transport) -> None:
+async def test_a_missing_object_is_reported_with_suggestions(transport: Transport) -> None:
     await applied(transport, deployment() + pool())
     with pytest.raises(NotFoundError) as caught:
         await delete.delete(transport, "ModelDeployment", "qwem", CLOCK)
@@ -92,13 +92,13 @@ async def test_what_is_not_there(transport: Transport) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Revision", "Endpoint", "Event", "Pod"])
-async def test_what_the_fleet_writes_is_refused(kind: str) -> None:
-    with pytest.raises(WriteRefusedError, match="is not for users to delete"):
+async def test_kinds_that_the_fleet_writes_are_refused(kind: str) -> None:
+    with pytest.raises(WriteRefusedError, match="cannot be deleted by users"):
         await delete.delete(FaultyTransport(InstantClock()), kind, "a", CLOCK)
 
 
 @pytest.mark.parametrize("kind", ["ModelDeployment", "NodePool"])
-async def test_a_lost_answer_is_looked_up(kind: str) -> None:
+async def test_a_lost_answer_of_a_deletion_is_resolved_by_a_read(kind: str) -> None:
     store = FaultyTransport(InstantClock())
     await applied(store, deployment("a") + pool("a"))
     store.after = lost(2)
@@ -107,7 +107,7 @@ async def test_a_lost_answer_is_looked_up(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ModelDeployment", "NodePool"])
-async def test_a_lost_request_is_not_hidden(kind: str) -> None:
+async def test_a_lost_request_of_a_deletion_is_an_error(kind: str) -> None:
     store = FaultyTransport(InstantClock())
     await applied(store, deployment("a") + pool("a"))
     store.before = lost(*range(2, 100))
@@ -115,7 +115,7 @@ async def test_a_lost_request_is_not_hidden(kind: str) -> None:
         await delete.delete(store, kind, "a", InstantClock())
 
 
-async def test_a_mark_whose_request_was_lost_is_set_again() -> None:
+async def test_a_mark_with_a_lost_request_is_set_again() -> None:
     store = FaultyTransport(InstantClock())
     await applied(store, deployment("a"))
     store.before = lost(2)
@@ -125,7 +125,7 @@ async def test_a_mark_whose_request_was_lost_is_set_again() -> None:
     assert outcome.obj.metadata.deletion_timestamp is not None
 
 
-async def test_a_conflict_looks_again_and_not_for_ever() -> None:
+async def test_a_conflict_is_retried_a_few_times() -> None:
     store = FaultyTransport(InstantClock())
     await applied(store, pool())
     key = keys.spec_key("NodePool", "studio")
@@ -142,7 +142,7 @@ async def test_a_conflict_looks_again_and_not_for_ever() -> None:
     assert isinstance(await delete.delete(store, "NodePool", "studio", CLOCK), delete.DeletedObject)
 
 
-async def test_a_replica_is_marked_and_its_agent_does_the_rest(transport: Transport) -> None:
+async def test_a_replica_is_marked_for_its_agent(transport: Transport) -> None:
     there = replica(0).replica
     await transport.commit([], [codec.put_spec(there)])
     done = await delete.delete(transport, "Replica", "qwen-0", CLOCK)
@@ -153,7 +153,7 @@ async def test_a_replica_is_marked_and_its_agent_does_the_rest(transport: Transp
     assert found.spec == there.spec
 
 
-async def test_replicas_can_be_left_behind(transport: Transport) -> None:
+async def test_replicas_can_be_orphaned(transport: Transport) -> None:
     await applied(transport, deployment())
     done = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK, cascade="orphan")
     assert isinstance(done, delete.PendingDeletion)

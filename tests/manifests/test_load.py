@@ -1,4 +1,4 @@
-"""What is read from where, what the words of YAML 1.2 mean, and that no text is a surprise."""
+"""Tests of `manifests.load`: files, folders, the YAML 1.2 core schema, and arbitrary texts."""
 
 import math
 from io import BytesIO
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from manifests import load
 from manifests.errors import ManifestErrors
-from manifests.trees import Tree, object_tree, show_path
+from manifests.trees import Tree, object_tree
 from manifests.yaml import nodes, parser
 from schemas import kinds
 from schemas.deployment import ModelDeployment
-from tests.manifests.making import complaints, deployment, pool, read
+from tests.support.manifests_texts import complaints, deployment, pool, read
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
 
@@ -79,18 +79,18 @@ def test_json_is_read_with_tabs_escapes_and_pairs_of_surrogates(tmp_path: Path) 
     assert (item.obj.metadata.annotations, item.obj.spec.replicas) == ({"x": "😀"}, 2)
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_fine() -> None:
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted() -> None:
     raw = b"\xef\xbb\xbf" + deployment().replace("\n", "\r\n").encode()
     assert len(load.load_objects(["-"], stdin=BytesIO(raw))) == 1
 
 
-def test_documents_before_a_fault_are_still_judged() -> None:
+def test_documents_before_a_syntax_error_are_still_validated() -> None:
     with pytest.raises(ManifestErrors) as caught:
         read(deployment(replicas=-1) + "---\na: [\n")
     assert len(caught.value.problems) == 2
 
 
-def test_read_objects_of_load_is_load_objects(tmp_path: Path) -> None:
+def test_load_objects_equals_load_and_read(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(deployment() + pool())
     found = [load.read_objects(load.load_documents([str(path)])), load.load_objects([str(path)])]
@@ -142,7 +142,7 @@ def value(text: str) -> Tree:
         ("&x [1]\nb: *x", [1]),
     ],
 )
-def test_words_mean_what_yaml_1_2_says(text: str, expected: Tree) -> None:
+def test_unquoted_words_follow_the_yaml_1_2_core_schema(text: str, expected: Tree) -> None:
     found = value(text)
     assert (found, type(found)) == (expected, type(expected))
 
@@ -153,7 +153,7 @@ def test_nan_is_a_number() -> None:
     assert math.isnan(found)
 
 
-def test_an_alias_stands_where_it_is_used() -> None:
+def test_an_alias_has_the_place_of_its_use() -> None:
     [root] = parser.parse("a: &x\n  b: 1\nc: *x\n*x2 : 1\n".replace("*x2 ", "d"), "f").documents
     assert nodes.plain_value(root) == {"a": {"b": 1}, "c": {"b": 1}, "d": 1}
     node = nodes.find_node(root, ("c",))
@@ -164,12 +164,6 @@ def test_an_alias_stands_where_it_is_used() -> None:
 def test_an_alias_may_be_a_key() -> None:
     [root] = parser.parse("a: &x word\n*x : 1\n", "f").documents
     assert nodes.plain_value(root) == {"a": "word", "word": 1}
-
-
-def test_paths_are_shown_as_they_are_written() -> None:
-    assert show_path(()) == ""
-    assert show_path(("spec", "backends", 0, "weight")) == "spec.backends[0].weight"
-    assert show_path(("metadata", "labels", "fleet/os")) == 'metadata.labels["fleet/os"]'
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -185,7 +179,7 @@ YAMLISH = st.text(st.sampled_from("a: -\n\t[]{}&*!|>%@`'\"#,?<~1.\\x0ué😀\r\u
 @example(tree={"k" * 2000: [1, [2, {"a": []}]], "b": [[["x"]], {}], "": {"": ""}})
 @example(tree={"a": "no", "b": "12:30", "c": "x: y", "d": "x #y", "e": " x", "f": "---", "g": "x:"})
 @example(tree={"spec": 1, "apiVersion": "2"})
-def test_what_is_dumped_is_read_back(tree: dict[str, Tree]) -> None:
+def test_a_dumped_tree_is_read_back(tree: dict[str, Tree]) -> None:
     text = parser.dump(tree)
     parsed = parser.parse(text, "f")
     assert parsed.problems == ()
@@ -193,7 +187,7 @@ def test_what_is_dumped_is_read_back(tree: dict[str, Tree]) -> None:
 
 
 @given(tree=TREES.filter(lambda tree: tree is not None))
-def test_anything_is_dumped_and_read_back(tree: Tree) -> None:
+def test_any_tree_is_dumped_and_read_back(tree: Tree) -> None:
     [root] = parser.parse(parser.dump(tree), "f").documents
     assert nodes.plain_value(root) == tree
 
@@ -233,14 +227,12 @@ def test_any_object_raises_manifest_errors_or_nothing(
 
 
 @given(edit=st.text(max_size=6), place=st.integers(0, 200), cut=st.integers(0, 12))
-def test_a_slip_of_the_finger_raises_manifest_errors_or_nothing(
-    edit: str, place: int, cut: int
-) -> None:
+def test_a_typing_error_raises_manifest_errors_or_nothing(edit: str, place: int, cut: int) -> None:
     text = deployment(rest="  servedNames: [fast]\n  placement:\n    pools:\n    - studio\n")
     never_surprised((text[:place] + edit + text[place + cut :]).encode())
 
 
-def test_output_is_in_the_order_people_know() -> None:
+def test_dumped_fields_are_in_kubectls_order() -> None:
     [item] = read(
         deployment(rest="  placement:\n    pools: [studio]\n    nodeSelector: {a/b: '1'}\n")
     )

@@ -1,4 +1,4 @@
-"""Overlays: what a site says is laid over what is the same everywhere."""
+"""Tests of `manifests.overlay`: patches of a site over a common base."""
 
 import json
 from pathlib import Path
@@ -90,7 +90,7 @@ def over(base: str, patch: str) -> object:
         ),
     ],
 )
-def test_what_a_patch_does(base: str, patch: str, wanted: object) -> None:
+def test_a_patch_is_merged_into_its_base(base: str, patch: str, wanted: object) -> None:
     found = over(base, patch)
     if isinstance(wanted, list):
         assert isinstance(found, list)
@@ -116,7 +116,7 @@ def reference(base: object, patch: object) -> object:
 
 @settings(max_examples=60, deadline=None)
 @given(mappings, mappings)
-def test_without_lists_it_is_a_merge_patch(
+def test_a_patch_without_lists_is_a_merge_patch(
     base: dict[str, object], patch: dict[str, object]
 ) -> None:
     assert over(json.dumps(base), json.dumps(patch)) == reference(base, patch)
@@ -138,7 +138,7 @@ def refused(*paths: Path) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_site_over_a_base(tmp_path: Path) -> None:
+def test_a_site_is_merged_over_its_base(tmp_path: Path) -> None:
     write(
         tmp_path,
         base__pool_yaml=POOL,
@@ -156,7 +156,7 @@ def test_a_site_over_a_base(tmp_path: Path) -> None:
     assert [item.obj.name for item in load_objects([str(tmp_path / "top")])] == ["studios"]
 
 
-def test_faults_are_told_where_they_were_written(tmp_path: Path) -> None:
+def test_errors_are_reported_at_the_line_of_the_patch(tmp_path: Path) -> None:
     bad = HEAD + "kind: NodePool\nmetadata: {name: studios}\nspec:\n  priority: high\n  nods: [c]\n"
     write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=OVERLAY, site__pool_yaml=bad)
     assert refused(tmp_path / "site") == [
@@ -187,7 +187,7 @@ def test_faults_are_told_where_they_were_written(tmp_path: Path) -> None:
         ),
         pytest.param(
             OVERLAY.replace("../base]", ".]"),
-            "3:1: Overlay: base: goes in a circle: {root}/site -> {root}/site. Break it",
+            "3:1: Overlay: base: is circular: {root}/site -> {root}/site. Break the circle",
             id="circle",
         ),
         pytest.param(
@@ -198,13 +198,13 @@ def test_faults_are_told_where_they_were_written(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_overlay(tmp_path: Path, overlay: str, said: str) -> None:
+def test_an_invalid_overlay_is_reported(tmp_path: Path, overlay: str, said: str) -> None:
     write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=overlay)
     wanted = f"{tmp_path}/site/overlay.yaml:{said.format(root=tmp_path)}"
     assert wanted in refused(tmp_path / "site")
 
 
-def test_a_patch_of_nothing_is_said(tmp_path: Path) -> None:
+def test_a_patch_without_a_target_is_reported(tmp_path: Path) -> None:
     patch = HEAD + "kind: NodePool\nmetadata: {name: studio}\n$patch: delete\n"
     write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=OVERLAY, site__pool_yaml=patch)
     assert refused(tmp_path / "site") == [
@@ -214,7 +214,7 @@ def test_a_patch_of_nothing_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("site", ["berlin", "lab"])
-def test_the_example_is_good(site: str) -> None:
+def test_the_example_is_valid(site: str) -> None:
     root = Path(__file__).parents[2] / "examples" / "gitops"
     loaded = load_objects([str(root / "sites" / site)])
     assert validate(loaded, StoreNames()) == []

@@ -1,18 +1,30 @@
-"""Whose a field is, and what becomes of it when a manifest is applied over what others wrote."""
+"""Tests of `manifests.ownership`: the owner of a field, and manifests applied over the changes of others."""
 
+import contextlib
+import json
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from manifests import ownership
+from manifests import declaration, ownership, three_way
 from manifests.errors import ManifestErrors
+from manifests.load import Document, LoadedObject
 from manifests.ownership import FieldConflict, MergedObject
 from manifests.three_way import Force
+from manifests.trees import spec_of
+from manifests.yaml.nodes import Mark, YamlNode
+from schemas import kinds
 from schemas.deployment import KvCache, ModelDeployment
 from schemas.gitsource import GitSource
-from schemas.meta import APPLY_SET, RESTARTED_AT, ApiObject
-from tests.manifests.making import HEAD, deployment, read, route
+from schemas.kinds import Kind
+from schemas.meta import APPLY_SET, RESTARTED_AT, ApiModel, ApiObject
+from tests.support.manifests_texts import HEAD, deployment, read, route
+from tests.support.schemas_strategies import objects
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -62,14 +74,14 @@ def clashes(found: tuple[FieldConflict, ...]) -> list[tuple[str, str, object, ob
     return [(one.path, one.owner, one.theirs, one.ours) for one in found]
 
 
-def test_what_a_manifest_says_is_its_managers() -> None:
+def test_applied_fields_belong_to_the_manager() -> None:
     obj = made(deployment(meta="  labels: {a/b: c}\n", rest="  servedNames: [x]\n"))
     for path in ("spec.replicas", 'metadata.labels["a/b"]', "spec.servedNames[0]", "spec.model"):
         assert owner(obj, path) == "fleetctl"
     assert owner(obj, "spec.concurrency") is None
 
 
-def test_what_a_verb_changes_is_the_verbs() -> None:
+def test_updated_fields_belong_to_the_verb() -> None:
     obj = with_spec(made(deployment()), SCALE, replicas=5)
     assert owner(obj, "spec.replicas") == SCALE
     back = with_spec(obj, "fleetctl-edit", replicas=7)
@@ -80,12 +92,12 @@ def test_what_a_verb_changes_is_the_verbs() -> None:
     assert owner(back, "spec") == "fleetctl-edit"
 
 
-def test_a_change_of_nothing_records_nothing() -> None:
+def test_an_update_without_changes_records_nothing() -> None:
     obj = made(deployment())
     assert ownership.record_update(obj, obj, SCALE, LATER) == obj
 
 
-def test_annotations_of_the_fleet_are_nobodys() -> None:
+def test_annotations_of_the_fleet_have_no_owner() -> None:
     obj = made(deployment())
     noted = obj.metadata.model_copy(update={"annotations": {RESTARTED_AT: "x"}})
     after = ownership.record_update(obj, obj.model_copy(update={"metadata": noted}), "x", LATER)
@@ -93,24 +105,24 @@ def test_annotations_of_the_fleet_are_nobodys() -> None:
     assert again(after, deployment()) is after
 
 
-def test_what_another_changed_stays_and_is_said() -> None:
+def test_a_field_changed_by_another_manager_is_kept_and_reported() -> None:
     obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
     found = merged(obj, deployment(replicas=2))
     assert found.obj is obj
     assert found.conflicts == ()
-    assert [one.kept for one in found.kept] == [
+    assert [one.kept_message for one in found.kept_by_others] == [
         "modeldeployment/qwen: spec.replicas stays 5, set by fleetctl-scale; the manifest says 2"
     ]
 
 
-def test_what_both_changed_is_a_conflict_with_its_owner() -> None:
+def test_a_field_changed_by_both_is_a_conflict_with_its_owner() -> None:
     obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
     found = merged(obj, deployment(replicas=3))
     assert clashes(found.conflicts) == [("spec.replicas", SCALE, 5, 3)]
     assert found.obj is obj
 
 
-def test_what_both_changed_to_the_same_is_none() -> None:
+def test_a_field_changed_by_both_to_the_same_value_is_no_conflict() -> None:
     obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
     after = again(obj, deployment(replicas=5))
     assert (after.spec.replicas, after.metadata.generation) == (5, obj.metadata.generation)
@@ -127,7 +139,7 @@ def test_force_takes_the_field() -> None:
         assert len(after.metadata.managed_fields) == 1
 
 
-def test_drift_is_put_back_without_force_against_other_manifests() -> None:
+def test_drift_is_corrected_but_other_manifests_are_respected() -> None:
     obj = with_spec(made(deployment(replicas=2), manager="gitsource/a"), SCALE, replicas=5)
     how: dict[str, Any] = {"manager": "gitsource/a", "force": "drift"}
     assert again(obj, deployment(replicas=2), **how).spec.replicas == 2
@@ -135,17 +147,17 @@ def test_drift_is_put_back_without_force_against_other_manifests() -> None:
     assert clashes(other.conflicts) == [("spec.replicas", "fleetctl", 2, 3)]
 
 
-def test_what_is_said_no_more_goes_back_to_its_default() -> None:
+def test_a_field_removed_from_the_manifest_returns_to_its_default() -> None:
     text = deployment(meta="  labels: {a: b, c: d}\n", rest="  concurrency: 9\n")
     after = again(made(text), deployment(meta="  labels: {a: b}\n"))
     assert (after.metadata.labels, after.spec.concurrency) == ({"a": "b"}, 4)
 
 
-def test_what_is_said_no_more_stays_if_another_owns_it() -> None:
+def test_a_field_removed_from_the_manifest_stays_if_another_owns_it() -> None:
     text = deployment(rest="  concurrency: 9\n")
     obj = with_spec(made(text), SCALE, concurrency=7)
     found = merged(obj, deployment())
-    assert (found.kept, found.conflicts) == ((), ())
+    assert (found.kept_by_others, found.conflicts) == ((), ())
     assert isinstance(found.obj, ModelDeployment)
     assert found.obj.spec.concurrency == 7
 
@@ -156,16 +168,19 @@ def test_labels_are_merged_by_key() -> None:
     )
     found = merged(obj, deployment(meta="  labels: {a: z, c: d}\n"))
     assert found.obj.metadata.labels == {"a": "z", "x": "y"}
-    assert clashes(found.kept) == [("metadata.labels.c", "fleetctl-label", None, "d")]
-    assert "metadata.labels.c stays unset, set by fleetctl-label" in found.kept[0].kept
+    assert clashes(found.kept_by_others) == [("metadata.labels.c", "fleetctl-label", None, "d")]
+    assert (
+        "metadata.labels.c stays unset, set by fleetctl-label"
+        in found.kept_by_others[0].kept_message
+    )
 
 
-def test_no_labels_in_the_manifest_take_away_its_own_only() -> None:
+def test_a_manifest_without_labels_removes_only_its_own() -> None:
     obj = with_labels(made(deployment(meta="  labels: {a: b}\n")), "fleetctl-label", a="b", x="y")
     assert again(obj, deployment()).metadata.labels == {"x": "y"}
 
 
-def test_lists_are_taken_whole() -> None:
+def test_lists_are_replaced_as_a_whole() -> None:
     obj = with_spec(
         made(deployment(rest="  servedNames: [x]\n")), "fleetctl-edit", served_names=("x", "y")
     )
@@ -173,21 +188,21 @@ def test_lists_are_taken_whole() -> None:
     assert clashes(found.conflicts) == [("spec.servedNames", "fleetctl-edit", ["x", "y"], ["z"])]
 
 
-def test_defaults_in_items_of_lists_are_no_difference() -> None:
+def test_defaults_in_list_items_are_no_difference() -> None:
     obj = merged(None, route()).obj
     assert merged(obj, route()).obj is obj
     spelled = route(backends="[{deployment: qwen, weight: 1}]")
     assert merged(obj, spelled).obj is obj
 
 
-def test_an_object_that_nobody_applied_becomes_what_the_manifest_says() -> None:
+def test_an_object_without_manifests_is_adopted() -> None:
     obj = made(deployment(meta="  labels: {a: b}\n", rest="  concurrency: 9\n"))
     bare = obj.metadata.model_copy(update={"managed_fields": ()})
     after = again(obj.model_copy(update={"metadata": bare}), deployment(replicas=3))
     assert (after.spec.concurrency, after.spec.replicas, after.metadata.labels) == (4, 3, {})
 
 
-def test_an_object_that_nobody_applied_keeps_what_verbs_wrote() -> None:
+def test_an_adopted_object_keeps_fields_of_verbs() -> None:
     obj = with_spec(made(deployment()), SCALE, replicas=5, concurrency=9)
     [_, scaled] = obj.metadata.managed_fields
     bare = obj.model_copy(
@@ -211,7 +226,7 @@ def test_two_manifests_share_an_object_until_they_disagree() -> None:
     assert clashes(lost.conflicts) == [("spec.replicas", "gitsource/a", 3, 2)]
 
 
-def test_what_one_manifest_says_no_more_stays_while_another_says_it() -> None:
+def test_a_field_stays_while_another_manifest_has_it() -> None:
     text = deployment(rest="  concurrency: 9\n")
     both = again(made(text), text, manager="gitsource/a")
     assert again(both, deployment()).spec.concurrency == 9
@@ -220,14 +235,14 @@ def test_what_one_manifest_says_no_more_stays_while_another_says_it() -> None:
 SCALED = "  autoscaling: {minReplicas: 1, maxReplicas: 3}\n"
 
 
-def test_a_mapping_goes_as_a_whole() -> None:
+def test_a_mapping_is_removed_as_a_whole() -> None:
     assert again(made(deployment(rest=SCALED)), deployment()).spec.autoscaling is None
 
 
-def test_a_mapping_that_another_took_away_stays_away() -> None:
+def test_a_mapping_removed_by_another_stays_removed() -> None:
     obj = with_spec(made(deployment(rest=SCALED)), "fleetctl-edit", autoscaling=None)
     found = merged(obj, deployment(rest=SCALED))
-    assert [one.path for one in found.kept] == ["spec.autoscaling"]
+    assert [one.path for one in found.kept_by_others] == ["spec.autoscaling"]
     more = SCALED.replace("3", "4")
     assert [one.path for one in merged(obj, deployment(rest=more)).conflicts] == [
         "spec.autoscaling"
@@ -237,7 +252,7 @@ def test_a_mapping_that_another_took_away_stays_away() -> None:
     assert forced.spec.autoscaling.max_replicas == 4
 
 
-def test_what_must_be_there_stays_while_another_keeps_the_rest() -> None:
+def test_a_required_field_stays_while_another_keeps_its_mapping() -> None:
     obj = made(deployment(rest=SCALED))
     assert obj.spec.autoscaling is not None
     wider = obj.spec.autoscaling.model_copy(update={"min_replicas": 2})
@@ -246,13 +261,13 @@ def test_what_must_be_there_stays_while_another_keeps_the_rest() -> None:
     assert after.spec.autoscaling.min_replicas == 2
 
 
-def test_what_does_not_go_together_is_refused_at_its_place() -> None:
+def test_fields_that_are_invalid_together_are_refused_at_their_place() -> None:
     obj = made(deployment(rest="  contextLength: 8192\n"))
     kept = with_spec(obj, "fleetctl-edit", kv_cache=KvCache(window=4096))
     with pytest.raises(ManifestErrors) as caught:
         merged(kept, deployment(rest="  contextLength: 2048\n"))
     assert str(caught.value).startswith(
-        "standard input:6:1: ModelDeployment/qwen: spec: does not go with what others set in the store: "
+        "standard input:6:1: ModelDeployment/qwen: spec: is invalid together with fields that others set in the store: "
         "kvCache.window is 4096"
     )
 
@@ -262,21 +277,21 @@ SOURCE = (
 )
 
 
-def test_a_default_gives_way_to_another_way_to_say_the_same() -> None:
+def test_a_default_gives_way_to_another_form_of_the_field() -> None:
     obj = merged(None, SOURCE).obj
     after = merged(obj, f"{SOURCE}  reference: {{tag: v1}}\n").obj
     assert isinstance(after, GitSource)
     assert (after.spec.reference.branch, after.spec.reference.tag) == (None, "v1")
 
 
-def test_null_is_said_too() -> None:
+def test_null_is_an_applied_value() -> None:
     obj = made(deployment(rest="  queueDepth: 7\n"))
     after = again(obj, deployment(rest="  queueDepth: null\n"))
     assert after.spec.queue_depth is None
     assert owner(after, "spec.queueDepth") == "fleetctl"
 
 
-def test_long_texts_are_remembered_by_their_hash() -> None:
+def test_long_texts_are_stored_as_a_hash() -> None:
     text = deployment(meta=f"  annotations: {{a: {'x' * 5000}}}\n")
     obj = made(text)
     [said] = obj.metadata.managed_fields
@@ -285,7 +300,7 @@ def test_long_texts_are_remembered_by_their_hash() -> None:
     assert again(obj, deployment()).metadata.annotations == {}
 
 
-def test_what_a_manifest_said_can_be_taken_back() -> None:
+def test_a_manifest_can_be_withdrawn() -> None:
     text = deployment(meta="  labels: {a: b}\n", rest="  concurrency: 9\n")
     obj = with_labels(made(text), "fleetctl-label", a="b", x="y")
     after = ownership.withdraw_manifest(obj, "fleetctl")
@@ -295,8 +310,106 @@ def test_what_a_manifest_said_can_be_taken_back() -> None:
     assert ownership.withdraw_manifest(after, "fleetctl") is after
 
 
-def test_the_set_survives_an_apply_without_one() -> None:
+def test_an_apply_without_a_set_keeps_the_set() -> None:
     obj = made(deployment())
     of_set = obj.metadata.model_copy(update={"annotations": {APPLY_SET: "a"}})
     there = obj.model_copy(update={"metadata": of_set})
     assert again(there, deployment(replicas=4)).metadata.annotations == {APPLY_SET: "a"}
+
+
+DOCUMENT = Document(source="any", root=YamlNode(mark=Mark(line=1, column=1), content={}))
+
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(k, id=k.name) for k in kinds.KINDS if k.written_by_users]
+)
+many = settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+LABELS = st.dictionaries(st.sampled_from(["team", "lab/rack"]), st.sampled_from(["a", "b"]))
+
+
+@cache
+def manifests(kind: Kind) -> st.SearchStrategy[ApiObject]:
+    """Return what files may say: names alike, nothing of the fleet's, no default spelled out where that is allowed."""
+    spec = objects(kind.type.model_fields["spec"].annotation)  # type: ignore[arg-type]  # each kind has one
+    return st.builds(partial(_as_a_file_has_it, kind), spec, LABELS)
+
+
+def _as_a_file_has_it(kind: Kind, spec: ApiModel, labels: dict[str, str]) -> ApiObject:
+    for is_sparse in (True, False):
+        said = json.loads(spec.model_dump_json(by_alias=True, exclude_defaults=is_sparse))
+        tree = {"kind": kind.name, "metadata": {"name": "a", "labels": labels}, "spec": said}
+        try:
+            return kind.type.model_validate_json(json.dumps(tree))
+        except ValidationError:
+            continue  # a mapping whose every field has its default may have to say one of them
+    raise AssertionError("what a dump says can be read")
+
+
+def applied(
+    existing: ApiObject | None, manifest: ApiObject, *, force: Force = False
+) -> MergedObject:
+    item = LoadedObject(obj=manifest, document=DOCUMENT)
+    return ownership.merge_manifest(existing, item, manager="me", force=force, now=NOW, uid="u")
+
+
+def in_turn(*manifest: ApiObject) -> ApiObject:
+    """Return the object after all of them were applied; nobody else writes."""
+    there: ApiObject | None = None
+    for one in manifest:
+        merged = applied(there, one)
+        assert (merged.conflicts, merged.kept_by_others) == ((), ())
+        there = merged.obj
+    assert there is not None
+    return there
+
+
+def content(obj: ApiObject) -> tuple[object, ...]:
+    return spec_of(obj), obj.metadata.labels, obj.metadata.annotations
+
+
+@every_kind
+@many
+@given(data=st.data())
+def test_any_manifest_can_be_applied_over_any_other(kind: Kind, data: st.DataObject) -> None:
+    first, second, other = (data.draw(manifests(kind)) for _ in range(3))
+    alone(first, second)
+    beside_another(first, second, edited(in_turn(first), other))
+
+
+def alone(first: ApiObject, second: ApiObject) -> None:
+    """Without other writers a merge is what apply always was: the object becomes what the manifest says."""
+    there = in_turn(first, second)
+    assert content(there) == content(second)
+    assert applied(there, second).obj is there
+
+
+def edited(there: ApiObject, other: ApiObject) -> ApiObject:
+    """Return the object as somebody's editor leaves it."""
+    labels = {**there.metadata.labels, "theirs": "x"}
+    metadata = there.metadata.model_copy(update={"labels": labels})
+    after = there.model_copy(update={"spec": spec_of(other), "metadata": metadata})
+    return ownership.record_update(there, after, "edit", NOW)
+
+
+def beside_another(first: ApiObject, second: ApiObject, there: ApiObject) -> None:
+    # What says what it said undoes nobody.
+    same = applied(there, first)
+    assert same.conflicts == ()
+    assert content(same.obj) == content(there)
+    assert all(clash.owner == "edit" for clash in same.kept_by_others)
+    # Force leaves all that the manifest says, unless what both say does not go together.
+    with contextlib.suppress(ManifestErrors):
+        forced = applied(there, second, force=True)
+        assert (forced.conflicts, forced.kept_by_others) == ((), ())
+        assert three_way.matches(
+            declaration.applied_fields(second), declaration.declarable_fields(forced.obj)
+        )
+    # What is taken back leaves what others said.
+    after = ownership.withdraw_manifest(there, "me")
+    assert after.metadata.labels["theirs"] == "x"
+    assert [entry.manager for entry in after.metadata.managed_fields] == ["edit"]

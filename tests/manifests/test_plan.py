@@ -1,4 +1,4 @@
-"""What an apply would change, and in which transactions it would write it."""
+"""Tests of `manifests.plan` and `manifests.diff`: changes, their order and their transactions."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from schemas.deployment import ModelDeployment
 from schemas.meta import RESTARTED_AT, ApiObject, ObjectKey
 from schemas.node import Node
 from store import codec
-from tests.manifests.making import HEAD, deployment, in_pool, pool, read, route
+from tests.support.manifests_texts import HEAD, deployment, in_pool, pool, read, route
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -54,7 +54,7 @@ def test_the_same_object_is_unchanged() -> None:
     assert planned(deployment(), before) == [plan.UnchangedObject(obj=before)]
 
 
-def test_defaults_written_out_change_nothing_but_what_is_remembered() -> None:
+def test_explicit_defaults_change_only_the_applied_fields() -> None:
     before = stored(deployment())
     text = deployment(rest="  concurrency: 4\n  placement: {}\n", meta="  labels: {}\n")
     [change] = planned(text, before)
@@ -64,7 +64,7 @@ def test_defaults_written_out_change_nothing_but_what_is_remembered() -> None:
     assert planned(text, change.obj) == [plan.UnchangedObject(obj=change.obj)]
 
 
-def test_a_new_spec_is_a_new_generation_and_keeps_what_the_fleet_keeps() -> None:
+def test_a_new_spec_increments_the_generation_and_keeps_metadata() -> None:
     before = stored(deployment(), generation=4, finalizers=("x",))
     [change] = planned(deployment(replicas=3), before)
     assert isinstance(change, plan.ConfiguredObject)
@@ -77,7 +77,7 @@ def test_a_new_spec_is_a_new_generation_and_keeps_what_the_fleet_keeps() -> None
     assert codec.unchanged_guard(change.obj).mod_revision == 7
 
 
-def test_new_labels_are_the_same_generation() -> None:
+def test_new_labels_keep_the_generation() -> None:
     before = stored(deployment(meta="  labels: {old: a}\n"), generation=4)
     [change] = planned(deployment(meta="  labels: {new: b}\n"), before)
     assert isinstance(change, plan.ConfiguredObject)
@@ -97,16 +97,16 @@ def test_a_status_is_never_written_or_compared() -> None:
     assert change.obj.status is None
 
 
-def test_every_kind_of_users_has_its_place_in_the_order() -> None:
+def test_the_order_contains_every_user_kind() -> None:
     assert set(plan.ORDER) == {kind.name for kind in kinds.KINDS if kind.written_by_users}
 
 
-def test_what_is_named_is_written_first() -> None:
+def test_referenced_objects_are_written_first() -> None:
     changes = planned(route() + deployment(rest=in_pool()) + pool())
     assert [change.obj.kind for change in changes] == ["NodePool", "ModelDeployment", "ModelRoute"]
 
 
-def test_uids_are_derived_and_tell_successors_apart() -> None:
+def test_uids_are_derived_and_differ_for_successors() -> None:
     first = plan.uid_of("NodePool", "a", NOW)
     assert first == plan.uid_of("NodePool", "a", NOW)
     others = {
@@ -117,12 +117,12 @@ def test_uids_are_derived_and_tell_successors_apart() -> None:
     assert len({first, *others}) == 4
 
 
-def test_few_objects_are_one_transaction() -> None:
+def test_a_few_objects_are_one_transaction() -> None:
     waves = plan.plan_waves(planned(route() + deployment(rest=in_pool()) + pool()))
     assert [[len(batch) for batch in wave] for wave in waves] == [[3]]
 
 
-def test_nothing_to_write_is_no_transaction() -> None:
+def test_without_writes_there_is_no_transaction() -> None:
     assert plan.plan_waves([]) == []
     assert plan.plan_waves(planned(deployment(), stored(deployment()))) == []
 
@@ -133,7 +133,7 @@ def test_many_objects_are_waves_of_transactions() -> None:
     assert [[len(batch) for batch in wave] for wave in waves] == [[1], [100, 100, 50]]
 
 
-def test_large_objects_share_no_transaction() -> None:
+def test_large_objects_get_separate_transactions() -> None:
     large = f"  annotations: {{a: {'x' * 300_000}}}\n"
     waves = plan.plan_waves(planned("".join(deployment(f"m-{n}", meta=large) for n in range(5))))
     assert [[len(batch) for batch in wave] for wave in waves] == [[2, 2, 1]]
@@ -144,7 +144,7 @@ def problems(loaded: list[LoadedObject], *existing: ApiObject) -> list[str]:
     return [str(problem) for problem in plan.find_refusals(loaded, there)]
 
 
-def test_what_is_being_deleted_is_refused() -> None:
+def test_an_object_that_is_being_deleted_is_refused() -> None:
     gone = stored(deployment(), deletion_timestamp=NOW)
     assert problems(read(deployment()), gone) == [
         "standard input:5:9: ModelDeployment/qwen: metadata.name: is being deleted. Wait for it, "
@@ -152,7 +152,7 @@ def test_what_is_being_deleted_is_refused() -> None:
     ]
 
 
-def test_what_is_too_large_for_the_store_is_refused() -> None:
+def test_an_object_too_large_for_the_store_is_refused() -> None:
     with pytest.raises(ManifestErrors) as caught:
         planned(deployment(meta=f"  annotations: {{a: {'x' * 2**20}}}\n"))
     message = str(caught.value)
@@ -181,7 +181,7 @@ def test_a_difference_names_every_field() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "  labels: {c: d}\n"), ("  labels: {c: d}\n", "")])
-def test_a_mapping_that_comes_or_goes_is_named_by_its_fields(old: str, new: str) -> None:
+def test_an_added_or_removed_mapping_is_listed_by_its_fields(old: str, new: str) -> None:
     [after] = read(deployment(meta=new))
     [change] = diff.diff(stored(deployment(meta=old)), after.obj).changes
     assert change.path == "metadata.labels.c"
@@ -198,7 +198,7 @@ def test_items_of_lists_are_compared_one_by_one() -> None:
 NOTED = {"note": "x", RESTARTED_AT: "2026-01-01T00:00:00Z"}
 
 
-def test_what_the_verbs_wrote_is_left_alone() -> None:
+def test_annotations_of_verbs_are_kept() -> None:
     before = stored(deployment(meta="  annotations: {note: x}\n"), annotations=NOTED)
     [same] = planned(deployment(meta="  annotations: {note: x}\n"), before)
     assert isinstance(same, plan.UnchangedObject)
@@ -212,7 +212,7 @@ def test_what_the_verbs_wrote_is_left_alone() -> None:
     )
 
 
-def test_what_the_verbs_wrote_may_be_said_but_not_changed() -> None:
+def test_annotations_of_verbs_may_be_repeated_but_not_changed() -> None:
     before = stored(deployment(meta="  annotations: {note: x}\n"), annotations=NOTED)
     said = f"  annotations: {{{RESTARTED_AT}: '2026-01-01T00:00:00Z', note: x}}\n"
     assert problems(read(deployment(meta=said)), before) == []
@@ -220,22 +220,21 @@ def test_what_the_verbs_wrote_may_be_said_but_not_changed() -> None:
     older = deployment(meta=f"  annotations: {{{RESTARTED_AT}: '2025-01-01T00:00:00Z'}}\n")
     assert problems(read(older), before) == [
         'standard input:6:37: ModelDeployment/qwen: metadata.annotations["fleet/restarted-at"]: is '
-        "written by fleetctl's verbs, and is 2026-01-01T00:00:00Z now. Remove it from the manifest: "
-        "what is there stays as it is"
+        "written by fleetctl's verbs, and is currently 2026-01-01T00:00:00Z. Remove it from the manifest: the current value is kept"
     ]
     [message] = problems(read(older), stored(deployment()))
-    assert "and is not set now. Remove it" in message
+    assert "and is currently not set. Remove it" in message
     assert problems(read(older)) == []
 
 
-def test_the_same_has_no_difference() -> None:
+def test_equal_objects_have_no_difference() -> None:
     before = stored(deployment())
     [after] = read(deployment())
     assert not diff.diff(before, after.obj)
     assert diff.diff_text(before, after.obj) == ""
 
 
-def test_a_new_object_is_all_difference() -> None:
+def test_a_new_object_differs_in_every_field() -> None:
     [after] = read(pool())
     assert [change.path for change in diff.diff(None, after.obj).changes] == [
         "apiVersion",

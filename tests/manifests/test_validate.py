@@ -1,12 +1,16 @@
-"""What is checked between objects, and every word of it."""
+"""Tests of `manifests.validate`: references between objects, names that must be unique, and shard groups."""
 
 import json
 
 import pytest
 
+from machinery.clock import SystemClock
+from manifests import apply, delete
+from manifests.errors import InUseError
 from manifests.validate import StoreNames, validate
 from schemas.route import ModelRoute
-from tests.manifests.making import HEAD, deployment, in_pool, pool, read, route
+from store.port import Transport
+from tests.support.manifests_texts import HEAD, deployment, in_pool, pool, read, route
 
 
 def known_route(name: str, model: str, deployment: str) -> ModelRoute:
@@ -74,8 +78,8 @@ CASES = [
             model_routes=(known_route("r", "chat", "qwen"),),
         ),
         [
-            ':5:9: ModelDeployment/chat: metadata.name: ModelRoute/r gives the model "chat" to other '
-            "deployments. Use another name, or put the deployment among the route's backends"
+            ':5:9: ModelDeployment/chat: metadata.name: ModelRoute/r sends the model "chat" to other '
+            "deployments. Use another name, or add the deployment to the route's backends"
         ],
         id="name-taken-by-a-route-in-the-store",
     ),
@@ -142,8 +146,7 @@ CASES = [
         route(model="other") + deployment() + deployment("other"),
         StoreNames(),
         [
-            ":7:10: ModelRoute/chat: spec.model: ModelDeployment/other serves this name itself and "
-            "is not among the backends. Add it to the backends or fallbacks, or route another name "
+            ":7:10: ModelRoute/chat: spec.model: ModelDeployment/other serves this name itself, and is not among the backends. Add it to the backends or fallbacks, or route another name "
             "than other"
         ],
         id="takes-a-deployments-name",
@@ -183,8 +186,8 @@ CASES = [
         route("a") + route("b") + deployment(),
         StoreNames(),
         [
-            ':15:10: ModelRoute/b: spec.model: ModelRoute/a at standard input:2 routes "chat" '
-            "already. Put all backends into one route"
+            ':15:10: ModelRoute/b: spec.model: ModelRoute/a at standard input:2 already routes "chat". '
+            "Put all backends into one route"
         ],
         id="rivals",
     ),
@@ -195,7 +198,7 @@ CASES = [
             model_routes=(known_route("b", "chat", "qwen"), known_route("a", "chat", "qwen")),
         ),
         [
-            ':7:10: ModelRoute/a: spec.model: ModelRoute/b routes "chat" already. '
+            ':7:10: ModelRoute/a: spec.model: ModelRoute/b already routes "chat". '
             "Put all backends into one route"
         ],
         id="rival-in-store",
@@ -205,6 +208,110 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "known", "expected"), CASES)
-def test_checks_between_objects(text: str, known: StoreNames, expected: list[str]) -> None:
+def test_references_and_names_are_checked_between_objects(
+    text: str, known: StoreNames, expected: list[str]
+) -> None:
     found = validate(read(text), known)
     assert [str(problem).removeprefix("standard input") for problem in found] == expected
+
+
+CLOCK = SystemClock()
+SHARDED = deployment(rest="  sharding: pair\n")
+
+
+def shard_group(spec: str, *, name: str = "pair") -> str:
+    """Return a group of a and b with more lines in its spec."""
+    head = f"---\n{HEAD}kind: ShardGroup\nmetadata: {{name: {name}}}\nspec:\n"
+    return f"{head}  members: [{{node: a}}, {{node: b}}]\n{spec}"
+
+
+PAIR = shard_group("")
+
+GROUP_CASES = [
+    pytest.param(SHARDED + PAIR, StoreNames(), [], id="beside-it"),
+    pytest.param(SHARDED, StoreNames(shard_groups=frozenset({"pair"})), [], id="in-the-store"),
+    pytest.param(deployment(rest="  sharding: Auto\n"), StoreNames(), [], id="auto-names-none"),
+    pytest.param(
+        SHARDED,
+        StoreNames(shard_groups=frozenset({"pairs", "trio"})),
+        [
+            "spec.sharding: there is no ShardGroup pair. Did you mean pairs? Create it first, or apply "
+            "its manifest together with this one"
+        ],
+        id="misspelled",
+    ),
+    pytest.param(
+        shard_group("  fallbacks: [{parallelism: Pipeline}, {model: qwen-4bit}]\n"),
+        StoreNames(),
+        [],
+        id="sensible-fallbacks",
+    ),
+    pytest.param(
+        shard_group("  parallelism: Tensor\n  fallbacks: [{parallelism: Tensor}]\n"),
+        StoreNames(),
+        [
+            "spec.fallbacks[0]: is the same as the group itself, which has failed by then. "
+            "Change its parallelism, size or model, or remove it"
+        ],
+        id="no-fallback",
+    ),
+    pytest.param(
+        shard_group("  fallbacks: [{model: small}, {model: small, size: 2}]\n"),
+        StoreNames(),
+        [
+            "spec.fallbacks[1]: is the same as an earlier fallback, which has failed by then. "
+            "Change its parallelism, size or model, or remove it"
+        ],
+        id="the-same-again",
+    ),
+    pytest.param(
+        shard_group("  fallbacks: [{size: 3}]\n"),
+        StoreNames(),
+        [
+            "spec.fallbacks[0].size: is 3, and the group has 2 members. "
+            "Write a smaller size: a fallback uses fewer Macs"
+        ],
+        id="more-than-there-are",
+    ),
+    pytest.param(
+        f"---\n{HEAD}kind: ShardGroup\nmetadata: {{name: g}}\nspec:\n  selector: {{}}\n  size: 4\n"
+        "  backend: jaccl\n  fallbacks: [{size: 9}]\n",
+        StoreNames(),
+        ["spec.fallbacks[0].size: is 9, and JACCL connects 8 at most. Use 8 or fewer"],
+        id="more-than-jaccl-connects",
+    ),
+    pytest.param(
+        f"---\n{HEAD}kind: ShardGroup\nmetadata: {{name: g}}\nspec:\n"
+        "  members: [{node: a, rdma: {c: [rdma_en5], a: [rdma_en4]}}, {node: b}]\n",
+        StoreNames(),
+        [
+            "spec.members[0].rdma.c: c is not a member of the group. List the devices towards each of the other members",
+            "spec.members[0].rdma.a: a is the member itself. List the devices towards each of the other members",
+        ],
+        id="devices-towards-strangers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "known", "wanted"), GROUP_CASES)
+def test_shard_groups_are_checked(text: str, known: StoreNames, wanted: list[str]) -> None:
+    found = [str(problem) for problem in validate(read(text), known)]
+    assert len(found) == len(wanted)
+    for line, end in zip(found, wanted, strict=True):
+        assert line.endswith(end)
+
+
+async def test_a_group_in_use_is_not_deleted(transport: Transport) -> None:
+    await apply.apply(transport, read(PAIR + SHARDED), CLOCK)
+    with pytest.raises(InUseError) as caught:
+        await delete.delete(transport, "ShardGroup", "pair", CLOCK)
+    assert str(caught.value) == (
+        "ShardGroup/pair is used by ModelDeployment/qwen. Change or delete it first"
+    )
+    await apply.apply(transport, read(deployment()), CLOCK)
+    await delete.delete(transport, "ShardGroup", "pair", CLOCK)
+
+
+async def test_a_group_in_the_store_resolves_the_reference(transport: Transport) -> None:
+    await apply.apply(transport, read(PAIR), CLOCK)
+    await apply.apply(transport, read(SHARDED), CLOCK)

@@ -14,8 +14,8 @@ from store import keys, objects
 from store.errors import ConflictError, UnavailableError
 from store.port import CreateRevisionGuard
 from tests.reconciler.test_execute import CONTENT, ELECTION, World
-from tests.store.faults import FaultyTransport
 from tests.support.fleets import PROOF, deployment, replica
+from tests.support.store_faults import FaultyTransport
 
 
 def creates(number: int, *, first: int = 0) -> list[Action]:

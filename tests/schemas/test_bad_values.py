@@ -1,4 +1,4 @@
-"""What people may write is narrow: each kind refuses its bad values and names the field."""
+"""Invalid values of every kind are refused, and the error names the field."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ def read(kind: type[ApiObject], spec: object) -> ApiObject:
 
 
 @pytest.mark.parametrize("kind", GOOD, ids=lambda kind: kind.__name__)
-def test_the_least_that_is_good_is_taken_and_nothing_else(kind: type[ApiObject]) -> None:
+def test_the_shortest_valid_object_is_accepted_and_nothing_shorter(kind: type[ApiObject]) -> None:
     assert read(kind, GOOD[kind]).kind == kind.__name__
     odd: list[object] = [None, [], "x", 7]
     for spec in odd:
@@ -39,7 +39,7 @@ def test_the_least_that_is_good_is_taken_and_nothing_else(kind: type[ApiObject])
             read(kind, spec)
 
 
-def test_every_kind_of_users_is_here() -> None:
+def test_every_user_kind_is_covered() -> None:
     assert set(GOOD) == {kind.type for kind in KINDS if kind.written_by_users}
 
 

@@ -1,4 +1,4 @@
-"""The chip table: every row as it was sold, and what is asked of it."""
+"""Tests of `schemas.chips`: the table of chips, points and size tiers."""
 
 import pytest
 
@@ -20,7 +20,9 @@ from schemas.chips import CHIPS, GIB, Chip, Designation
         ("", None),
     ],
 )
-def test_designation(name: str, expected: Designation | None) -> None:
+def test_generation_and_variant_are_read_from_the_name(
+    name: str, expected: Designation | None
+) -> None:
     assert chips.parse_designation(name) == expected
 
 
@@ -39,7 +41,7 @@ def test_designation(name: str, expected: Designation | None) -> None:
         pytest.param("Apple M1", 99, 99, 68.25, id="one-row-whatever-else"),
     ],
 )
-def test_find(
+def test_a_machine_finds_its_row(
     name: str, gpu_cores: int | None, memory_gib: int | None, bandwidth_gbps: float
 ) -> None:
     memory_bytes = memory_gib * GIB if memory_gib else None
@@ -56,7 +58,7 @@ def test_a_chip_that_is_not_listed_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: f"{chip.name}-{chip.gpu_cores[-1]}")
-def test_every_row_is_whole(chip: Chip) -> None:
+def test_every_row_is_complete(chip: Chip) -> None:
     assert chips.parse_designation(chip.name) is not None
     for options in (chip.cpu_cores, chip.gpu_cores, chip.memory_gib):
         assert options
@@ -71,3 +73,76 @@ def test_every_row_is_whole(chip: Chip) -> None:
 def test_rdma_is_exactly_thunderbolt_5() -> None:
     capable = {chip.name.removeprefix("Apple ") for chip in CHIPS if chip.rdma_capable}
     assert capable == {"M3 Ultra", "M4 Pro", "M4 Max", "M5 Pro", "M5 Max"}
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("Apple M1", 10),
+        ("Apple M1 Ultra", 40),
+        ("Apple M2 Pro", 25),
+        ("Apple M3 Max", 40),
+        ("Apple M4 Max", 45),
+        ("Apple M5", 30),
+        ("Apple M5 Ultra", 60),
+        pytest.param("Apple M6 Max", 55, id="a-newer-generation-continues-the-line"),
+        pytest.param("Apple M5 Mega", 30, id="an-unknown-variant-is-the-plain-chip"),
+        pytest.param("Apple M1 (Virtual)", 0, id="a-virtual-machine"),
+        ("Intel Xeon", 0),
+        ("", 0),
+    ],
+)
+def test_chip_points(name: str, points: int) -> None:
+    assert chips.chip_points(name) == points
+
+
+@pytest.mark.parametrize(
+    ("chip", "gpu_cores", "memory_gib", "points"),
+    [
+        pytest.param("Apple M3 Ultra", 80, 512, 218, id="the-best-mac-that-was-sold"),
+        pytest.param("Apple M1", 8, 16, 10 + 4 + 4, id="m1"),
+        pytest.param("Apple M2 Ultra", 76, 192, 45 + 38 + 48, id="m2-ultra"),
+        pytest.param("Apple M3 Max", 40, 128, 40 + 20 + 32, id="m3-max"),
+        pytest.param("Apple M4 Pro", 20, 48, 35 + 10 + 12, id="m4-pro"),
+        pytest.param("Intel", 0, 16, 4, id="memory-alone"),
+        pytest.param("", 0, 0, 0, id="nothing-known"),
+    ],
+)
+def test_machine_points_count_memory_in_gib(
+    chip: str, gpu_cores: int, memory_gib: int, points: float
+) -> None:
+    found = chips.machine_points(chip=chip, gpu_cores=gpu_cores, memory_bytes=memory_gib * GIB)
+    assert found == points
+
+
+def test_most_points_are_those_of_the_best_mac() -> None:
+    assert chips.MOST_POINTS == 218
+
+
+@pytest.mark.parametrize(
+    ("billions", "gpu_cores", "gib"),
+    [(70, 30, 64), (30, 30, 64), (29, 20, 32), (13, 20, 32), (7, 15, 16), (3, 10, 8), (0.5, 8, 8)],
+)
+def test_size_tier(billions: float, gpu_cores: int, gib: int) -> None:
+    tier = chips.size_tier(int(billions * 10**9))
+    assert tier is not None
+    assert (tier.min_gpu_cores, tier.min_memory_bytes) == (gpu_cores, gib * GIB)
+
+
+def test_a_model_of_unknown_size_has_no_tier_and_fits_every_mac() -> None:
+    assert chips.size_tier(0) is None
+    assert chips.meets_tier(None, gpu_cores=0, memory_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("gpu_cores", "memory_bytes", "expected"),
+    [
+        pytest.param(40, 64 * GIB, True, id="exactly-enough"),
+        pytest.param(40, 65 * 10**9, False, id="65e9-bytes-are-less-than-64-gib"),
+        pytest.param(29, 64 * GIB, False, id="too-few-cores"),
+        pytest.param(0, 0, False, id="nothing-known"),
+    ],
+)
+def test_meets_the_tier_of_30_billion(gpu_cores: int, memory_bytes: int, expected: bool) -> None:
+    tier = chips.size_tier(30 * 10**9)
+    assert chips.meets_tier(tier, gpu_cores=gpu_cores, memory_bytes=memory_bytes) is expected

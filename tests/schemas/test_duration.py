@@ -1,4 +1,4 @@
-"""Durations and amounts: what people write, and what it means."""
+"""Tests of `schemas.duration`, and of amounts in `schemas.quantity`."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ def test_a_duration_means_seconds(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "1.5h", "m", "10s5m", "-1s", "1d", "\u0661s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration; write hours, minutes and seconds"):
         duration.parse(text)
 
@@ -37,7 +37,7 @@ def test_a_fine_duration_may_have_milliseconds(text: str, seconds: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "5", "ms", "0.5s", "50ms1s", "-1ms", "5us", "\u0661ms"])
-def test_what_is_no_fine_duration_is_refused(text: str) -> None:
+def test_an_invalid_fine_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration; write .* as in 1h30m, 90s or 500ms"):
         duration.parse_fine(text)
 
@@ -70,7 +70,7 @@ def test_a_bare_number_is_meant_in_seconds(
 
 
 @given(st.integers(0, 9999 * 3600))
-def test_what_is_shown_can_be_read(seconds: int) -> None:
+def test_a_shown_duration_can_be_parsed(seconds: int) -> None:
     assert duration.parse(duration.show(seconds)) == seconds
 
 
@@ -78,6 +78,8 @@ def test_what_is_shown_can_be_read(seconds: int) -> None:
     ("value", "whole", "up", "down"),
     [(2, 10, 2, 2), ("25%", 10, 3, 2), ("0%", 10, 0, 0), ("100%", 3, 3, 3), ("1%", 1, 1, 0)],
 )
-def test_an_amount_is_a_number_or_a_part(value: int | str, whole: int, up: int, down: int) -> None:
+def test_an_amount_is_a_number_or_a_percentage(
+    value: int | str, whole: int, up: int, down: int
+) -> None:
     assert quantity.resolve_amount(value, whole, round_up=True) == up
     assert quantity.resolve_amount(value, whole, round_up=False) == down

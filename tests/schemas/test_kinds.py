@@ -1,4 +1,4 @@
-"""Every kind: found by its names, the same after the store, closed to strangers."""
+"""Tests of `schemas.kinds`: names, round trips through the store, unknown fields."""
 
 import json
 from typing import Any
@@ -12,8 +12,8 @@ from schemas.kinds import KINDS, Kind, by_alias, by_name
 from schemas.meta import API_VERSION, ApiObject
 from store import codec
 from store.port import KeyValue
-from tests.schemas.strategies import objects
 from tests.support.examples import few
+from tests.support.schemas_strategies import objects
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -25,7 +25,7 @@ def item(value: bytes) -> KeyValue:
 @every_kind
 @settings(max_examples=few(20), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_an_object_is_the_same_after_the_store(kind: Kind, data: st.DataObject) -> None:
+def test_an_object_survives_a_round_trip_through_the_store(kind: Kind, data: st.DataObject) -> None:
     obj = data.draw(objects(kind.type))
     assert isinstance(obj, ApiObject)
     assert codec.decode(kind.type, item(codec.encode(obj))) == obj
@@ -61,7 +61,7 @@ def test_an_unknown_field_is_refused_at_every_depth(kind: Kind, data: st.DataObj
 
 
 @every_kind
-def test_a_kind_is_found_by_its_names_and_no_other(kind: Kind) -> None:
+def test_a_kind_is_found_by_its_names_only(kind: Kind) -> None:
     assert by_name(kind.name) is kind
     for word in (kind.name, kind.plural, kind.short, kind.name.upper(), kind.plural.title()):
         assert by_alias(word) is kind
@@ -69,7 +69,7 @@ def test_a_kind_is_found_by_its_names_and_no_other(kind: Kind) -> None:
     assert kind.type.model_fields["kind"].default == kind.name
 
 
-def test_names_are_unambiguous_and_strangers_are_none() -> None:
+def test_names_are_unambiguous_and_unknown_ones_are_none() -> None:
     words = [word for k in KINDS for word in (k.name.lower(), k.plural, k.short)]
     assert len(words) == len(set(words))
     assert by_name("Pod") is None
@@ -85,7 +85,7 @@ def test_another_version_and_another_kind_are_refused(kind: Kind) -> None:
     assert API_VERSION == "fleet/v1alpha1"
 
 
-def test_every_field_that_people_write_is_explained() -> None:
+def test_every_user_field_has_a_docstring() -> None:
     """The reference and the editors' schema are made of these."""
 
     def bare(model: type[BaseModel]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Names, labels and conditions: what is allowed, and what a change of truth does."""
+"""Tests of `schemas.meta`: names, labels and conditions."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +21,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a-b", "a.b", "a--b", "qwen3-8b.v2", "a" * 128])
-def test_names_that_are_allowed(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert ObjectMeta(name=name).name == name
 
 
@@ -29,7 +29,7 @@ def test_names_that_are_allowed(name: str) -> None:
     "name",
     ["", "-a", "a-", ".a", "a.", "A", "a_b", "a/b", "..", "a b", "a\n", "ä", "a" * 129, "a\0"],
 )
-def test_names_that_are_refused(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="name"):
         ObjectMeta(name=name)
 
@@ -38,7 +38,7 @@ def test_names_that_are_refused(name: str) -> None:
     ("key", "value"),
     [("a", ""), ("fleet/node", "a"), ("example.com/Rack_1", "A.b-C_9"), ("a" * 128, "v" * 63)],
 )
-def test_labels_that_are_allowed(key: str, value: str) -> None:
+def test_valid_labels_are_accepted(key: str, value: str) -> None:
     assert ObjectMeta(name="a", labels={key: value}).labels == {key: value}
 
 
@@ -61,7 +61,7 @@ def test_labels_that_are_allowed(key: str, value: str) -> None:
         ("a", "v" * 64),
     ],
 )
-def test_labels_that_are_refused(key: str, value: str) -> None:
+def test_invalid_labels_are_refused(key: str, value: str) -> None:
     with pytest.raises(ValidationError, match="labels"):
         ObjectMeta(name="a", labels={key: value})
 
@@ -83,14 +83,14 @@ def test_metadata_is_frozen_and_strict() -> None:
             ObjectMeta.model_validate_json(text)
 
 
-def test_both_spellings_are_read_and_one_is_written() -> None:
+def test_both_spellings_are_read_and_camel_case_is_written() -> None:
     camel = ObjectMeta.model_validate_json('{"name": "a", "resourceVersion": "7"}')
     snake = ObjectMeta.model_validate_json('{"name": "a", "resource_version": "7"}')
     assert camel == snake
     assert '"resourceVersion":"7"' in camel.model_dump_json(by_alias=True)
 
 
-def test_an_object_key_reads_well() -> None:
+def test_an_object_key_is_shown_as_kind_and_name() -> None:
     assert str(ObjectKey("Node", "a")) == "Node/a"
 
 
@@ -110,14 +110,14 @@ def condition(
     )
 
 
-def test_the_time_stays_while_the_truth_stays_and_the_rest_moves() -> None:
+def test_the_transition_time_stays_while_the_status_stays() -> None:
     (found,) = with_condition([condition()], condition(minute=5, reason="Other"))
     assert found.last_transition_time == NOON
     assert (found.reason, found.observed_generation) == ("Other", 5)
 
 
 @pytest.mark.parametrize("status", [ConditionStatus.FALSE, ConditionStatus.UNKNOWN])
-def test_the_time_moves_with_the_truth(status: ConditionStatus) -> None:
+def test_the_transition_time_changes_with_the_status(status: ConditionStatus) -> None:
     (found,) = with_condition([condition()], condition(status=status, minute=5))
     assert found.last_transition_time == NOON + timedelta(minutes=5)
 
@@ -128,7 +128,7 @@ conditions = st.builds(
 
 
 @given(st.lists(conditions), conditions)
-def test_conditions_are_one_of_each_type_sorted_and_stable(
+def test_conditions_are_unique_by_type_sorted_and_stable(
     old: list[Condition], new: Condition
 ) -> None:
     first: tuple[Condition, ...] = ()
@@ -145,6 +145,6 @@ def test_conditions_are_one_of_each_type_sorted_and_stable(
     assert is_true(found, new.type) == (new.status == ConditionStatus.TRUE)
 
 
-def test_a_missing_condition_is_neither_true_nor_there() -> None:
+def test_a_missing_condition_is_not_true() -> None:
     assert find_condition([condition("A")], "B") is None
     assert not is_true([condition("A")], "B")

@@ -1,4 +1,4 @@
-"""The pure helpers of the kinds: labels, selectors, derived names, sums."""
+"""Tests of the helpers of the kinds: labels, selectors, derived names, sums."""
 
 import pytest
 
@@ -26,12 +26,12 @@ STATUS = NodeStatus(
 )
 
 
-def test_a_node_that_has_not_reported_has_the_labels_of_its_owner() -> None:
+def test_a_node_without_a_report_has_its_owners_labels() -> None:
     node = Node(metadata=ObjectMeta(name="a", labels={"rack": "2"}))
     assert effective_labels(node) == {"fleet/node": "a", "rack": "2"}
 
 
-def test_the_owners_labels_win_over_the_agents_and_those_over_the_derived() -> None:
+def test_owner_labels_override_agent_labels_and_derived_ones() -> None:
     node = Node(metadata=ObjectMeta(name="a", labels={"rack": "2"}), status=STATUS)
     assert effective_labels(node) == {
         "fleet/node": "a",
@@ -52,11 +52,11 @@ def test_the_owners_labels_win_over_the_agents_and_those_over_the_derived() -> N
         ({"a": "1", "c": "3"}, False),
     ],
 )
-def test_a_selector_wants_all_its_labels(wanted: dict[str, str], *, expected: bool) -> None:
+def test_a_selector_needs_all_its_labels(wanted: dict[str, str], *, expected: bool) -> None:
     assert matches({"a": "1", "b": ""}, wanted) == expected
 
 
-def test_a_deployment_serves_under_its_own_name_first_and_each_name_once() -> None:
+def test_a_deployments_own_name_comes_first_without_repeats() -> None:
     plain = deployment()
     spec = plain.spec.model_copy(update={"served_names": ("fast", "qwen", "fast")})
     assert served_names(plain) == ("qwen",)

@@ -1,4 +1,4 @@
-"""Quantities of bytes as people write them."""
+"""Tests of `schemas.quantity`: bytes as users write them."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ adapter: TypeAdapter[str] = TypeAdapter(quantity.Quantity)
         ("1.9", 1),
     ],
 )
-def test_what_is_a_quantity(text: str, expected: int) -> None:
+def test_valid_quantities_are_parsed(text: str, expected: int) -> None:
     assert quantity.parse(adapter.validate_python(text)) == expected
 
 
@@ -52,7 +52,7 @@ def test_what_is_a_quantity(text: str, expected: int) -> None:
         "\N{ARABIC-INDIC DIGIT ONE}",
     ],
 )
-def test_what_is_no_quantity(text: str) -> None:
+def test_invalid_quantities_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         quantity.parse(text)
     with pytest.raises(ValidationError):
@@ -60,14 +60,14 @@ def test_what_is_no_quantity(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5G"])
-def test_what_no_number_can_hold_is_refused_at_the_door(text: str) -> None:
+def test_oversized_numbers_are_refused_by_validation(text: str) -> None:
     """Accepted in a NodePool it would fail the reconciler at each look."""
     with pytest.raises(ValidationError, match="at most 32"):
         adapter.validate_python(text)
 
 
 @given(st.from_regex(r"\A[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?\Z").filter(lambda t: len(t) <= 32))
-def test_whatever_is_accepted_is_read(text: str) -> None:
+def test_every_accepted_quantity_can_be_parsed(text: str) -> None:
     assert quantity.parse(adapter.validate_python(text)) >= 0
 
 

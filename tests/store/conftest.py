@@ -1,4 +1,4 @@
-"""A transport of each kind, each test in a corner of its own."""
+"""Fixtures: a transport of each kind, and a prefix for each test."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ async def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 
 @pytest.fixture
 async def etcd(tmp_path: Path) -> AsyncIterator[EmbeddedEtcd]:
-    """An etcd of the test's own, to be killed."""
+    """An etcd of its own for the test, which may kill it."""
     async with running_etcd(tmp_path) as own:
         yield own
 
@@ -55,5 +55,5 @@ async def transport(
 
 @pytest.fixture
 def corner() -> str:
-    """A prefix nobody else uses."""
+    """A prefix that no other test uses."""
     return f"/test/{next(_corners)}/"

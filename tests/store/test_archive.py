@@ -1,4 +1,4 @@
-"""The file of a backup: what was written is read, and nothing else is taken for it."""
+"""Tests of `store.archive`: round trips, and detection of every damaged file."""
 
 import hashlib
 import io
@@ -48,7 +48,7 @@ def archive(entries: list[ArchiveEntry] = ENTRIES, header: ArchiveHeader = HEADE
     return written(entries, header)[0]
 
 
-def test_what_was_written_is_read_as_often_as_needed() -> None:
+def test_an_archive_can_be_read_repeatedly() -> None:
     reader = ArchiveReader(io.BytesIO(archive()))
     assert reader.header == HEADER
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_what_was_written_is_read_as_often_as_needed() -> None:
         assert reader.check().keys == len(ENTRIES)
 
 
-def test_reader_and_writer_agree_on_the_whole_file() -> None:
+def test_reader_and_writer_agree_on_the_summary() -> None:
     raw, summary = written()
     assert check(raw) == summary
     assert summary.sha256 == hashlib.sha256(raw).hexdigest()
@@ -67,7 +67,7 @@ def test_an_empty_store_has_a_backup_too() -> None:
     assert list(ArchiveReader(io.BytesIO(archive([]))).entries()) == []
 
 
-def test_it_is_lines_that_others_can_read() -> None:
+def test_the_format_is_readable_lines_of_json() -> None:
     lines = archive().splitlines()
     assert json.loads(lines[0])["mlxFleetBackup"]["revision"] == 42
     assert json.loads(lines[1]) == {"key": "/p/a", "value": '{"text":"line\\nof \\"JSON\\""}'}
@@ -79,12 +79,12 @@ def check(raw: bytes) -> ArchiveSummary:
     return ArchiveReader(io.BytesIO(raw)).check()
 
 
-def test_no_byte_can_change_unnoticed() -> None:
+def test_every_changed_byte_is_detected() -> None:
     raw = archive()
     for place in range(len(raw)):
         for byte in (raw[place] ^ 1, 10, 32):
             changed = raw[:place] + bytes([byte]) + raw[place + 1 :]
-            # A blank between JSON's words in the last line is no change of what it says.
+            # A space in the JSON of the last line does not change its meaning.
             if changed == raw or _says_the_same(changed, raw):
                 continue
             with pytest.raises(ArchiveError):
@@ -96,7 +96,7 @@ def _says_the_same(changed: bytes, raw: bytes) -> bool:
     return changed[: -len(last) - 1] == raw[: -len(before) - 1] and last.split() == before.split()
 
 
-def test_no_end_can_be_missing() -> None:
+def test_every_truncation_is_detected() -> None:
     raw = archive()
     for end in range(len(raw)):
         with pytest.raises(ArchiveError):
@@ -110,9 +110,9 @@ def lines_of(raw: bytes) -> list[bytes]:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        pytest.param(b"", "no backup", id="empty"),
-        pytest.param(b"apiVersion: fleet/v1alpha1\n", "no backup", id="a-manifest"),
-        pytest.param(b'{"kind":"List"}\n', "no backup", id="json"),
+        pytest.param(b"", "not a backup", id="empty"),
+        pytest.param(b"apiVersion: fleet/v1alpha1\n", "not a backup", id="a-manifest"),
+        pytest.param(b'{"kind":"List"}\n', "not a backup", id="json"),
         pytest.param(
             b"\0" * 8 + b"\4" + b"\0" * 7 + b"\xed\xda\x0c\xed\2\0", "etcdutl", id="a-snapshot"
         ),
@@ -136,11 +136,13 @@ def lines_of(raw: bytes) -> list[bytes]:
             "a newer mlx-fleet wrote it (format 2, this one reads 1)",
             id="newer",
         ),
-        pytest.param(archive().replace(b'"value"', b'"valeu"'), "line 2 is not", id="misspelt"),
-        pytest.param(archive().replace(b"AAEC", b"A!EC"), "line 5 is not", id="no-base64"),
+        pytest.param(
+            archive().replace(b'"value"', b'"valeu"'), "line 2 was changed", id="misspelt"
+        ),
+        pytest.param(archive().replace(b"AAEC", b"A!EC"), "line 5 was changed", id="no-base64"),
     ],
 )
-def test_what_is_no_backup_is_told(raw: bytes, said: str) -> None:
+def test_invalid_files_are_reported(raw: bytes, said: str) -> None:
     with pytest.raises(ArchiveError) as refusal:
         check(raw)
     assert said in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Objects to bytes and back: spec and status apart, versions from the store, strangers refused."""
+"""Tests of `store.codec`: objects to bytes and back, separate statuses, versions, unreadable documents."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_spec_is_read_back_with_the_version_of_its_key() -> None:
     )
 
 
-def test_what_is_none_is_left_out() -> None:
+def test_none_values_are_omitted() -> None:
     assert codec.encode(ObjectMeta(name="a")).find(b"null") == -1
 
 
@@ -55,7 +55,7 @@ def test_what_is_none_is_left_out() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_says_where_and_what_to_do(value: bytes, where: str) -> None:
+def test_an_unreadable_document_is_reported_with_place_and_remedy(value: bytes, where: str) -> None:
     with pytest.raises(codec.UndecodableError, match=f"^/k: {where}: .*run the newer version"):
         codec.decode(ModelDeployment, item("/k", value))
 

@@ -1,4 +1,4 @@
-"""Events are kept for an hour and counted; losing one is no failure."""
+"""Tests of `store.events`: events last an hour, repetitions are counted, a lost event is no failure."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ from store.errors import StoreError
 from store.events import EventRecorder
 from store.memory import MemoryTransport
 from store.port import Put
-from tests.store.faults import FaultyTransport
 from tests.support.clock import FakeClock
+from tests.support.store_faults import FaultyTransport
 from tests.support.waiting import until_async
 
 ABOUT = ObjectReference(kind="Replica", name="qwen-0", uid="u")
@@ -38,7 +38,7 @@ async def events(store: FaultyTransport) -> list[Event]:
     return [codec.decode_object(Event, item) for item in listing.items]
 
 
-async def test_a_repeat_is_counted(
+async def test_a_repeated_event_is_counted(
     store: FaultyTransport, clock: FakeClock, recorder: EventRecorder
 ) -> None:
     first_seen = clock.now()
@@ -51,7 +51,7 @@ async def test_a_repeat_is_counted(
     assert (event.spec.last_seen - first_seen).total_seconds() == 120
 
 
-async def test_what_differs_is_another_event(
+async def test_a_different_message_is_another_event(
     store: FaultyTransport, clock: FakeClock, recorder: EventRecorder
 ) -> None:
     await recorder.record(ABOUT, "Placed", "on a")
@@ -61,10 +61,10 @@ async def test_what_differs_is_another_event(
     assert [event.spec.count for event in await events(store)] == [1, 1, 1, 1]
 
 
-async def test_beside_others_they_are_written_later_and_at_once(
+async def test_a_running_recorder_writes_in_batches(
     store: FaultyTransport, recorder: EventRecorder
 ) -> None:
-    """One cannot be written: the others are, one by one."""
+    """One of them cannot be written; the others are written one by one."""
     await recorder.record(ABOUT, "Placed", "on 1")
     (item,) = (await store.list(keys.EVENT_PREFIX)).items
     await store.commit([], [Put(key=item.key, value=b"from the future")])
@@ -90,7 +90,7 @@ async def test_beside_others_they_are_written_later_and_at_once(
     assert codec.decode(Event, again).spec.count == 3
 
 
-async def test_an_event_is_gone_after_an_hour_and_leases_are_shared(
+async def test_events_expire_after_an_hour_and_share_leases(
     store: FaultyTransport, clock: FakeClock, recorder: EventRecorder
 ) -> None:
     await recorder.record(ABOUT, "Placed", "on a")
@@ -106,7 +106,7 @@ async def test_an_event_is_gone_after_an_hour_and_leases_are_shared(
     assert await events(store) == []
 
 
-async def test_the_name_of_an_event_fits_whatever_it_is_about(
+async def test_the_name_of_an_event_has_a_limited_length(
     store: FaultyTransport, recorder: EventRecorder
 ) -> None:
     await recorder.record(ABOUT.model_copy(update={"name": "n" * 128}), "Placed", "on a")
@@ -114,7 +114,7 @@ async def test_the_name_of_an_event_fits_whatever_it_is_about(
     assert len(event.name) <= 128
 
 
-async def test_losing_an_event_is_logged_and_no_failure(
+async def test_a_lost_event_is_logged_and_is_no_failure(
     store: FaultyTransport, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.leave()
@@ -125,7 +125,7 @@ async def test_losing_an_event_is_logged_and_no_failure(
     assert await events(store) == []
 
 
-async def test_an_event_that_cannot_be_read_is_no_failure_either(
+async def test_an_unreadable_event_is_no_failure(
     store: FaultyTransport, recorder: EventRecorder
 ) -> None:
     await recorder.record(ABOUT, "Placed", "on a")
@@ -146,7 +146,7 @@ async def test_a_lease_that_the_store_forgot_costs_one_event(
     assert [event.spec.message for event in await events(store)] == ["on c"]
 
 
-async def test_errors_of_ours_are_not_hidden(recorder: EventRecorder) -> None:
+async def test_programming_errors_are_not_hidden(recorder: EventRecorder) -> None:
     with pytest.raises(ValueError, match="type"):
         await recorder.record(ABOUT, "Placed", "on a", type_="Odd")  # type: ignore[arg-type]
     assert not issubclass(codec.UndecodableError, StoreError)

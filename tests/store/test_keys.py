@@ -1,4 +1,4 @@
-"""The layout of keys: told apart by prefix, and read back."""
+"""Tests of `store.keys`: disjoint prefixes, and keys that are parsed back."""
 
 import pytest
 from hypothesis import given
@@ -33,13 +33,13 @@ def test_object_keys_are_read_back(name: str) -> None:
         "/mlx-fleet/v2/spec/Node/a",
     ],
 )
-def test_what_is_no_key_of_an_object_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match="no key of an object"):
+def test_a_key_of_no_object_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="not the key of an object"):
         keys.kind_and_name(key)
 
 
 def test_prefixes_are_disjoint() -> None:
-    """Each has its own writer and informer: none may see another's documents."""
+    """Each has its own writer and informer, which must not see other documents."""
     found = [
         keys.SPEC_PREFIX,
         keys.STATUS_PREFIX,
@@ -57,13 +57,13 @@ def test_prefixes_are_disjoint() -> None:
     assert keys.event_key("reconciler", "e") == f"{keys.EVENT_PREFIX}reconciler/e"
 
 
-# Short ones, of few letters: it is in beginning alike that names could go wrong.
+# Short names of few letters: mistakes would be in common beginnings.
 alike = st.from_regex(r"[a1]([-a1.]{0,2}[a1])?", fullmatch=True)
 
 
 @given(alike, alike, alike)
-def test_an_agents_keys_lie_below_its_own_prefixes_alone(own: str, other: str, name: str) -> None:
-    """Ranges of keys are what etcd's permissions are made of: mac-1 is none of mac-10."""
+def test_an_agents_keys_are_below_its_own_prefixes(own: str, other: str, name: str) -> None:
+    """etcd's permissions are ranges of keys: mac-1 has no access to mac-10."""
     assert keys.rank_key(own, name, 0).startswith(keys.rank_prefix(own))
     assert keys.endpoint_key(own, name).startswith(keys.endpoint_prefix(own))
     assert keys.replica_of(keys.rank_key(own, name, 0)) == name
@@ -76,12 +76,12 @@ def test_an_agents_keys_lie_below_its_own_prefixes_alone(own: str, other: str, n
 
 
 @pytest.mark.parametrize("key", ["", keys.RANK_PREFIX, keys.ENDPOINT_PREFIX + "x", "/spec/a/b"])
-def test_what_is_about_no_replica(key: str) -> None:
+def test_other_keys_have_no_replica(key: str) -> None:
     assert keys.replica_of(key) == ""
 
 
 @given(st.text(st.characters(max_codepoint=0xD000), min_size=1), st.text())
-def test_the_end_of_a_prefix_is_behind_all_its_keys_and_no_others(prefix: str, rest: str) -> None:
+def test_the_end_of_a_prefix_follows_all_its_keys(prefix: str, rest: str) -> None:
     end = keys.prefix_end(prefix).encode()
     inside = (prefix + rest).encode("utf-8", "surrogatepass")
     assert prefix.encode() <= inside < end

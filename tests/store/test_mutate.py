@@ -1,4 +1,4 @@
-"""One change of one document, whoever else writes and whatever answer is lost."""
+"""Tests of `store.mutate`: one change of one document, with concurrent writers and lost answers."""
 
 import asyncio
 import os
@@ -25,9 +25,9 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.mutate import mutate, mutate_status
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put, Transport
-from tests.store.faults import FaultyTransport
 from tests.support.clock import HurriedClock
 from tests.support.fleets import deployment
+from tests.support.store_faults import FaultyTransport
 from tests.support.waiting import until
 
 KEY = keys.spec_key("ModelDeployment", "qwen")
@@ -36,7 +36,7 @@ CLOCK = SystemClock()
 
 
 def noting(word: str) -> Callable[[ModelDeployment], ModelDeployment | None]:
-    """Return a change that can be counted: each has an identity in the document."""
+    """Return a change that can be counted: each one has an identity in the document."""
 
     def change(obj: ModelDeployment) -> ModelDeployment | None:
         notes = {**obj.metadata.annotations, word: "done"}
@@ -89,14 +89,14 @@ async def test_nothing_to_do_writes_nothing(
     assert await there(memory) == before
 
 
-async def test_what_is_not_there_is_named(memory: MemoryTransport) -> None:
+async def test_a_missing_object_is_named(memory: MemoryTransport) -> None:
     with pytest.raises(NotFoundError, match="there is no ModelDeployment qwen"):
         await mutate(memory, CLOCK, ModelDeployment, "qwen", noting("a"))
     with pytest.raises(NotFoundError):
         await mutate_status(memory, CLOCK, ModelDeployment, "qwen", lambda _: Status())
 
 
-async def test_what_a_newer_fleet_wrote_is_not_overwritten(memory: MemoryTransport) -> None:
+async def test_a_document_of_a_newer_release_is_not_overwritten(memory: MemoryTransport) -> None:
     _, bare = versions.split_version(codec.encode_spec(deployment()))
     await memory.commit([], [Put(key=KEY, value=versions.stamp_version(bare, 2))])
     with pytest.raises(codec.NewerDocumentError, match="upgrade this process"):
@@ -130,7 +130,9 @@ async def test_a_status_is_written_beside_its_spec(memory: MemoryTransport) -> N
     assert (same, await memory.get(STATUS_KEY)) == (found, before)
 
 
-async def test_a_status_speaks_of_the_spec_that_was_seen(faulty: FaultyTransport) -> None:
+async def test_a_status_is_written_only_for_the_spec_it_was_computed_from(
+    faulty: FaultyTransport,
+) -> None:
     await written(faulty)
     edits = 1
 
@@ -156,9 +158,7 @@ async def test_writers_of_one_object_lose_nothing(transport: Transport) -> None:
 
 @pytest.mark.parametrize("fault", ["answers_to_lose", "commits_to_lose"])
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_lost_answer_is_looked_into(
-    faulty: FaultyTransport, fault: str, times: int
-) -> None:
+async def test_a_lost_answer_is_resolved(faulty: FaultyTransport, fault: str, times: int) -> None:
     await written(faulty)
     setattr(faulty, fault, times)
     after = await mutate(faulty, CLOCK, ModelDeployment, "qwen", counting)
@@ -194,7 +194,7 @@ OTHERS = codec.put_spec(noting("other")(deployment()) or deployment())
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-async def test_history_tells_whether_it_was_written_before_others_wrote(
+async def test_history_tells_whether_a_write_was_applied(
     memory: MemoryTransport, *, is_applied: bool
 ) -> None:
     await written(memory)
@@ -202,7 +202,7 @@ async def test_history_tells_whether_it_was_written_before_others_wrote(
         memory, Put(key=f"{KEY}-2", value=b""), OTHERS, OTHERS, is_applied=is_applied
     )
     after = await mutate(line, CLOCK, ModelDeployment, "qwen", noting("mine"))
-    # Written, and then overwritten by one who did not look: nothing to be done again.
+    # Written, and then overwritten without a read: it must not be written again.
     assert list(after.metadata.annotations) == (["other"] if is_applied else ["other", "mine"])
     assert after == await there(memory)
 
@@ -211,12 +211,12 @@ async def test_without_history_the_outcome_is_unknown(memory: MemoryTransport) -
     await written(memory)
     line = Interfering(memory, OTHERS, OTHERS)
     line.compacts = True
-    with pytest.raises(UnknownOutcomeError, match=r"cannot be known.*Look at it") as caught:
+    with pytest.raises(UnknownOutcomeError, match=r"cannot be known.*Read it") as caught:
         await mutate(line, CLOCK, ModelDeployment, "qwen", noting("mine"))
     assert caught.value.ambiguous
 
 
-async def test_a_status_that_others_made_meanwhile_leaves_it_unknown(
+async def test_a_status_created_by_others_makes_the_outcome_unknown(
     memory: MemoryTransport,
 ) -> None:
     await written(memory)
@@ -225,7 +225,7 @@ async def test_a_status_that_others_made_meanwhile_leaves_it_unknown(
         await mutate_status(line, CLOCK, ModelDeployment, "qwen", status_of)
 
 
-async def test_what_was_deleted_after_a_lost_answer_is_gone(memory: MemoryTransport) -> None:
+async def test_an_object_deleted_after_a_lost_answer_is_not_found(memory: MemoryTransport) -> None:
     await written(memory)
     with pytest.raises(NotFoundError):
         await mutate(
@@ -233,7 +233,7 @@ async def test_what_was_deleted_after_a_lost_answer_is_gone(memory: MemoryTransp
         )
 
 
-async def test_a_store_that_stays_away_is_given_up(faulty: FaultyTransport) -> None:
+async def test_an_outage_ends_the_attempts(faulty: FaultyTransport) -> None:
     await written(faulty)
     faulty.commits_to_lose = 1000
     with pytest.raises(UnavailableError, match="10 attempts") as caught:
@@ -242,10 +242,10 @@ async def test_a_store_that_stays_away_is_given_up(faulty: FaultyTransport) -> N
     faulty.leave()
     with pytest.raises(UnavailableError) as caught:
         await mutate(faulty, HurriedClock(), ModelDeployment, "qwen", noting("a"))
-    assert not caught.value.ambiguous  # it was not even read
+    assert not caught.value.ambiguous  # not even the read succeeded
 
 
-async def test_who_loses_every_time_says_so(memory: MemoryTransport) -> None:
+async def test_repeated_conflicts_are_an_error(memory: MemoryTransport) -> None:
     await written(memory)
 
     def change(obj: ModelDeployment) -> ModelDeployment:
@@ -256,7 +256,7 @@ async def test_who_loses_every_time_says_so(memory: MemoryTransport) -> None:
         await mutate(memory, HurriedClock(), ModelDeployment, "qwen", change)
 
 
-async def test_a_broken_fence_ends_it_at_once(memory: MemoryTransport) -> None:
+async def test_a_broken_fence_ends_the_attempts(memory: MemoryTransport) -> None:
     await written(memory)
     epoch = await memory.commit([], [Put(key="/leader", value=b"me")])
     fence = CreateRevisionGuard(key="/leader", create_revision=epoch)
@@ -275,7 +275,7 @@ async def test_a_broken_fence_ends_it_at_once(memory: MemoryTransport) -> None:
 
 @pytest.mark.etcd
 async def test_changes_survive_kills_of_etcd(etcd: EmbeddedEtcd) -> None:
-    """Every change that was acknowledged is there, none twice; one that was not is in no doubt."""
+    """Every acknowledged change is there exactly once; every other one is known to be missing."""
     transport = connect(etcd.address)
     await transport.commit([], [codec.put_spec(deployment())])
     acknowledged: set[str] = set()

@@ -1,4 +1,4 @@
-"""A namespace is a whole store to who is inside (test_contract.py), and a corner to who is outside."""
+"""Tests of `store.namespace`: a prefix is a whole store to its user (test_port.py), and invisible to others."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from store import namespace
 from store.errors import ConflictError
 from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put
-from tests.store.informing import running
+from tests.support.store_informers import running
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ async def test_two_fleets_of_one_store_do_not_see_each_other(memory: MemoryTrans
 
 
 @pytest.mark.parametrize("prefix", ["blue", "/", "/blue/", "blue/"])
-def test_a_prefix_that_would_reach_too_far_is_refused(memory: MemoryTransport, prefix: str) -> None:
+def test_an_invalid_prefix_is_refused(memory: MemoryTransport, prefix: str) -> None:
     with pytest.raises(ValueError, match="looks like /name"):
         namespace.with_prefix(memory, prefix)
 
 
-async def test_no_prefix_is_no_namespace(memory: MemoryTransport) -> None:
+async def test_an_empty_prefix_is_no_namespace(memory: MemoryTransport) -> None:
     assert namespace.with_prefix(memory, "") is memory
     with pytest.raises(ValueError, match="beside the prefix"):
         await namespace.with_prefix(memory, "/blue").get("-2/a")

@@ -1,4 +1,4 @@
-"""Who shows a ticket that is in the store may read; nobody else, and whatever the store does."""
+"""Tests of `store.tickets`: only tickets in the store are accepted."""
 
 import hashlib
 from dataclasses import replace
@@ -26,7 +26,7 @@ async def written(holder: str = HOLDER) -> MemoryTransport:
     return store
 
 
-async def test_a_ticket_that_is_in_the_store_is_good() -> None:
+async def test_a_ticket_in_the_store_is_accepted() -> None:
     tickets = TicketChecker(await written(), FakeClock(), HOLDER)
     assert await tickets.check(GOOD) == TicketGrant(id=ID, user="anna@studio")
     assert await tickets.check(GOOD.replace("Bearer", "bearer")) == TicketGrant(
@@ -48,7 +48,7 @@ async def test_a_ticket_that_is_in_the_store_is_good() -> None:
         pytest.param(f"Bearer fedcba9876543210.{SECRET}", id="another-id"),
     ],
 )
-async def test_nothing_else_is(shown: str) -> None:
+async def test_anything_else_is_refused(shown: str) -> None:
     denied = await TicketChecker(await written(), FakeClock(), HOLDER).check(shown)
     assert isinstance(denied, TicketDenial)
     assert denied.status == 401
@@ -61,7 +61,7 @@ async def test_a_ticket_is_for_one_holder(holder: str) -> None:
     assert isinstance(denied, TicketDenial)
 
 
-async def test_guessing_does_not_reach_the_store_for_long() -> None:
+async def test_guesses_are_rate_limited() -> None:
     clock = FakeClock()
     tickets = TicketChecker(await written(), clock, HOLDER)
     statuses = set()
@@ -76,7 +76,7 @@ async def test_guessing_does_not_reach_the_store_for_long() -> None:
 
 
 class Failing(MemoryTransport):
-    """A store that answers nothing but an error."""
+    """A store that answers every call with an error."""
 
     error: StoreError = UnavailableError("etcd is away")
 
@@ -92,7 +92,9 @@ class Failing(MemoryTransport):
         pytest.param(PermissionDeniedError("no"), "init-auth", id="no-role"),
     ],
 )
-async def test_while_the_store_does_not_say_nobody_may(error: StoreError, word: str) -> None:
+async def test_tickets_are_refused_while_the_store_is_unavailable(
+    error: StoreError, word: str
+) -> None:
     store = Failing(FakeClock())
     store.error = error
     denied = await TicketChecker(store, FakeClock(), HOLDER).check(GOOD)
@@ -100,14 +102,14 @@ async def test_while_the_store_does_not_say_nobody_may(error: StoreError, word: 
     assert (denied.status, word in denied.why) == (503, True)
 
 
-async def test_what_is_followed_ends_with_its_ticket_and_not_with_the_store() -> None:
+async def test_a_followed_log_ends_with_its_ticket_only() -> None:
     store, clock = await written(), FakeClock()
     granted = await TicketChecker(store, clock, HOLDER).check(GOOD)
     assert isinstance(granted, TicketGrant)
     away = TicketChecker(Failing(clock), clock, HOLDER).watch(granted)
     there = TicketChecker(store, clock, HOLDER).watch(granted)
     other = TicketChecker(store, clock, HOLDER).watch(replace(granted, id="fedcba9876543210"))
-    # It was looked at a moment ago.
+    # It was checked a moment ago.
     assert not await other.is_over()
     await clock.advance(60)
     assert [await one.is_over() for one in (away, there, other)] == [False, False, True]

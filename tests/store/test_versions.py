@@ -24,7 +24,7 @@ def item(value: bytes, key: str = "/k") -> KeyValue:
     return KeyValue(key=key, value=value, create_revision=1, mod_revision=9)
 
 
-# A kind of the tests' own that had three shapes: a port, then a url, then several of them.
+# A kind for these tests that has had three shapes: a port, then a URL, then several URLs.
 
 
 class Thing1(ApiModel):
@@ -60,7 +60,7 @@ NOW = Thing(metadata=META, urls=("http://h:1",))
 
 
 def written(model: ApiModel, version: int | None) -> bytes:
-    """Return what a process of that time wrote; before the first stamp it was the bare document."""
+    """Return the document as a process of that version wrote it; before the first stamp it had no version."""
     raw = model.model_dump_json(by_alias=True, exclude_none=True).encode()
     return raw if version is None else versions.stamp_version(raw, version)
 
@@ -78,7 +78,7 @@ def test_a_document_begins_with_its_version() -> None:
     labels=st.dictionaries(st.sampled_from(["storedVersion", "a"]), st.just("1")),
     is_stamped=st.booleans(),
 )
-def test_what_was_written_then_is_read_as_what_is_meant_now(
+def test_documents_of_earlier_versions_are_migrated(
     host: str, port: int, labels: dict[str, str], *, is_stamped: bool
 ) -> None:
     meta = ObjectMeta(name="a", labels=labels)
@@ -103,7 +103,7 @@ def test_what_was_written_then_is_read_as_what_is_meant_now(
         pytest.param(b'{"url":"u","storedVersion":2,"metadata":{"name":"a"}}', id="last"),
     ],
 )
-def test_a_person_may_have_edited_it(raw: bytes) -> None:
+def test_documents_edited_by_hand_are_read(raw: bytes) -> None:
     found = codec.decode(Thing, item(raw), THING)
     assert found == Thing(metadata=ObjectMeta(name="a"), urls=("u",))
 
@@ -115,7 +115,7 @@ def test_a_person_may_have_edited_it(raw: bytes) -> None:
         b'{"a":1,"storedVersion":9}',
     ],
 )
-def test_a_newer_document_is_refused_in_words(raw: bytes) -> None:
+def test_a_newer_document_is_refused_with_an_explanation(raw: bytes) -> None:
     with pytest.raises(
         codec.NewerDocumentError,
         match=r"^/fleet/a \(Thing\): its stored version is \d, this process reads 1 to 3\. "
@@ -124,9 +124,11 @@ def test_a_newer_document_is_refused_in_words(raw: bytes) -> None:
         codec.decode(Thing, item(raw, "/fleet/a"), THING)
 
 
-def test_one_that_is_too_old_says_what_to_do() -> None:
+def test_a_document_that_is_too_old_says_what_to_do() -> None:
     histories = {"Thing": VersionHistory(current=3, steps={2: to_urls})}
-    with pytest.raises(codec.UndecodableError, match=r"stored version is 1.*a release in between"):
+    with pytest.raises(
+        codec.UndecodableError, match=r"stored version is 1.*an intermediate release"
+    ):
         codec.decode(Thing, item(written(META, 1)), histories)
     second = written(Thing2(metadata=META, url="http://h:1"), 2)
     assert codec.decode(Thing, item(second), histories) == NOW
@@ -147,19 +149,19 @@ def test_one_that_is_too_old_says_what_to_do() -> None:
         b"",
     ],
 )
-def test_nonsense_is_told_and_not_taken_for_newer(raw: bytes) -> None:
+def test_invalid_documents_are_not_taken_for_newer_ones(raw: bytes) -> None:
     with pytest.raises(codec.UndecodableError, match="/k") as caught:
         codec.decode(Thing, item(raw), THING)
     assert not isinstance(caught.value, codec.NewerDocumentError)
 
 
 @pytest.mark.parametrize("steps", [{2: to_urls}, {0: to_url}, {1: to_url, 2: to_urls}])
-def test_a_history_has_every_step_up_to_now(steps: dict[int, versions.Migration]) -> None:
+def test_a_history_needs_every_step(steps: dict[int, versions.Migration]) -> None:
     with pytest.raises(ValueError, match="a step from each version"):
         VersionHistory(current=2, steps=steps)
 
 
-def test_only_what_is_newer_must_not_be_replaced() -> None:
+def test_only_newer_documents_must_not_be_overwritten() -> None:
     lease = NodeLease(uid="u", session="s")
     for value in (codec.encode(lease), b"by hand", b"{}", written(lease, None)):
         codec.refuse_newer(NodeLease, item(value))
@@ -168,13 +170,13 @@ def test_only_what_is_newer_must_not_be_replaced() -> None:
         codec.refuse_newer(NodeLease, item(written(lease, 2)))
 
 
-def test_versions_are_only_refused_by_number() -> None:
+def test_only_the_number_decides_about_a_version() -> None:
     with pytest.raises(VersionError, match="upgrade"):
         versions.migrate(b'{"storedVersion":2}', VersionHistory())
     assert versions.migrate(b'{"storedVersion":1}', VersionHistory()) == b"{}"
 
 
-# What the first fleets wrote, byte for byte: these must be readable for ever.
+# Documents of the first fleets, byte for byte: these must stay readable for ever.
 UNSTAMPED = (
     (
         "ModelDeployment",
@@ -188,12 +190,12 @@ UNSTAMPED = (
 
 
 @pytest.mark.parametrize(("name", "raw"), UNSTAMPED)
-def test_what_the_first_fleets_wrote_is_read(name: str, raw: bytes) -> None:
+def test_documents_of_the_first_fleets_are_read(name: str, raw: bytes) -> None:
     codec.decode(stored()[name], item(raw))
 
 
 def stored() -> dict[str, type[ApiModel]]:
-    """Return every model that is a document of its own in the store."""
+    """Return every model that is stored as a document of its own."""
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
     found.append(FabricRank)
     for kind in kinds.KINDS:
@@ -203,10 +205,15 @@ def stored() -> dict[str, type[ApiModel]]:
 
 
 def shape(model: type[ApiModel]) -> str:
-    """Return a digest of what documents of the model look like; wording does not count."""
+    """Return a digest of the documents of a model; wording and the names of models do not count."""
+    schema = model.model_json_schema()
+    models = schema.pop("$defs", {})
 
     def bare(tree: Any) -> Any:
         if isinstance(tree, dict):
+            if "$ref" in tree:
+                referred = models[tree["$ref"].rpartition("/")[2]]
+                tree = {**referred, **{key: value for key, value in tree.items() if key != "$ref"}}
             return {
                 name: bare(value)
                 for name, value in tree.items()
@@ -214,36 +221,35 @@ def shape(model: type[ApiModel]) -> str:
             }
         return [bare(value) for value in tree] if isinstance(tree, list) else tree
 
-    schema = bare(model.model_json_schema())
-    return hashlib.sha256(orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
+    return hashlib.sha256(orjson.dumps(bare(schema), option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
 
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "GitSourceStatus": (1, "03b48fc7c01d"),
-    "GitSource": (1, "51b11a4e6950"),
-    "FabricTest": (1, "50dc4ee4428c"),
-    "FabricRank": (1, "53025a00334d"),
+    "GitSourceStatus": (1, "48ff36c32245"),
+    "GitSource": (1, "92e3024e30c0"),
+    "FabricTest": (1, "87603a38741b"),
+    "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (1, "931feb71a3a5"),
-    "Revision": (1, "43cb63694aa7"),
-    "NodeLifeStatus": (1, "dd264ed2032a"),
+    "Revision": (1, "ef4519c3de30"),
+    "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (1, "76050e983853"),
     "NodeLease": (1, "16cfc222c002"),
-    "RankStatus": (1, "56f9bbe81b3b"),
-    "ModelDeployment": (1, "862c29811f3e"),
-    "ModelDeploymentStatus": (1, "3101ea7481af"),
-    "NodePool": (1, "084e43b2eccc"),
-    "NodePoolStatus": (1, "15b3e6ae3707"),
-    "ShardGroup": (1, "9d2d74e7572d"),
-    "ShardGroupStatus": (1, "6331570a008a"),
-    "ModelRoute": (1, "4a9fe790d83c"),
-    "ModelRouteStatus": (1, "dd264ed2032a"),
-    "Node": (1, "b8da445200ca"),
-    "NodeStatus": (1, "bba3765bc6e6"),
-    "Replica": (1, "9fc6000253f6"),
-    "ReplicaStatus": (1, "dd264ed2032a"),
-    "Endpoint": (1, "825ca11a3e08"),
-    "Event": (1, "7e552db3a90c"),
+    "RankStatus": (1, "c5052ab32d43"),
+    "ModelDeployment": (1, "e71145ef3c17"),
+    "ModelDeploymentStatus": (1, "9c6875a2fa99"),
+    "NodePool": (1, "c7ff0ecb3e16"),
+    "NodePoolStatus": (1, "b6d47a333cc2"),
+    "ShardGroup": (1, "956397de0011"),
+    "ShardGroupStatus": (1, "708db70d4434"),
+    "ModelRoute": (1, "bf67f489ae03"),
+    "ModelRouteStatus": (1, "b8f5719a979b"),
+    "Node": (1, "0ff447ef48ba"),
+    "NodeStatus": (1, "c33d979b2997"),
+    "Replica": (1, "e6598a56eecb"),
+    "ReplicaStatus": (1, "b8f5719a979b"),
+    "Endpoint": (1, "3d566410dcbd"),
+    "Event": (1, "b77b443a401d"),
 }
 
 

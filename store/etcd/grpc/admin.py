@@ -1,8 +1,7 @@
-"""The care of one etcd member: its size and alarms, compaction, defragmentation, snapshot.
+"""Administration of etcd over gRPC: status, alarms, compaction and snapshots of one member; users and roles.
 
-Speaks to one endpoint, for etcd does most of this to the member that was asked and to no other.
-
-etcd's users, roles and permissions over gRPC, for administrators: no process of the fleet needs it.
+`MaintenanceClient` speaks to one endpoint, because etcd does most of this on the member that gets the request.
+The fleet's processes need nothing of it; fleetctl and the embedded member do.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from store.etcd.grpc.channel import GrpcChannel
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.users import Permission, Right
 
-# A member that defragments serves nobody, and takes a second or two per GiB on an SSD.
+# A member that defragments serves no requests, and takes a second or two per GiB on an SSD.
 _SLOW_S = 60.0
 # Between two chunks of a snapshot (32 KiB each).
 _CHUNK_S = 15.0
@@ -31,17 +30,17 @@ _KINDS: dict[int, AlarmKind] = {number: kind for kind, number in _NUMBERS.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """What a member says of itself."""
+    """The state of one member, as it reports it."""
 
     version: str
     revision: int
     store: str
-    """The cluster's id, as in `store.port.Listing`."""
+    """The cluster's id, as in `store.reads.Listing`."""
     member: int
     leader: int
-    """The member that leads; 0 if this one knows of none."""
+    """The id of the leading member; 0 if this one knows of none."""
     db_size_bytes: int
-    """Of the file, which is what the quota is about: it shrinks by defragmentation only."""
+    """The size of the file, which the quota limits; only defragmentation makes it smaller."""
     db_size_in_use_bytes: int
     is_learner: bool
     has_alarms: bool
@@ -49,7 +48,7 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """An alarm that is on, and the member that raised it."""
+    """An active alarm, and the member that raised it."""
 
     member: int
     kind: AlarmKind
@@ -57,7 +56,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """What was written to a snapshot's file."""
+    """Size and checksum of a snapshot's file."""
 
     size_bytes: int
     sha256: str
@@ -69,16 +68,16 @@ class DamagedSnapshotError(StoreError):
 
 
 def member_addresses(address: EtcdAddress) -> Sequence[EtcdAddress]:
-    """Return an address for each endpoint in the address."""
+    """Return one address for each endpoint of the address."""
     if address.socket is not None:
         return (address,)
     return tuple(replace(address, endpoints=(url,)) for url in address.endpoints)
 
 
 class MaintenanceClient:
-    """Calls to one member. To be closed.
+    """Maintenance calls to one member. Close it after use.
 
-    Every call raises `UnavailableError` if there is no answer, and other `StoreError`s as etcd says.
+    Every call raises `UnavailableError` without an answer, and other `StoreError`s for etcd's errors.
     """
 
     def __init__(self, address: EtcdAddress) -> None:
@@ -106,7 +105,7 @@ class MaintenanceClient:
     async def alarms(self) -> tuple[Alarm, ...]:
         """Return the alarms of all members.
 
-        To ask costs etcd an entry in its log: look whether `status` says that there are any.
+        Each call costs etcd an entry in its log: check first whether `status` reports alarms.
         """
         answer = await self._channel.call(wire.ALARM, pb.AlarmRequest(action=pb.AlarmRequest.GET))
         return tuple(
@@ -118,16 +117,16 @@ class MaintenanceClient:
     async def disarm(self, alarm: Alarm) -> None:
         """Switch an alarm off; one that is off already is no error."""
         number = _NUMBERS[alarm.kind]
-        # Without the member's id etcd says yes and does nothing.
+        # Without the member's id etcd confirms and does nothing.
         request = pb.AlarmRequest(
             action=pb.AlarmRequest.DEACTIVATE, member_id=alarm.member, alarm=number
         )
         await self._channel.call(wire.ALARM, request)
 
     async def compact(self, revision: int) -> None:
-        """Drop what was before the revision; returns when its space is free within the file.
+        """Drop the history before the revision; returns when its space is free within the file.
 
-        What is dropped already is no error.
+        A revision that is compacted already is no error.
         """
         request = pb.CompactionRequest(revision=revision, physical=True)
         try:
@@ -136,26 +135,21 @@ class MaintenanceClient:
             return
 
     async def defragment(self) -> None:
-        """Give free space in the file back to the disk; the member serves nobody meanwhile."""
+        """Return free space in the file to the disk; the member serves no requests meanwhile."""
         await self._channel.call(wire.DEFRAGMENT, pb.Empty(), limit_s=_SLOW_S)
-
-    async def move_leader(self, target: int) -> None:
-        """Have another member lead. This one must be the leader."""
-        request = pb.MoveLeaderRequest(target_id=target)
-        await self._channel.call(wire.MOVE_LEADER, request, limit_s=10.0)
 
     async def snapshot(self, file: BinaryIO) -> SnapshotFile:
         """Write the member's whole database to the file.
 
-        The SHA-256 that etcd sends at its end is checked and written, too: `etcdutl` looks for it.
+        The SHA-256 at the end of etcd's stream is verified, and written as well: `etcdutl` expects it.
 
         Raises:
-            DamagedSnapshotError: something of it is missing or wrong.
+            DamagedSnapshotError: a part is missing or wrong.
             OSError: the file cannot be written.
 
         """
         digest, size = hashlib.sha256(), 0
-        # The hash comes last: nothing is hashed before it is known not to be the last.
+        # The last chunk is the checksum, so each chunk is hashed only after another one has followed.
         held, left = b"", 1
         answers = self._channel.answers(wire.SNAPSHOT, pb.Empty(), limit_s=_CHUNK_S)
         async with aclosing(answers):
@@ -165,12 +159,12 @@ class MaintenanceClient:
                 size += len(answer.blob)
                 held, left = answer.blob, answer.remaining_bytes
         if left or len(held) != _SHA256 or held != digest.digest():
-            raise DamagedSnapshotError("the snapshot arrived damaged or cut short")
+            raise DamagedSnapshotError("the snapshot arrived damaged or truncated")
         digest.update(held)
         return SnapshotFile(size_bytes=size, sha256=digest.hexdigest())
 
 
-# etcd makes and checks passwords with bcrypt, which takes long on purpose.
+# etcd stores and verifies passwords with bcrypt, which is slow by design.
 _PASSWORD_S = 10.0
 
 _RIGHTS = {
@@ -181,9 +175,9 @@ _RIGHTS = {
 
 
 class AuthClient:
-    """Users and roles of the etcd at an address; once users are asked for, only root may.
+    """Users and roles of the etcd at an address; once authentication is on, only root may use it.
 
-    Every call raises the errors of `store.errors`; what is there already, or is not, is a StoreError.
+    Every call raises the errors of `store.errors`; adding what exists, or changing what does not, is a StoreError.
     """
 
     def __init__(self, address: EtcdAddress) -> None:
@@ -193,9 +187,9 @@ class AuthClient:
         await self._channel.close()
 
     async def is_on(self) -> bool:
-        """Return whether etcd asks for users and passwords.
+        """Return whether authentication is on.
 
-        Asked with a password that nobody has, and not with AuthStatus, which etcd 3.4 has not.
+        Asks with an invalid password, because etcd 3.4 has no AuthStatus.
         """
         try:
             await self.is_password("", "")
@@ -204,10 +198,10 @@ class AuthClient:
         return True
 
     async def is_password(self, user: str, password: str) -> bool:
-        """Return whether it is the user's password.
+        """Return whether the password is the user's.
 
         Raises:
-            AuthOffError: etcd does not ask for passwords, so it does not check any.
+            AuthOffError: authentication is off, so etcd does not verify passwords.
 
         """
         request = pb.AuthenticateRequest(name=user, password=password)
@@ -218,11 +212,11 @@ class AuthClient:
         return True
 
     async def enable(self) -> None:
-        """Ask for users and passwords from now on; root must be there, with its role."""
+        """Turn authentication on; the user root must exist, with its role."""
         await self._channel.call(wire.AUTH_ENABLE, pb.Empty(), limit_s=_PASSWORD_S)
 
     async def disable(self) -> None:
-        """Ask nobody any more; users and roles stay."""
+        """Turn authentication off; users and roles are kept."""
         await self._channel.call(wire.AUTH_DISABLE, pb.Empty())
 
     async def users(self) -> frozenset[str]:
@@ -233,12 +227,9 @@ class AuthClient:
         await self._channel.call(wire.USER_ADD, request, limit_s=_PASSWORD_S)
 
     async def set_password(self, user: str, password: str) -> None:
-        """Give the user another password; tokens that it has end at once."""
+        """Set the user's password; its current tokens become invalid."""
         request = pb.UserRequest(name=user, password=password)
         await self._channel.call(wire.USER_PASSWORD, request, limit_s=_PASSWORD_S)
-
-    async def delete_user(self, user: str) -> None:
-        await self._channel.call(wire.USER_DELETE, pb.NameRequest(name=user))
 
     async def roles_of(self, user: str) -> frozenset[str]:
         answer = await self._channel.call(wire.USER_GET, pb.NameRequest(name=user))
@@ -256,18 +247,15 @@ class AuthClient:
     async def add_role(self, role: str) -> None:
         await self._channel.call(wire.ROLE_ADD, pb.NameRequest(name=role))
 
-    async def delete_role(self, role: str) -> None:
-        await self._channel.call(wire.ROLE_DELETE, pb.NameRequest(name=role))
-
     async def permissions_of(self, role: str) -> frozenset[Permission]:
         answer = await self._channel.call(wire.ROLE_GET, pb.NameRequest(name=role))
         return frozenset(map(_permission, answer.perm))
 
     async def grant(self, role: str, permission: Permission) -> None:
-        """Give the role a right to a range.
+        """Grant the role a right to a range.
 
-        It replaces the right to that very range, unless another range begins at the same key: then
-        the role may have both.
+        It replaces the right to the same range, unless another range begins at the same key: then the role may
+        have both.
         """
         message = pb.Permission(
             perm_type=_RIGHTS[permission.right],

@@ -1,6 +1,4 @@
-"""A stream to one endpoint, and what gRPC's failures mean to us.
-
-The way to etcd: gRPC over TCP, TLS or a unix socket. With `stream`, the only importer of grpcio.
+"""gRPC connections to etcd over TCP, TLS or a unix socket: calls and streams. The only importer of grpcio.
 
 One connection per endpoint carries all calls and streams of a process.
 """
@@ -21,12 +19,12 @@ from store.etcd.error_mapping import error_from_status, explain_connection_error
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.grpc.wire import AUTHENTICATE, STATUS, Method, Request, Response
 
-# What grpc itself says of connections that broke ("Internal error from Core", "Channel closed").
+# grpc's own codes for broken connections ("Internal error from Core", "Channel closed").
 _BROKEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 
 class Stream(Generic[Request, Response]):
-    """A stream to one endpoint: requests there, answers back. To be closed."""
+    """A stream of requests and responses to one endpoint. Close it after use."""
 
     def __init__(
         self,
@@ -42,14 +40,14 @@ class Stream(Generic[Request, Response]):
         """Send a request.
 
         Raises:
-            StoreError: the stream broke, or the request did not go away in time.
+            StoreError: the stream broke, or the request was not sent in time.
 
         """
         try:
             async with asyncio.timeout(limit_s):
                 await self._call.write(request)
         except TimeoutError as error:
-            raise self.failure(f"a request did not go away in {limit_s:g} s") from error
+            raise self.failure(f"a request was not sent in {limit_s:g} s") from error
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise self._error_of(error) from error
 
@@ -57,7 +55,7 @@ class Stream(Generic[Request, Response]):
         """Return the next answer.
 
         Raises:
-            StoreError: the stream broke or ended, or nothing came in time.
+            StoreError: the stream broke or ended, or nothing arrived in time.
 
         """
         answer = await self.next(limit_s=limit_s)
@@ -66,23 +64,23 @@ class Stream(Generic[Request, Response]):
         return answer
 
     async def next(self, *, limit_s: float) -> Response | None:
-        """Return the next answer; None if the server says that there is none any more.
+        """Return the next answer; None at the end of the stream.
 
         Raises:
-            StoreError: the stream broke, or nothing came in time.
+            StoreError: the stream broke, or nothing arrived in time.
 
         """
         try:
             async with asyncio.timeout(limit_s):
                 answer = await self._call.read()
         except TimeoutError as error:
-            raise self.failure(f"nothing heard for {limit_s:g} s") from error
+            raise self.failure(f"nothing received for {limit_s:g} s") from error
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise self._error_of(error) from error
         return None if answer is grpc.aio.EOF else cast("Response", answer)
 
     def failure(self, what: str) -> UnavailableError:
-        """Return the error for a stream that is of no use any more; the next one goes elsewhere."""
+        """Return the error for a broken stream; the next stream goes to another endpoint."""
         self._blame()
         return UnavailableError(f"{self._where}: {what}")
 
@@ -95,7 +93,7 @@ class Stream(Generic[Request, Response]):
 
 
 def error_of(error: BaseException, where: str) -> StoreError:
-    """Return our error for grpc's; what was sent and not answered may have been done."""
+    """Return the error for grpc's; a request without an answer may have been applied."""
     if isinstance(error, grpc.aio.AioRpcError):
         found = error_from_status(error.code().value[0], str(error.details()))
         if not isinstance(found, UnavailableError) and error.code() not in _BROKEN:
@@ -107,39 +105,39 @@ def error_of(error: BaseException, where: str) -> StoreError:
 
 # https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
-    # A page of large objects is more than the 4 MiB that a client takes by default.
+    # A page of large objects exceeds the client's default of 4 MiB.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each transport has a connection of its own, and closes it.
+    # Each transport has its own connection, and closes it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # etcd ends connections that ask more often than every 5 s.
+    # etcd closes connections that send pings more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Without it a connection that stands still is never given up: every call on it fails for ever.
+    # Without it a frozen connection is never given up, and every call on it fails.
     ("grpc.http2.ping_timeout_ms", 3_000),
 )
-# A socket's path is no name that a server takes for its own.
+# A socket's path is not a valid authority.
 _SOCKET_OPTIONS = (*_OPTIONS, ("grpc.default_authority", "localhost"))
-# Without this a stream to a member that lost its leader would stay open and silent.
+# Without it a stream to a member that lost its leader would stay open and silent.
 _NEEDS_LEADER = (("hasleader", "true"),)
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 class GrpcChannel:
-    """Calls and streams to the etcd at an address. Connects when first used."""
+    """Calls and streams to the etcd at an address. Connects on first use."""
 
     def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
         self._address = address
         self.idle_s = idle_s
-        self._made = EndpointCaller(address, self._authenticate)
+        self._caller = EndpointCaller(address, self._authenticate)
         self._channels: dict[str, grpc.aio.Channel] = {}
-        # Making a callable costs as much as a call.
+        # Creating a callable costs as much as a call.
         self._callables: dict[tuple[str, str], Any] = {}
 
     async def close(self) -> None:
@@ -154,17 +152,17 @@ class GrpcChannel:
         """Return the answer of one unary call.
 
         Raises:
-            StoreError: as `store.etcd.error_mapping.error_from_status` says.
+            StoreError: as `store.etcd.error_mapping.error_from_status` maps it.
 
         """
-        return await self._made.make(
+        return await self._caller.call(
             lambda token: self._exchange(method, request, limit_s, token), limit_s=limit_s
         )
 
     async def _exchange(
         self, method: Method[Request, Response], request: Request, limit_s: float, token: str | None
     ) -> Response:
-        turn, url = self._made.turn, self._url()
+        turn, url = self._caller.turn, self._url()
         try:
             await self._connected(url, min(limit_s, CONNECT_S))
             answer: Response = await self._callable(url, method, "unary_unary")(
@@ -173,23 +171,23 @@ class GrpcChannel:
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise self._failure(error, turn, url) from error
         except UnavailableError:
-            self._made.pass_on(turn)
+            self._caller.rotate(turn)
             raise
         return answer
 
     def _failure(self, error: BaseException, turn: int, url: str) -> StoreError:
-        """Return our error for grpc's.
+        """Return the error for grpc's.
 
-        Not in a variable of who raises it: its traceback would hold the frame, the frame the call,
-        and the call the connection, also after `close()`, until the garbage collector comes by.
+        The caller must not keep it in a variable: its traceback holds the frame, the frame the call, and the call
+        the connection, even after `close()`, until the garbage collector runs.
         """
         found = error_of(error, f"etcd at {url}")
         if isinstance(found, UnavailableError):
-            self._made.pass_on(turn)
+            self._caller.rotate(turn)
         return found
 
     async def _connected(self, url: str, limit_s: float) -> None:
-        """Wait until there is a connection, so that what fails here was certainly not sent."""
+        """Wait for a connection, so that a failure here means that nothing was sent."""
         channel = self._channel(url)
         state = channel.get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
@@ -206,7 +204,7 @@ class GrpcChannel:
             raise UnavailableError(f"etcd at {url}: no connection in {limit_s:g} s") from error
 
     async def _explain(self, url: str) -> None:
-        """Raise why there is no connection: grpc says it only to a call, so ask what harms nothing."""
+        """Raise the cause of a missing connection: grpc reports it to calls only, so make a harmless one."""
         try:
             await self._callable(url, STATUS, "unary_unary")(pb.Empty(), timeout=CONNECT_S)
         except grpc.aio.AioRpcError as error:
@@ -217,7 +215,7 @@ class GrpcChannel:
             ) from error
 
     async def open(self, method: Method[Request, Response]) -> Stream[Request, Response]:
-        """Open a stream of requests and answers to whose turn it is.
+        """Open a stream of requests and answers to the current endpoint.
 
         Raises:
             StoreError: there is no connection, or no token.
@@ -232,10 +230,10 @@ class GrpcChannel:
     async def answers(
         self, method: Method[Request, Response], request: Request, *, limit_s: float
     ) -> AsyncGenerator[Response]:
-        """Yield all answers to one request; each has to come in time. To be closed if left early.
+        """Yield all answers to one request, each within the time limit. Close the generator when leaving early.
 
         Raises:
-            StoreError: the stream broke before its end, or an answer did not come in time.
+            StoreError: the stream broke before its end, or an answer did not arrive in time.
 
         """
         token, url, blame = await self._turn()
@@ -245,18 +243,20 @@ class GrpcChannel:
                 yield answer
 
     async def _turn(self) -> tuple[str | None, str, Callable[[], None]]:
-        """Return a token, whose turn it is (connected), and how to say that a stream to it broke."""
-        token = await self._made.token()
-        turn, url = self._made.turn, self._url()
+        """Return a token, the current endpoint (connected), and a callback to report a broken stream."""
+        token = await self._caller.token()
+        turn, url = self._caller.turn, self._url()
         try:
             await self._connected(url, CONNECT_S)
         except UnavailableError:
-            self._made.pass_on(turn)
+            self._caller.rotate(turn)
             raise
 
         def blame() -> None:
-            self._made.pass_on(turn)
-            self._made.forget(token)  # it may be stale; some etcds cancel such a watch as denied
+            self._caller.rotate(turn)
+            self._caller.discard_token(
+                token
+            )  # it may be stale; some versions of etcd cancel such a watch as denied
 
         return token, url, blame
 
@@ -270,18 +270,18 @@ class GrpcChannel:
         if self._address.socket is not None:
             return f"unix:{self._address.socket}"
         urls = self._address.endpoints
-        return urls[self._made.turn % len(urls)]
+        return urls[self._caller.turn % len(urls)]
 
     def _callable(self, url: str, method: Method[Request, Response], kind: str) -> Any:
-        made = self._callables.get((url, method.path))
-        if made is None:
-            made = getattr(self._channel(url), kind)(
+        created = self._callables.get((url, method.path))
+        if created is None:
+            created = getattr(self._channel(url), kind)(
                 method.path,
                 request_serializer=method.request.SerializeToString,
                 response_deserializer=method.answer.FromString,
             )
-            self._callables[url, method.path] = made
-        return made
+            self._callables[url, method.path] = created
+        return created
 
     def _channel(self, url: str) -> grpc.aio.Channel:
         found = self._channels.get(url)
@@ -290,7 +290,7 @@ class GrpcChannel:
         return found
 
     def _open(self, url: str) -> grpc.aio.Channel:
-        """Return a channel; it does not connect yet."""
+        """Return a channel that is not connected yet."""
         if url.startswith("unix:"):
             return grpc.aio.insecure_channel(url, options=_SOCKET_OPTIONS)
         parts = urlsplit(url)
@@ -300,7 +300,7 @@ class GrpcChannel:
 
     def _credentials(self) -> grpc.ChannelCredentials:
         try:
-            # grpc says nothing of files that make no sense; Python's ssl does.
+            # grpc does not report invalid files; Python's ssl does.
             self._address.ssl_context()
             ca, certificate, key = (
                 path.read_bytes() if path is not None else None

@@ -1,7 +1,4 @@
-"""Renewing leases on one stream that stays open: half the cost of a stream per renewal.
-
-The etcd adapter over gRPC: the port's verbs in terms of etcd's API.
-"""
+"""The gRPC adapter: the port's methods as calls of etcd's API, and lease renewals on one open stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -39,7 +36,10 @@ _RenewalStream = Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse]
 
 
 class LeaseRenewals:
-    """Renews one lease after another. A stream on which anything went wrong is not used again."""
+    """Renews leases one after another on one stream, at half the cost of a stream per renewal.
+
+    After any error the stream is replaced.
+    """
 
     def __init__(self, channel: GrpcChannel) -> None:
         self._channel = channel
@@ -47,10 +47,10 @@ class LeaseRenewals:
         self._stream: _RenewalStream | None = None
 
     async def renew(self, lease: int) -> int:
-        """Return the seconds that the lease lives from the sending of this; 0 if it is gone.
+        """Renew the lease; return its lifetime in seconds from the sending of this call, or 0 if it is gone.
 
         Raises:
-            StoreError: nobody knows; the lease may have been renewed.
+            StoreError: unknown outcome; the lease may have been renewed.
 
         """
         async with self._turn:
@@ -82,12 +82,12 @@ class LeaseRenewals:
             self._drop()
 
 
-# For one page; a person at a terminal waits for two tries of this.
+# For one page. A user at a terminal waits for two attempts of this.
 _LIST_S = 5.0
 
 
 class GrpcTransport:
-    """`store.port.Transport` over gRPC; connects when first used."""
+    """`store.port.Transport` over gRPC; connects on first use."""
 
     def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
         self._channel = GrpcChannel(address, idle_s=idle_s)
@@ -128,14 +128,14 @@ class GrpcTransport:
             return done.header.revision
         answer = await self._channel.call(wire.TXN, wire.transaction(guards, operations))
         if not answer.succeeded:
-            raise ConflictError("what was read has changed since")
+            raise ConflictError("the data has changed since it was read")
         return answer.header.revision
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         create = pb.WatchCreateRequest(
             key=wire.raw(prefix),
             range_end=wire.raw(prefix_end(prefix)),
-            start_revision=max(1, after_revision),  # not the next one: see `news`
+            start_revision=max(1, after_revision),  # not the next one: see `drop_seen_changes`
             progress_notify=True,
             fragment=True,
         )
@@ -150,11 +150,11 @@ class GrpcTransport:
                     raise stream.failure(f"watch cancelled: {answer.cancel_reason or 'no reason'}")
                 fragments.extend(map(wire.change, answer.events))
                 if answer.fragment:
-                    # All changes of a revision belong together: a resume must not split them.
+                    # Keep all changes of a revision together, so that a resume does not split them.
                     continue
                 lags = answer.created and answer.header.revision < after_revision
                 if lags and await self._newest(prefix) < after_revision:
-                    # Not to go on by its numbers: a watch on the future is silent for ever.
+                    # A watch on a future revision would be silent for ever.
                     raise ReplacedError("the store was replaced or rolled back")
                 batch = _batch(answer, tuple(fragments), after_revision)
                 fragments = []
@@ -163,7 +163,7 @@ class GrpcTransport:
                     yield batch
 
     async def _newest(self, key: str) -> int:
-        """Return the newest revision of the store, which a member that lags has not heard of."""
+        """Return the newest revision of the store, which a lagging member may not have yet."""
         request = pb.RangeRequest(key=wire.raw(key))
         return (await self._read(wire.RANGE, request)).header.revision
 
@@ -195,7 +195,7 @@ class GrpcTransport:
         limit_s: float = CALL_S,
         tries: int = 3,
     ) -> Response:
-        """Call what may be repeated: on another endpoint, or on a fresh connection."""
+        """Make a call that may be repeated, on another endpoint or a fresh connection."""
         for attempt in range(1, tries + 1):
             try:
                 return await self._channel.call(method, request, limit_s=limit_s)
@@ -209,7 +209,7 @@ def _batch(
     answer: pb.WatchResponse, changes: tuple[KeyChange, ...], after_revision: int
 ) -> WatchBatch | None:
     revision, store = answer.header.revision, str(answer.header.cluster_id)
-    # While catching up, etcd's header is ahead of the events: the last event counts.
+    # While a watch catches up, etcd's header is ahead of its events, so the last event counts.
     if changes:
         return drop_seen_changes(changes, after_revision, store)
     return WatchBatch(

@@ -1,8 +1,6 @@
-"""The calls of etcd's API that the fleet makes: path, request and answer. Pure data.
+"""The calls of etcd's API that the fleet makes, and the conversion between etcd's messages and the port's types. Pure.
 
 Paths are those of https://etcd.io/docs/v3.5/dev-guide/api_reference_v3/.
-
-Our words to etcd's messages and back. Pure.
 """
 
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ Response = TypeVar("Response", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Request, Response]):
-    """One call: its path, and what goes and comes."""
+    """One call: its path, and the types of request and response."""
 
     path: str
     request: type[Request]
@@ -53,15 +51,8 @@ STATUS = Method("/etcdserverpb.Maintenance/Status", pb.Empty, pb.StatusResponse)
 DEFRAGMENT = Method("/etcdserverpb.Maintenance/Defragment", pb.Empty, pb.Done)
 ALARM = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
 SNAPSHOT = Method("/etcdserverpb.Maintenance/Snapshot", pb.Empty, pb.SnapshotResponse)
-MOVE_LEADER = Method("/etcdserverpb.Maintenance/MoveLeader", pb.MoveLeaderRequest, pb.Done)
 
 MEMBER_LIST = Method("/etcdserverpb.Cluster/MemberList", pb.Empty, pb.MembersResponse)
-MEMBER_ADD = Method("/etcdserverpb.Cluster/MemberAdd", pb.MemberAddRequest, pb.MemberAddResponse)
-MEMBER_REMOVE = Method("/etcdserverpb.Cluster/MemberRemove", pb.MemberRequest, pb.MembersResponse)
-MEMBER_PROMOTE = Method("/etcdserverpb.Cluster/MemberPromote", pb.MemberRequest, pb.MembersResponse)
-MEMBER_UPDATE = Method(
-    "/etcdserverpb.Cluster/MemberUpdate", pb.MemberUpdateRequest, pb.MembersResponse
-)
 
 AUTHENTICATE = Method(
     "/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse
@@ -72,13 +63,11 @@ USER_LIST = Method("/etcdserverpb.Auth/UserList", pb.Empty, pb.NamesResponse)
 USER_GET = Method("/etcdserverpb.Auth/UserGet", pb.NameRequest, pb.NamesResponse)
 USER_ADD = Method("/etcdserverpb.Auth/UserAdd", pb.UserRequest, pb.Done)
 USER_PASSWORD = Method("/etcdserverpb.Auth/UserChangePassword", pb.UserRequest, pb.Done)
-USER_DELETE = Method("/etcdserverpb.Auth/UserDelete", pb.NameRequest, pb.Done)
 USER_GRANT = Method("/etcdserverpb.Auth/UserGrantRole", pb.UserRoleRequest, pb.Done)
 USER_REVOKE = Method("/etcdserverpb.Auth/UserRevokeRole", pb.UserRoleRequest, pb.Done)
 ROLE_LIST = Method("/etcdserverpb.Auth/RoleList", pb.Empty, pb.NamesResponse)
 ROLE_ADD = Method("/etcdserverpb.Auth/RoleAdd", pb.NameRequest, pb.Done)
 ROLE_GET = Method("/etcdserverpb.Auth/RoleGet", pb.NameRequest, pb.RoleGetResponse)
-ROLE_DELETE = Method("/etcdserverpb.Auth/RoleDelete", pb.NameRequest, pb.Done)
 ROLE_GRANT = Method(
     "/etcdserverpb.Auth/RoleGrantPermission", pb.RoleGrantPermissionRequest, pb.Done
 )
@@ -88,7 +77,7 @@ ROLE_REVOKE = Method(
 
 
 def raw(key: str) -> bytes:
-    """Return the key's bytes; a key that somebody wrote by hand need not be text."""
+    """Return the key's bytes; a key that was written by hand need not be UTF-8."""
     return key.encode("utf-8", "surrogateescape")
 
 

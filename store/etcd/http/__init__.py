@@ -1,1 +1,1 @@
-"""etcd over its JSON gateway: for clients that must work over plain HTTP."""
+"""etcd over its JSON gateway, for networks in which only plain HTTP passes."""

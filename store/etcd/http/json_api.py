@@ -1,13 +1,11 @@
-"""etcd's JSON gateway as text: requests to bytes, answers to values. Pure.
+"""etcd's JSON gateway: encoding of requests and answers, calls and streams over TCP, TLS or a unix socket.
 
-Formats differ between builds (spacing, grpc-gateway v1 and v2 error bodies); int64 are strings,
-bytes are base64, zeros and empty values are left out.
+Formats differ between builds of etcd (spacing, grpc-gateway v1 and v2 error bodies). Integers of 64 bits are strings,
+bytes are base64, zeros and empty values are omitted.
 
-The way to etcd: HTTP over TCP, TLS or a unix socket. The only importer of etcd3-py.
-
-Of etcd3-py's AioClient the route is used (URL, prefix, headers, raw calls). Its constructor blocks
-and fails while etcd is down, its codec costs milliseconds a call, and its streams lose events, so
-those are replaced: see docs/adr/0002-etcd-client.md and tests/store/etcd/http/test_etcd3_streams.py.
+The only importer of etcd3-py. Of its AioClient, URL, prefix, headers and raw calls are used. Its constructor blocks and
+fails while etcd is down, its codec costs milliseconds a call, and its streams lose events, so those are replaced: see
+docs/adr/0002-etcd-client.md and tests/store/etcd/http/test_etcd3_streams.py.
 """
 
 import io
@@ -53,10 +51,10 @@ def dumps(body: Json) -> bytes:
 
 
 def loads(raw: bytes) -> Json:
-    """Return the object that the text says.
+    """Parse a JSON object.
 
     Raises:
-        UnavailableError: it is not JSON, so whoever answered is not etcd, or broke off.
+        UnavailableError: it is not JSON, so the server is not etcd, or the answer was cut.
 
     """
     try:
@@ -114,22 +112,22 @@ def _operation(operation: Operation) -> Json:
 
 
 def is_object(raw: bytes) -> bool:
-    """Return whether the body can be etcd's: its answers and refusals are objects."""
+    """Return whether the body can be etcd's: its answers and errors are objects."""
     return raw.lstrip().startswith(b"{")
 
 
 def error_of_body(raw: bytes) -> tuple[int, str]:
-    """Return the gRPC code and the text of an error body, whatever build wrote it."""
+    """Return the gRPC code and the text of an error body, for every build of etcd."""
     try:
         return error_body(loads(raw))
     except UnavailableError:
         return 2, raw[:200].decode("utf-8", "replace")
 
 
-# Calls that write nothing, so that they may go to another endpoint whatever became of them.
+# Calls that write nothing, so they may be repeated on another endpoint after any failure.
 _HARMLESS = ("/kv/range", "/maintenance/status", "/auth/authenticate")
-# The gateway reads JSON at some ten megabytes a second of a processor, several times over, before etcd can
-# refuse what is too large: a call's time is for small ones, and this much is added for each byte.
+# The gateway parses about ten megabytes of JSON a second, several times over, before etcd can refuse a large
+# request. A call's time limit is for small requests, and this much is added for each byte.
 _SECONDS_A_BYTE = 1e-6
 
 
@@ -137,7 +135,7 @@ class _Etcd3Client(AioClient):  # type: ignore[misc]  # etcd3-py has no types
     """etcd3-py's client with a constructor that does no I/O; used for raw calls only."""
 
     def __init__(self, base_url: str, session: aiohttp.ClientSession) -> None:
-        # Not super().__init__(): it asks for the version with a blocking call.
+        # Not super().__init__(), which requests the version with a blocking call.
         self.session = session
         self.base = base_url
         self.api_prefix = "/v3"
@@ -153,12 +151,12 @@ class _Etcd3Client(AioClient):  # type: ignore[misc]  # etcd3-py has no types
 
 
 class JsonGateway:
-    """Calls and streams over etcd's JSON gateway. Connects when first used."""
+    """Calls and streams over etcd's JSON gateway. Connects on first use."""
 
     def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
         self._address = address
         self._idle_s = idle_s
-        self._made = EndpointCaller(address, self._authenticate)
+        self._caller = EndpointCaller(address, self._authenticate)
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
@@ -171,10 +169,10 @@ class JsonGateway:
         """Return the answer of one unary call.
 
         Raises:
-            StoreError: as `store.etcd.error_mapping.error_from_status` says.
+            StoreError: as `store.etcd.error_mapping.error_from_status` maps it.
 
         """
-        return await self._made.make(
+        return await self._caller.call(
             lambda token: self._exchange(path, body, limit_s, token), limit_s=limit_s
         )
 
@@ -183,26 +181,26 @@ class JsonGateway:
         total_s = limit_s + len(raw) * _SECONDS_A_BYTE
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=min(limit_s, CONNECT_S))
         headers = {"Content-Type": "application/json"}
-        turn, route = self._made.turn, self._route(self._session(), token)
+        turn, route = self._caller.turn, self._route(self._session(), token)
         try:
             async with route.call_rpc(
                 path, _payload(raw), raw=True, timeout=timeout, headers=headers
             ) as response:
-                said = await response.read()
+                answer = await response.read()
                 if response.status == 200:
-                    return loads(said)
-                if response.status != 400 and not is_object(said):
+                    return loads(answer)
+                if response.status != 400 and not is_object(answer):
                     raise self._not_etcd(path, response.status)
-                raise error_from_status(*error_of_body(said))
+                raise error_from_status(*error_of_body(answer))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._made.pass_on(turn)
+            self._caller.rotate(turn)
             raise self._unreachable(error) from error
         except UnavailableError:
-            self._made.pass_on(turn)
+            self._caller.rotate(turn)
             raise
 
     def _not_etcd(self, path: str, status: int) -> UnavailableError:
-        """Return the error for a web server's or a proxy's answer; what stands behind it may have written."""
+        """Return the error for the answer of a web server or proxy; a server behind it may have applied a write."""
         return UnavailableError(
             f"etcd at {self._address}: HTTP {status}, and not an answer of etcd (a web server, or a "
             "proxy without etcd behind it?)",
@@ -210,12 +208,12 @@ class JsonGateway:
         )
 
     def _unreachable(self, error: BaseException) -> UnavailableError:
-        said = str(error) or f"no answer ({type(error).__name__})"
+        answer = str(error) or f"no answer ({type(error).__name__})"
         is_refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
         what = explain_connection_error(
-            str(self._address), "connection refused" if is_refused else said
+            str(self._address), "connection refused" if is_refused else answer
         )
-        # Without a connection nothing can have been written.
+        # Without a connection nothing was written.
         unconnected = isinstance(
             error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
         )
@@ -229,7 +227,7 @@ class JsonGateway:
 
     def _route(self, session: aiohttp.ClientSession, token: str | None) -> _Etcd3Client:
         urls = self._address.endpoints or ("http://localhost",)
-        route = _Etcd3Client(urls[self._made.turn % len(urls)].rstrip("/"), session)
+        route = _Etcd3Client(urls[self._caller.turn % len(urls)].rstrip("/"), session)
         route.token = token
         return route
 
@@ -256,13 +254,13 @@ class JsonGateway:
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AsyncGenerator[AsyncGenerator[bytes]]:
         if self._streams is None:
-            # No limit: a watch must never wait for another's connection.
+            # No limit: a watch must never wait for the connection of another one.
             self._streams = aiohttp.ClientSession(
                 connector=self._connector(limit=0, force_close=True), read_bufsize=2**20
             )
-        token = await self._made.token()
+        token = await self._caller.token()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=self._idle_s)
-        turn, route = self._made.turn, self._route(self._streams, token)
+        turn, route = self._caller.turn, self._route(self._streams, token)
         headers = {"Content-Type": "application/json", **headers}
         try:
             async with route.call_rpc(
@@ -270,21 +268,23 @@ class JsonGateway:
             ) as response:
                 yield _lines(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._made.pass_on(turn)
+            self._caller.rotate(turn)
             raise self._unreachable(error) from error
         except UnavailableError:
-            self._made.pass_on(turn)
-            self._made.forget(token)  # it may be stale; etcd cancels such a watch as denied
+            self._caller.rotate(turn)
+            self._caller.discard_token(
+                token
+            )  # it may be stale; etcd cancels such a watch as denied
             raise
 
 
 def _payload(raw: bytes) -> bytes | io.BytesIO:
-    """Return the body as aiohttp wants it: a large one as a file, or it warns."""
+    """Return the body for aiohttp: a large one as a file, to avoid its warning."""
     return raw if len(raw) < 2**20 else io.BytesIO(raw)
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
-    """Yield frames: newline-delimited, several in a chunk, and split across chunks.
+    """Yield frames, which are separated by newlines and may share or span chunks.
 
     Raises:
         UnavailableError: the server refused or ended the stream.

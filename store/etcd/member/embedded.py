@@ -1,7 +1,7 @@
 """One etcd member as a child process, for a fleet on one machine. Reachable by unix socket only.
 
-A loopback port would take writes from any web page that the user has open (etcd's gateway answers
-cross-origin text/plain posts); a socket in a folder of mode 0700 takes them from its owner.
+On a loopback port, any web page in the user's browser could write to it (etcd's gateway accepts cross-origin
+text/plain posts). A socket in a folder of mode 0700 accepts its owner only.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from store.etcd.connect import connect
 from store.etcd.member.binary import VERSION_FILE, Binary
 from store.etcd.member.sockets import CLIENT_SOCKET, PEER_SOCKET, make_socket_folder
 
-# Below the data folder: what etcd itself keeps.
+# The subfolder of the data folder that belongs to etcd.
 MEMBER_FOLDER = "member"
 _READY_S = 30.0
-# Fifty thousand objects of 1 KiB, written again and again for as long as history is kept, are a
-# third of it. `store.etcd.member.maintenance` tells when it runs short.
+# Fifty thousand objects of 1 KiB with their history take a third of it. `store.etcd.member.maintenance` warns when
+# it runs short.
 QUOTA_BYTES = 512 * 2**20
 
 
@@ -38,8 +38,8 @@ def command(
 ) -> tuple[str, ...]:
     """Return the command line for one member of a small fleet.
 
-    etcd makes its cluster id from the token: who watched another store by the same address sees
-    that this is not it.
+    etcd derives its cluster id from the token, so that a watcher of another store at the same address detects the
+    difference.
     """
     flags = {
         "name": "embedded",
@@ -59,7 +59,7 @@ def command(
         "host-whitelist": "localhost",
     }
     if binary.version >= (3, 6, 0):
-        # 3.7 knows the old name no more (etcd #19959), and takes 10,000 for its snapshot count.
+        # 3.7 dropped the old name (etcd #19959), and has 10,000 as default for its snapshot count.
         flags |= {"watch-progress-notify-interval": "5s"}
     else:
         flags |= {
@@ -69,13 +69,13 @@ def command(
             "max-snapshots": "3",
         }
     if (3, 5, 0) <= binary.version <= (3, 5, 2):
-        # Puts off the commit that #13766 does too early; a mitigation, no cure.
+        # Delays the commit that #13766 does too early; a mitigation, not a cure.
         flags |= {"backend-batch-interval": "5s", "backend-batch-limit": "1000000"}
     return (str(binary.path), *(f"--{name}={value}" for name, value in flags.items()))
 
 
 def _token(data_dir: Path) -> str:
-    """Return the cluster token of the data folder: drawn once, and lost with the data."""
+    """Return the cluster token of the data folder: created once, and lost with the data."""
     path = data_dir / "token"
     try:
         return path.read_text().strip()
@@ -86,12 +86,12 @@ def _token(data_dir: Path) -> str:
 
 
 def failure_reason(log: Path) -> str:
-    """Return why etcd ended, as far as its log says: what it panicked with, not the stack below."""
+    """Return why etcd ended, from its log: the message of the panic, without the stack."""
     lines = processes.last_lines(log, 1000).split(" | ")
     for beginnings in (('{"level":"panic"', '{"level":"fatal"'), ("panic: ",)):
-        telling = [line for line in lines if line.startswith(beginnings)]
-        if telling:
-            return _message_of(telling[-1])
+        matching = [line for line in lines if line.startswith(beginnings)]
+        if matching:
+            return _message_of(matching[-1])
     return " | ".join(lines[-3:])
 
 
@@ -104,7 +104,7 @@ def _message_of(line: str) -> str:
 
 
 class EmbeddedEtcd:
-    """One member: start (or adopt), wait until ready, keep running, stop."""
+    """One member: starts (or adopts), waits until it is ready, keeps it running, stops it."""
 
     def __init__(
         self,
@@ -143,17 +143,17 @@ class EmbeddedEtcd:
     async def start(self) -> None:
         """Start or adopt the member and wait until it answers.
 
-        An adopted member that does not answer is ended and started again.
+        An adopted member that does not answer is stopped and started again.
 
         Raises:
-            EmbeddedEtcdError: it does not come up; with etcd's own words.
+            EmbeddedEtcdError: it does not start; the message has etcd's own error.
 
         """
         try:
             await self.supervisor.start()
             if await self._answers(self._ready_s):
                 return self._remember()
-            # Perhaps adopted and stuck; a start of our own gets one chance.
+            # The member may be adopted and stuck, so start it once more.
             if self.supervisor.running:
                 await self.supervisor.end()
                 await self.supervisor.start()
@@ -161,17 +161,17 @@ class EmbeddedEtcd:
                     return self._remember()
         except OSError as error:
             raise EmbeddedEtcdError(f"etcd cannot be started: {error}") from error
-        what = f"did not get ready within {self._ready_s:.0f} s"
+        what = f"was not ready within {self._ready_s:.0f} s"
         if not self.supervisor.running:
-            what = "ended as soon as it was started"
+            what = "ended right after its start"
         await self.supervisor.stop()
         raise EmbeddedEtcdError(
-            f"etcd {what}; its last words: {failure_reason(self._log) or 'none'}. "
-            f"The whole log is {self._log}"
+            f"etcd {what}; its last message: {failure_reason(self._log) or 'none'}. "
+            f"The whole log is in {self._log}"
         )
 
     def _remember(self) -> None:
-        """Leave word which etcd wrote the data: an older one must not be run on it."""
+        """Record the version that writes the data: an older one must not run on it."""
         write_atomically(self._version_file, f"{self._version}\n")
 
     async def _answers(self, limit_s: float) -> bool:

@@ -1,7 +1,7 @@
-"""The care of an embedded etcd while it runs: keeps its file small, and writes going.
+"""Maintenance of a running embedded etcd: keeps its file small, and restores writes when its quota is used up.
 
-etcd's quota is about the size of its file, which never shrinks by itself. When the file is as large as
-the quota, etcd refuses all writes until somebody compacts, defragments and switches the alarm off.
+etcd's quota limits the size of its file, which never shrinks by itself. When the file reaches the quota, etcd refuses
+all writes until it is compacted and defragmented and the alarm is switched off.
 """
 
 import logging
@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 Notify = Callable[[str], None]
 
 LOOK_EVERY_S = 5.0
-# What is still there afterwards is live data, so to do it again soon would only stop the member.
+# The rest is live data, so repeating it soon would only pause the member.
 _RECLAIM_EVERY_S = 300.0
 # While writes are refused; a defragmentation takes a second or two.
 _RESCUE_EVERY_S = 30.0
 _WARN_EVERY_S = 3600.0
-# Watchers that are behind by more than this list again. At 1.5 MiB, the most that etcd takes for a
-# revision, it is a few per cent of the quota.
+# Watchers that are further behind list again. At 1.5 MiB, the most that etcd takes for a revision, ten revisions are a
+# few per cent of the quota.
 _KEPT_REVISIONS = 10
-# Of the quota: from here on it is time to act, or to warn.
+# The share of the quota from which on it is time to act, or to warn.
 _NEARLY_FULL = 0.8
-# With less room, of the quota and in bytes, the next writes would raise the alarm again at once.
+# With less room than this share of the quota, or these bytes, the next writes would raise the alarm again.
 _LEAST_ROOM, _LEAST_ROOM_BYTES = 0.05, 4 * 2**20
-# etcd's own advice is to defragment when half of a file is free; a small file is not worth it.
+# etcd recommends to defragment when half of the file is free; for a small file it is not worth it.
 _MOSTLY_FREE = 0.5
 _WORTH_IT_BYTES = 64 * 2**20
 _MIB = 2**20
@@ -42,7 +42,7 @@ Trouble: TypeAlias = Literal["corrupt", "full", "nearly full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberObservation:
-    """What was seen of the member at a moment, and what was done about it before."""
+    """The state of the member at one moment, and the times of earlier actions."""
 
     status: MemberStatus
     alarms: tuple[Alarm, ...] = ()
@@ -54,23 +54,23 @@ class MemberObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimSpace:
-    """Drop old revisions, then give the free space back to the disk."""
+    """Drop old revisions, then return the free space to the disk."""
 
     compact_to: int | None
-    """None: what is dropped already is enough."""
+    """The revision to compact to; None if the history is compacted already."""
     because: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisarmAlarms:
-    """Let writes go on."""
+    """Switch alarms off, so that writes are accepted again."""
 
     alarms: tuple[Alarm, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarnUser:
-    """Tell a person what only a person can do."""
+    """Tell the user what only a person can do."""
 
     of: Trouble
     message: str
@@ -79,27 +79,27 @@ class WarnUser:
 Action: TypeAlias = ReclaimSpace | DisarmAlarms | WarnUser
 
 
-def decide(seen: MemberObservation) -> Action | None:
-    """Return what to do now; after it was done, look again."""
-    if any(alarm.kind == "CORRUPT" for alarm in seen.alarms):
+def decide(observation: MemberObservation) -> Action | None:
+    """Return the next action, if any. Pure; after each action the state is observed again."""
+    if any(alarm.kind == "CORRUPT" for alarm in observation.alarms):
         return _warning(
-            seen,
+            observation,
             "corrupt",
-            "etcd found its data damaged (alarm CORRUPT) and refuses writes. Stop the fleet "
+            "etcd found damaged data (alarm CORRUPT) and refuses writes. Stop the fleet "
             "(`fleetctl down`) and restore the last backup (`fleetctl restore FILE --force`)",
         )
-    full = tuple(alarm for alarm in seen.alarms if alarm.kind == "NOSPACE")
+    full = tuple(alarm for alarm in observation.alarms if alarm.kind == "NOSPACE")
     if full:
-        return _free(seen, full)
-    status, quota = seen.status, seen.quota_bytes
+        return _free(observation, full)
+    status, quota = observation.status, observation.quota_bytes
     in_use, size = status.db_size_in_use_bytes, status.db_size_bytes
-    can_reclaim = _is_due(seen.reclaimed_at_s, seen.now_s, _RECLAIM_EVERY_S)
+    can_reclaim = _is_due(observation.reclaimed_at_s, observation.now_s, _RECLAIM_EVERY_S)
     if in_use >= _NEARLY_FULL * quota:
         if can_reclaim:
             return ReclaimSpace(
                 compact_to=_horizon(status), because=f"its {_mib(quota)} are nearly full"
             )
-        return _warning(seen, "nearly full", "When it is used up, writes are refused")
+        return _warning(observation, "nearly full", "When it is used up, writes are refused")
     is_mostly_free = in_use < _MOSTLY_FREE * size
     if can_reclaim and is_mostly_free and size > min(_WORTH_IT_BYTES, _NEARLY_FULL * quota):
         return ReclaimSpace(
@@ -108,14 +108,14 @@ def decide(seen: MemberObservation) -> Action | None:
     return None
 
 
-def _free(seen: MemberObservation, full: tuple[Alarm, ...]) -> Action | None:
-    """Return the next step out of a store that refuses writes."""
-    room_bytes = seen.quota_bytes - seen.status.db_size_bytes
-    if room_bytes >= max(_LEAST_ROOM * seen.quota_bytes, _LEAST_ROOM_BYTES):
+def _free(observation: MemberObservation, full: tuple[Alarm, ...]) -> Action | None:
+    """Return the next step to make a full store accept writes again."""
+    room_bytes = observation.quota_bytes - observation.status.db_size_bytes
+    if room_bytes >= max(_LEAST_ROOM * observation.quota_bytes, _LEAST_ROOM_BYTES):
         return DisarmAlarms(alarms=full)
-    if _is_due(seen.reclaimed_at_s, seen.now_s, _RESCUE_EVERY_S):
-        return ReclaimSpace(compact_to=_horizon(seen.status), because="its quota is used up")
-    return _warning(seen, "full", "It refuses all writes")
+    if _is_due(observation.reclaimed_at_s, observation.now_s, _RESCUE_EVERY_S):
+        return ReclaimSpace(compact_to=_horizon(observation.status), because="its quota is used up")
+    return _warning(observation, "full", "It refuses all writes")
 
 
 def _horizon(status: MemberStatus) -> int:
@@ -126,16 +126,16 @@ def _is_due(last_s: float | None, now_s: float, every_s: float) -> bool:
     return last_s is None or now_s - last_s >= every_s
 
 
-def _warning(seen: MemberObservation, of: Trouble, message: str) -> WarnUser | None:
-    if not _is_due(seen.warned_at_s.get(of), seen.now_s, _WARN_EVERY_S):
+def _warning(observation: MemberObservation, of: Trouble, message: str) -> WarnUser | None:
+    if not _is_due(observation.warned_at_s.get(of), observation.now_s, _WARN_EVERY_S):
         return None
     if of == "corrupt":
         return WarnUser(of=of, message=message)
-    in_use, quota = seen.status.db_size_in_use_bytes, seen.quota_bytes
+    in_use, quota = observation.status.db_size_in_use_bytes, observation.quota_bytes
     return WarnUser(
         of=of,
-        message=f"what the fleet keeps fills {_mib(in_use)} of etcd's quota of {_mib(quota)}, without "
-        f"any history. {message}. Give it more: `fleetctl down`, then "
+        message=f"live data fills {_mib(in_use)} of etcd's quota of {_mib(quota)}, without "
+        f"any history. {message}. Raise the quota: `fleetctl down`, then "
         f"`fleetctl up --etcd-quota {2 * quota // _MIB}Mi`",
     )
 
@@ -145,37 +145,37 @@ def _mib(size: float) -> str:
 
 
 class MemberMaintenance:
-    """Looks after one member. Run `run()` in a task group beside its supervisor."""
+    """Maintains one member. Run `run()` in a task group beside its supervisor."""
 
     def __init__(
-        self, address: EtcdAddress, clock: Clock, say: Notify, *, quota_bytes: int
+        self, address: EtcdAddress, clock: Clock, notify: Notify, *, quota_bytes: int
     ) -> None:
         self._member = MaintenanceClient(address)
         self._clock = clock
-        self._say = say
+        self._notify = notify
         self._quota_bytes = quota_bytes
         self._reclaimed_at_s: float | None = None
         self._warned_at_s: dict[Trouble, float] = {}
 
     async def run(self) -> None:
-        """Look, act, look again, until cancelled. An etcd that is away is its supervisor's business."""
+        """Observe and act until cancelled. The supervisor handles an etcd that does not answer."""
         try:
             while True:
                 has_acted = False
                 try:
-                    has_acted = await self.look()
+                    has_acted = await self.check_once()
                 except StoreError as error:
-                    log.info("etcd cannot be looked after now", extra={"why": str(error)})
+                    log.info("etcd cannot be maintained now", extra={"why": str(error)})
                 if not has_acted:
                     await self._clock.sleep(LOOK_EVERY_S)
         finally:
             await self._member.close()
 
-    async def look(self) -> bool:
-        """Look once, and do what is to be done; return whether anything was.
+    async def check_once(self) -> bool:
+        """Observe the member once, and act if necessary; return whether it acted.
 
         Raises:
-            StoreError: the member did not answer, or could not do it.
+            StoreError: the member did not answer, or the action failed.
 
         """
         status = await self._member.status()
@@ -197,22 +197,22 @@ class MemberMaintenance:
     async def _do(self, action: Action, before: MemberStatus) -> None:
         match action:
             case ReclaimSpace(compact_to=revision, because=because):
-                # Also when it fails: it would fail again, and stop the member each time.
+                # Set even if the action fails: it would fail again, and pause the member each time.
                 self._reclaimed_at_s = self._clock.monotonic()
                 if revision is not None:
                     await self._member.compact(revision)
                 await self._member.defragment()
                 after = await self._member.status()
-                self._say(
-                    f"etcd was tidied up, for {because}: its file had {_mib(before.db_size_bytes)} "
+                self._notify(
+                    f"etcd was compacted, because {because}: its file had {_mib(before.db_size_bytes)} "
                     f"and has {_mib(after.db_size_bytes)} now"
                 )
             case DisarmAlarms(alarms=alarms):
                 for alarm in alarms:
                     await self._member.disarm(alarm)
-                self._say("etcd takes writes again: its quota is not used up any more")
+                self._notify("etcd accepts writes again: its quota is no longer used up")
             case WarnUser(of=trouble, message=message):
                 self._warned_at_s[trouble] = self._clock.monotonic()
-                self._say(f"warning: {message}")
+                self._notify(f"warning: {message}")
             case _:
                 assert_never(action)

@@ -1,10 +1,5 @@
-"""Which members an etcd cluster has: look, add, promote, move, remove.
+"""The members of an etcd cluster, and a check whether their versions may form one."""
 
-A member joins as a learner, which has no vote, and votes when it has caught up: a member that is
-added with a vote and does not come up can cost a small cluster its quorum.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from store.errors import StoreError
@@ -15,9 +10,6 @@ from store.etcd.grpc.channel import GrpcChannel
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.member.binary import parse_version_number, unfit_for_clusters
 
-# etcd answers a change of members when a majority has it.
-_CHANGE_S = 10.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterMember:
@@ -25,20 +17,20 @@ class ClusterMember:
 
     id: int
     name: str
-    """Empty until it was started for the first time."""
+    """Empty until the member has started for the first time."""
     peer_urls: tuple[str, ...]
     client_urls: tuple[str, ...]
     is_learner: bool
 
 
 class UnfitVersionError(StoreError):
-    """An etcd of this version must not be one of several members; the message says why."""
+    """An etcd of this version must not be a member of a cluster; the message says why."""
 
 
 class ClusterClient:
-    """Changes of a cluster's members, through whichever endpoint answers. To be closed.
+    """Membership calls, through any endpoint that answers. Close it after use.
 
-    Every call raises `UnavailableError` if there is no answer, and other `StoreError`s as etcd says.
+    Every call raises `UnavailableError` without an answer, and other `StoreError`s for etcd's errors.
     """
 
     def __init__(self, address: EtcdAddress) -> None:
@@ -52,57 +44,24 @@ class ClusterClient:
         answer = await self._channel.call(wire.MEMBER_LIST, pb.Empty())
         return tuple(map(_member, answer.members))
 
-    async def add_learner(self, peer_urls: Sequence[str]) -> ClusterMember:
-        """Announce a member that will be started at these URLs; it has no vote yet.
-
-        Raises:
-            UnfitVersionError: a member that answers is an etcd that must stay alone.
-
-        """
-        await self.refuse_unfit()
-        request = pb.MemberAddRequest(peer_urls=peer_urls, is_learner=True)
-        answer = await self._channel.call(wire.MEMBER_ADD, request, limit_s=_CHANGE_S)
-        return _member(answer.member)
-
-    async def promote(self, member: int) -> bool:
-        """Give a learner its vote; return whether it has it, for it must have caught up first."""
-        try:
-            request = pb.MemberRequest(id=member)
-            await self._channel.call(wire.MEMBER_PROMOTE, request, limit_s=_CHANGE_S)
-        except StoreError as error:
-            if "in sync with leader" in str(error):
-                return False
-            raise
-        return True
-
-    async def update(self, member: int, peer_urls: Sequence[str]) -> None:
-        """Say where a member's peers find it from now on."""
-        request = pb.MemberUpdateRequest(id=member, peer_urls=peer_urls)
-        await self._channel.call(wire.MEMBER_UPDATE, request, limit_s=_CHANGE_S)
-
-    async def remove(self, member: int) -> None:
-        """Take a member out; it ends by itself when it hears of it."""
-        request = pb.MemberRequest(id=member)
-        await self._channel.call(wire.MEMBER_REMOVE, request, limit_s=_CHANGE_S)
-
     async def refuse_unfit(self) -> None:
-        """Refuse if one of the endpoints that answer is an etcd that must stay alone.
+        """Refuse a cluster with an endpoint whose version must be the only member.
 
         Raises:
-            UnfitVersionError: so it is.
+            UnfitVersionError: an endpoint that answers has such a version.
 
         """
-        for one in member_addresses(self._address):
-            member = MaintenanceClient(one)
+        for address in member_addresses(self._address):
+            client = MaintenanceClient(address)
             try:
-                version = (await member.status()).version
+                version = (await client.status()).version
             except StoreError:
-                continue  # who is down is asked when it joins something
+                continue  # a member that is down is checked when it joins
             finally:
-                await member.close()
+                await client.close()
             reason = unfit_for_clusters(parse_version_number(version))
             if reason:
-                raise UnfitVersionError(f"etcd at {one} is {version}: {reason}")
+                raise UnfitVersionError(f"etcd at {address} is {version}: {reason}")
 
 
 def _member(found: pb.Member) -> ClusterMember:

@@ -1,10 +1,10 @@
-"""Where an embedded etcd's sockets are: found from its data folder alone, by server and clients."""
+"""Paths of an embedded etcd's sockets, derived from its data folder by server and clients."""
 
 import os
 import stat
 from pathlib import Path
 
-# etcd before 3.5.5 takes only NAME:PORT for a socket, a file of that name in its working folder.
+# etcd before 3.5.5 accepts only NAME:PORT for a socket, which is a file of that name in its working directory.
 CLIENT_SOCKET, PEER_SOCKET = "client:1", "peer:1"
 # sun_path holds 104 bytes on macOS, 108 on Linux.
 _LONGEST_PATH = 100
@@ -15,11 +15,11 @@ class SocketFolderError(Exception):
 
 
 def socket_folder(data_dir: Path) -> Path:
-    """Return the folder for a data folder's sockets: in it, or in a temporary folder if too deep."""
+    """Return the folder for a data folder's sockets: inside it, or in a temporary folder if the path is too long."""
     inside = data_dir.absolute() / "sock"
     if len(str(inside / CLIENT_SOCKET)) <= _LONGEST_PATH:
         return inside
-    import hashlib  # noqa: PLC0415 - OpenSSL and all: 15 ms for `fleetctl get`, and hardly any folder lies so deep
+    import hashlib  # noqa: PLC0415 - imports OpenSSL: 15 ms for `fleetctl get`, and few paths are so long
     import tempfile  # noqa: PLC0415 - the same
 
     digest = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
@@ -27,25 +27,25 @@ def socket_folder(data_dir: Path) -> Path:
 
 
 def make_socket_folder(data_dir: Path) -> Path:
-    """Make the folder, for its owner alone.
+    """Create the folder, accessible by its owner only.
 
     Raises:
-        SocketFolderError: somebody else owns it.
-        OSError: it cannot be made.
+        SocketFolderError: another user owns it.
+        OSError: it cannot be created.
 
     """
-    made = socket_folder(data_dir)
-    made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(made)
-    made.chmod(0o700)
-    return made
+    path = socket_folder(data_dir)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(path)
+    path.chmod(0o700)
+    return path
 
 
 def client_socket(data_dir: Path) -> Path:
-    """Return the socket that clients connect to; it need not be there.
+    """Return the socket that clients connect to; it need not exist.
 
     Raises:
-        SocketFolderError: somebody else owns its folder, so it may lead anywhere.
+        SocketFolderError: another user owns its folder, so it cannot be trusted.
 
     """
     found = socket_folder(data_dir)
@@ -55,6 +55,6 @@ def client_socket(data_dir: Path) -> Path:
 
 
 def _check_owner(path: Path) -> None:
-    seen = path.lstat()
-    if seen.st_uid != os.getuid() or not stat.S_ISDIR(seen.st_mode):
-        raise SocketFolderError(f"{path} belongs to somebody else; choose another --data-dir")
+    status = path.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+        raise SocketFolderError(f"{path} belongs to another user; choose another --data-dir")

@@ -159,4 +159,4 @@ async def test_sources_wait_for_others_and_for_health(store: Transport, folder: 
     circle = source("o1", repo.url, "  path: base\n  dependsOn: [o2]\n")
     await applied(store, circle)
     stalled = await said(store, "o1", "Stalled", reason="DependencyCircle")
-    assert "spec.dependsOn goes in a circle: o1 -> o2 -> o1" in stalled.message
+    assert "spec.dependsOn is circular: o1 -> o2 -> o1" in stalled.message

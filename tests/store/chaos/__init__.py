@@ -1,1 +1,1 @@
-"""Faults on real etcd processes: what was acknowledged stays, and who watches misses nothing."""
+"""Faults on real etcd processes: acknowledged writes survive, and watchers miss nothing."""

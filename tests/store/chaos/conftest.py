@@ -1,11 +1,11 @@
-"""Each test of the suite goes every way to etcd."""
+"""Fixtures: each test of the suite runs with every transport."""
 
 import pytest
 
-from tests.store.chaos.ways import DEFAULT, WAYS
+from tests.support.chaos_transports import DEFAULT, WAYS
 
 
-# Minutes of faults by each way: by the default one always, by the others where there is time.
+# Minutes of faults with each transport: always with the default one, with the others only in the full run.
 @pytest.fixture(
     params=[pytest.param(way, marks=[] if way == DEFAULT else pytest.mark.soak) for way in WAYS]
 )

@@ -8,13 +8,13 @@ import pytest
 from machinery.clock import SystemClock
 from store.errors import UnavailableError
 from store.etcd.adapter import CALL_S
-from tests.store.chaos.load import PROGRESS, Load, loaded
-from tests.store.chaos.ways import going
+from tests.support.chaos_load import PROGRESS, Load, loaded
+from tests.support.chaos_transports import going
 from tests.support.cluster import Cluster, Member, running_cluster
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
 
-# A leader is missed after half a second rather than one.
+# The loss of a leader is noticed after half a second instead of one.
 FLAGS = (PROGRESS, "--heartbeat-interval=50", "--election-timeout=500")
 
 
@@ -48,7 +48,7 @@ FAULTS = {"killed": killed, "frozen": frozen}
 
 
 async def hurt_one(load: Load, cluster: Cluster, fault: str, member: Member) -> None:
-    """One member is away, and everything goes on; then it is back, and everything goes on."""
+    """Take one member away and bring it back; the cluster serves all the time."""
     async with load.leases():
         async with FAULTS[fault](cluster, member):
             await load.goes_on()
@@ -56,7 +56,7 @@ async def hurt_one(load: Load, cluster: Cluster, fault: str, member: Member) -> 
 
 
 async def hurt_two(load: Load, cluster: Cluster, fault: str, members: Sequence[Member]) -> None:
-    """Without a quorum nothing goes on, and with it everything does."""
+    """Take the quorum away and bring it back; only then does the cluster serve again."""
     async with AsyncExitStack() as away:
         for member in members:
             await away.enter_async_context(_only_fault(fault, member))
@@ -67,7 +67,7 @@ async def hurt_two(load: Load, cluster: Cluster, fault: str, members: Sequence[M
 
 @asynccontextmanager
 async def _only_fault(fault: str, member: Member) -> AsyncIterator[None]:
-    """The fault without waiting for service afterwards: one member alone cannot serve."""
+    """Run the fault without waiting for service: one member alone cannot serve."""
     if fault == "killed":
         await member.kill()
         try:
@@ -83,7 +83,7 @@ async def _only_fault(fault: str, member: Member) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_members_go_away_and_come_back(
+async def test_killed_and_frozen_members_lose_nothing(
     way: str, fault: str, cluster: Cluster, corner: str
 ) -> None:
     await cluster.serves()
@@ -95,8 +95,8 @@ async def test_members_go_away_and_come_back(
         await cluster.leader()
 
 
-async def test_a_renewal_finds_a_frozen_member_out_in_time(way: str, cluster: Cluster) -> None:
-    """A lease of four seconds is renewed after a third of that: there must be time for others."""
+async def test_a_renewal_detects_a_frozen_member_in_time(way: str, cluster: Cluster) -> None:
+    """A lease of four seconds is renewed after a third of that, with time left for other members."""
     await cluster.serves()
     clock, member = SystemClock(), (await cluster.followers())[0]
     async with going(way, cluster.address(cluster.members.index(member))) as transport:
@@ -113,7 +113,9 @@ async def test_a_renewal_finds_a_frozen_member_out_in_time(way: str, cluster: Cl
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_the_same_thirty_times(way: str, fault: str, cluster: Cluster, corner: str) -> None:
+async def test_killed_and_frozen_members_lose_nothing_thirty_times(
+    way: str, fault: str, cluster: Cluster, corner: str
+) -> None:
     async with loaded(way, cluster, corner) as load:
         for turn in range(30):
             await hurt_one(load, cluster, fault, await cluster.leader())

@@ -1,4 +1,4 @@
-"""The history goes away under the feet of who watches, or comes all at once."""
+"""The history is compacted during watches, or a storm of events arrives at once."""
 
 import random
 from collections.abc import AsyncIterator
@@ -7,10 +7,10 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.port import Delete, Operation, Put
-from tests.store.chaos.informers import Crowd, crowd, stored
-from tests.store.chaos.ways import going
-from tests.store.tcp_etcd import TcpEtcd
 from tests.support import gateway
+from tests.support.chaos_informers import Crowd, crowd, stored
+from tests.support.chaos_transports import going
+from tests.support.store_tcp_etcd import TcpEtcd
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
@@ -35,7 +35,7 @@ def some_operations(dice: random.Random, corner: str) -> list[Operation]:
 
 
 async def stir(tcp: TcpEtcd, crowd: Crowd, way: str, corner: str, rounds: int) -> None:
-    """Write, delete, compact to the head and cut connections, all at random."""
+    """Write, delete, compact to the newest revision and cut connections, all at random."""
     dice = random.Random(corner)
     async with going(way, tcp.address) as writer:
         revision = 0
@@ -49,7 +49,9 @@ async def stir(tcp: TcpEtcd, crowd: Crowd, way: str, corner: str, rounds: int) -
             await SystemClock().sleep(dice.uniform(0, 0.1))
 
 
-async def test_compaction_under_every_watchers_feet(way: str, tcp: TcpEtcd, corner: str) -> None:
+async def test_compaction_during_every_watch_loses_nothing(
+    way: str, tcp: TcpEtcd, corner: str
+) -> None:
     async with crowd(way, tcp.url, corner) as watching:
         lists_before = watching.lists
         await stir(tcp, watching, way, corner, _ROUNDS)
@@ -62,7 +64,7 @@ async def test_compaction_under_every_watchers_feet(way: str, tcp: TcpEtcd, corn
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_the_same_for_long(way: str, tcp: TcpEtcd, corner: str) -> None:
+async def test_compaction_during_every_watch_for_long(way: str, tcp: TcpEtcd, corner: str) -> None:
     async with crowd(way, tcp.url, corner) as watching, going(way, tcp.address) as direct:
         for _ in range(50):
             await stir(tcp, watching, way, corner, _ROUNDS)
@@ -71,8 +73,8 @@ async def test_the_same_for_long(way: str, tcp: TcpEtcd, corner: str) -> None:
             await watching.equals(items, end, limit_s=60)
 
 
-async def test_a_storm_reaches_everybody(way: str, tcp: TcpEtcd, corner: str) -> None:
-    """10,000 changes in about a second, and the last one of each key is what stays."""
+async def test_an_event_storm_reaches_every_informer(way: str, tcp: TcpEtcd, corner: str) -> None:
+    """Make 10,000 changes in about a second; the last one of each key must remain."""
     async with crowd(way, tcp.url, corner) as watching, going(way, tcp.address) as writer:
         end = 0
         for turn in range(100):

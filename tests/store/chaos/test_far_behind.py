@@ -1,4 +1,4 @@
-"""Who comes back after a very long time is told all that happened, once and in order."""
+"""A client that returns after a very long time gets every event, once and in order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,15 +9,15 @@ import pytest
 from store.errors import UnavailableError
 from store.etcd.address import EtcdAddress
 from store.port import KeyChange
-from tests.store.chaos.informers import IDLE_S
-from tests.store.chaos.ways import DEFAULT, going
-from tests.store.tcp_etcd import TcpEtcd
 from tests.support import gateway, puts
+from tests.support.chaos_informers import IDLE_S
+from tests.support.chaos_transports import DEFAULT, going
+from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.tcp_proxy import TcpProxy, proxied
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
-# etcd catches up a thousand revisions at a time: these are thirty turns, and a hundred.
+# etcd catches up a thousand revisions at a time: these are thirty rounds, and a hundred.
 _BEHIND = (30_000, pytest.param(100_000, marks=pytest.mark.soak))
 
 
@@ -30,7 +30,7 @@ async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd
 
 @pytest.fixture(scope="module", params=_BEHIND)
 async def long_history(tcp: TcpEtcd, request: pytest.FixtureRequest) -> tuple[str, int, int]:
-    """A prefix, how many revisions there are below it, and the last of them."""
+    """A prefix, the number of revisions below it, and the last one of them."""
     revisions: int = request.param
     prefix = f"/long/{revisions}/"
     await puts.fill(tcp.url, revisions=revisions, prefix=prefix)
@@ -40,7 +40,7 @@ async def long_history(tcp: TcpEtcd, request: pytest.FixtureRequest) -> tuple[st
 async def catch_up(
     way: str, proxy: TcpProxy, prefix: str, after: int, wanted: int
 ) -> list[KeyChange]:
-    """Watch until so much is seen; the connection is cut on the way."""
+    """Watch until so many events have arrived; the connection is cut meanwhile."""
     async with going(way, EtcdAddress(endpoints=(proxy.url,)), idle_s=IDLE_S) as transport:
         changes: list[KeyChange] = []
         cuts = [wanted // 3, wanted // 2]
@@ -60,7 +60,7 @@ async def catch_up(
     return changes
 
 
-async def test_who_is_far_behind_catches_up_without_loss(
+async def test_a_watcher_far_behind_catches_up_without_loss(
     way: str, tcp: TcpEtcd, long_history: tuple[str, int, int]
 ) -> None:
     prefix, revisions, end = long_history

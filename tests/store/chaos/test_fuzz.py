@@ -1,6 +1,6 @@
 """Many seeds of delays, cuts and stalls between a client and etcd; see `fuzz.Seed`.
 
-A seed that fails says so; `python -m tests.store.chaos.fuzz WAY SEED` runs it again.
+A seed that fails says so; `python -m tests.support.chaos_fuzz WAY SEED` runs it again.
 """
 
 import random
@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.store.chaos.fuzz import FLAGS, run_seeds
-from tests.store.chaos.ways import DEFAULT, WAYS
-from tests.store.tcp_etcd import TcpEtcd
+from tests.support.chaos_fuzz import FLAGS, run_seeds
+from tests.support.chaos_transports import DEFAULT, WAYS
+from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.tcp_proxy import random_plan
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(480)]
@@ -25,10 +25,10 @@ async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_trouble_on_the_way_loses_nothing(way: str, tcp: TcpEtcd) -> None:
+async def test_network_faults_lose_nothing(way: str, tcp: TcpEtcd) -> None:
     count = _SEEDS if way == DEFAULT else _SEEDS_OF_OTHER_WAYS
     seen = await run_seeds(range(count), way, tcp.url)
-    # Without trouble nothing was shown.
+    # A run without faults proves nothing.
     assert seen["ambiguous"] > count / 20
     assert seen["unavailable"] > count / 4
     assert seen["connections"] > count
@@ -37,13 +37,13 @@ async def test_trouble_on_the_way_loses_nothing(way: str, tcp: TcpEtcd) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-async def test_the_same_with_fresh_seeds(way: str, tcp: TcpEtcd) -> None:
+async def test_network_faults_lose_nothing_with_fresh_seeds(way: str, tcp: TcpEtcd) -> None:
     first = random.randrange(10_000, 1_000_000_000)
     print(f"seeds from {first}")
     await run_seeds(range(first, first + 10_000), way, tcp.url)
 
 
-def test_a_seed_decides_everything() -> None:
+def test_a_seed_determines_the_whole_run() -> None:
     def fates(seed: int) -> list[object]:
         return [random_plan(seed)(number) for number in range(50)]
 

@@ -1,4 +1,4 @@
-"""What clients of a restarted etcd saw could have happened one call after the other."""
+"""The calls of clients of a restarted etcd are linearizable."""
 
 import asyncio
 import os
@@ -10,8 +10,8 @@ import pytest
 from machinery.clock import SystemClock
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Transport
-from tests.store.chaos.recording import Recording
-from tests.store.chaos.ways import go
+from tests.support.chaos_history import Recording
+from tests.support.chaos_transports import go
 from tests.support.cluster import Cluster, killing_signal, running_cluster
 from tests.support.waiting import until
 
@@ -22,7 +22,7 @@ CLIENTS, REGISTERS, CALLS = 8, 3, 150
 
 @asynccontextmanager
 async def recorded(transports: list[Transport], corner: str) -> AsyncIterator[Recording]:
-    """Record while the block runs, and judge in the end."""
+    """Record while the block runs, and check the history at its end."""
     recording = Recording(corner, REGISTERS, SystemClock())
     try:
         async with asyncio.TaskGroup() as group:
@@ -41,7 +41,7 @@ async def more_calls(recording: Recording) -> None:
 
 
 async def kill(etcd: EmbeddedEtcd) -> None:
-    """Kill it in the middle of its work, and start it again."""
+    """Kill the member in the middle of its work, and start it again."""
     assert etcd.supervisor.pid
     os.kill(etcd.supervisor.pid, killing_signal())
     await until(lambda: not etcd.supervisor.running)
@@ -63,7 +63,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 
 async def replace_leader(cluster: Cluster) -> None:
-    """Kill who leads, let another lead, and bring the first one back."""
+    """Kill the leader, let another member lead, and bring the first one back."""
     leader = await cluster.leader()
     await leader.kill()
     await cluster.leader()
@@ -72,7 +72,7 @@ async def replace_leader(cluster: Cluster) -> None:
 
 
 async def freeze_leader(cluster: Cluster) -> None:
-    """Freeze who leads until another does: it wakes up in the belief that it still leads."""
+    """Freeze the leader until another leads: it wakes up and believes that it still leads."""
     leader = await cluster.leader()
     leader.freeze()
     await cluster.leader()
@@ -80,7 +80,7 @@ async def freeze_leader(cluster: Cluster) -> None:
     await cluster.serves()
 
 
-async def test_a_killed_member_does_not_rewrite_history(
+async def test_killing_a_member_keeps_history_linearizable(
     way: str, etcd: EmbeddedEtcd, corner: str
 ) -> None:
     async with recorded([go(way, etcd.address) for _ in range(2)], corner) as recording:
@@ -88,7 +88,7 @@ async def test_a_killed_member_does_not_rewrite_history(
 
 
 @pytest.mark.parametrize("harm", [replace_leader, freeze_leader])
-async def test_a_new_leader_does_not_rewrite_history(
+async def test_a_new_leader_keeps_history_linearizable(
     way: str, harm: Callable[[Cluster], Awaitable[None]], cluster: Cluster, corner: str
 ) -> None:
     await cluster.serves()
@@ -99,7 +99,7 @@ async def test_a_new_leader_does_not_rewrite_history(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_the_same_a_hundred_times(
+async def test_killing_a_member_keeps_history_linearizable_a_hundred_times(
     way: str, etcd: EmbeddedEtcd, cluster: Cluster, corner: str
 ) -> None:
     async with recorded([go(way, etcd.address)], f"{corner}one/") as recording:

@@ -1,4 +1,4 @@
-"""What the store does not take is refused by name, and everything else goes on."""
+"""Requests beyond the store's limits are refused by name, and everything else continues."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,13 +8,13 @@ import pytest
 
 from store.errors import NoSpaceError, TooLargeError
 from store.port import Delete, Put, Transport
-from tests.store.chaos.informers import crowd, stored
-from tests.store.chaos.ways import WAYS, going
-from tests.store.tcp_etcd import TcpEtcd
+from tests.support.chaos_informers import crowd, stored
+from tests.support.chaos_transports import WAYS, going
+from tests.support.store_tcp_etcd import TcpEtcd
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
 
-# Beyond --max-request-bytes, beyond what gRPC takes on top of that, and far beyond.
+# Beyond --max-request-bytes, beyond gRPC's margin on top of that, and far beyond.
 _TOO_LARGE = (1_600_000, 2_200_000, 12_000_000)
 _PIECE = b"x" * 250_000
 
@@ -36,7 +36,7 @@ async def test_a_value_over_the_limit_breaks_nothing(way: str, tcp: TcpEtcd, cor
                 await transport.commit([], [Put(key=f"{corner}large", value=b"x" * size)])
             assert await transport.get(f"{corner}large") is None
         many = [Put(key=f"{corner}{n}", value=_PIECE) for n in range(10)]
-        with pytest.raises(TooLargeError):  # each is small enough, all together are not
+        with pytest.raises(TooLargeError):  # each is small enough, but not all together
             await transport.commit([], many)
         end = await transport.commit([], [Put(key=f"{corner}small", value=b"x")])
         items, _ = await stored(transport, corner)
@@ -45,10 +45,10 @@ async def test_a_value_over_the_limit_breaks_nothing(way: str, tcp: TcpEtcd, cor
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_large_values_among_many_calls_harm_none_of_them(
+async def test_large_values_do_not_harm_concurrent_calls(
     way: str, tcp: TcpEtcd, corner: str
 ) -> None:
-    """One connection carries them all."""
+    """One connection carries all of the calls."""
     async with going(way, tcp.address) as transport:
 
         async def large() -> None:
@@ -68,13 +68,15 @@ async def test_large_values_among_many_calls_harm_none_of_them(
 
 
 async def fill(transport: Transport) -> None:
-    """Write until the store takes no more, or twice its quota."""
+    """Write until the store refuses, or up to twice its quota."""
     for number in range(70):
         await transport.commit([], [Put(key=f"/quota/{number:03}", value=_PIECE)])
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_without_space_reads_leases_and_informers_go_on(way: str, tmp_path: Path) -> None:
+async def test_without_space_reads_leases_and_informers_still_work(
+    way: str, tmp_path: Path
+) -> None:
     async with (
         TcpEtcd(tmp_path, f"--quota-backend-bytes={8 * 2**20}") as etcd,
         going(way, etcd.address) as transport,

@@ -1,4 +1,4 @@
-"""The judge of histories itself: it lets good ones pass, and finds what is wrong with bad ones."""
+"""The checker of linearizability accepts good histories, and finds the fault in bad ones."""
 
 import random
 
@@ -83,19 +83,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_history_passes(name: str) -> None:
+def test_a_linearizable_history_passes(name: str) -> None:
     assert check(GOOD[name])
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_history_is_found_and_the_place_shown(name: str) -> None:
+def test_a_violation_is_found_with_its_place(name: str) -> None:
     verdict = check(BAD[name])
     assert not verdict
     assert verdict.stuck
 
 
 def simulated(seed: int, *, clients: int, length: int) -> list[Call]:
-    """Return what clients of a sound register would record: each acts at a moment within its call."""
+    """Return the records of clients of a correct register: each call takes effect at one moment within it."""
     dice = random.Random(seed)
     value: Value = None
     calls: list[Call] = []
@@ -129,7 +129,7 @@ def simulated(seed: int, *, clients: int, length: int) -> list[Call]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_long_histories_are_judged_quickly_and_one_lie_is_found(seed: int) -> None:
+def test_one_violation_in_a_long_history_is_found_quickly(seed: int) -> None:
     history = simulated(seed, clients=8, length=1500)
     verdict = check(history)
     assert verdict, verdict.stuck

@@ -14,8 +14,8 @@ import pytest
 
 from store.errors import UnavailableError
 from store.port import Put
-from tests.store.chaos.load import PROGRESS, Load, loaded
-from tests.store.chaos.ways import going
+from tests.support.chaos_load import PROGRESS, Load, loaded
+from tests.support.chaos_transports import going
 from tests.support.cluster import LOOPBACK, Cluster, Member, running_cluster
 from tests.support.netns import Networks, available
 
@@ -26,7 +26,7 @@ FLAGS = (PROGRESS, "--heartbeat-interval=50", "--election-timeout=500")
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A cluster that can be divided; without networks members are frozen instead."""
+    """A cluster that can be partitioned; without network namespaces its members are frozen instead."""
 
     cluster: Cluster
     networks: Networks | None
@@ -83,7 +83,7 @@ async def divided(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Div
 
 
 async def divide(load: Load, divided: Divided, *, leaders: bool, what: str) -> None:
-    """One member is cut off, and everything goes on; then it is back, and everything goes on."""
+    """Cut one member off and reconnect it; the cluster serves all the time."""
     leader = await divided.cluster.leader()
     member = leader if leaders else (await divided.cluster.followers())[0]
     async with load.leases():
@@ -93,7 +93,7 @@ async def divide(load: Load, divided: Divided, *, leaders: bool, what: str) -> N
         await load.goes_on()
 
 
-async def test_who_is_cut_off_loses_nothing(way: str, divided: Divided, corner: str) -> None:
+async def test_a_partitioned_client_loses_nothing(way: str, divided: Divided, corner: str) -> None:
     await divided.cluster.serves()
     async with loaded(way, divided.cluster, corner) as load:
         await divide(load, divided, leaders=True, what="from_peers")
@@ -101,10 +101,10 @@ async def test_who_is_cut_off_loses_nothing(way: str, divided: Divided, corner: 
         await divide(load, divided, leaders=False, what="from_all")
 
 
-async def test_a_member_that_lags_is_not_taken_for_another_store(
+async def test_a_lagging_member_is_not_taken_for_another_store(
     way: str, divided: Divided, corner: str
 ) -> None:
-    """Its revision is behind what was seen elsewhere, but it will come."""
+    """Its revision is lower than the one seen elsewhere, but will catch up."""
     await divided.cluster.serves()
     lagging = (await divided.cluster.followers())[0]
     number = divided.cluster.members.index(lagging)
@@ -113,7 +113,7 @@ async def test_a_member_that_lags_is_not_taken_for_another_store(
         going(way, divided.cluster.address(number), idle_s=3) as here,
     ):
         await there.get(corner)
-        await here.get(corner)  # a connection is there already
+        await here.get(corner)  # a connection is open already
         async with divided.from_peers(lagging):
             after = 0
             for _ in range(20):
@@ -127,7 +127,7 @@ async def test_a_member_that_lags_is_not_taken_for_another_store(
                 ):
                     await anext(w)
             except UnavailableError:
-                pass  # it knows that it is alone
+                pass  # it knows that it is isolated
             if divided.networks is None:
                 lagging.freeze()
         await divided.cluster.serves()

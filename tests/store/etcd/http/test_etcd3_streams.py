@@ -14,8 +14,8 @@ from etcd3 import AioClient
 from store.etcd.http.json_api import _Etcd3Client
 from store.etcd.http.transport import HttpTransport
 from store.port import Put
-from tests.store.tcp_etcd import TcpEtcd
 from tests.support.ports import free_port
+from tests.support.store_tcp_etcd import TcpEtcd
 
 pytestmark = pytest.mark.etcd
 
@@ -28,25 +28,25 @@ async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd
 
 @pytest.fixture(autouse=True)
 def littering() -> Iterator[None]:
-    """Bear with what etcd3-py leaves open."""
+    """Tolerate connections that etcd3-py leaves open."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
         gc.collect()
 
 
-async def test_its_constructor_fails_with_the_wrong_error_while_etcd_is_down() -> None:
+async def test_the_library_constructor_fails_while_etcd_is_down() -> None:
     with pytest.raises(AttributeError, match="server_version_sem"):
         AioClient("127.0.0.1", free_port())
 
 
-async def test_ours_does_no_io_in_its_constructor(tcp: TcpEtcd) -> None:
+async def test_our_constructor_does_no_io(tcp: TcpEtcd) -> None:
     route = _Etcd3Client("http://127.0.0.1:1", None)  # type: ignore[arg-type]
     assert route.baseurl == "http://127.0.0.1:1"
 
 
-async def test_its_watch_does_not_deliver_what_ours_does(tcp: TcpEtcd) -> None:
-    """It raises TypeError on aiohttp >= 3.10; where it does not, it loses events of a burst."""
+async def test_the_library_watch_loses_events(tcp: TcpEtcd) -> None:
+    """It raises TypeError on aiohttp >= 3.10; with older versions it loses events of a burst."""
     ours = HttpTransport(tcp.address)
     start = await ours.commit([], [Put(key="/burst/start", value=b"")])
     async with asyncio.TaskGroup() as group:
@@ -65,7 +65,7 @@ async def test_its_watch_does_not_deliver_what_ours_does(tcp: TcpEtcd) -> None:
 
 
 async def delivered(client: AioClient, start: int) -> int:
-    """Return how many events etcd3-py's watch delivers before it breaks or falls silent."""
+    """Return the number of events that etcd3-py's watch delivers before it breaks or falls silent."""
     count = 0
     try:
         async with (

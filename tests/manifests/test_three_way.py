@@ -1,0 +1,126 @@
+"""Tests of `manifests.three_way`: a table that decides each field, and properties of any merge."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifests import three_way, trees
+from manifests.three_way import MergeResult, OtherManagers
+from manifests.trees import Path, Tree
+
+PATHS: tuple[Path, ...] = (("a",), ("b",), ("m", "x"), ("m", "y"), ("m", "n", "z"))
+Flat = dict[Path, Tree]
+
+values: st.SearchStrategy[Tree] = st.sampled_from([0, 1, "t", [1], [1, 2]])
+said = st.dictionaries(st.sampled_from(PATHS), values)
+full = st.fixed_dictionaries(dict.fromkeys(PATHS, values))
+who = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(["scale", "edit"]), max_size=3)
+
+
+def tree_of(flat: Mapping[Path, Tree]) -> dict[str, Tree]:
+    tree: dict[str, Tree] = {}
+    for path, value in flat.items():
+        tree = trees.with_value(tree, path, value)
+    return tree
+
+
+def dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def merged(base: Flat, ours: Flat, theirs: Flat, claims: OtherManagers) -> MergeResult:
+    return three_way.merge(tree_of(base), tree_of(ours), tree_of(theirs), claims)
+
+
+def claims_of(owners: Mapping[Path, str], *, force: three_way.Force = False) -> OtherManagers:
+    return OtherManagers(updates={dotted(path): name for path, name in owners.items()}, force=force)
+
+
+def verdict(base: Flat, ours: Flat, theirs: Flat, owners: Mapping[Path, str], path: Path) -> str:
+    """Decide about one field: "ours", "theirs", "gone", "kept" or "conflict"."""
+    is_theirs_news = theirs[path] != base[path] if path in base else path in owners
+    if path not in ours:
+        if path not in base or is_theirs_news or path in owners:
+            return "theirs"
+        return "gone"
+    if ours[path] == theirs[path]:
+        return "theirs"
+    if not is_theirs_news:
+        return "ours"
+    return "kept" if path in base and base[path] == ours[path] else "conflict"
+
+
+@settings(max_examples=100, deadline=None)
+@given(base=said, ours=said, theirs=full, owners=who)
+def test_each_field_is_merged_as_the_table_says(
+    base: Flat, ours: Flat, theirs: Flat, owners: dict[Path, str]
+) -> None:
+    found = merged(base, ours, theirs, claims_of(owners))
+    kept = {one.path: one for one in found.kept_by_others}
+    conflicts = {one.path: one for one in found.conflicts}
+    removed = {path for gone in found.removed for path in PATHS if path[: len(gone)] == gone}
+    for path in PATHS:
+        decided = verdict(base, ours, theirs, owners, path)
+        now = trees.value_at(cast("Tree", dict(found.tree)), path)
+        assert (path in kept, path in conflicts) == (decided == "kept", decided == "conflict")
+        if path in removed and not {path} & {*base, *ours, *owners}:
+            continue  # a default that nobody said goes with the mapping that it is in
+        assert (path in removed) == (decided == "gone")
+        if decided == "gone":
+            assert now is trees.ABSENT
+            continue
+        assert now == (ours[path] if decided == "ours" else theirs[path])
+        if path in kept or path in conflicts:
+            clash = kept.get(path) or conflicts[path]
+            assert (clash.theirs, clash.ours) == (theirs[path], ours[path])
+            assert clash.owner == owners.get(path, "")
+
+
+@settings(max_examples=100, deadline=None)
+@given(base=said, ours=said, theirs=full, owners=who)
+def test_force_applies_every_field_of_the_manifest(
+    base: Flat, ours: Flat, theirs: Flat, owners: dict[Path, str]
+) -> None:
+    found = merged(base, ours, theirs, claims_of(owners, force=True))
+    assert (found.kept_by_others, found.conflicts) == ((), ())
+    for path, value in ours.items():
+        assert trees.value_at(cast("Tree", dict(found.tree)), path) == value
+
+
+@settings(max_examples=100, deadline=None)
+@given(base=said, ours=said, theirs=full)
+def test_merging_again_changes_nothing(base: Flat, ours: Flat, theirs: Flat) -> None:
+    first = merged(base, ours, theirs, claims_of({}, force=True))
+    again = three_way.merge(tree_of(ours), tree_of(ours), dict(first.tree), OtherManagers())
+    assert again.tree == first.tree
+    assert (again.kept_by_others, again.conflicts, again.owned) == ((), (), ())
+
+
+@settings(max_examples=100, deadline=None)
+@given(base=full, later=said, owners=who)
+def test_fields_of_one_writer_are_never_lost(
+    base: Flat, later: Flat, owners: dict[Path, str]
+) -> None:
+    """A manifest that says what it said before leaves all that others made of it, and tells of it."""
+    theirs = {**base, **later}
+    found = merged(base, base, theirs, claims_of(owners))
+    assert found.tree == tree_of(theirs)
+    assert {one.path for one in found.kept_by_others} == {p for p in PATHS if base[p] != theirs[p]}
+
+
+@settings(max_examples=100, deadline=None)
+@given(before=full, after=full)
+def test_changed_paths_finds_every_difference(before: Flat, after: Flat) -> None:
+    found = set(trees.changed_paths(tree_of(before), tree_of(after)))
+    assert found == {path for path in PATHS if before[path] != after[path]}
+
+
+def test_an_added_mapping_is_a_change_of_every_field_in_it() -> None:
+    assert [*trees.changed_paths({}, {"m": {"x": 1, "y": None}})] == [
+        ("m",),
+        ("m", "x"),
+        ("m", "y"),
+    ]
+    assert [*trees.changed_paths({"m": {"x": 1}}, {"m": 2})] == [("m",), ("m", "x")]

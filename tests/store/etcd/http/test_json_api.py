@@ -1,0 +1,375 @@
+"""Tests of `store.etcd.http.json_api`: answers of every build of etcd, dead members, and servers that are not etcd."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machinery.clock import SystemClock
+from store.errors import (
+    CompactedError,
+    LeaseLostError,
+    NoSpaceError,
+    PermissionDeniedError,
+    StoreError,
+    TooLargeError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from store.etcd.adapter import CALL_S
+from store.etcd.address import EtcdAddress
+from store.etcd.error_mapping import error_from_status
+from store.etcd.http import json_api
+from store.etcd.http.json_api import JsonGateway
+from store.etcd.http.transport import HttpTransport
+from store.etcd.member.embedded import EmbeddedEtcd
+from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put
+from tests.support.ports import free_port
+from tests.support.store_tcp_etcd import TcpEtcd
+
+PUT = [Put(key="/route/a", value=b"1")]
+
+
+@pytest.fixture(scope="module")
+async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
+    async with TcpEtcd(tmp_path_factory.mktemp("route")) as etcd:
+        yield etcd
+
+
+def dead() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    """Run a server with this behaviour for each connection."""
+
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(guarded, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def saying(status: str, body: bytes) -> Answer:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+
+    return answer
+
+
+async def mute(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    await reader.read()  # until the client closes the connection
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize("before", [1, 4])
+async def test_dead_members_are_skipped(tcp: TcpEtcd, before: int) -> None:
+    transport = HttpTransport(
+        EtcdAddress(endpoints=(*(dead() for _ in range(before)), f"{tcp.url}/"))
+    )
+    revision = await transport.commit([], PUT)  # a write as the very first call
+    assert await transport.get("/route/a") is not None
+    async with aclosing(transport.watch("/route/", after_revision=revision - 1)) as watch:
+        await anext(watch)
+        assert (await anext(watch)).changes
+    await transport.close()
+
+
+@pytest.mark.etcd
+async def test_concurrent_failures_rotate_endpoints_once(tcp: TcpEtcd) -> None:
+    transport = HttpTransport(EtcdAddress(endpoints=(dead(), tcp.url)))
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(transport.grant(60)) for _ in range(32)]
+    assert len({call.result() for call in calls}) == 32
+    await transport.close()
+
+
+@pytest.mark.etcd
+async def test_a_watch_continues_at_another_member(tcp: TcpEtcd) -> None:
+    async with serving(saying("503 Service Unavailable", b'{"code":14,"error":"x"}')) as broken:
+        transport = HttpTransport(EtcdAddress(endpoints=(broken, tcp.url)))
+        with pytest.raises(UnavailableError, match="watch refused"):
+            await anext(transport.watch("/route/", after_revision=0))
+        async with aclosing(transport.watch("/route/", after_revision=0)) as watch:
+            await anext(watch)
+        await transport.close()
+
+
+async def test_unreachable_members_fail_fast_and_unambiguously() -> None:
+    clock = SystemClock()
+    transport = HttpTransport(EtcdAddress(endpoints=(dead(), dead())))
+    started = clock.monotonic()
+    for call in (transport.commit([], PUT), transport.get("/a"), transport.grant(5)):
+        with pytest.raises(UnavailableError) as failed:
+            await call
+        assert not failed.value.ambiguous
+    assert clock.monotonic() - started < 5
+    await transport.close()
+
+
+async def test_a_silent_server_times_out_and_a_write_is_ambiguous() -> None:
+    clock = SystemClock()
+    async with serving(mute) as url:
+        transport = HttpTransport(EtcdAddress(endpoints=(url,)), idle_s=0.5)
+        started = clock.monotonic()
+        with pytest.raises(UnavailableError) as failed:
+            await transport.commit([], PUT)
+        assert failed.value.ambiguous
+        assert CALL_S * 0.9 < clock.monotonic() - started < CALL_S + 4
+        started = clock.monotonic()
+        with pytest.raises(UnavailableError):
+            await anext(transport.watch("/a", after_revision=0))
+        assert clock.monotonic() - started < 5
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_waiting_for_a_slot_does_not_count_as_call_time(shared_etcd: EmbeddedEtcd) -> None:
+    transport = HttpTransport(shared_etcd.address)
+    async with asyncio.TaskGroup() as group:
+        for n in range(1000):
+            group.create_task(transport.get(f"/route/{n}"))
+    await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        pytest.param("200 OK", b"<html>welcome</html>", id="html"),
+        pytest.param("200 OK", b'{"header":{"revision":"12"', id="cut"),
+        pytest.param("200 OK", b"[]", id="list"),
+        pytest.param("200 OK", b"{}", id="empty"),
+        pytest.param("200 OK", b'{"kvs":[{"key":7}]}', id="odd-items"),
+        pytest.param("200 OK", b'{"kvs":["a"],"header":"x"}', id="odd-header"),
+        pytest.param("200 OK", b'{"kvs":[{"key":"%%%"}]}', id="bad-base64"),
+        pytest.param("404 Not Found", b"404 page not found\n", id="not-found"),
+        pytest.param("502 Bad Gateway", b'{"code":"bad_gateway"}', id="proxy"),
+        pytest.param("500 Oops", b"\xff\xfe", id="bytes"),
+    ],
+)
+async def test_an_invalid_answer_is_a_store_error(status: str, body: bytes) -> None:
+    async with serving(saying(status, body)) as url:
+        transport = HttpTransport(EtcdAddress(endpoints=(url,)))
+        for call in (
+            transport.list("/"),
+            transport.commit([], PUT),
+            transport.grant(5),
+            transport.keep_alive(1),
+            transport.status(),
+            anext(transport.watch("/", after_revision=0)),
+        ):
+            with pytest.raises(StoreError) as failed:
+                await call
+            assert type(failed.value) in (StoreError, UnavailableError)
+        await transport.close()
+
+
+async def test_a_web_server_among_the_endpoints_is_skipped(tcp: TcpEtcd) -> None:
+    answer = saying("503 Service Unavailable", b"<html>sorry</html>")
+    async with serving(answer) as url:
+        route = JsonGateway(EtcdAddress(endpoints=(url, tcp.url)))
+        assert "version" in await route.call("/maintenance/status", {})
+        await route.close()
+        alone = JsonGateway(EtcdAddress(endpoints=(url,)))
+        with pytest.raises(UnavailableError, match="HTTP 503, and not an answer of etcd") as told:
+            await alone.call("/kv/txn", {})
+        assert told.value.ambiguous
+        await alone.close()
+
+
+async def test_a_truncated_answer_to_a_write_is_ambiguous() -> None:
+    async with serving(saying("200 OK", b'{"header":')) as url:
+        transport = HttpTransport(EtcdAddress(endpoints=(url,)))
+        with pytest.raises(UnavailableError) as failed:
+            await transport.commit([], PUT)
+        assert failed.value.ambiguous
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_a_key_that_is_not_utf8_does_not_break_a_list(tcp: TcpEtcd) -> None:
+    route = JsonGateway(tcp.address)
+    await route.call("/kv/put", {"key": "L2JpbmFyeS//", "value": "AA=="})  # /binary/ and 0xff
+    transport = HttpTransport(replace(tcp.address))
+    (item,) = (await transport.list("/binary/")).items
+    assert await transport.get(item.key) == item
+    await transport.close()
+    await route.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (EtcdAddress(endpoints=("http://a:1", "http://b:2")), "http://a:1, http://b:2"),
+        (EtcdAddress(endpoints=("http://a:1",), username="u", password="secret"), "http://a:1"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(address: EtcdAddress, expected: str) -> None:
+    assert str(address) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(
+            b'{"error":"etcdserver: mvcc: required revision has been compacted","code":11}',
+            CompactedError,
+            id="v1-compacted",
+        ),
+        pytest.param(
+            b'{"code":11,"message":"etcdserver: mvcc: required revision has been compacted"}',
+            CompactedError,
+            id="v2-compacted",
+        ),
+        pytest.param(
+            b'{"error":{"grpc_code":14,"http_code":503,"message":"no leader"}}',
+            UnavailableError,
+            id="stream-v1",
+        ),
+        pytest.param(
+            b'{"error":{"code":14,"message":"etcdserver: leader changed"}}',
+            UnavailableError,
+            id="stream-v2",
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: requested lease not found","code":5}',
+            LeaseLostError,
+            id="lease",
+        ),
+        pytest.param(
+            b'{"code": 5, "message": "etcdserver: requested lease not found", "details": []}',
+            LeaseLostError,
+            id="v2-lease-spaced",
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: request is too large","code":3}', TooLargeError, id="too-large"
+        ),
+        pytest.param(
+            b'{"error":"grpc: received message larger than max (2 vs. 1)","code":8}',
+            TooLargeError,
+            id="larger-than-max-is-not-unavailable",
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: too many operations in txn request","code":3}',
+            TooLargeError,
+            id="too-many",
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: mvcc: database space exceeded","code":8}',
+            NoSpaceError,
+            id="no-space-is-not-unavailable",
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: permission denied","code":7}', PermissionDeniedError, id="role"
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: invalid auth token","code":16}',
+            UnauthenticatedError,
+            id="stale-token",
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: user name is empty","code":3}',
+            UnauthenticatedError,
+            id="no-token",
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: request timed out","code":14}', UnavailableError, id="quorum"
+        ),
+        pytest.param(
+            b'{"error":"context deadline exceeded","code":2}', UnavailableError, id="deadline"
+        ),
+        pytest.param(
+            b'{"error":"etcdserver: too many requests","code":8}', UnavailableError, id="busy"
+        ),
+        pytest.param(b"404 page not found\n", StoreError, id="plain-text"),
+        pytest.param(b"", StoreError, id="nothing"),
+        pytest.param(b"{}", StoreError, id="empty"),
+        pytest.param(b'{"code":"not_found"}', StoreError, id="a-proxys-code"),
+        pytest.param(b'{"error":{"code":"x","message":null}}', StoreError, id="odd-nested"),
+    ],
+)
+def test_error_bodies_are_mapped_to_errors(body: bytes, expected: type[StoreError]) -> None:
+    error = error_from_status(*json_api.error_of_body(body))
+    assert type(error) is expected
+    if isinstance(error, UnavailableError):
+        assert error.ambiguous  # the server was reached, so it may have written
+
+
+@given(
+    st.binary(max_size=200) | st.from_regex(rb'\{"(error|code|message)":.{0,20}\}', fullmatch=True)
+)
+def test_any_error_body_can_be_read(body: bytes) -> None:
+    assert isinstance(error_from_status(*json_api.error_of_body(body)), StoreError)
+
+
+@given(st.dictionaries(st.sampled_from(["kv", "key", "value", "lease"]), st.text() | st.none()))
+def test_an_invalid_item_is_unavailable(tree: json_api.Json) -> None:
+    for read in (json_api.key_value, json_api.change):
+        try:
+            read(tree)
+        except UnavailableError as error:
+            assert error.ambiguous  # noqa: PT017 - most trees raise, some do not
+
+
+def test_omitted_values_are_zero_or_empty() -> None:
+    found = json_api.key_value({"key": "L2E="})
+    assert (found.key, found.value, found.mod_revision, found.lease) == ("/a", b"", 0, 0)
+
+
+def test_puts_and_deletes_are_decoded() -> None:
+    put = json_api.change({"kv": {"key": "L2E=", "mod_revision": "9007199254740993"}})
+    assert put.now is not None
+    assert put.now.mod_revision == 9007199254740993  # beyond a float
+    gone = json_api.change({"type": "DELETE", "kv": {"key": "L2E=", "mod_revision": "7"}})
+    assert (gone.key, gone.mod_revision, gone.now) == ("/a", 7, None)
+
+
+def test_a_transaction_contains_guards_and_operations() -> None:
+    body = json_api.transaction(
+        [
+            ModRevisionGuard(key="/a", mod_revision=3),
+            CreateRevisionGuard(key="/b", create_revision=4),
+        ],
+        [Put(key="/c", value=b"", lease=5), Put(key="/c", value=b"v"), Delete(key="/d")],
+    )
+    compare = [
+        (c["target"], c.get("mod_revision"), c.get("create_revision")) for c in body["compare"]
+    ]
+    assert compare == [("MOD", "3", None), ("CREATE", None, "4")]
+    assert body["success"] == [
+        {"request_put": {"key": "L2M=", "value": "", "lease": "5"}},
+        {"request_put": {"key": "L2M=", "value": "dg=="}},
+        {"request_delete_range": {"key": "L2Q="}},
+    ]
+
+
+@given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "surrogateescape")))
+def test_keys_survive_a_round_trip(key: str) -> None:
+    if key != key.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape"):
+        return
+    assert json_api.key_value({"key": json_api.b64(key)}).key == key
+
+
+def test_a_missing_required_value_is_an_error() -> None:
+    assert json_api.field_at({"header": {"revision": "3"}}, "header", "revision") == "3"
+    odd: list[json_api.Json] = [{}, {"header": None}, {"header": {}}, {"header": "revision"}]
+    for tree in odd:
+        with pytest.raises(UnavailableError, match="not an answer of etcd"):
+            json_api.field_at(tree, "header", "revision")

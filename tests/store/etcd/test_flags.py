@@ -1,0 +1,164 @@
+"""Tests of `store.etcd.flags`: addresses and credentials from the command line and the environment."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from store.etcd import users
+from store.etcd.address import EtcdAddress
+from store.etcd.flags import address_from_flags, etcd_options
+from store.etcd.users import Credentials, CredentialsError
+
+ETCD = ("--etcd", "http://127.0.0.1:1")
+
+
+def run(
+    words: tuple[str, ...], env: dict[str, str], default: EtcdAddress | None = None
+) -> tuple[Result, EtcdAddress]:
+    """Run a command with the flags; return its output and the address."""
+    found = [EtcdAddress()]
+
+    @click.command()
+    @etcd_options
+    def command(**options: Any) -> None:
+        found.append(address_from_flags(options, default))
+
+    result = CliRunner().invoke(command, words, env=env)
+    return result, found[-1]
+
+
+def found(*words: str, default: EtcdAddress | None = None, **env: str) -> EtcdAddress:
+    result, address_ = run(words, env, default)
+    assert result.exit_code == 0, result.output
+    return address_
+
+
+def refused(*words: str, **env: str) -> str:
+    result, _ = run(words, env)
+    assert result.exit_code == 2, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Path:
+    path = tmp_path / "password"
+    path.touch(mode=0o600)
+    path.write_text("s3cret\n")
+    return path
+
+
+def test_defaults_without_flags() -> None:
+    assert found(*ETCD) == EtcdAddress(endpoints=("http://127.0.0.1:1",), transport="grpc")
+
+
+def test_flags_and_environment_have_the_same_effect() -> None:
+    by_flags = found(*ETCD, "--etcd-transport", "http", "--etcd-prefix", "/lab")
+    by_env = found(
+        FLEET_ETCD="http://127.0.0.1:1", FLEET_ETCD_TRANSPORT="http", FLEET_ETCD_PREFIX="/lab"
+    )
+    assert by_flags == by_env
+    assert (by_flags.transport, by_flags.prefix) == ("http", "/lab")
+
+
+def test_the_default_address_is_the_local_fleet() -> None:
+    local = EtcdAddress(socket=Path("/run/etcd.sock"))
+    made = found("--etcd-transport", "http", "--etcd-prefix", "/lab", default=local)
+    assert made == EtcdAddress(socket=local.socket, transport="http", prefix="/lab")
+
+
+def test_a_password_is_read_from_a_file(password: Path) -> None:
+    made = found(*ETCD, "--etcd-user", "fleet", "--etcd-password-file", str(password))
+    assert (made.username, made.password) == ("fleet", "s3cret")
+    made = found(*ETCD, FLEET_ETCD_USER="fleet", FLEET_ETCD_PASSWORD_FILE=str(password))
+    assert (made.username, made.password) == ("fleet", "s3cret")
+    made = found(*ETCD, FLEET_ETCD_USER="fleet", FLEET_ETCD_PASSWORD="env")
+    assert (made.username, made.password) == ("fleet", "env")
+
+
+def test_a_file_of_init_auth_contains_the_user(password: Path) -> None:
+    password.write_text(
+        users.render_credentials(Credentials(user="fleet-gateway", password="p="), "x")
+    )
+    made = found(*ETCD, "--etcd-password-file", str(password))
+    assert (made.username, made.password) == ("fleet-gateway", "p=")
+    made = found(*ETCD, "--etcd-password-file", str(password), "--etcd-user", "other")
+    assert (made.username, made.password) == ("other", "p=")
+
+
+def test_a_user_needs_a_password_and_a_password_a_user(password: Path) -> None:
+    assert "give --etcd-user" in refused(*ETCD, FLEET_ETCD_PASSWORD="x")
+    assert "give --etcd-user" in refused(*ETCD, "--etcd-password-file", str(password))
+    assert "--etcd-password-file FILE" in refused(*ETCD, "--etcd-user", "fleet")
+    words = (*ETCD, "--etcd-user", "fleet", "--etcd-password-file", str(password))
+    assert "Keep one" in refused(*words, FLEET_ETCD_PASSWORD="x")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["lab", "/", "/lab/", "//lab", "/a b", "/ä", "/-x", "/../x", "/a//b", "/lab\n"]
+)
+def test_an_invalid_prefix_is_refused(prefix: str) -> None:
+    assert "such as /lab or /teams/lab" in refused(*ETCD, "--etcd-prefix", prefix)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1", "write host and port"),
+        ("http://127.0.0.1:99999", "write host and port"),
+        ("http://127.0.0.1:abc", "write host and port"),
+        ("http://:2379", "write host and port"),
+        ("http://127.0.0.1:2379/foo", "remove the part after the port"),
+        ("http://me:secret@127.0.0.1:2379", "do not put a user into the URL"),
+        ("127.0.0.1:2379", "write http://HOST:PORT, https://HOST:PORT or unix:PATH"),
+    ],
+)
+def test_ambiguous_urls_are_refused(url: str, said: str) -> None:
+    told = refused("--etcd", url)
+    assert said in told
+    assert "secret" not in told
+
+
+def test_a_prefix_within_another_fleet_is_refused() -> None:
+    for prefix in ("/mlx-fleet", "/mlx-fleet/v1/spec", "/a/mlx-fleet"):
+        assert "choose another name" in refused(*ETCD, "--etcd-prefix", prefix)
+    assert found(*ETCD, "--etcd-prefix", "/mlx-fleet-2").prefix == "/mlx-fleet-2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no password"),
+        ("\n# nothing\n", "holds no password"),
+        ("one\ntwo\n", "expected one line"),
+        ("FLEET_ETCD_USER=x\n", "holds no password"),
+        ("FLEET_ETCD_PASSWORD=\n", "holds no password"),
+    ],
+)
+def test_files_without_a_password_are_refused(password: Path, text: str, said: str) -> None:
+    password.write_text(text)
+    with pytest.raises(CredentialsError, match=said):
+        users.read_credentials(password)
+
+
+def test_a_file_that_others_may_read_is_refused(password: Path) -> None:
+    password.chmod(0o644)
+    said = refused(*ETCD, "--etcd-user", "fleet", "--etcd-password-file", str(password))
+    assert "chmod 600" in said
+    assert "s3cret" not in said
+    password.chmod(0o640)  # a group of the fleet's processes may read it
+    assert users.read_credentials(password).password == "s3cret"
+
+
+def test_unreadable_files_are_refused(tmp_path: Path, password: Path) -> None:
+    assert "does not exist" in refused(*ETCD, "--etcd-password-file", str(tmp_path / "nowhere"))
+    password.write_bytes(b"\xff\xfe")
+    with pytest.raises(CredentialsError, match="is not text"):
+        users.read_credentials(password)
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "s3cret" not in repr(Credentials(user="fleet", password="s3cret"))
+    assert "s3cret" not in repr(EtcdAddress(username="fleet", password="s3cret"))

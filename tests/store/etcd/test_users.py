@@ -1,0 +1,467 @@
+"""Tests of `store.etcd.users`: the rights of each component as data, and enforced by a real etcd."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.kinds import KINDS
+from store import keys
+from store.errors import PermissionDeniedError, StoreError, UnauthenticatedError
+from store.etcd import users
+from store.etcd.connect import connect
+from store.etcd.users import Account, Permission, Right
+from store.port import Delete, ModRevisionGuard, Put, Transport
+from tests.support.store_binaries import BINARIES
+from tests.support.store_guarded_etcd import Guarded, guarded_etcd
+
+# Short names of few letters: mistakes would be in common beginnings.
+names = st.from_regex(r"[a1]([-a1.]{0,2}[a1])?", fullmatch=True)
+prefixes = st.sampled_from(["", "/lab", "/teams/lab"])
+DECLARED = [kind.name for kind in KINDS if kind.written_by_users]
+
+
+def account(user: str, *nodes: str, prefix: str = "") -> Account:
+    (found,) = [a for a in users.fleet_accounts(nodes, prefix=prefix) if a.user == user]
+    return found
+
+
+def may(account: Account, right: Right, key: str) -> bool:
+    """Return whether etcd would allow it to the account."""
+    return any(
+        permission.right in (right, Right.READWRITE)
+        and (permission.key <= key < permission.end if permission.end else key == permission.key)
+        for permission in account.permissions
+    )
+
+
+def may_touch(account: Account, right: Right, start: str, end: str) -> bool:
+    """Return whether any of the account's ranges overlaps this one."""
+    return any(
+        permission.right in (right, Right.READWRITE)
+        and permission.key < end
+        and start < (permission.end or permission.key + "\0")
+        for permission in account.permissions
+    )
+
+
+def test_a_gateway_reads_hashes_of_api_keys_and_no_other_secret() -> None:
+    gateway = account("fleet-gateway")
+    start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
+    assert may(gateway, Right.READ, keys.named(keys.API_KEY_PREFIX, "ci"))
+    assert not may_touch(gateway, Right.WRITE, start, end)
+    assert not may_touch(gateway, Right.READ, start, keys.API_KEY_PREFIX)
+    assert not may_touch(gateway, Right.READ, keys.prefix_end(keys.API_KEY_PREFIX), end)
+
+
+@pytest.mark.parametrize("user", ["fleet-reconciler", "fleet-node-a"])
+def test_only_the_admin_has_access_to_secrets(user: str) -> None:
+    start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
+    for right in (Right.READ, Right.WRITE):
+        assert not may_touch(account(user, "a"), right, start, end)
+        assert may_touch(account("fleet-admin"), right, start, end)
+
+
+def test_a_gateway_writes_its_lease_only() -> None:
+    permissions = account("fleet-gateway").permissions
+    assert [p.key for p in permissions if p.right is not Right.READ] == [keys.GATEWAY_LEASE_PREFIX]
+
+
+@given(names, names, names)
+def test_an_agent_writes_its_own_keys_only(own: str, other: str, replica: str) -> None:
+    agent = account(f"fleet-node-{own}", own, other)
+
+    def written_by(node: str) -> list[str]:
+        return [
+            keys.node_lease_key(node),
+            keys.status_key("Node", node),
+            keys.rank_key(node, replica, 0),
+            keys.endpoint_key(node, replica),
+            keys.event_key(f"Node/{node}", replica),
+        ]
+
+    assert all(may(agent, Right.WRITE, key) for key in written_by(own))
+    assert all(may(agent, Right.READ, key) for key in written_by(own))
+    assert may(agent, Right.READ, keys.RESTORING)
+    if own != other:
+        assert not any(may(agent, Right.WRITE, key) for key in written_by(other))
+        assert not any(may(agent, Right.READ, key) for key in written_by(other))
+
+
+@given(names)
+def test_an_agent_writes_no_spec_and_no_status_of_others(node: str) -> None:
+    agent = account(f"fleet-node-{node}", node)
+    for kind in KINDS:
+        assert not may(agent, Right.WRITE, keys.spec_key(kind.name, node))
+        if kind.name != "Node":
+            assert not may(agent, Right.WRITE, keys.status_key(kind.name, node))
+    for key in (keys.ELECTION_RECONCILER, keys.event_key("reconciler", node), "/elsewhere", "a"):
+        assert not may(agent, Right.WRITE, key)
+    assert not may(agent, Right.READWRITE, keys.node_life_key(node))
+    assert not may(agent, Right.WRITE, keys.RESTORING)
+
+
+def test_the_admin_reads_everything_and_writes_user_kinds() -> None:
+    admin = account("fleet-admin")
+    written = {
+        kind.name for kind in KINDS if may(admin, Right.WRITE, keys.spec_key(kind.name, "x"))
+    }
+    # A user deletes a replica to have it created again.
+    assert written == {*DECLARED, "Replica"}
+    for key in (
+        keys.node_lease_key("a"),
+        keys.rank_key("a", "r-0", 0),
+        keys.endpoint_key("a", "r-0"),
+        keys.ELECTION_RECONCILER,
+        keys.status_key("Replica", "r-0"),
+        keys.status_key("ModelDeployment", "m"),
+    ):
+        assert may(admin, Right.READ, key)
+        assert not may(admin, Right.WRITE, key)
+
+
+def test_the_reconciler_does_not_write_for_agents_and_users() -> None:
+    reconciler = account("fleet-reconciler")
+    for key in (
+        keys.node_lease_key("a"),
+        keys.named(keys.GATEWAY_LEASE_PREFIX, "a"),
+        keys.status_key("Node", "a"),
+        keys.endpoint_key("a", "r-0"),
+        keys.event_key("Node/a", "e"),
+        keys.ticket_key("Node/a", "t"),
+        keys.ticket_key("Gateway/g", "t"),
+    ):
+        assert not may(reconciler, Right.WRITE, key)
+    # Kinds of a GitSource's manifests.
+    for kind in ("ModelDeployment", "NodePool", "ModelRoute", "ShardGroup", "GitSource"):
+        assert may(reconciler, Right.WRITE, keys.spec_key(kind, "a"))
+    assert may(reconciler, Right.READWRITE, keys.node_life_key("a"))
+
+
+@given(names, prefixes)
+def test_fleets_in_one_etcd_share_neither_users_nor_keys(name: str, prefix: str) -> None:
+    mine = users.fleet_accounts([name], prefix=prefix)
+    theirs = users.fleet_accounts([name], prefix="/other")
+    assert not {a.user for a in mine} & {a.user for a in theirs}
+    assert [a.file for a in mine] == [a.file for a in theirs]
+    for permission in {p for a in mine for p in a.permissions}:
+        assert permission.key.startswith(f"{prefix}{keys.ROOT}/")
+        assert not permission.end or permission.key < permission.end
+        assert not any(may_touch(a, Right.READ, *_range(permission)) for a in theirs)
+
+
+def _range(permission: Permission) -> tuple[str, str]:
+    return permission.key, permission.end or permission.key + "\0"
+
+
+@given(names, prefixes, prefixes)
+def test_an_agents_user_is_recognised_in_its_own_fleet_only(
+    name: str, prefix: str, other: str
+) -> None:
+    user = users.fleet_accounts([name], prefix=prefix)[-1].user
+    assert users.node_of_user(user, prefix=prefix) == name
+    if prefix != other:
+        assert users.node_of_user(user, prefix=other) is None
+
+
+@pytest.mark.parametrize("user", ["root", "fleet-admin", "fleet-node-", "someone", ""])
+def test_other_users_are_not_agents(user: str) -> None:
+    assert users.node_of_user(user) is None
+
+
+def test_every_user_has_its_own_file() -> None:
+    """Even where a node has the name of a component."""
+    found = users.fleet_accounts(["admin", "gateway", "root", "reconciler"])
+    assert len({a.file for a in found}) == len({a.user for a in found}) == len(found)
+
+
+SECRET = f"{keys.SECRET_PREFIX}hub-token"
+API_KEY = keys.named(keys.API_KEY_PREFIX, "ci")
+MINE = [
+    keys.status_key("Node", "mac-1"),
+    keys.node_lease_key("mac-1"),
+    keys.rank_key("mac-1", "qwen-0", 0),
+    keys.endpoint_key("mac-1", "qwen-0"),
+    keys.event_key("Node/mac-1", "e"),
+]
+# mac-10 begins with mac-1.
+OTHERS = [
+    key
+    for node in ("mac-2", "mac-10")
+    for key in (
+        keys.status_key("Node", node),
+        keys.node_lease_key(node),
+        keys.rank_key(node, "qwen-0", 0),
+        keys.endpoint_key(node, "qwen-0"),
+        keys.event_key(f"Node/{node}", "e"),
+    )
+]
+SPECS = [
+    keys.spec_key(kind, "mac-1")
+    for kind in ("Node", "Replica", "ModelDeployment", "NodePool", "ModelRoute", "ShardGroup")
+]
+VERDICTS = [
+    keys.status_key("Replica", "qwen-0"),
+    keys.status_key("ModelDeployment", "qwen"),
+    keys.event_key("reconciler", "e"),
+    keys.ELECTION_RECONCILER,
+]
+REGISTRATION = keys.named(keys.GATEWAY_LEASE_PREFIX, "g")
+# With the right to write one, a component could grant itself access.
+MY_TICKET = keys.ticket_key("Node/mac-1", "t")
+OTHER_TICKETS = [keys.ticket_key(holder, "t") for holder in ("Node/mac-10", "Node/mac-2")]
+GATEWAY_TICKET = keys.ticket_key("Gateway/g", "t")
+TICKETS = [MY_TICKET, *OTHER_TICKETS, GATEWAY_TICKET]
+APPLY_SET = keys.named(keys.APPLY_SET_PREFIX, "gitsource.a")
+DELETED_AT_ONCE = ("NodePool", "ModelRoute", "ShardGroup", "GitSource")
+FOREIGN = [SECRET, API_KEY, "/elsewhere", f"{keys.ROOT}/new/x"]
+
+DENIED_TO_WRITE = {
+    "node-mac-1": [*OTHERS, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, REGISTRATION, APPLY_SET],
+    "gateway": [*MINE, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, APPLY_SET],
+    "reconciler": [
+        *FOREIGN,
+        *TICKETS,
+        REGISTRATION,
+        *(key for key in MINE if not key.startswith(keys.RANK_PREFIX)),
+    ],
+    "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:]],
+}
+DENIED_TO_READ = {
+    "node-mac-1": [
+        *(SECRET, API_KEY, *OTHERS, *VERDICTS, SPECS[0], "/elsewhere", REGISTRATION),
+        *(*OTHER_TICKETS, GATEWAY_TICKET),
+    ],
+    "gateway": [
+        *(SECRET, MINE[2], keys.spec_key("Replica", "a"), *VERDICTS[2:]),
+        *(MY_TICKET, *OTHER_TICKETS),
+    ],
+    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS],
+    "admin": ["/elsewhere"],
+}
+DENIED_TO_LIST = {
+    "node-mac-1": [
+        keys.SECRET_PREFIX,
+        f"{keys.ROOT}/",
+        keys.SPEC_PREFIX,
+        keys.NODE_LEASE_PREFIX,
+        keys.RANK_PREFIX,
+        keys.rank_prefix("mac-10"),
+        keys.ENDPOINT_PREFIX,
+    ],
+    "gateway": [keys.SECRET_PREFIX, f"{keys.ROOT}/", keys.SPEC_PREFIX, keys.RANK_PREFIX],
+    "reconciler": [keys.SECRET_PREFIX, keys.API_KEY_PREFIX, f"{keys.ROOT}/"],
+    "admin": ["/"],
+}
+ALLOWED_TO_WRITE = {
+    "node-mac-1": MINE,
+    "gateway": [REGISTRATION],
+    "reconciler": [
+        *VERDICTS,
+        *(keys.spec_key(kind, "a") for kind in ("Replica", "Node", "ModelDeployment")),
+        # Kinds of a GitSource's manifests.
+        *(keys.spec_key(kind, "a") for kind in DELETED_AT_ONCE),
+        APPLY_SET,
+        keys.rank_key("mac-2", "qwen-0", 0),
+    ],
+    "admin": [
+        SECRET,
+        API_KEY,
+        keys.status_key("Node", "mac-1"),
+        *(keys.spec_key(kind, "a") for kind in ("ModelDeployment", "Node", "NodePool")),
+        *(keys.spec_key("GitSource", "a"), APPLY_SET, *TICKETS),
+    ],
+}
+ALLOWED_TO_LIST = {
+    "node-mac-1": [
+        keys.spec_prefix("Replica"),
+        keys.spec_prefix("ModelDeployment"),
+        keys.ticket_prefix("Node/mac-1"),
+    ],
+    "gateway": [
+        keys.ENDPOINT_PREFIX,
+        keys.spec_prefix("ModelRoute"),
+        keys.spec_prefix("Node"),
+        keys.status_prefix("Node"),
+        keys.NODE_LEASE_PREFIX,
+        keys.API_KEY_PREFIX,
+        keys.GATEWAY_LEASE_PREFIX,
+        keys.ticket_prefix("Gateway"),
+    ],
+    "reconciler": [
+        keys.SPEC_PREFIX,
+        keys.STATUS_PREFIX,
+        keys.RANK_PREFIX,
+        keys.NODE_LEASE_PREFIX,
+        keys.GATEWAY_LEASE_PREFIX,
+        keys.ENDPOINT_PREFIX,
+        keys.ELECTION_RECONCILER,
+    ],
+    "admin": [f"{keys.ROOT}/", keys.SECRET_PREFIX],
+}
+WHO = list(DENIED_TO_WRITE)
+
+
+@pytest.fixture(scope="module", params=BINARIES)
+async def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Guarded]:
+    async with guarded_etcd(tmp_path_factory.mktemp("roles"), binary=request.param) as found:
+        yield found
+
+
+@pytest.fixture(params=["grpc", "http"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def everything(guarded: Guarded, way: str) -> AsyncIterator[Transport]:
+    """The store, with all rights."""
+    root = connect(guarded.address("root", way=way))
+    yield root
+    await root.close()
+
+
+@pytest.fixture(params=WHO)
+async def who(
+    request: pytest.FixtureRequest, guarded: Guarded, way: str
+) -> AsyncIterator[tuple[str, Transport]]:
+    transport = connect(guarded.address(request.param, way=way))
+    yield request.param, transport
+    await transport.close()
+
+
+async def not_denied(calls: dict[str, Callable[[], Awaitable[object]]]) -> dict[str, str]:
+    """Return the results of the calls that were not refused with PermissionDeniedError."""
+    found = {}
+    for what, call in calls.items():
+        try:
+            found[what] = f"done: {await call()}"
+        except PermissionDeniedError:
+            continue
+        except StoreError as error:
+            found[what] = repr(error)
+    return found
+
+
+async def everything_there(root: Transport) -> dict[str, bytes]:
+    return {item.key: item.value for item in (await root.list("/")).items}
+
+
+@pytest.mark.etcd
+async def test_keys_of_other_writers_are_denied(
+    who: tuple[str, Transport], everything: Transport
+) -> None:
+    name, transport = who
+    for key in DENIED_TO_WRITE[name]:
+        await everything.commit([], [Put(key=key, value=b"theirs")])
+    before = await everything_there(everything)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {}
+    for key in DENIED_TO_WRITE[name]:
+        put, delete = Put(key=key, value=b"hostile"), Delete(key=key)
+        calls[f"put {key}"] = lambda put=put: transport.commit([], [put])  # type: ignore[misc]
+        calls[f"delete {key}"] = lambda gone=delete: transport.commit([], [gone])  # type: ignore[misc]
+    assert await not_denied(calls) == {}
+    assert await everything_there(everything) == before
+
+
+@pytest.mark.etcd
+async def test_a_partly_denied_transaction_changes_nothing(
+    guarded: Guarded, way: str, everything: Transport
+) -> None:
+    agent = connect(guarded.address("node-mac-1", way=way))
+    before = await everything_there(everything)
+    mixed = [Put(key=MINE[0], value=b"x"), Put(key=OTHERS[0], value=b"x")]
+    with pytest.raises(PermissionDeniedError):
+        await agent.commit([], mixed)
+    # A guard must not reveal the value of a key that may not be read.
+    with pytest.raises(PermissionDeniedError):
+        await agent.commit([ModRevisionGuard(key=SECRET, mod_revision=0)], mixed[:1])
+    assert await everything_there(everything) == before
+    await agent.close()
+
+
+@pytest.mark.etcd
+async def test_keys_of_others_cannot_be_read(who: tuple[str, Transport]) -> None:
+    name, transport = who
+    gets = {f"get {key}": lambda key=key: transport.get(key) for key in DENIED_TO_READ[name]}
+    lists = {f"list {key}": lambda key=key: transport.list(key) for key in DENIED_TO_LIST[name]}
+    assert await not_denied({**gets, **lists}) == {}
+
+
+@pytest.mark.etcd
+async def test_keys_of_others_cannot_be_watched(
+    guarded: Guarded, way: str, everything: Transport
+) -> None:
+    await everything.commit([], [Put(key=SECRET, value=b"hf_x")])
+    for name in ("node-mac-1", "gateway", "reconciler"):
+        transport = connect(guarded.address(name, way=way))
+        for prefix in (keys.SECRET_PREFIX, SECRET, f"{keys.ROOT}/"):
+            async with aclosing(transport.watch(prefix, after_revision=1)) as watch:
+                with pytest.raises(StoreError, match="permission denied"):
+                    await anext(watch)
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_necessary_operations_are_allowed(who: tuple[str, Transport]) -> None:
+    name, transport = who
+    lease = await transport.grant(30)
+    for key in ALLOWED_TO_WRITE[name]:
+        revision = await transport.commit([], [Put(key=key, value=b"1", lease=lease)])
+        guard = ModRevisionGuard(key=key, mod_revision=revision)
+        await transport.commit([guard], [Put(key=key, value=b"2", lease=lease)])
+        assert await transport.get(key) is not None
+    for prefix in ALLOWED_TO_LIST[name]:
+        listing = await transport.list(prefix)
+        async with aclosing(transport.watch(prefix, after_revision=listing.revision)) as watch:
+            await anext(watch)
+    assert await transport.keep_alive(lease) > 0
+    await transport.revoke(lease)
+
+
+@pytest.mark.etcd
+async def test_a_lease_with_foreign_keys_cannot_be_revoked(
+    guarded: Guarded, way: str, everything: Transport
+) -> None:
+    """etcd requires the right to write every key on the lease; a lease without keys may be revoked by anyone."""
+    agent = connect(guarded.address("node-mac-1", way=way))
+    theirs = connect(guarded.address("node-mac-2", way=way))
+    lease = await theirs.grant(60)
+    await theirs.commit([], [Put(key=OTHERS[1], value=b"alive", lease=lease)])
+    with pytest.raises(PermissionDeniedError):
+        await agent.revoke(lease)
+    assert await everything.get(OTHERS[1]) is not None
+    await theirs.revoke(lease)
+    assert await everything.get(OTHERS[1]) is None
+    for transport in (agent, theirs):
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_limits_of_etcds_roles(guarded: Guarded, way: str, everything: Transport) -> None:
+    """The gaps of etcd's permissions that docs/operations/security.md lists; hence client certificates."""
+    nobody = connect(replace(guarded.address("gateway", way=way), username="", password=""))
+    agent = connect(guarded.address("node-mac-1", way=way))
+    theirs = connect(guarded.address("node-mac-2", way=way))
+    assert await nobody.grant(5) > 0
+    lease = await theirs.grant(5)
+    await theirs.commit([], [Put(key=OTHERS[1], value=b"alive", lease=lease)])
+    assert await nobody.keep_alive(lease) > 0
+    assert (await nobody.status()).version
+    with pytest.raises(UnauthenticatedError):
+        await nobody.revoke(lease)
+    # Any client that knows a lease's number can put a key on it, and then its owner cannot revoke it. etcd forbids
+    # this for a plain put, but not in a transaction.
+    await everything.commit([], [Delete(key=MINE[3])])
+    absent = ModRevisionGuard(key=MINE[3], mod_revision=0)
+    await agent.commit([absent], [Put(key=MINE[3], value=b"1", lease=lease)])
+    with pytest.raises(PermissionDeniedError):
+        await theirs.revoke(lease)
+    await everything.revoke(lease)
+    for transport in (nobody, agent, theirs):
+        await transport.close()

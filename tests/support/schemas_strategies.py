@@ -1,0 +1,120 @@
+"""Hypothesis strategies for objects of every kind, derived from the types, so that new fields are covered."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+
+from annotated_types import Ge, Le, MinLen
+from hypothesis import strategies as st
+from pydantic import AfterValidator, StringConstraints, ValidationError
+
+from schemas.meta import ApiModel, Examples
+
+_BIGGEST = 2**63 - 1
+
+
+@cache
+def objects(model: type[ApiModel]) -> st.SearchStrategy[ApiModel]:
+    """Return a strategy for whatever the model allows."""
+    fields = {
+        name: values(field.annotation, field.metadata) for name, field in model.model_fields.items()
+    }
+    # Fields that are good by themselves may not go together.
+    made = st.fixed_dictionaries(fields).map(partial(_made, model))
+    return made.filter(lambda found: found is not None).map(lambda found: cast("ApiModel", found))
+
+
+def _made(model: type[ApiModel], given: dict[str, Any]) -> ApiModel | None:
+    """Return the object; if its fields do not go together, without one that may be left out."""
+    optional = [name for name, field in model.model_fields.items() if not field.is_required()]
+    for left_out in (None, *optional):
+        try:
+            return model(**{name: value for name, value in given.items() if name != left_out})
+        except ValidationError as error:
+            if any(one["type"] != "value_error" or one["loc"] for one in error.errors()):
+                raise  # what a type alone forbids must not come out of here
+    return None
+
+
+def values(annotation: Any, constraints: Sequence[object] = ()) -> st.SearchStrategy[Any]:
+    """Return a strategy for a type."""
+    arguments = get_args(annotation)
+    constraints = [one for found in constraints for one in getattr(found, "metadata", [found])]
+    match get_origin(annotation):
+        case found if found is Annotated:
+            return values(arguments[0], arguments[1:])
+        case found if found is Literal:
+            return st.sampled_from(arguments)
+        case found if found in (Union, UnionType):
+            return st.one_of(*(values(one) for one in arguments))
+        case found if found is tuple:
+            least = next((c.min_length for c in constraints if isinstance(c, MinLen)), 0)
+            lists = st.lists(values(arguments[0]), min_size=least, max_size=3)
+            return lists.map(tuple).filter(partial(_passes, constraints))
+        case found if found is dict:
+            return st.dictionaries(*map(values, arguments), max_size=3)
+        case _:
+            return _plain(annotation, constraints)
+
+
+def _plain(kind: type, constraints: Sequence[object]) -> st.SearchStrategy[Any]:
+    if issubclass(kind, ApiModel):
+        return objects(kind)
+    if issubclass(kind, StrEnum):
+        return st.sampled_from(list(kind))
+    if issubclass(kind, str):
+        return _texts(constraints)
+    plain: dict[type, st.SearchStrategy[Any]] = {
+        NoneType: st.none(),
+        bool: st.booleans(),
+        datetime: st.datetimes(timezones=st.just(UTC)),
+        int: _numbers(constraints),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+    }
+    return plain[kind]
+
+
+def _numbers(constraints: Sequence[object]) -> st.SearchStrategy[int]:
+    least = next((c.ge for c in constraints if isinstance(c, Ge)), -_BIGGEST)
+    most = next((c.le for c in constraints if isinstance(c, Le)), _BIGGEST)
+    assert isinstance(least, int)
+    assert isinstance(most, int)
+    return st.integers(least, most)
+
+
+def _texts(constraints: Sequence[object]) -> st.SearchStrategy[str]:
+    examples = [one for one in constraints if isinstance(one, Examples)]
+    if examples:
+        return st.sampled_from(examples[0].values)
+    found = st.text(max_size=20)
+    for one in constraints:
+        if isinstance(one, StringConstraints):
+            longest = one.max_length or 64
+            if one.pattern is None:
+                found = st.text(max_size=min(longest, 20))
+                continue
+            assert isinstance(one.pattern, str)
+            found = st.from_regex(one.pattern, fullmatch=True).map(lambda t: t.rstrip("\n"))
+            found = found.filter(partial(_is_within, longest))
+        if isinstance(one, MinLen):
+            found = found.filter(bool)
+    return found.filter(partial(_passes, constraints))
+
+
+def _passes(constraints: Sequence[object], value: Any) -> bool:
+    """Return whether the type's own validators take the value."""
+    try:
+        for one in constraints:
+            if isinstance(one, AfterValidator):
+                check: Callable[[Any], Any] = one.func  # type: ignore[assignment]  # none takes an info
+                check(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_within(longest: int, text: str) -> bool:
+    return len(text) <= longest

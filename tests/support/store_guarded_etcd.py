@@ -1,0 +1,57 @@
+"""An etcd with the fleet's users and roles, as `fleetctl init-auth` creates them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fleetctl.fleets.etcd_accounts import AccountSetup, PasswordFolder
+from store.etcd import users
+from store.etcd.address import EtcdAddress
+from store.etcd.grpc.admin import AuthClient
+from tests.support.store_tcp_etcd import TcpEtcd
+
+NODES = ("mac-1", "mac-10", "mac-2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """The etcd, and everybody's passwords."""
+
+    etcd: TcpEtcd
+    passwords: Path
+    prefix: str = ""
+
+    def address(self, component: str, *, way: str = "grpc") -> EtcdAddress:
+        """Return the address for `admin`, `gateway`, `node-mac-1` and so on, one of the two ways."""
+        who = users.read_credentials(self.file(component))
+        found = replace(self.etcd.address, username=who.user, password=who.password)
+        return replace(found, transport="http" if way == "http" else "grpc")
+
+    def file(self, component: str) -> Path:
+        return self.passwords / f"{component}.env"
+
+
+@asynccontextmanager
+async def guarded_etcd(
+    folder: Path, *flags: str, binary: Path | None = None, prefix: str = ""
+) -> AsyncIterator[Guarded]:
+    """Run an etcd that asks for passwords."""
+    # etcd takes its time over passwords on purpose; a test has none to spare.
+    async with TcpEtcd(folder, "--bcrypt-cost=4", *flags, binary=binary) as etcd:
+        passwords = folder / "passwords"
+        await guard(etcd.address, passwords, prefix=prefix)
+        yield Guarded(etcd=etcd, passwords=passwords, prefix=prefix)
+
+
+async def guard(address: EtcdAddress, passwords: Path, *, prefix: str = "") -> None:
+    """Make users and roles, and have etcd ask for passwords."""
+    accounts = AuthClient(address)
+    try:
+        setup = AccountSetup(accounts, PasswordFolder(passwords), lambda _: None, is_on=False)
+        await setup.root()
+        for account in users.fleet_accounts(NODES, prefix=prefix):
+            await setup.account(account)
+        await accounts.enable()
+    finally:
+        await accounts.close()
