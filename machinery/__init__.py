@@ -1,1 +1,1 @@
-"""Domain-free parts: clock, backoff, work queue, control loop, child processes, logging. Knows no API kind."""
+"""Domain-free parts of every process: clocks, queues, control loop, child processes, logs, HTTP. Knows no API kind."""

@@ -1,20 +1,20 @@
-"""How long to wait after the n-th failure. Pure: the jitter arrives as an argument."""
+"""Exponential backoff. Pure: the jitter is an argument."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential waiting, in seconds."""
+    """Delays that grow from `first_s` to `limit_s` by `factor`, in seconds."""
 
     first_s: float = 0.05
     limit_s: float = 1.0
     factor: float = 2.0
 
     def delay_s(self, failures: int, *, jitter: float = 1.0) -> float:
-        """Return the wait after `failures` failures; `jitter` in 0..1 takes away up to half.
+        """Return the delay after `failures` consecutive failures; `jitter` from 1 to 0 shortens it by up to half.
 
-        Half stays, so that a herd is spread without anybody hammering
+        Half of the delay always stays, so that retries spread out and none comes at once
         ("equal jitter", Amazon Builders' Library, Timeouts, retries and backoff with jitter).
         """
         if failures <= 0:

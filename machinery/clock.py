@@ -1,24 +1,24 @@
-"""The only reader of time. Everything else takes a Clock, so that tests own time."""
+"""The only reader of time. All other code takes a `Clock`, so that tests control time."""
 
 import sys
 import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-# The clock that also counts while the machine sleeps. Linux: clock_gettime(2). macOS: clock_gettime(3)
-# has CLOCK_MONOTONIC_RAW go on in sleep, unlike CLOCK_UPTIME_RAW, which is mach_absolute_time(), which
-# is what time.monotonic() reads there (python/cpython issue 86273). Read, not run: no Mac slept for it.
+# The clock that also counts while the machine sleeps. Linux: clock_gettime(2). macOS: clock_gettime(3) says that
+# CLOCK_MONOTONIC_RAW continues in sleep. time.monotonic() there is mach_absolute_time(), like CLOCK_UPTIME_RAW, which
+# does not (python/cpython issue 86273). Taken from the manuals; not tested on a Mac.
 if sys.platform == "linux":
-    _SLEEPLESS = time.CLOCK_BOOTTIME
+    _BOOT_CLOCK = time.CLOCK_BOOTTIME
 else:
-    _SLEEPLESS = time.CLOCK_MONOTONIC_RAW
+    _BOOT_CLOCK = time.CLOCK_MONOTONIC_RAW
 
 
 class Clock(Protocol):
-    """Wall time for people, monotonic time for deadlines, and waiting."""
+    """Wall time for people, monotonic time for deadlines, and sleep."""
 
     def now(self) -> datetime:
-        """Return the wall time, in UTC."""
+        """Return the wall time in UTC."""
         ...
 
     def monotonic(self) -> float:
@@ -26,15 +26,14 @@ class Clock(Protocol):
         ...
 
     def elapsed(self) -> float:
-        """Return seconds on a clock that never goes back and counts while the machine sleeps.
+        """Return seconds on a clock that never goes back and also counts while the machine sleeps.
 
-        For what ends elsewhere whether or not we are awake, such as a lease. Not to be compared
-        with `monotonic()`.
+        For deadlines that another machine keeps, such as a lease. Not comparable with `monotonic()`.
         """
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds."""
         ...
 
 
@@ -44,11 +43,11 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(tz=UTC)
 
-    # The builtin itself: it is asked several times for each request to a gateway.
+    # The builtin itself: a gateway calls it several times for each request.
     monotonic = staticmethod(time.monotonic)
 
     def elapsed(self) -> float:
-        return time.clock_gettime(_SLEEPLESS)
+        return time.clock_gettime(_BOOT_CLOCK)
 
     async def sleep(self, seconds: float) -> None:
         import asyncio  # noqa: PLC0415 - 60 ms for `fleetctl get`, which never waits

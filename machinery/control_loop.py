@@ -1,8 +1,7 @@
-"""A queue of keys, as client-go has it: a key waits once, and is worked on by one worker at a time.
+"""The control loop and its work queue, as in controller-runtime and client-go: a key waits once and has one worker.
 
-It carries keys, never events: who takes a key looks at what is, not at what happened.
-
-The control loop: takes keys, has them reconciled, and alone decides about retries.
+The queue carries keys, never events: the reconciler reads the current state, not the change. The loop alone decides
+about retries.
 """
 
 import asyncio
@@ -17,10 +16,11 @@ from machinery.backoff import Backoff
 from machinery.clock import Clock
 
 K = TypeVar("K", bound=Hashable)
+log = logging.getLogger(__name__)
 
 
 class WorkQueue(Generic[K]):
-    """De-duplicated keys that await reconciling. Owned by one event loop."""
+    """A queue of distinct keys to reconcile. Owned by one event loop."""
 
     def __init__(self, clock: Clock, backoff: Backoff | None = None) -> None:
         self._clock = clock
@@ -33,18 +33,18 @@ class WorkQueue(Generic[K]):
         self._changed = asyncio.Event()
 
     def add(self, key: K) -> None:
-        """Ask for a look at the key now; asking twice is asking once."""
+        """Queue the key now; a key that waits already is not queued twice."""
         self._due.pop(key, None)
         if key in self._waiting:
             return
         self._waiting.add(key)
-        # A busy key is queued again by done(): two workers never hold one key.
+        # done() queues a busy key again: two workers never hold one key.
         if key not in self._busy:
             self._ready.append(key)
             self._changed.set()
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """Ask for a look in `delay_s` seconds, unless an earlier one is due."""
+        """Queue the key in `delay_s` seconds, unless it is due earlier."""
         if key in self._waiting:
             return
         due = self._clock.monotonic() + delay_s
@@ -53,18 +53,18 @@ class WorkQueue(Generic[K]):
             self._changed.set()
 
     def retry(self, key: K, *, jitter: float) -> float:
-        """Ask for a look after the key's next backoff; return the delay in seconds."""
+        """Queue the key after its next backoff; return the delay in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = self._backoff.delay_s(self._failures[key], jitter=jitter)
         self.add_after(key, delay_s)
         return delay_s
 
     def forget(self, key: K) -> None:
-        """Take the failures of a key as mended."""
+        """Reset the failure count of the key."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:
-        """Wait for a key and take it; done() must follow."""
+        """Wait for a key and take it; the caller must call `done()` afterwards."""
         while True:
             self._promote()
             if self._ready:
@@ -75,7 +75,7 @@ class WorkQueue(Generic[K]):
             await self._wait()
 
     def done(self, key: K) -> None:
-        """Give a key back; if it was added meanwhile it is ready again."""
+        """Give the key back; it becomes ready again if it was added meanwhile."""
         self._busy.discard(key)
         if key in self._waiting:
             self._ready.append(key)
@@ -106,20 +106,17 @@ class WorkQueue(Generic[K]):
         self._changed.set()
 
 
-log = logging.getLogger(__name__)
-
-
 class TerminalError(Exception):
-    """Looking again will not help until the object changes."""
+    """A retry does not help until the object changes."""
 
 
 class AuthorityLostError(Exception):
-    """The right to act is gone (leadership, lease): the whole loop must end."""
+    """The right to act is lost (leadership, lease): the whole loop must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Look again in `after_s` seconds, though nothing failed."""
+    """Reconcile the key again in `after_s` seconds, though nothing failed."""
 
     after_s: float
 
@@ -130,19 +127,19 @@ async def run_loop(
     *,
     transient: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Work off the queue for ever, one key at a time.
+    """Reconcile the keys of the queue for ever, one at a time.
 
-    `transient` errors are expected (the store is away, somebody else wrote first): retried with
-    backoff and one line of log. Anything else is a defect of ours: retried too, with its traceback.
+    `transient` errors are expected (the store is unreachable, another writer was first): the key is retried with
+    backoff and one log line. Any other error is a defect: the key is retried too, and the traceback is logged.
 
     Raises:
-        LostError: the loop may not act any more.
+        AuthorityLostError: the loop must not act any more.
 
     """
     while True:
         key = await queue.get()
         try:
-            verdict = await reconcile(key)
+            result = await reconcile(key)
         except AuthorityLostError:
             raise
         except TerminalError:
@@ -151,7 +148,7 @@ async def run_loop(
         except transient as error:
             delay_s = queue.retry(key, jitter=random.random())
             log.info(
-                "reconcile will be tried again",
+                "reconcile will be retried",
                 extra={"key": str(key), "error": str(error), "after_s": round(delay_s, 3)},
             )
         except Exception:  # the one place that may: see house rule 7
@@ -159,10 +156,10 @@ async def run_loop(
             log.exception("reconcile failed", extra={"key": str(key)})
         else:
             queue.forget(key)
-            if verdict is not None:
-                queue.add_after(key, verdict.after_s)
+            if result is not None:
+                queue.add_after(key, result.after_s)
         finally:
             queue.done(key)
-        # A look that finds nothing to do waits for nothing. Thousands of them in a row would keep everybody else
-        # from running: leases would end unrenewed.
+        # A reconcile that finds nothing to do never waits. Thousands in a row would block the event loop, and leases
+        # would expire.
         await asyncio.sleep(0)

@@ -1,17 +1,20 @@
-"""The environment as what child processes inherit. Settings are read from it elsewhere: by click, at the edge."""
+"""The process environment: variables for child processes, and standard variables such as NO_COLOR and OTEL_*.
+
+Our own settings (FLEET_*) are read by click, at the command line.
+"""
 
 import os
 from collections.abc import Mapping
 
 
 def drop_variables(prefix: str) -> None:
-    """Have the processes that we start from here on not inherit variables that begin so."""
+    """Remove the variables that start with `prefix`, so that child processes do not inherit them."""
     for name in [name for name in os.environ if name.startswith(prefix)]:
         del os.environ[name]
 
 
 def child_environment(added: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
-    """Return our environment with more variables, and without those of ours that begin so."""
+    """Return our environment plus `added`, minus our variables that start with one of `without`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     return {**kept, **added}
 
@@ -20,7 +23,7 @@ def are_traces_enabled() -> bool:
     """Return whether OpenTelemetry's standard variables ask for traces.
 
     Raises:
-        ValueError: they ask for what only other exporters can do.
+        ValueError: they ask for an exporter or a protocol that is not supported.
 
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -35,14 +38,14 @@ def are_traces_enabled() -> bool:
     elif exporters == {"none"}:
         return False
     elif exporters != {"otlp"}:
-        said = ",".join(sorted(exporters))
-        raise ValueError(f"OTEL_TRACES_EXPORTER={said}: only otlp and none are possible")
+        value = ",".join(sorted(exporters))
+        raise ValueError(f"OTEL_TRACES_EXPORTER={value}: only otlp and none are supported")
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        said = os.environ.get(name, "")
-        if said not in ("", "http/protobuf"):
+        value = os.environ.get(name, "")
+        if value not in ("", "http/protobuf"):
             raise ValueError(
-                f"{name}={said}: traces are sent over http/protobuf only; leave it out, and give the "
-                "collector's HTTP port (4318 as a rule)"
+                f"{name}={value}: only http/protobuf is supported; remove the variable, and set the endpoint "
+                "to the collector's HTTP port (usually 4318)"
             )
     return True
 
@@ -52,9 +55,9 @@ def _is_set(name: str) -> bool:
 
 
 def color_preference() -> bool | None:
-    """Return what the environment says about colours; None if it leaves it to whether there is a terminal.
+    """Return whether the environment asks for colors; None if the terminal decides.
 
-    NO_COLOR (no-color.org: set, and not empty) is stronger than FORCE_COLOR (force-color.org), that than TERM=dumb.
+    NO_COLOR (no-color.org: set and not empty) wins over FORCE_COLOR (force-color.org), which wins over TERM=dumb.
     """
     if _is_set("NO_COLOR"):
         return False
@@ -64,5 +67,5 @@ def color_preference() -> bool | None:
 
 
 def has_capable_terminal() -> bool:
-    """Return whether TERM names a terminal that can go back in its line."""
+    """Return whether TERM names a terminal that can move its cursor."""
     return os.environ.get("TERM", "") not in ("", "dumb")

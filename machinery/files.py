@@ -1,5 +1,6 @@
-"""Files that must never be seen half written."""
+"""Files: atomic replacement, private folders, and small system files that may be unreadable."""
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -7,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+log = logging.getLogger(__name__)
+
 
 def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
-    """Replace the file in one step, so that a reader or a crash sees the old or the new one.
+    """Replace the file in one step: a reader, or a crash, sees the old file or the new one.
 
     Raises:
         OSError: the folder cannot be written to, or the disk is full; the old file is untouched.
@@ -21,7 +24,7 @@ def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
 
 @contextmanager
 def open_replacement(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Yield a file that takes the path's place in one step when the block ends well.
+    """Yield a temporary file that replaces `path` in one step when the block succeeds.
 
     Raises:
         OSError: the folder cannot be written to, or the disk is full; the old file is untouched.
@@ -43,23 +46,39 @@ def open_replacement(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make the folder, and refuse one in which somebody else could put what we then execute or believe.
+    """Create the folder, and refuse one to which another user could write what we execute or trust.
 
     Raises:
-        OSError: it cannot be made.
-        PermissionError: it is another user's, or open to others.
+        OSError: it cannot be created.
+        PermissionError: it belongs to another user, or is open to others.
 
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not ours alone (want owner {os.getuid()}, mode 0700)")
+        raise PermissionError(
+            f"{folder} is not private: expected owner {os.getuid()} and mode 0700"
+        )
 
 
 def sync_folder(folder: Path) -> None:
-    """Have new names of files in the folder survive a power cut, too."""
+    """Flush the folder's entries to disk, so that new file names survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a small system file; "" if it cannot be read.
+
+    A sensor that is asleep fails at every reading, so a failure is logged at debug level only.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        log.debug("file not read", extra={"path": str(path), "reason": error.strerror})
+        return ""

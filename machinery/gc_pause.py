@@ -1,7 +1,7 @@
-"""Keeps Python's collector of cycles from what is known to stay. Frees nothing and keeps nothing alive.
+"""Pauses of Python's cyclic garbage collector while many long-lived objects are created.
 
-Decoding fifty thousand objects one after the other, the collector looks at all of them again and
-again: measured, two thirds of the time, and pauses of a third of a second.
+While fifty thousand objects are decoded, the collector traverses all of them again and again: measured, two thirds of
+the time, and pauses of a third of a second.
 """
 
 import gc
@@ -11,19 +11,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Hold the collector off while a block makes many objects; for blocks that do not wait."""
-    was_on = gc.isenabled()
+    """Disable the collector in a block that creates many objects; the block must not await."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
 def freeze_survivors() -> None:
-    """Tell the collector that what there is now will stay: it is not looked at any more.
+    """Exclude all objects that exist now from later collections.
 
-    Objects are freed as before when nobody holds them; only cycles among them are not found.
+    Reference counting still frees them; only cycles among them are not found.
     """
     gc.freeze()

@@ -1,13 +1,11 @@
-"""Listening for HTTP, as our processes do it: one socket, and signals that mean what we say.
+"""HTTP servers of our processes on uvicorn: listening, signals, header limits, and the admin server beside the main work.
 
-HTTP/1.1 as uvicorn speaks it, with a limit on what comes before a body: httptools has none of its own.
+    server = AdminServer(app, clock, ("127.0.0.1", 4001), on_change)
+    group.create_task(server.run())
 
-HTTP beside a process' main work: figures and logs for people. Whoever asks slowly, or not at all, is given up.
-
-The main work goes on whatever happens here: connections are few, each step of one has a time limit, and a port that
-is taken is said so and tried again.
-
-A log as an answer over HTTP: piece by piece, for a few at a time.
+The main work goes on whatever happens on the admin server: connections are few, each step of one has a time limit,
+and a port that is in use is reported and tried again. The parts of uvicorn that are private are listed in
+tests/machinery/test_private_parts.py.
 """
 
 import asyncio
@@ -32,17 +30,49 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from machinery.clock import Clock
 from machinery.tcp_keepalive import enable_keepalive
 
-# What is echoed into headers and logs; anything else is replaced.
+# The form of request ids that are copied into headers and logs; any other is replaced.
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-# https://www.w3.org/TR/trace-context/#traceparent-header; longer ones are of versions to come.
+# https://www.w3.org/TR/trace-context/#traceparent-header; a later version may be longer.
 TRACE_PARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?"
 )
+# Twice the default of nginx (4 buffers of 8 KiB).
+MAX_HEAD_BYTES = 64 << 10
+# A follower polls its log four times a second.
+MAX_LOG_READERS = 16
+
 _LISTEN_BACKLOG = 2048
+_RETRY_S = 30.0
+_SHUTDOWN_S = 1.0
+_SERVICE_UNAVAILABLE = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+_HEAD_TOO_LARGE_BODY = (
+    b'{"error":{"message":"The headers are larger than 64 KiB.",'
+    b'"type":"invalid_request_error","param":null,"code":null}}'
+)
+_HEAD_TOO_LARGE_HEAD = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\n"
+)
+
+log = logging.getLogger(__name__)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        OSError: the port is in use, or the host is not an address of this machine.
+
+    """
+    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
 
 
 class SignalServer(uvicorn.Server):
-    """A uvicorn server that tells us of signals instead of ending by itself."""
+    """A uvicorn server that reports SIGTERM and SIGINT to a callback and does not stop by itself."""
 
     def __init__(self, config: uvicorn.Config, on_signal: Callable[[], object]) -> None:
         super().__init__(config)
@@ -50,7 +80,7 @@ class SignalServer(uvicorn.Server):
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # From a signal handler: nothing of asyncio may be touched before the loop's next turn.
+        # In a signal handler no asyncio object may be touched before the loop's next turn.
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._on_signal)
 
@@ -60,144 +90,114 @@ class SignalServer(uvicorn.Server):
         await super().serve(sockets)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        OSError: somebody else listens there, or the address is not ours.
-
-    """
-    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
-
-
-# Twice what nginx takes by default (4 buffers of 8 KiB).
-MAX_HEAD_BYTES = 64 << 10
-_HEAD_TOO_LARGE_BODY = b'{"error":{"message":"The headers are larger than 64 KiB.","type":"invalid_request_error","param":null,"code":null}}'
-_HEAD_TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-
-
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. A header that never ends is collected by the parser, in a time that grows with its square."""
+    """uvicorn's HTTP/1.1 connection with a limit on headers: httptools has none, and takes quadratic time for them."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._head: int | None = None  # bytes of the head that is being read; None: none is
+        self._head_bytes: int | None = None  # None while no headers are being read
 
     @override
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._head is None or self.transport.is_closing():
+        if self._head_bytes is None or self.transport.is_closing():
             return
-        self._head += len(data)
-        if self._head > MAX_HEAD_BYTES:
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
             length = f"content-length: {len(_HEAD_TOO_LARGE_BODY)}\r\n\r\n".encode()
             self.transport.write(_HEAD_TOO_LARGE_HEAD + length + _HEAD_TOO_LARGE_BODY)
             self.transport.close()
 
     @override
     def on_message_begin(self) -> None:
-        self._head = 0
+        self._head_bytes = 0
         super().on_message_begin()
 
     @override
     def on_headers_complete(self) -> None:
-        self._head = None
+        self._head_bytes = None
         super().on_headers_complete()
-
-
-_RETRY_S = 30.0
-_SHUTDOWN_S = 1.0
-_SERVICE_UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What strangers are granted, in seconds."""
+    """Limits of an admin server's connections; times in seconds."""
 
     head_s: float = 10.0
     """From the first byte of a connection, or of a request, to the end of its headers."""
     flush_s: float = 10.0
-    """For taking what is left of an answer that is complete."""
+    """For a client to read the rest of a complete response."""
     stall_s: float = 30.0
-    """For a reader who follows and takes nothing."""
+    """For a client that follows a stream and reads nothing."""
     connections: int = 64
-    """How many there may be at once."""
+    """The number of simultaneous connections."""
 
 
 class AdminHttpProtocol(BoundedHttpProtocol):
-    """One connection: one request, one answer."""
+    """One connection of an admin server: one request, one response, and a time limit on each step."""
 
-    def __init__(self, patience: ConnectionLimits, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._patience = patience
-        self._late: asyncio.TimerHandle | None = None
+        self._limits = limits
+        self._timeout: asyncio.TimerHandle | None = None
 
-    def _within(self, seconds: float) -> None:
-        """Give the connection up unless something happens by then."""
-        self._at_ease()
-        self._late = self.loop.call_later(seconds, self.transport.abort)
+    def _set_timeout(self, seconds: float) -> None:
+        """Abort the connection in `seconds`, unless the timeout is cleared or set anew."""
+        self._clear_timeout()
+        self._timeout = self.loop.call_later(seconds, self.transport.abort)
 
-    def _at_ease(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _clear_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
-        self._within(self._patience.head_s)
-        line = transport.get_extra_info("socket")
-        if line is not None:
-            enable_keepalive(line)
-        if len(self.connections) > self._patience.connections:
+        self._set_timeout(self._limits.head_s)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            enable_keepalive(connection)
+        if len(self.connections) > self._limits.connections:
             transport.write(_SERVICE_UNAVAILABLE)
             transport.close()
 
     @override
     def on_message_begin(self) -> None:
-        self._within(self._patience.head_s)
+        self._set_timeout(self._limits.head_s)
         super().on_message_begin()
 
     @override
     def on_headers_complete(self) -> None:
-        self._at_ease()
+        self._clear_timeout()
         super().on_headers_complete()
         self.cycle.keep_alive = False
 
     @override
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._within(self._patience.flush_s)
+        self._set_timeout(self._limits.flush_s)
 
     @override
     def pause_writing(self) -> None:
-        self._within(self._patience.stall_s)
+        self._set_timeout(self._limits.stall_s)
         super().pause_writing()
 
     @override
     def resume_writing(self) -> None:
-        # What is left after the end of an answer keeps its own limit.
+        # The rest of a complete response keeps its own limit.
         if not self.transport.is_closing():
-            self._at_ease()
+            self._clear_timeout()
         super().resume_writing()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._at_ease()
+        self._clear_timeout()
         super().connection_lost(exc)
 
 
-def _error_text(error: OSError) -> str:
-    # asyncio and socket put the address into strerror as well; names that cannot be resolved have errors below 0.
-    number = error.errno or 0
-    return os.strerror(number).lower() if number > 0 else str(error.strerror or error)
-
-
 class _AdminUvicornServer(uvicorn.Server):
-    """uvicorn without its handlers of signals: they are the process' own."""
+    """A uvicorn server without signal handlers: the process has its own."""
 
     @override
     @contextmanager
@@ -206,7 +206,7 @@ class _AdminUvicornServer(uvicorn.Server):
 
 
 class AdminServer:
-    """An app on a port of its own, for as long as `run()` runs."""
+    """Serves an app on a port of its own while `run()` runs."""
 
     def __init__(
         self,
@@ -215,37 +215,35 @@ class AdminServer:
         address: tuple[str, int],
         on_change: Callable[[], None],
         *,
-        patience: ConnectionLimits | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
-        """`address`: host and port, 0 for any; `on_change` is called when `url` or `why` is another one."""
+        """`address` is host and port, 0 for any; `on_change` is called when `url` or `error` changes."""
         self._app = app
         self._clock = clock
         self._host, self._port = address
-        self._patience = patience or ConnectionLimits()
+        self._limits = limits or ConnectionLimits()
         self._on_change = on_change
         self.url = ""
-        """Where it answers; empty while it does not."""
-        self.why = ""
-        """Why it does not."""
+        """The URL of the server; "" while it does not listen."""
+        self.error = ""
+        """Why it does not listen."""
 
     async def run(self) -> None:
-        """Listen, and answer; while somebody else has the port, try again now and then."""
+        """Listen and serve for ever; while the port is in use, try again every 30 s."""
         while True:
             try:
                 listener = listen(self._host, self._port)
             except OSError as error:
-                why = f"port {self._port} on {self._host}: {_error_text(error)}"
-                if why != self.why:
-                    log.warning(
-                        "logs and figures cannot be asked for over HTTP", extra={"why": why}
-                    )
-                    self.why = why
+                text = f"port {self._port} on {self._host}: {_error_text(error)}"
+                if text != self.error:
+                    log.warning("admin server cannot listen; will retry", extra={"why": text})
+                    self.error = text
                     self._on_change()
                 await self._clock.sleep(_RETRY_S)
                 continue
-            named = f"[{self._host}]" if ":" in self._host else self._host
-            self.url, self.why = f"http://{named}:{listener.getsockname()[1]}", ""
-            log.info("answers over HTTP", extra={"url": self.url})
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            self.url, self.error = f"http://{host}:{listener.getsockname()[1]}", ""
+            log.info("admin server listens", extra={"url": self.url})
             self._on_change()
             await self._serve(listener)
 
@@ -253,11 +251,11 @@ class AdminServer:
         server = _AdminUvicornServer(
             uvicorn.Config(
                 self._app,
-                http=cast("type[AdminHttpProtocol]", partial(AdminHttpProtocol, self._patience)),
+                http=cast("type[AdminHttpProtocol]", partial(AdminHttpProtocol, self._limits)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # strangers' wrong requests are no news
+                log_level="error",  # malformed requests of strangers are not worth a line
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
@@ -275,24 +273,26 @@ class AdminServer:
                 await asyncio.wait(server.server_state.tasks, timeout=_SHUTDOWN_S)
 
 
-# Each that is followed is looked at four times a second.
-MAX_LOG_READERS = 16
+def _error_text(error: OSError) -> str:
+    # asyncio and socket put the address into strerror; names that do not resolve have error numbers below 0.
+    number = error.errno or 0
+    return os.strerror(number).lower() if number > 0 else str(error.strerror or error)
 
 
 class LogReaders:
-    """How many logs are being read."""
+    """The number of logs that are being sent, with a limit."""
 
     def __init__(self) -> None:
         self.count = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether another one must wait."""
+        """True if no further log may be sent."""
         return self.count >= MAX_LOG_READERS
 
 
 class LogResponse(StreamingResponse):
-    """Pieces of a log as text; counted for as long as it is being sent."""
+    """A response that streams a log as text; it counts as one of `readers` while it is sent."""
 
     def __init__(self, pieces: AsyncIterator[bytes], readers: LogReaders) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""How a long-running process of ours starts and stops: uvloop, signals, and no traceback at the end."""
+"""Start and stop of a long-running process: uvloop, signal handlers, exit code."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ async def _guarded(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    asked = False
+    is_stopping = False
 
     def stop() -> None:
-        nonlocal asked
-        asked = True
+        nonlocal is_stopping
+        is_stopping = True
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -33,9 +33,11 @@ async def _guarded(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     try:
         await main()
     except asyncio.CancelledError:
-        if not asked:
+        if not is_stopping:
             raise
-    except Exception:  # the outermost edge: say it in the log, and let the supervisor restart us
+    except (
+        Exception
+    ):  # the outermost edge: log the defect, and let the supervisor restart the process
         log.exception("the process ends because of a defect")
         return 1
     return 0

@@ -1,13 +1,7 @@
-"""What tells a process from a later one with its pid: the moment it was started, as a text.
+"""Child processes that outlive their parent: start, find again, stop. A pid alone is never trusted.
 
-On Linux that is the kernel's own count of ticks, with the boot it counts from. The wall time that
-libraries derive from it moves when the machine's clock is set, and an adopted process would then
-be taken for a stranger.
-
-Processes that outlive us: start, find again, end. A pid alone is never trusted.
-
-A record on disk names the pid and the moment it was started; if both still match, the process is
-ours, whoever started it. So a restarted parent adopts what its predecessor left running.
+A record on disk names the pid and the start of the process. If both still match, it is the same process, so a
+restarted parent adopts the children of its predecessor.
 """
 
 import json
@@ -16,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -30,10 +24,13 @@ _PROC_FOLDER = Path("/proc")
 
 
 def process_start(pid: int) -> str:
-    """Return the mark of a running process.
+    """Return a text that tells a running process from a later one with the same pid: when it was started.
+
+    On Linux it is the kernel's count of ticks and the id of the boot. The wall time that libraries derive from them
+    moves when the machine's clock is set, and an adopted process would then look like another one.
 
     Raises:
-        psutil.Error: there is none with that pid, or it may not be looked at.
+        psutil.Error: there is no such process, or it may not be inspected.
 
     """
     if sys.platform != "linux":
@@ -45,50 +42,52 @@ def process_start(pid: int) -> str:
         raise psutil.NoSuchProcess(pid) from error
     except OSError as error:
         raise psutil.AccessDenied(pid) from error
-    # The name may hold blanks and brackets; the last bracket ends it.
+    # The name may hold spaces and brackets; the last bracket ends it.
     return f"{boot}/{stat.rpartition(')')[2].split()[_STARTTIME_FIELD]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """What identifies one running process, now and after our own restart."""
+    """The identity of one process, valid also after a restart of its parent."""
 
     pid: int
-    birthmark: str
-    """When it was started, as `machinery.processes` tells."""
+    start: str
+    """The start of the process, as `process_start` returns it."""
     command: tuple[str, ...]
 
     def save(self, path: Path) -> None:
-        """Keep the record. Raises OSError."""
-        write_atomically(path, json.dumps(asdict(self)))
+        """Write the record to a file. Raises OSError."""
+        # "birthmark" is the field's name in files that earlier versions wrote and read.
+        tree = {"pid": self.pid, "birthmark": self.start, "command": self.command}
+        write_atomically(path, json.dumps(tree))
 
 
 def load_record(path: Path) -> ProcessRecord | None:
-    """Return the record in a file; None if there is none, or none that can be read."""
+    """Return the record in a file; None if there is none, or it cannot be read."""
     try:
         tree = json.loads(path.read_text())
         record = ProcessRecord(
             pid=int(tree["pid"]),
-            birthmark=str(tree["birthmark"]),
+            start=str(tree["birthmark"]),
             command=tuple(tree["command"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    # 0 and below are no processes but groups of them.
+    # Pids of 0 and below name process groups.
     return record if record.pid > 0 else None
 
 
 def is_running(record: ProcessRecord) -> bool:
-    """Return whether this very process runs (a zombie does not, nor one that reuses the pid)."""
+    """Return whether this very process runs; a zombie does not, nor does another one with its pid."""
     try:
-        same = process_start(record.pid) == record.birthmark
+        same = process_start(record.pid) == record.start
         return same and psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
 class ProcessHandle(Protocol):
-    """What can be done to a running process."""
+    """A process that can be observed and signalled."""
 
     @property
     def record(self) -> ProcessRecord: ...
@@ -103,20 +102,21 @@ class ProcessHandle(Protocol):
 
 
 class ChildProcess:
-    """A process that we started or adopted, in a session of its own."""
+    """A process in a session of its own, started by this parent or adopted."""
 
     def __init__(self, record: ProcessRecord, popen: subprocess.Popen[bytes] | None) -> None:
+        """`popen` is None for an adopted process."""
         self.record = record
         self._popen = popen
 
     def running(self) -> bool:
-        """Return whether it runs; reaps it if it was ours and ended."""
+        """Return whether it runs; reaps it if it was started here and has ended."""
         if self._popen is not None:
             return self._popen.poll() is None
         return is_running(self.record)
 
     def is_frozen(self) -> bool:
-        """Return whether it is stopped (SIGSTOP): it can hear no request to end."""
+        """Return whether it is stopped (SIGSTOP), so that it cannot react to a request to end."""
         try:
             is_stopped = psutil.Process(self.record.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
@@ -128,13 +128,13 @@ class ChildProcess:
         return None if self._popen is None else self._popen.poll()
 
     def send(self, signal_number: int) -> None:
-        """Send a signal, if it is still this process."""
+        """Send a signal, if this very process still runs."""
         if self.running():
             os.kill(self.record.pid, signal_number)
 
 
 def adopt(path: Path) -> ChildProcess | None:
-    """Return the process of a record on disk, if it still runs."""
+    """Return the process of a record on disk; None if it does not run any more."""
     record = load_record(path)
     return ChildProcess(record, None) if record is not None and is_running(record) else None
 
@@ -143,9 +143,7 @@ def find_running(pid: int) -> ChildProcess | None:
     """Return the process that has this pid now; only for pids that a lock proves to be alive."""
     try:
         process = psutil.Process(pid)
-        record = ProcessRecord(
-            pid=pid, birthmark=process_start(pid), command=tuple(process.cmdline())
-        )
+        record = ProcessRecord(pid=pid, start=process_start(pid), command=tuple(process.cmdline()))
     except psutil.Error:
         return None
     return ChildProcess(record, None)
@@ -158,10 +156,10 @@ def spawn(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ChildProcess:
-    """Start a process in a session of its own, its output appended to a file.
+    """Start a process in a session of its own, and append its output to a file.
 
-    Its own session, so that neither a closed terminal nor Ctrl-C at its parent ends it. Without an `environment` it
-    has ours.
+    In its own session neither a closed terminal nor Ctrl-C at its parent ends it. Without an `environment` it inherits
+    ours.
 
     Raises:
         OSError: the program or the log cannot be opened.
@@ -179,15 +177,15 @@ def spawn(
             start_new_session=True,
         )
     try:
-        mark = process_start(popen.pid)
-    except psutil.Error:  # it has ended already; poll() will tell
-        mark = ""
-    record = ProcessRecord(pid=popen.pid, birthmark=mark, command=tuple(command))
+        start = process_start(popen.pid)
+    except psutil.Error:  # it has ended already; poll() reports it
+        start = ""
+    record = ProcessRecord(pid=popen.pid, start=start, command=tuple(command))
     return ChildProcess(record, popen)
 
 
 async def wait_ended(child: ProcessHandle, clock: Clock, *, limit_s: float) -> bool:
-    """Wait until the process ended; return whether it did within the limit."""
+    """Wait until the process ends; return whether it ended within `limit_s` seconds."""
     deadline = clock.monotonic() + limit_s
     while child.running():
         if clock.monotonic() >= deadline:
@@ -197,9 +195,9 @@ async def wait_ended(child: ProcessHandle, clock: Clock, *, limit_s: float) -> b
 
 
 async def end(child: ProcessHandle, clock: Clock, *, grace_s: float) -> None:
-    """Ask the process to end, and make it end when the grace is over."""
+    """Ask the process to end (SIGTERM), and kill it after `grace_s` seconds."""
     child.send(signal.SIGTERM)
-    child.send(signal.SIGCONT)  # a stopped process hears nothing until it goes on
+    child.send(signal.SIGCONT)  # a stopped process handles no signal until it continues
     if await wait_ended(child, clock, limit_s=grace_s):
         return
     child.send(signal.SIGKILL)
@@ -207,7 +205,7 @@ async def end(child: ProcessHandle, clock: Clock, *, grace_s: float) -> None:
 
 
 def last_lines(path: Path, count: int = 3) -> str:
-    """Return the end of a log in one line, for error messages; empty if there is none."""
+    """Return the end of a log in one line, for error messages; "" if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -219,12 +217,12 @@ def last_lines(path: Path, count: int = 3) -> str:
 
 
 def last_words(path: Path) -> str:
-    """Return the last line of a log if a process may have said there why it ends; empty after a kill in mid-work."""
+    """Return the last line of a log if it can explain the end of the process; "" after a kill during work."""
     line = last_lines(path, 1)
     try:
         entry = json.loads(line)
     except ValueError:
         return line
-    # An ordinary entry, such as of the last request, is about anything but the end.
+    # An ordinary entry, such as the last request, does not explain the end.
     is_ordinary = isinstance(entry, dict) and entry.get("level") in ("debug", "info")
     return "" if is_ordinary else line

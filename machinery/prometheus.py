@@ -1,16 +1,30 @@
-"""Prometheus' text form, line by line. Pure; keeps no figures.
+"""Prometheus metrics: counters, gauges and histograms, their text format, and a parser of it. No global state.
 
-Counters, gauges and histograms in Prometheus' text form. No global state; knows nothing of what is counted.
+    requests = Counter("fleet_gateway_requests_total", "Requests by outcome.", ("outcome",))
+    requests.add("ok")
+    render([requests])   # the body of /metrics
 
-Everything is used by one thread alone: the event loop that also answers `/metrics`.
+All metrics of a process are used by one thread: the event loop that also answers `/metrics`.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BY_LABEL_VALUES = itemgetter(0)
+
+# Bounds on names, labels and values: the text may come from a process that is not ours.
+_SAMPLE: Final = re.compile(
+    r"(?m)^([a-zA-Z_:][a-zA-Z0-9_:]{0,99})(?:\{([^\n]{0,1000})\})? ([^ \n]{1,40})(?: [^ \n]{1,40})?$"
+)
+_LABEL: Final = re.compile(r'([a-z_]{1,40})="((?:[^"\\]|\\.){0,300})",?')
+_ESCAPES: Final = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+_ESCAPE: Final = re.compile(r"\\[\\\"n]")
 
 
 def histogram_lines(
@@ -22,7 +36,7 @@ def histogram_lines(
     counts: Sequence[int],
     total_s: float,
 ) -> Iterator[str]:
-    """Yield the lines of one histogram; `counts` are by bucket of `bounds`, and above them."""
+    """Yield the lines of one histogram; `counts` has one number for each bucket of `bounds`, and one above them."""
     ends = [f"{bound:g}" for bound in bounds] + ["+Inf"]
     for end, total in zip(ends, accumulate(counts), strict=True):
         yield f"{name}_bucket{format_labels((*labels, 'le'), (*values, end))} {total}"
@@ -31,12 +45,12 @@ def histogram_lines(
 
 
 def family_header(name: str, help_: str, type_: str) -> tuple[str, str]:
-    """Return the two lines before a family's figures."""
+    """Return the HELP and TYPE lines of a metric family."""
     return f"# HELP {name} {help_}", f"# TYPE {name} {type_}"
 
 
 def format_labels(names: Sequence[str], values: Sequence[str]) -> str:
-    """Return labels in braces; nothing if there are none."""
+    """Return the labels in braces; "" if there are none."""
     if not names:
         return ""
     pairs = (
@@ -49,41 +63,37 @@ def _escape_label_value(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_BY_LABEL_VALUES = itemgetter(0)
-
-
 class MetricFamily(Protocol):
-    """Whatever has figures to show."""
+    """A metric with all its label values."""
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text."""
+        """Yield the family in Prometheus' text format."""
         ...
 
 
 @dataclass(slots=True)
 class CounterValue:
-    """A number that only grows: what a counter has for one combination of labels."""
+    """A number that only grows: a counter's value for one combination of label values."""
 
     count: int = 0
 
 
 class Counter:
-    """Numbers that only grow, one for each combination of labels."""
+    """Numbers that only grow, one for each combination of label values."""
 
     def __init__(self, name: str, help_: str, labels: Sequence[str] = ()) -> None:
         self.name, self._help, self._labels = name, help_, tuple(labels)
         self._values: dict[tuple[str, ...], CounterValue] = {}
 
     def add(self, *labels: str, count: int = 1) -> None:
-        """Count so many more."""
+        """Add `count` to the value for these label values."""
         found = self._values.get(labels)
         if found is None:
             found = self.child(*labels)
         found.count += count
 
     def child(self, *labels: str) -> CounterValue:
-        """Return the number for these labels: whoever counts often keeps it, and adds to it."""
+        """Return the value for these label values; a caller that counts often keeps it."""
         found = self._values.get(labels)
         if found is None:
             found = self._values[labels] = CounterValue()
@@ -95,18 +105,18 @@ class Counter:
         return found.count if found is not None else 0
 
     def drop(self, is_gone: Callable[[tuple[str, ...]], bool]) -> None:
-        """Forget the combinations of labels that the function says are gone."""
+        """Remove the combinations of label values for which `is_gone` returns true."""
         self._values = {key: found for key, found in self._values.items() if not is_gone(key)}
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text."""
+        """Yield the family in Prometheus' text format."""
         yield from family_header(self.name, self._help, "counter")
         for values, found in sorted(self._values.items(), key=_BY_LABEL_VALUES):
             yield f"{self.name}{format_labels(self._labels, values)} {found.count}"
 
 
 class Gauge:
-    """A number that somebody else keeps, and that is asked for when somebody looks; `counter` if it only grows."""
+    """A number that is read when `/metrics` is answered; `type_` is "counter" if it only grows."""
 
     def __init__(
         self,
@@ -118,14 +128,14 @@ class Gauge:
         self._name, self._help, self._read, self._type = name, help_, read, type_
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text."""
+        """Yield the family in Prometheus' text format."""
         yield from family_header(self._name, self._help, self._type)
         # Twelve digits: bytes and tokens are wrong with the six of a bare "g".
         yield f"{self._name} {self._read():.12g}"
 
 
 class LabelledGauge:
-    """The same for each value of one label."""
+    """Numbers that are read when `/metrics` is answered, one for each value of one label."""
 
     def __init__(
         self, name: str, help_: str, label: str, read: Callable[[], Mapping[str, int]]
@@ -133,14 +143,14 @@ class LabelledGauge:
         self._name, self._help, self._label, self._read = name, help_, label, read
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text."""
+        """Yield the family in Prometheus' text format."""
         yield from family_header(self._name, self._help, "gauge")
         for value, number in sorted(self._read().items()):
             yield f"{self._name}{format_labels((self._label,), (value,))} {number}"
 
 
 class HistogramValue:
-    """How often which duration was seen: what a histogram has for one combination of labels."""
+    """Counts of durations by bucket: a histogram's value for one combination of label values."""
 
     __slots__ = ("bounds", "counts", "total_s")
 
@@ -156,38 +166,38 @@ class HistogramValue:
 
 
 class Histogram:
-    """How often which duration was seen; `bounds` are the buckets' upper ends in seconds, the smallest first."""
+    """Counts of durations by bucket; `bounds` are the buckets' upper ends in seconds, ascending."""
 
     def __init__(
         self, name: str, help_: str, labels: Sequence[str], *, bounds: Sequence[float]
     ) -> None:
         self.name, self._help, self._labels = name, help_, tuple(labels)
         self._bounds = tuple(bounds)
-        self._found: dict[tuple[str, ...], HistogramValue] = {}
+        self._values: dict[tuple[str, ...], HistogramValue] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
         """Count one duration."""
         self.child(*labels).observe(seconds)
 
     def child(self, *labels: str) -> HistogramValue:
-        """Return the durations for these labels: whoever observes often keeps it."""
-        found = self._found.get(labels)
+        """Return the value for these label values; a caller that observes often keeps it."""
+        found = self._values.get(labels)
         if found is None:
-            found = self._found[labels] = HistogramValue(self._bounds)
+            found = self._values[labels] = HistogramValue(self._bounds)
         return found
 
     def items(self) -> Iterable[tuple[tuple[str, ...], HistogramValue]]:
-        """Return the durations by labels."""
-        return self._found.items()
+        """Return all values by their label values."""
+        return self._values.items()
 
     def drop(self, is_gone: Callable[[tuple[str, ...]], bool]) -> None:
-        """Forget the combinations of labels that the function says are gone."""
-        self._found = {key: found for key, found in self._found.items() if not is_gone(key)}
+        """Remove the combinations of label values for which `is_gone` returns true."""
+        self._values = {key: found for key, found in self._values.items() if not is_gone(key)}
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text."""
+        """Yield the family in Prometheus' text format."""
         yield from family_header(self.name, self._help, "histogram")
-        for values, found in sorted(self._found.items(), key=_BY_LABEL_VALUES):
+        for values, found in sorted(self._values.items(), key=_BY_LABEL_VALUES):
             yield from histogram_lines(
                 self.name,
                 self._labels,
@@ -198,6 +208,34 @@ class Histogram:
             )
 
 
-def render(parts: Iterable[MetricFamily]) -> str:
-    """Return it all in Prometheus' text form."""
-    return "".join(f"{line}\n" for part in parts for line in part.lines())
+def render(families: Iterable[MetricFamily]) -> str:
+    """Return the families in Prometheus' text format."""
+    return "".join(f"{line}\n" for family in families for line in family.lines())
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of a text: a name, its labels and its value as text."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: str
+
+
+def parse_samples(text: str) -> Iterator[Sample]:
+    """Yield the samples of a text; lines that are not samples are skipped. Takes time linear in the text's length."""
+    for found in _SAMPLE.finditer(text):
+        yield Sample(found[1], _parse_labels(found[2] or ""), found[3])
+
+
+def _parse_labels(text: str) -> dict[str, str]:
+    labels, at = {}, 0
+    # One label after another from the start: a search would take a time quadratic in a hostile text's length.
+    while (label := _LABEL.match(text, at)) is not None:
+        labels[label[1]] = _unescape_label_value(label[2])
+        at = label.end()
+    return labels
+
+
+def _unescape_label_value(text: str) -> str:
+    return _ESCAPE.sub(lambda found: _ESCAPES[found[0]], text) if "\\" in text else text

@@ -1,4 +1,4 @@
-"""Keeps programs running, as launchd does: adopts them, restarts them with backoff, ends them."""
+"""Supervision of programs, as launchd does it: adopt, restart with backoff, stop."""
 
 import logging
 import random
@@ -13,7 +13,7 @@ from machinery.clock import Clock
 
 log = logging.getLogger(__name__)
 
-# Who ran this long is not in a crash loop.
+# A program that ran this long is not in a crash loop.
 _STABLE_S = 10.0
 
 
@@ -28,7 +28,7 @@ class Program:
     cwd: Path | None = None
     grace_s: float = 10.0
     before_start: Callable[[], None] | None = None
-    """Called before each start: clears what a killed predecessor left."""
+    """Called before each start, to clean up after a killed predecessor."""
 
 
 class Supervisor:
@@ -42,7 +42,7 @@ class Supervisor:
         self.restarts = 0
 
     def wanted(self) -> bool:
-        """Whether the program is to run; stop() ends that for good."""
+        """Return whether the program should run; false after `stop()`."""
         return self._wanted
 
     @property
@@ -54,7 +54,7 @@ class Supervisor:
         return self._child.record.pid if self._child is not None else None
 
     async def start(self) -> None:
-        """Adopt what a predecessor of ours left running with the same command, or start it.
+        """Adopt the program that an earlier supervisor left running with the same command, or start it.
 
         Raises:
             OSError: the program cannot be started.
@@ -62,7 +62,10 @@ class Supervisor:
         """
         child = processes.adopt(self.program.record)
         if child is not None and child.record.command != self.program.command:
-            log.info("ending a program with other flags", extra={"program": self.program.name})
+            log.info(
+                "stopping a program that runs with other flags",
+                extra={"program": self.program.name},
+            )
             await processes.end(child, self._clock, grace_s=self.program.grace_s)
             child = None
         self._child = child or self._spawn()
@@ -75,13 +78,13 @@ class Supervisor:
         try:
             child.record.save(self.program.record)
         except OSError:
-            # Without a record nobody would find it again.
+            # Without a record no later supervisor could find it.
             child.send(signal.SIGKILL)
             raise
         return child
 
     async def run(self) -> None:
-        """Start the program again whenever it ends, until stop()."""
+        """Restart the program whenever it ends, until `stop()`."""
         failures = 0
         backoff = Backoff(first_s=0.1, limit_s=10.0)
         while self.wanted():
@@ -90,27 +93,27 @@ class Supervisor:
                 await self._clock.sleep(0.1)
             if not self.wanted():
                 return
-            lived_s = self._clock.monotonic() - started_at
-            failures = 1 if lived_s > _STABLE_S else failures + 1
+            lifetime_s = self._clock.monotonic() - started_at
+            failures = 1 if lifetime_s > _STABLE_S else failures + 1
             self.restarts += 1
-            self._log_end(lived_s)
+            self._log_end(lifetime_s)
             await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))
             if self.wanted():
                 self._child = self._spawn()
 
-    def _log_end(self, lived_s: float) -> None:
+    def _log_end(self, lifetime_s: float) -> None:
         log.warning(
-            "a program ended; starting it again",
+            "a program ended; restarting it",
             extra={
                 "program": self.program.name,
                 "exit_code": self._child.exit_code() if self._child else None,
-                "lived_s": round(lived_s, 1),
+                "lifetime_s": round(lifetime_s, 1),
                 "last_words": processes.last_lines(self.program.log),
             },
         )
 
     async def end(self) -> None:
-        """End the program; run() would start it again."""
+        """End the program; `run()` starts it again."""
         if self._child is not None:
             await processes.end(self._child, self._clock, grace_s=self.program.grace_s)
 

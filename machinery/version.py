@@ -1,11 +1,11 @@
-"""Which version of mlx-fleet this is: what pip installed, spelled nowhere else; and which versions get along."""
+"""The version of mlx-fleet as installed by pip, and the rule which versions are compatible."""
 
 import re
 from functools import cache
 from importlib.metadata import version as of_distribution
 from typing import Final
 
-# One minor apart is what a fleet looks like while it is upgraded.
+# A fleet that is being upgraded has two neighbouring minor versions.
 _MAX_MINOR_SKEW: Final = 1
 
 
@@ -16,13 +16,13 @@ def version() -> str:
 
 
 def parse_release(text: str) -> tuple[int, int] | None:
-    """Return major and minor version; None for what is no version of ours."""
+    """Return major and minor version; None if the text is not one of our versions."""
     found = re.match(r"(\d{1,6})\.(\d{1,6})", text)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def is_compatible(one: str, other: str) -> bool:
-    """Return whether two parts of a fleet may be of these versions; a checkout gets along with everybody."""
+    """Return whether two parts of a fleet may have these versions; an unknown version is compatible with every other."""
     theirs, ours = parse_release(one), parse_release(other)
     if theirs is None or ours is None:
         return True

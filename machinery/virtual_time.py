@@ -1,7 +1,7 @@
-"""An event loop whose time jumps to the next timer when nothing is left to do: hours pass in milliseconds.
+"""An event loop whose time jumps to the next timer when no task is ready: hours pass in milliseconds.
 
-Whatever runs in it by timers alone is deterministic. Knows nothing of what is simulated. Must not be used where
-anybody outside the process is waited for: nobody else's time jumps.
+Code that waits for timers only is deterministic in it. Must not be used by code that waits for another process, whose
+time does not jump.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ Ts = TypeVarTuple("Ts")
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-# asyncio joins its threads in a thread of its own when a loop ends, of which nobody else hears.
+# When a loop ends, asyncio joins its threads in a thread of its own, which is not counted here.
 _THREAD_WAIT_S = 1.0
-# More turns of the loop than any burst of work takes: somebody goes round in circles.
+# More turns of the loop than any burst of work takes: some task loops without waiting.
 _MAX_TURNS = 100_000
-# What a turn takes. Without it who waits for the rest of a rounding error would wait for ever.
+# The virtual time of one turn. Without it a wait for the rest of a rounding error would never end.
 _TURN_S = 1e-9
 
 
 class StalledError(RuntimeError):
-    """Time cannot go on: every task waits and no timer is set, or work at one moment never ends."""
+    """Time cannot advance: every task waits and no timer is set, or the work at one moment never ends."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where the loop would wait for a timer, takes the wait for done."""
+    """A selector that advances the time and returns at once where the loop would wait for a timer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class _JumpingSelector(selectors.DefaultSelector):
             self._turns += 1
             self.now_s += _TURN_S
             if self._turns > _MAX_TURNS:
-                self._turns = 0  # what is cancelled now must be able to end
-                raise StalledError(f"work at {self.now_s} s never ends: time cannot go on")
-            return []  # there is work at hand; files and signals are looked at before each jump
+                self._turns = 0  # tasks that are cancelled now must be able to end
+                raise StalledError(f"work at {self.now_s} s never ends: time cannot advance")
+            return []  # tasks are ready; files and signals are polled before each jump
         self._turns = 0
         if timeout is None and not self.threads:
             found = super().select(_THREAD_WAIT_S)
@@ -63,7 +63,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A selector event loop that owns its time, from 0 on. Threads are waited for in real time."""
+    """A selector event loop with its own time, which starts at 0. It waits for threads in real time."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """A `machinery.clock.Clock` of the running loop's time; nobody ever sleeps through it."""
+    """A `machinery.clock.Clock` on the running loop's time; the virtual machine never sleeps."""
 
     def now(self) -> datetime:
         return _EPOCH + timedelta(seconds=self.monotonic())
@@ -106,10 +106,10 @@ class VirtualClock:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in virtual time, and return what came of it.
+    """Run `main` in virtual time, and return its result.
 
     Raises:
-        StalledError: time cannot go on.
+        StalledError: time cannot advance.
 
     """
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -1,1 +1,1 @@
-"""What a model's config says about its size: layers, caches, widths. Pure; must not import mlx."""
+"""Model folders: configuration, weights, adapters, memory footprint, fingerprint, golden question. Must not import mlx."""

@@ -1,7 +1,6 @@
-"""Is this folder a LoRA adapter that mlx-lm can apply, and how large is it? Must not import mlx.
+"""Inspection of a LoRA adapter folder as mlx-lm writes it: config and safetensors header. Must not import mlx.
 
-Reads a small JSON file and a safetensors header only. Whether it fits the model is seen when the engine applies it
-(engine/model/loader.py).
+Whether the adapter fits the model is known only when the engine applies it (engine/model/loader.py).
 """
 
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from models import model_files
 from models.model_files import ModelUnusableError, WeightTotals, total_weights
 
 _CONFIG_FILE, _WEIGHTS_FILE = "adapter_config.json", "adapters.safetensors"
-# What a layer with an adapter learned: two thin matrices, and with DoRA a magnitude.
+# The tensors of an adapted layer: two thin matrices, and with DoRA a magnitude.
 _TENSOR_NAMES = ("lora_a", "lora_b", "m")
 
 
 class _LoraParameters(BaseModel):
-    """What mlx_lm.tuner.utils.linear_to_lora_layers takes from the config; it has no defaults for them."""
+    """The fields that mlx_lm.tuner.utils.linear_to_lora_layers needs; it has no defaults for them."""
 
     rank: Annotated[int, Field(ge=1, le=65_536)]
     scale: float
@@ -28,7 +27,7 @@ class _LoraParameters(BaseModel):
 
 
 class _AdapterConfig(BaseModel):
-    """The part of adapter_config.json that says how to apply the weights."""
+    """The part of adapter_config.json that is needed to apply the weights."""
 
     fine_tune_type: str = "lora"
     num_layers: int
@@ -36,7 +35,7 @@ class _AdapterConfig(BaseModel):
 
 
 class _AdapterFormat(BaseModel):
-    """What tells other formats of adapters from mlx-lm's."""
+    """The fields that tell other adapter formats from mlx-lm's."""
 
     fine_tune_type: str = "lora"
     peft_type: str | None = None
@@ -44,21 +43,21 @@ class _AdapterFormat(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFacts:
-    """What the folder says of itself."""
+    """The facts in an adapter folder."""
 
     rank: int
     weights: WeightTotals
 
     def bytes_in_memory(self, *, casts_to_float32: bool) -> int:
-        """Return what its weights take; `casts_to_float32` says that the engine widens them, as it does on Linux."""
+        """Return the bytes of the weights in an engine; `casts_to_float32` as in `model_files.model_geometry`."""
         return self.weights.total_bytes + (self.weights.half_bytes if casts_to_float32 else 0)
 
 
 def inspect_adapter(folder: Path) -> AdapterFacts:
-    """Read what the folder says of itself.
+    """Return the facts in an adapter folder.
 
     Raises:
-        ModelUnusableError: AdapterNotFound or AdapterUnusable; the message says what to mend.
+        ModelUnusableError: AdapterNotFound or AdapterUnusable; the message says what to correct.
 
     """
     try:
@@ -76,7 +75,7 @@ def inspect_adapter(folder: Path) -> AdapterFacts:
 
 def _inspect(folder: Path) -> AdapterFacts:
     if not (folder / _CONFIG_FILE).is_file():
-        raise ModelUnusableError(f"{folder} has no {_CONFIG_FILE}: not an adapter's folder")
+        raise ModelUnusableError(f"{folder} has no {_CONFIG_FILE}: not an adapter folder")
     kind = model_files.parse_json_file(_AdapterFormat, folder / _CONFIG_FILE)
     is_peft = kind.peft_type is not None or (folder / "adapter_model.safetensors").is_file()
     if is_peft and not (folder / _WEIGHTS_FILE).is_file():
@@ -93,10 +92,10 @@ def _inspect(folder: Path) -> AdapterFacts:
     if not (folder / _WEIGHTS_FILE).is_file():
         raise ModelUnusableError(f"{folder} has no {_WEIGHTS_FILE}: no weights")
     tensors = model_files.read_tensors(folder / _WEIGHTS_FILE)
-    strangers = sorted(name for name in tensors if name.rpartition(".")[2] not in _TENSOR_NAMES)
-    if strangers:
+    unexpected = sorted(name for name in tensors if name.rpartition(".")[2] not in _TENSOR_NAMES)
+    if unexpected:
         raise ModelUnusableError(
-            f"{folder / _WEIGHTS_FILE} has {len(strangers)} tensors that belong to no adapter, first {strangers[0]}"
+            f"{folder / _WEIGHTS_FILE} has {len(unexpected)} tensors that are not part of an adapter, first {unexpected[0]}"
         )
     if not tensors:
         raise ModelUnusableError(f"{folder / _WEIGHTS_FILE} has no tensors")

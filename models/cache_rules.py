@@ -1,14 +1,8 @@
-"""The bricks of every rule: numbers that must be there, one attention layer, equal layers counted. Pure.
+"""Rules that size the caches of a model's layers from its config.json, one for each architecture. Pure.
 
-Rules for models that attend: to everything, to the last tokens, or through a compressed vector. Pure.
-
-Rules for models some of whose layers keep a state of fixed size: linear attention, Mamba, convolutions. Pure.
-
-Which rule sizes which architecture. Pure.
-
-Each row was checked against the caches that mlx-lm 0.32.2 really makes (tests/nodeagent/test_geometry_mlx.py). An
-architecture without a row is not guessed at: a cache that is sized wrong ends in a kernel panic (mlx#3186),
-so the proof then asks a person.
+Each row of `RULES` was checked against the caches that mlx-lm 0.32.2 allocates (tests/models/test_cache_rules_mlx.py).
+An architecture without a row has no estimate: a cache that is sized wrong ends in a kernel panic (mlx#3186), so the
+memory proof then asks for `spec.resources.memory`.
 """
 
 from collections import Counter
@@ -19,29 +13,29 @@ from models.hf_config import ModelConfig, TextConfig
 from schemas.node import LayerGroup
 
 LayerGroups: TypeAlias = tuple[LayerGroup, ...]
-# From a config, and the bytes of one number in the cache, to the layers of the model: in their order, where they differ.
 CacheRule: TypeAlias = Callable[[TextConfig, int], LayerGroups]
+"""From a config and the bytes of one cached number to the model's layers, in their order where they differ."""
 
 
 class NotUnderstoodError(Exception):
-    """The config does not say enough, or its architecture is new to us."""
+    """The config lacks a value, or no rule knows its architecture."""
 
 
 def require(config: TextConfig, *names: str) -> tuple[int, ...]:
-    """Return the numbers of those names.
+    """Return the numbers in these fields.
 
     Raises:
-        NotUnderstoodError: the config does not have them all.
+        NotUnderstoodError: a field is missing.
 
     """
-    lacking = [name for name in names if getattr(config, name) is None]
-    if lacking:
-        raise NotUnderstoodError(f"config.json lacks {', '.join(lacking)}")
+    missing = [name for name in names if getattr(config, name) is None]
+    if missing:
+        raise NotUnderstoodError(f"config.json lacks {', '.join(missing)}")
     return tuple(getattr(config, name) for name in names)
 
 
 def key_size(config: TextConfig) -> int:
-    """Return how many numbers one head's key has."""
+    """Return the number of elements of one head's key."""
     if config.head_dim is not None:
         return config.head_dim
     if config.hidden_size is None or config.num_attention_heads is None:
@@ -50,7 +44,7 @@ def key_size(config: TextConfig) -> int:
 
 
 def kv_head_count(config: TextConfig) -> int:
-    """Return how many heads keep keys and values; models that do not say so share none."""
+    """Return the number of key-value heads; without the field every attention head has its own."""
     if config.num_key_value_heads is not None:
         return config.num_key_value_heads
     if config.num_attention_heads is None:
@@ -59,7 +53,7 @@ def kv_head_count(config: TextConfig) -> int:
 
 
 def attention_layer(config: TextConfig, *, window: int = 0) -> LayerGroup:
-    """Return one layer that keeps keys and values: of all tokens, or of the last `window`."""
+    """Return one layer that keeps keys and values of all tokens, or of the last `window`."""
     size = key_size(config)
     return LayerGroup(
         kind="Sliding" if window else "Full",
@@ -72,13 +66,13 @@ def attention_layer(config: TextConfig, *, window: int = 0) -> LayerGroup:
 
 
 def state_layer(conv: int, recurrent: int, element_bytes: int) -> LayerGroup:
-    """Return one layer whose memory does not grow: the inputs of a convolution, and what recurs."""
-    # What recurs is kept in float32 whatever the weights are (mlx_lm/models/gated_delta.py, ssm.py).
+    """Return one layer of fixed size: the inputs of a convolution, and a recurrent state (numbers of elements)."""
+    # The recurrent state is float32 whatever the weights are (mlx_lm/models/gated_delta.py, ssm.py).
     return LayerGroup(kind="State", count=1, state_bytes=conv * element_bytes + recurrent * 4)
 
 
 def group_layers(layers: LayerGroups) -> LayerGroups:
-    """Return equal layers as one group, in an order of their own, so that equal models report alike."""
+    """Return equal layers as one group, in a fixed order, so that equal models report the same."""
     counts: Counter[LayerGroup] = Counter()
     for layer in layers:
         counts[layer.model_copy(update={"count": 1})] += layer.count
@@ -87,7 +81,7 @@ def group_layers(layers: LayerGroups) -> LayerGroups:
 
 
 def ignoring_head_dim(rule: CacheRule) -> CacheRule:
-    """Return the rule for models whose heads share hidden_size, whatever the config says of them."""
+    """Return the rule for models that divide hidden_size by the heads and ignore the config's head_dim."""
 
     def without(config: TextConfig, element_bytes: int) -> LayerGroups:
         return rule(config.model_copy(update={"head_dim": None}), element_bytes)
@@ -96,13 +90,13 @@ def ignoring_head_dim(rule: CacheRule) -> CacheRule:
 
 
 def full_attention(config: TextConfig, _: int) -> LayerGroups:
-    """Return layers that all keep the key and the value of every token."""
+    """Return layers that keep the key and the value of every token."""
     (layers,) = require(config, "num_hidden_layers")
     return tuple([attention_layer(config)] * layers)
 
 
 def sliding_by_layer_types(default: Callable[[int], bool], *, window: int = 0) -> CacheRule:
-    """Return the rule for models that name each layer; `default` says which slide if they do not."""
+    """Return the rule for models that list `layer_types`; without it `default` says which layers slide."""
 
     def rule(config: TextConfig, _: int) -> LayerGroups:
         (layers,) = require(config, "num_hidden_layers")
@@ -123,7 +117,7 @@ def sliding_by_layer_types(default: Callable[[int], bool], *, window: int = 0) -
 
 
 def sliding_by_pattern(*, window: int, pattern: int) -> CacheRule:
-    """Return the rule for models whose every n-th layer sees everything; the figures are mlx-lm's defaults."""
+    """Return the rule for models whose every n-th layer sees all tokens; the arguments are mlx-lm's defaults."""
 
     def rule(config: TextConfig, _: int) -> LayerGroups:
         (layers,) = require(config, "num_hidden_layers")
@@ -138,7 +132,7 @@ def sliding_by_pattern(*, window: int, pattern: int) -> CacheRule:
 
 
 def with_default_heads(rule: CacheRule, *, heads: int, kv_heads: int, size: int) -> CacheRule:
-    """Return the rule for configs that leave out what mlx-lm then assumes."""
+    """Return the rule for configs without these fields; the arguments are mlx-lm's defaults."""
 
     def filled(config: TextConfig, element_bytes: int) -> LayerGroups:
         assumed = {
@@ -152,7 +146,7 @@ def with_default_heads(rule: CacheRule, *, heads: int, kv_heads: int, size: int)
 
 
 def gemma4(config: TextConfig, _: int) -> LayerGroups:
-    """Return Gemma 4's layers: the last ones share caches, those that see everything have larger heads."""
+    """Return Gemma 4's layers: the last ones share caches, and those that see all tokens have larger heads."""
     layers = config.num_hidden_layers or 35
     every = config.sliding_window_pattern or 5
     types = config.layer_types or tuple(
@@ -189,13 +183,13 @@ def _gemma_window(config: TextConfig) -> int:
 
 
 def latent_attention(config: TextConfig, _: int) -> LayerGroups:
-    """Return MLA layers as V3's caches keep them: one compressed vector and one rotated key a token."""
+    """Return MLA layers as DeepSeek V3's caches keep them: one compressed vector and one rotated key per token."""
     layers, rank, rope = require(config, "num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim")
     return (LayerGroup(kind="Latent", count=layers, latent_dim=rank + rope),)
 
 
 def indexed_latent_attention(config: TextConfig, _: int) -> LayerGroups:
-    """Return V3.2's layers: MLA, and the indexer's keys with as many zeros beside them."""
+    """Return DeepSeek V3.2's layers: MLA, and the indexer's keys padded to twice their size."""
     layers, rank, rope, index = require(
         config, "num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "index_head_dim"
     )
@@ -203,7 +197,7 @@ def indexed_latent_attention(config: TextConfig, _: int) -> LayerGroups:
 
 
 def unpacked_latent_attention(config: TextConfig, _: int) -> LayerGroups:
-    """Return MLA layers as V2's caches keep them: every head's key and value."""
+    """Return MLA layers as DeepSeek V2's caches keep them: every head's key and value."""
     layers, heads = require(config, "num_hidden_layers", "num_attention_heads")
     nope, rope, value = require(config, "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     group = LayerGroup(
@@ -213,7 +207,7 @@ def unpacked_latent_attention(config: TextConfig, _: int) -> LayerGroups:
 
 
 def gated_delta(config: TextConfig, element_bytes: int) -> LayerGroups:
-    """Return Qwen3-Next's layers: of each four, three keep a state."""
+    """Return Qwen3-Next's layers: three of each four keep a state."""
     (layers,) = require(config, "num_hidden_layers")
     values, keys, key_dim, value_dim, kernel = require(
         config,
@@ -248,7 +242,7 @@ def mamba2(config: TextConfig, element_bytes: int) -> LayerGroups:
 
 
 def nemotron_h(config: TextConfig, element_bytes: int) -> LayerGroups:
-    """Return Nemotron-H's layers: M keeps a state, * attends, the others keep nothing."""
+    """Return Nemotron-H's layers: M keeps a state, * attends, other blocks keep nothing."""
     names = {"mamba": "M", "attention": "*"}
     listed = config.layers_block_type or config.layer_types
     pattern = config.hybrid_override_pattern
@@ -284,7 +278,7 @@ def granite_hybrid(config: TextConfig, element_bytes: int) -> LayerGroups:
 
 
 def falcon_h1(config: TextConfig, element_bytes: int) -> LayerGroups:
-    """Return Falcon-H1's layers: each attends and keeps a state."""
+    """Return Falcon-H1's layers: each one attends and keeps a state."""
     (layers,) = require(config, "num_hidden_layers")
     heads, dim, size, groups, kernel = require(
         config, "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"
@@ -294,7 +288,7 @@ def falcon_h1(config: TextConfig, element_bytes: int) -> LayerGroups:
 
 
 def jamba(config: TextConfig, element_bytes: int) -> LayerGroups:
-    """Return Jamba's layers: one in a period attends."""
+    """Return Jamba's layers: one in each period attends."""
     layers, hidden = require(config, "num_hidden_layers", "hidden_size")
     expand, size, kernel = require(config, "mamba_expand", "mamba_d_state", "mamba_d_conv")
     kinds = config.layers_block_type
@@ -309,7 +303,7 @@ def jamba(config: TextConfig, element_bytes: int) -> LayerGroups:
 
 
 def lfm2(config: TextConfig, element_bytes: int) -> LayerGroups:
-    """Return LFM2's layers: most remember the inputs of a short convolution only."""
+    """Return LFM2's layers: most keep only the inputs of a short convolution."""
     layers, hidden, kernel = require(config, "num_hidden_layers", "hidden_size", "conv_L_cache")
     if config.full_attn_idxs is not None:
         attends = set(config.full_attn_idxs)
@@ -324,7 +318,7 @@ def lfm2(config: TextConfig, element_bytes: int) -> LayerGroups:
 def _mamba2_layer(
     heads: int, dim: int, shape: tuple[int, int, int], element_bytes: int
 ) -> LayerGroup:
-    """Return one Mamba 2 layer; `shape` is the size of the state, the groups, the kernel."""
+    """Return one Mamba 2 layer; `shape` is (size of the state, groups, kernel)."""
     size, groups, kernel = shape
     conv = (kernel - 1) * (heads * dim + 2 * groups * size)
     return state_layer(conv, heads * dim * size, element_bytes)
@@ -346,13 +340,13 @@ ALIASES: Final = {
     "deepseek_v41_text": "deepseek_v41",
 }
 
-# Every layer keeps the key and the value of every token.
+# Models whose layers all keep the key and the value of every token.
 _FULL_ATTENTION: Final = (
     "dots1", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "glm", "glm4", "glm4_moe", "hunyuan_v1_dense",
     "minimax", "nemotron", "olmo2", "olmoe", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "seed_oss",
     "smollm3", "solar_open", "telechat3",
 )  # fmt: skip
-# The same; mlx-lm divides hidden_size by the heads, whatever head_dim the config has.
+# The same; mlx-lm divides hidden_size by the heads and ignores head_dim.
 _FULL_ATTENTION_DIVIDED: Final = (
     "Klear", "apertus", "bailing_moe", "cohere", "deepseek", "gpt_neox", "granite", "granitemoe", "helium",
     "internlm2", "internlm3", "mimo", "minicpm", "mixtral", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe",
@@ -400,39 +394,39 @@ RULES: Final[dict[str, CacheRule]] = {
 
 
 def mlx_module(config: ModelConfig) -> str:
-    """Return the module of mlx-lm that builds the model."""
+    """Return the name of the mlx-lm module that builds the model."""
     found = ALIASES.get(config.model_type, config.model_type)
-    if found == "mistral3":  # around one of three language models
+    if found == "mistral3":  # a wrapper of one of three language models
         inner = config.text_config.model_type
         return inner if inner in ("ministral3", "mistral4") else "llama"
     return found
 
 
 def layer_groups(module: str, config: TextConfig, *, element_bytes: int) -> LayerGroups:
-    """Return the layers of the model by what they keep.
+    """Return the model's layers in groups of equal caches.
 
     Raises:
-        NotUnderstoodError: nobody can say from the config what the model will need.
+        NotUnderstoodError: no rule knows the architecture, or the config lacks a value.
 
     """
     rule = RULES.get(module)
     if rule is None:
-        raise NotUnderstoodError(f"no rule says what the cache of a {module} model needs")
+        raise NotUnderstoodError(f"no rule says how large the cache of a {module} model is")
     return group_layers(rule(config, element_bytes))
 
 
 def layer_order(module: str, config: TextConfig, *, element_bytes: int) -> tuple[int, ...]:
-    """Return for each layer which of `layer_groups` it is of, from 0; () if they are not told one by one.
+    """Return the index in `layer_groups` of each layer; () if the rule does not list layers one by one.
 
     Raises:
-        NotUnderstoodError: as layer_groups.
+        NotUnderstoodError: as in layer_groups.
 
     """
     groups = layer_groups(module, config, element_bytes=element_bytes)
     one_each = [group.model_copy(update={"count": 1}) for group in groups]
     listed = [
-        layer for told in RULES[module](config, element_bytes) for layer in [told] * told.count
+        layer for group in RULES[module](config, element_bytes) for layer in [group] * group.count
     ]
     order = tuple(one_each.index(layer.model_copy(update={"count": 1})) for layer in listed)
-    # Layers that keep nothing, or two things, cannot be told from those of the config's number.
+    # Layers that keep nothing, or two caches, do not match the config's count.
     return order if len(order) == config.num_hidden_layers else ()

@@ -1,4 +1,4 @@
-"""What `system_fingerprint` says: which model and which libraries made an answer. Reads files, briefly."""
+"""The value of `system_fingerprint`: a short name for a model and the libraries that run it."""
 
 import contextlib
 import hashlib
@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-# Of a file of weights its end is read: of two fine-tunes with the same shapes, those bytes differ.
+# The end of each weight file is read: it differs between two fine-tunes with equal shapes.
 _SAMPLE_BYTES = 4096
 
 
 def compute(folder: Path, settings: Sequence[object]) -> str:
-    """Return a short name that stays as long as the model, `settings` and the libraries stay.
+    """Return a name that changes only with the model's files, `settings` or the versions of mlx and mlx-lm.
 
-    The time of a file does not matter, so two machines with the same model agree. Takes milliseconds.
+    Modification times do not count, so two machines with the same model agree. Takes milliseconds.
+
+    Raises:
+        ImportError: mlx or mlx-lm is not installed.
+
     """
     found = hashlib.blake2b(digest_size=6)
-    # What went away since it was loaded changes the name, and is no reason not to serve.
+    # A file that vanished since the model was loaded changes the name, and must not stop the engine.
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             if path.suffix in (".json", ".safetensors") and path.is_file():

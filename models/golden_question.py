@@ -1,6 +1,6 @@
-"""The golden question: what is asked of a group before it serves, and how its answer is read. Pure; no mlx here.
+"""The golden question: a request that a group must answer correctly before it serves, and the check of its answer. Pure.
 
-Whether a group's answer to the golden question is right: against silent garbage, which looks like an answer. Pure.
+It detects silent garbage: an answer with valid form and wrong tokens, as a wrong split of the model produces.
 """
 
 import math
@@ -10,14 +10,20 @@ from schemas.formation import GoldenAnswer
 
 Json: TypeAlias = dict[str, Any]
 
-# Text that every model has seen goes on alike on every rank, or not at all: a wrong split shows in the first tokens.
+# Every model continues such text the same way on every rank; a wrong split shows in the first tokens.
 PATH = "/v1/completions"
 PROMPT = "The quick brown fox jumps over the lazy dog. One, two, three, four,"
 MAX_TOKENS = 16
 
+# The API writes this in place of minus infinity (engine/openai/response_body.py).
+_NO_PROBABILITY = -9999.0
+# In nats. Sums among ranks have another order: they differ by 1e-5 in 32 bits and by a hundredth in 16 bits. A wrong
+# split, or a transfer that failed unnoticed (mlx PR #3152), differs by whole nats.
+_LOGPROB_TOLERANCE = 0.05
+
 
 def request_body(model: str) -> Json:
-    """Return the request, for the engine's own API."""
+    """Return the body of the request to the engine's own API."""
     return {
         "model": model,
         "prompt": PROMPT,
@@ -28,10 +34,10 @@ def request_body(model: str) -> Json:
 
 
 def read_answer(response: Json, *, is_reference: bool) -> GoldenAnswer:
-    """Return what the engine's response to `body` says.
+    """Return the answer in the engine's response to `request_body`.
 
     Raises:
-        ValueError: it is no such response.
+        ValueError: the response has another form.
 
     """
     try:
@@ -44,12 +50,12 @@ def read_answer(response: Json, *, is_reference: bool) -> GoldenAnswer:
         )
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
-            f"the engine's answer to the golden question is none: {error!r}"
+            f"the engine's response to the golden question is invalid: {error!r}"
         ) from error
 
 
 def sanity_error(answer: GoldenAnswer) -> str:
-    """Say why an answer without a reference cannot be one of a sound model; "" if it can."""
+    """Return why no sound model gives this answer; "" if one can."""
     if not answer.pieces:
         return "the answer has no tokens"
     if not all(math.isfinite(logprob) and logprob > _NO_PROBABILITY for logprob in answer.logprobs):
@@ -59,32 +65,26 @@ def sanity_error(answer: GoldenAnswer) -> str:
     return ""
 
 
-# What the API says in place of minus infinity (openai/logprobs.py).
-_NO_PROBABILITY = -9999.0
-
-
-# In nats. Sums among ranks are made in another order: 1e-5 apart in 32 bits, a hundredth in 16. A wrong split or a
-# transfer that failed unnoticed (mlx PR #3152) is off by whole nats.
-_LOGPROB_TOLERANCE = 0.05
-
-
 def mismatch(answer: GoldenAnswer, expected: GoldenAnswer | None) -> str:
-    """Return what is wrong with an answer; "" if nothing is. Without a reference it only has to be sane."""
+    """Return how an answer differs from the expected one, "" if it does not; without one it must only be sane."""
     if expected is None:
         return sanity_error(answer)
-    whose = "one Mac alone" if expected.is_reference else "an earlier epoch"
+    source = "one Mac alone" if expected.is_reference else "an earlier epoch"
     pairs = zip(answer.pieces, expected.pieces, strict=False)
     for number, (piece, wanted) in enumerate(pairs, 1):
         if piece != wanted:
-            return f"token {number} of the golden answer is {piece!r}, and {whose} made {wanted!r}"
+            return f"token {number} of the golden answer is {piece!r}, and {source} gave {wanted!r}"
     if len(answer.pieces) != len(expected.pieces):
-        return f"the golden answer has {len(answer.pieces)} tokens, and that of {whose} has {len(expected.pieces)}"
+        return (
+            f"the golden answer has {len(answer.pieces)} tokens, and that of {source} has "
+            f"{len(expected.pieces)}"
+        )
     both = zip(answer.logprobs, expected.logprobs, strict=False)
     for number, (logprob, other) in enumerate(both, 1):
-        # Written so that what is no number is too far.
+        # Written so that NaN counts as too far.
         if not math.fabs(logprob - other) <= _LOGPROB_TOLERANCE:
             return (
-                f"token {number} of the golden answer has the logprob {logprob:.3f}, and {whose} gave it {other:.3f}: "
+                f"token {number} of the golden answer has the logprob {logprob:.3f}, and {source} gave it {other:.3f}: "
                 f"more than {_LOGPROB_TOLERANCE} apart"
             )
     return ""

@@ -1,17 +1,17 @@
-"""What of a model's config.json matters to us, as typed values. Reads no file, decides nothing.
+"""The fields of a Hugging Face config.json that this project uses, as typed values. Reads no file.
 
-Field names are those of Hugging Face's configs, as mlx-lm 0.32.2 reads them. A field whose value is not what
-we expect is None ("not said"), except for those without which nothing can be sized: these are refused.
+Field names and meanings are those of mlx-lm 0.32.2. A field with an unexpected value becomes None ("not given"), except
+for the fields without which no size can be computed: these are refused.
 """
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-# Nothing or less would prove that any model fits; a wild number ends in arithmetic somewhere else.
+# 0 or less would prove that any model fits; a huge number would overflow later arithmetic.
 _MAX_NUMBER = 2**40
 _Count = Annotated[int, Field(ge=1, le=_MAX_NUMBER)]
-# Layers are looked at one by one; the deepest model that mlx-lm knows has some two hundred.
+# Rules build a list of the layers; the deepest model of mlx-lm has about two hundred.
 _Layers = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -42,7 +42,7 @@ LooseFlag = Annotated[bool, BeforeValidator(lambda value: value is True)]
 
 
 class TextConfig(BaseModel):
-    """The numbers of a config, or of its `text_config`, where multimodal models keep theirs."""
+    """The numbers of a config, or of its `text_config` in a multimodal model."""
 
     model_config = ConfigDict(protected_namespaces=(), frozen=True)
 
@@ -53,11 +53,11 @@ class TextConfig(BaseModel):
     num_key_value_heads: _Count | None = None
     hidden_size: _Count | None = None
     head_dim: _Count | None = None
-    # The width of a token on its way through the feed-forward part.
+    # The width of the feed-forward part.
     intermediate_size: LooseNumber = None
     moe_intermediate_size: LooseNumber = None
     num_experts_per_tok: LooseNumber = None
-    # Which layers look back how far.
+    # How far each layer looks back.
     layer_types: LooseWords = None
     layers_block_type: LooseWords = None
     sliding_window: LooseNumber = None
@@ -79,7 +79,7 @@ class TextConfig(BaseModel):
     linear_key_head_dim: LooseNumber = None
     linear_value_head_dim: LooseNumber = None
     linear_conv_kernel_dim: LooseNumber = None
-    # State spaces and convolutions, under the names of their families.
+    # State space models and convolutions, under the names of their families.
     state_size: LooseNumber = None
     ssm_state_size: LooseNumber = None
     conv_kernel: LooseNumber = None
@@ -101,7 +101,7 @@ class TextConfig(BaseModel):
 
 
 class QuantizationConfig(BaseModel):
-    """How the weights are packed; only what the number of parameters needs."""
+    """The quantization of the weights, as far as the number of parameters needs it."""
 
     group_size: LooseNumber = None
 
@@ -121,9 +121,9 @@ class ModelConfig(TextConfig):
 
     @property
     def text(self) -> TextConfig:
-        """Return the numbers of the language model: those of `text_config`, else the outer level's.
+        """The numbers of the language model: those of `text_config`, else those of the outer level.
 
-        The vocabulary is the other way round, as in mlx_lm/models/gemma3.py.
+        For `vocab_size` the outer level wins, as in mlx_lm/models/gemma3.py.
         """
         names = set(TextConfig.model_fields)
         outer = self.model_dump(include=names, exclude_none=True)

@@ -1,7 +1,4 @@
-"""Does the installed mlx-lm know this architecture? Looks at its files; must not import it.
-
-Looking at deployed models on this node's disk. Reads; decides nothing.
-"""
+"""Inspection of the models and adapters on this machine's disk: what a node reports of each."""
 
 import importlib.metadata
 import importlib.util
@@ -10,13 +7,56 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from models import adapter_files, model_files, split_options
+from models.model_files import ModelUnusableError
 from models.split_options import SplitInspector
+from schemas.deployment import ModelDeployment
 from schemas.node import AdapterReport, ModelReport
+from schemas.shardgroup import ShardGroup
+
+
+def named_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]) -> set[str]:
+    """Return the paths of all models that deployments may use: their own, draft models and fallback models."""
+    deployments = tuple(deployments)
+    sources = [found.spec.model for found in deployments]
+    own = {one.path for one in sources} | {one.draft.path for one in sources if one.draft}
+    return own | fallback_models(deployments, groups)
+
+
+def named_adapters(deployments: Iterable[ModelDeployment]) -> set[str]:
+    """Return the paths of the adapters of deployments."""
+    adapters = (found.spec.model.adapter for found in deployments)
+    return {adapter for adapter in adapters if adapter is not None}
+
+
+def split_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]) -> set[str]:
+    """Return the paths of the models that may be split over a group."""
+    deployments = tuple(deployments)
+    own = {found.spec.model.path for found in deployments if found.spec.sharding != "Never"}
+    return own | fallback_models(deployments, groups)
+
+
+def fallback_models(
+    deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]
+) -> set[str]:
+    """Return the paths of the models that deployments may fall back on, on the groups over which they are split."""
+    sharding = {found.spec.sharding for found in deployments}
+    return {
+        one.model
+        for group in groups
+        if "Auto" in sharding or group.name in sharding
+        for one in group.spec.fallbacks
+        if one.model is not None
+    }
+
+
+def resolve_path(path: str, models_dir: Path) -> Path:
+    """Return the folder of a deployment's path on this machine; a relative path is below `models_dir`."""
+    return Path(path) if path.startswith("/") else models_dir / path
 
 
 def unsupported_reason(module: str) -> str:
-    """Return why the engine could not build a model of this architecture; "" if it can."""
-    spec = importlib.util.find_spec("mlx_lm")  # finds, does not import
+    """Return why the installed mlx-lm cannot build a model of this module; "" if it can. Does not import mlx-lm."""
+    spec = importlib.util.find_spec("mlx_lm")  # finds it without an import
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
         return "mlx-lm is not installed on this node"
@@ -29,29 +69,28 @@ def unsupported_reason(module: str) -> str:
     )
 
 
-def resolve_path(path: str, models_dir: Path) -> Path:
-    """Return the folder that a deployment's path means on this node."""
-    return Path(path) if path.startswith("/") else models_dir / path
-
-
 def report_model(
-    path: str, models_dir: Path, *, casts_to_float32: bool, splitter: SplitInspector | None = None
+    path: str,
+    models_dir: Path,
+    *,
+    casts_to_float32: bool,
+    splits: SplitInspector | None = None,
 ) -> ModelReport:
-    """Return what this node says of a model: its geometry, or why it cannot be used.
+    """Return a model's geometry, or why it cannot be used.
 
-    With a `splitter`, also over how many Macs it can be split, once that is known.
+    With `splits`, the geometry also says over how many Macs the model can be split, once that is known.
     """
     folder = resolve_path(path, models_dir)
     try:
         facts = model_files.inspect_model(folder)
-        complaint = unsupported_reason(facts.module)
-        if complaint:
-            return ModelReport(path=path, reason="ArchitectureUnsupported", message=complaint)
+        unsupported = unsupported_reason(facts.module)
+        if unsupported:
+            return ModelReport(path=path, reason="ArchitectureUnsupported", message=unsupported)
         geometry = model_files.model_geometry(facts, casts_to_float32=casts_to_float32)
-    except model_files.ModelUnusableError as error:
+    except ModelUnusableError as error:
         return ModelReport(path=path, reason=error.reason, message=_error_text(error))
-    if splitter is not None:
-        found = splitter.ask(folder, facts)
+    if splits is not None:
+        found = splits.inspect(folder, facts)
         splitting = split_options.splitting_report(
             facts, geometry, found, casts_to_float32=casts_to_float32
         )
@@ -60,17 +99,17 @@ def report_model(
 
 
 def report_adapter(path: str, models_dir: Path, *, casts_to_float32: bool) -> AdapterReport:
-    """Return what this node says of an adapter: its size, or why it cannot be used."""
+    """Return an adapter's size, or why it cannot be used."""
     try:
         facts = adapter_files.inspect_adapter(resolve_path(path, models_dir))
-    except model_files.ModelUnusableError as error:
+    except ModelUnusableError as error:
         return AdapterReport(path=path, reason=error.reason, message=_error_text(error))
     size = facts.bytes_in_memory(casts_to_float32=casts_to_float32)
     return AdapterReport(path=path, weights_bytes=size)
 
 
-def _error_text(error: model_files.ModelUnusableError) -> str:
-    # A file's name may hold bytes that are no text, and the store takes text only.
+def _error_text(error: ModelUnusableError) -> str:
+    # A file name may hold bytes that are not text, and the store accepts text only.
     return str(error).encode(errors="replace").decode()
 
 
@@ -79,16 +118,16 @@ def report_models(
     models_dir: Path,
     *,
     casts_to_float32: bool,
-    splitter: SplitInspector | None = None,
+    splits: SplitInspector | None = None,
     split: AbstractSet[str] = frozenset(),
 ) -> tuple[ModelReport, ...]:
-    """Return the reports of all paths, in order of the paths; of those in `split` also how they can be split."""
+    """Return the reports of all paths, sorted by path; those in `split` also say how the model can be split."""
     return tuple(
         report_model(
             path,
             models_dir,
             casts_to_float32=casts_to_float32,
-            splitter=splitter if path in split else None,
+            splits=splits if path in split else None,
         )
         for path in sorted(set(paths))
     )
@@ -97,7 +136,7 @@ def report_models(
 def report_adapters(
     paths: Iterable[str], models_dir: Path, *, casts_to_float32: bool
 ) -> tuple[AdapterReport, ...]:
-    """Return the same for adapters."""
+    """Return the reports of all adapters, sorted by path."""
     return tuple(
         report_adapter(path, models_dir, casts_to_float32=casts_to_float32)
         for path in sorted(set(paths))

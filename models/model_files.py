@@ -1,9 +1,7 @@
-"""What the weights of a model are, from the headers of its safetensors files. Pure: gets headers, not files.
+"""Inspection of a model folder: config.json and the headers of its safetensors files. Must not import mlx.
 
-Is this folder a model that can be served, and what will it need? Must not import mlx.
-
-Reads small JSON files and safetensors headers only, so the agent can look at every model it is
-asked about, and the engine can refuse a bad one before seconds of imports.
+Only small JSON files and headers are read, so an agent can inspect every deployed model, and an engine can refuse a
+broken one before it spends seconds on imports.
 """
 
 import math
@@ -22,15 +20,15 @@ from models.hf_config import ModelConfig, TextConfig
 from schemas.node import ModelGeometry
 
 _HALF_PRECISION: Final = ("F16", "BF16")
-# What every rank of a sharded model keeps whole: `shard()` and PipelineMixin leave these alone (mlx-lm 0.32.2).
+# Weights that every rank of a split model keeps whole: `shard()` and PipelineMixin skip them (mlx-lm 0.32.2).
 _REPLICATED_NAMES: Final = re.compile(
     r"embed|wte\b|lm_head|norm|router|\.gate\.|e_score_correction|\bln_"
 )
-_DEFAULT_GROUP_SIZE: Final = 64  # mlx's own default for quantized weights
+_DEFAULT_GROUP_SIZE: Final = 64  # mlx's default for quantized weights
 
 
 class TensorHeader(BaseModel):
-    """One entry of a header."""
+    """One tensor in the header of a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...] | None = None
@@ -40,7 +38,7 @@ class TensorHeader(BaseModel):
     @classmethod
     def _ordered(cls, offsets: tuple[int, int]) -> tuple[int, int]:
         if not 0 <= offsets[0] <= offsets[1]:
-            raise ValueError("offsets must go up")
+            raise ValueError("offsets must ascend")
         return offsets
 
     @property
@@ -50,19 +48,20 @@ class TensorHeader(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTotals:
-    """What the tensors add up to."""
+    """Sums over the tensors of a model or an adapter."""
 
     total_bytes: int
     half_bytes: int
-    """How many of them are float16 or bfloat16."""
+    """The part that is float16 or bfloat16."""
     replicated_bytes: int
+    """The part that every rank of a split model keeps whole."""
     replicated_half_bytes: int
     parameters: int
-    """0 if a header does not say shapes."""
+    """0 if a header has no shapes."""
 
 
 def total_weights(tensors: Mapping[str, TensorHeader], *, group_size: int | None) -> WeightTotals:
-    """Add up the tensors of a model; `group_size` is that of quantized ones."""
+    """Return the sums over tensors by name; `group_size` is the quantization's, None for mlx's default."""
     kept = [tensor for name, tensor in tensors.items() if _REPLICATED_NAMES.search(name)]
     return WeightTotals(
         total_bytes=sum(tensor.size for tensor in tensors.values()),
@@ -88,26 +87,26 @@ def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> i
             continue
         scales = tensors.get(f"{stem}.scales")
         if last == "weight" and tensor.dtype == "U32" and scales is not None and scales.shape:
-            # One scale for each group of a row: so many numbers were packed, with however few bits.
+            # One scale for each group of a row gives the count of packed numbers, whatever their bits.
             found += math.prod(scales.shape) * group_size
         else:
             found += math.prod(tensor.shape)
     return found
 
 
-# The format's own limit; a larger number is not a header but some other file's first bytes.
+# The format's limit; a larger number is the beginning of some other file.
 _MAX_HEADER_BYTES = 100_000_000
 
-# Tokens of prompts that the engine reads at once (LARGEST_CHUNK in engine/batch/step_plan.py), on Linux and on a Mac.
+# Prompt tokens that the engine prefills at once (LARGEST_CHUNK in engine/batch/step_plan.py), on Linux and on a Mac.
 _PREFILL_LINUX, _PREFILL_MAC = 512, 2048
-# Head sizes for which Metal has a fused kernel for prompts (mlx 0.32: sdpa_full).
+# Head sizes with a fused prefill kernel on Metal (mlx 0.32: sdpa_full).
 _FUSED_HEAD_SIZES = (64, 80, 128)
 
 _M = TypeVar("_M", bound=BaseModel)
 
 
 class ModelUnusableError(Exception):
-    """The folder cannot be served; `reason` is one CamelCase word, the message says what to mend."""
+    """The folder cannot be served; `reason` is one CamelCase word, and the message says what to correct."""
 
     def __init__(self, message: str, *, reason: str = "ModelUnusable") -> None:
         super().__init__(message)
@@ -118,23 +117,23 @@ class _WeightIndex(BaseModel):
     weight_map: dict[str, str]
 
 
-# Without metadata mlx writes "__metadata__": null.
+# mlx writes "__metadata__": null if there is none.
 _HEADER_ADAPTER = TypeAdapter(dict[str, TensorHeader | dict[str, str] | None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the folder says of itself."""
+    """The facts in a model folder."""
 
     model_type: str
     module: str
-    """The module of mlx-lm that builds it."""
+    """The mlx-lm module that builds the model."""
     config: TextConfig
     weights: WeightTotals
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of all tensors on disk."""
+        """The bytes of all tensors on disk."""
         return self.weights.total_bytes
 
     @property
@@ -147,15 +146,15 @@ class ModelFacts:
 
 
 def inspect_model(folder: Path) -> ModelFacts:
-    """Read what the folder says of itself.
+    """Return the facts in a model folder.
 
     Raises:
-        ModelUnusableError: something is missing, cut short or not what it should be.
+        ModelUnusableError: a file is missing, truncated or invalid.
 
     """
     try:
         return _inspect_folder(folder)
-    except OSError as error:  # a name that is too long, a folder above that we may not enter
+    except OSError as error:  # a name that is too long, or a parent folder without permission
         raise ModelUnusableError(
             f"cannot look into {folder}: {error.strerror}", reason="ModelNotFound"
         ) from error
@@ -180,9 +179,9 @@ def _inspect_folder(folder: Path) -> ModelFacts:
 
 
 def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometry:
-    """Return what the memory proof needs; `unknown` says what could not be understood.
+    """Return the numbers that the memory proof needs; `unknown` says which could not be determined.
 
-    `casts_to_float32` says that the engine widens 16-bit weights, as it does on Linux.
+    `casts_to_float32` says that the engine converts 16-bit weights to 32 bits, as it does on Linux.
     """
     config, weights = facts.config, facts.weights
     is_half = weights.half_bytes > 0
@@ -220,10 +219,10 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
 
 
 def check_context(facts: ModelFacts, context_length: int) -> None:
-    """Refuse a context longer than the model was made for.
+    """Refuse a context that is longer than the model's own.
 
     Raises:
-        ModelUnusableError: it is longer; the model's answers would be nonsense.
+        ModelUnusableError: it is longer; the model's answers would be wrong.
 
     """
     if facts.max_context is not None and context_length > facts.max_context:
@@ -234,7 +233,7 @@ def check_context(facts: ModelFacts, context_length: int) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    # mlx-lm reads files of this name and no others.
+    # mlx-lm reads files with such names only.
     present = {path.name: path for path in sorted(folder.glob("model*.safetensors"))}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -250,10 +249,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def parse_json_file(model: type[_M], path: Path) -> _M:
-    """Return a small JSON file as the model.
+    """Return a small JSON file, validated as `model`.
 
     Raises:
-        ModelUnusableError: it cannot be read, or is not what it should be.
+        ModelUnusableError: it cannot be read, or is invalid.
 
     """
     try:
@@ -267,13 +266,13 @@ def parse_json_file(model: type[_M], path: Path) -> _M:
 
 
 def read_tensors(path: Path) -> dict[str, TensorHeader]:
-    """Return a safetensors file's tensors by name.
+    """Return the tensors of a safetensors file by name.
 
     Raises:
-        ModelUnusableError: the file does not hold all that its header says.
+        ModelUnusableError: the file is not a safetensors file, or is truncated.
 
     """
-    if not path.is_file():  # opening a pipe would wait for ever for somebody to write
+    if not path.is_file():  # opening a pipe would block until another process writes to it
         raise ModelUnusableError(f"{path} is not a file, or a link to none")
     try:
         size = path.stat().st_size

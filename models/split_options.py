@@ -1,9 +1,7 @@
-"""Over how many Macs the installed mlx-lm can split a model: asks a child process, and remembers what it said.
+"""The ways in which the installed mlx-lm can split a model over several Macs, found out by a child process.
 
-The child (engine/shape_probe.py) builds the model without reading its weights, which takes seconds, most of
-them imports. Nobody waits for it: whoever asks again later gets the answer. One runs at a time. Must not import mlx.
-
-From what mlx-lm said of a model to what the agent reports: over how many Macs it can be split. Pure.
+The child (engine/shape_probe.py) builds the model without its weights, which takes seconds, most of them imports. A
+caller never waits for it: a later call returns the answer. One child runs at a time. Must not import mlx.
 """
 
 import hashlib
@@ -26,44 +24,46 @@ from models import cache_rules
 from models.cache_rules import NotUnderstoodError
 from models.model_files import ModelFacts
 from schemas.node import ModelGeometry, SplitOptions
+from schemas.wire import engine_flags
 
-# Goes up when the child says more, or something else: what an older one said is then asked for anew.
+# Increased when the child's answer changes in form or meaning: stored answers of the old version are discarded.
 _FORMAT_VERSION: Final = 1
-# The child ends by itself after 300 s; but a frozen one does not.
+# The child ends by itself after 300 s, unless it is frozen.
 _TIMEOUT_S: Final = 330.0
-# Looking again costs seconds of a core; but a person may have mended what was wrong, or the Mac be less busy.
+# A retry costs seconds of a core; a person may have mended the model meanwhile, or the Mac may be less busy.
 _RETRIES: Final = Backoff(first_s=30.0, limit_s=600.0)
-_CHILD_MODULE: Final = "engine.shape_probe"
+# Errors of mlx-lm are quoted up to this length.
+_MAX_QUOTE_CHARACTERS: Final = 120
 
 
 class SplitWeights(BaseModel):
-    """What some arrays take."""
+    """Bytes of a part of a model's weights."""
 
     total_bytes: int
     half_bytes: int
-    """How many of them are float16 or bfloat16."""
+    """The part that is float16 or bfloat16."""
 
     def in_memory(self, *, casts_to_float32: bool) -> int:
-        """Return the bytes that they take in an engine."""
+        """Return the bytes of these weights in an engine."""
         return self.total_bytes + (self.half_bytes if casts_to_float32 else 0)
 
 
 class SplitShapes(BaseModel):
-    """What the child said of one model."""
+    """The child's answer for one model."""
 
     tensor: dict[int, SplitWeights]
-    """For each number of ranks over which every layer can be split, one rank's weights."""
+    """The weights of one rank, for each number of ranks over which every layer can be split."""
     refused: dict[int, str]
-    """Why other numbers of ranks cannot, in mlx-lm's words; none where the architecture cannot at all."""
+    """mlx-lm's error for other numbers of ranks; empty if the architecture cannot be split at all."""
     layers: tuple[SplitWeights, ...]
-    """Each layer's weights, the first one first; none where whole layers cannot be dealt out."""
+    """The weights of each layer in order; empty if whole layers cannot be distributed."""
     rest: SplitWeights
-    """What every rank has besides its layers."""
+    """The weights that every rank has beside its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitFailure:
-    """Nothing could be found out."""
+    """No answer could be obtained."""
 
     why: str
 
@@ -74,9 +74,9 @@ class _RunningInspection:
 
     key: str
     child: processes.ChildProcess
-    said: Path
-    """The file that it writes to."""
-    until: float
+    output: Path
+    """The file with the child's output."""
+    deadline: float
     """By the monotonic clock."""
 
 
@@ -84,108 +84,110 @@ class _RunningInspection:
 class _FailedInspection:
     why: str
     times: int
-    again_at: float
+    retry_at: float
 
 
 class SplitInspector:
-    """Knows how models can be split. Several threads may ask."""
+    """Returns and stores how models can be split. Thread-safe."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        """`folder` keeps answers from one agent to the next."""
+        """`folder` stores answers from one agent run to the next."""
         self._folder = folder
         self._clock = clock
         self._known: dict[str, SplitShapes] = {}
         self._failures: dict[str, _FailedInspection] = {}
-        self._look: _RunningInspection | None = None
+        self._running: _RunningInspection | None = None
         self._lock = threading.Lock()
 
-    def ask(self, model: Path, facts: ModelFacts) -> SplitShapes | SplitFailure | None:
+    def inspect(self, model: Path, facts: ModelFacts) -> SplitShapes | SplitFailure | None:
         """Return how the model in the folder can be split; None while that is being found out."""
         with self._lock:
             self._collect()
             key = _cache_key(model, facts)
-            found = self._known.get(key) or self._kept(key)
+            found = self._known.get(key) or self._stored(key)
             if found is not None:
                 return found
             failure = self._failures.get(key)
-            is_due = failure is None or self._clock.monotonic() >= failure.again_at
-            if is_due and self._look is None:
-                self._begin(key, model)
+            is_due = failure is None or self._clock.monotonic() >= failure.retry_at
+            if is_due and self._running is None:
+                self._start(key, model)
                 failure = self._failures.get(key)
             return None if failure is None else SplitFailure(why=failure.why)
 
-    def is_looking(self) -> bool:
-        """Return whether an answer is under way, or has just come: so that it is worth asking again soon."""
+    def is_inspecting(self) -> bool:
+        """Return whether an answer is being obtained, or has just arrived: then it is worth asking again soon."""
         with self._lock:
-            was_looking = self._look is not None
+            was_running = self._running is not None
             self._collect()
-            return was_looking
+            return was_running
 
-    def _kept(self, key: str) -> SplitShapes | None:
+    def _stored(self, key: str) -> SplitShapes | None:
         try:
             found = SplitShapes.model_validate_json((self._folder / f"{key}.json").read_bytes())
         except (OSError, ValidationError):
-            return None  # nobody looked yet, or the disk lost some of it: looking again mends both
+            return None  # no answer yet, or a damaged file: a new inspection replaces it
         self._known[key] = found
         return found
 
-    def _begin(self, key: str, model: Path) -> None:
-        said = self._folder / "looking.log"
+    def _start(self, key: str, model: Path) -> None:
+        output = self._folder / "looking.log"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            said.unlink(missing_ok=True)
-            argv = [sys.executable, "-m", _CHILD_MODULE, str(model), str(os.getpid())]
-            child = processes.spawn(argv, log=said, cwd=self._folder)
+            output.unlink(missing_ok=True)
+            module = engine_flags.SHAPE_PROBE_MODULE
+            argv = [sys.executable, "-m", module, str(model), str(os.getpid())]
+            child = processes.spawn(argv, log=output, cwd=self._folder)
         except OSError as error:
             self._fail(key, f"no process could be started for it: {error}")
             return
-        until = self._clock.monotonic() + _TIMEOUT_S
-        self._look = _RunningInspection(key=key, child=child, said=said, until=until)
+        deadline = self._clock.monotonic() + _TIMEOUT_S
+        self._running = _RunningInspection(key=key, child=child, output=output, deadline=deadline)
 
     def _collect(self) -> None:
-        """Take what the child said if it is done; end it if it takes too long."""
-        look = self._look
-        if look is None:
+        """Take the answer of a child that has ended; kill one that is over its deadline."""
+        running = self._running
+        if running is None:
             return
-        if look.child.running():
-            if self._clock.monotonic() > look.until:
-                look.child.send(signal.SIGKILL)
-                self._look = None
-                self._fail(look.key, f"it was not done within {_TIMEOUT_S:.0f} s")
+        if running.child.running():
+            if self._clock.monotonic() > running.deadline:
+                running.child.send(signal.SIGKILL)
+                self._running = None
+                self._fail(running.key, f"it was not done within {_TIMEOUT_S:.0f} s")
             return
-        self._look = None
-        said = processes.last_lines(look.said, 1)
-        if look.child.exit_code() != 0:
-            self._fail(look.key, said or f"the child ended with {look.child.exit_code()}")
+        self._running = None
+        last_line = processes.last_lines(running.output, 1)
+        if running.child.exit_code() != 0:
+            why = last_line or f"the child ended with {running.child.exit_code()}"
+            self._fail(running.key, why)
             return
         try:
-            found = SplitShapes.model_validate_json(look.said.read_text().splitlines()[-1])
-            write_atomically(self._folder / f"{look.key}.json", found.model_dump_json())
+            found = SplitShapes.model_validate_json(running.output.read_text().splitlines()[-1])
+            write_atomically(self._folder / f"{running.key}.json", found.model_dump_json())
         except (OSError, ValueError, LookupError) as error:
-            self._fail(look.key, f"{said[:200]}: {error}")
+            self._fail(running.key, f"{last_line[:200]}: {error}")
             return
-        self._known[look.key] = found
+        self._known[running.key] = found
 
     def _fail(self, key: str, why: str) -> None:
         times = self._failures[key].times + 1 if key in self._failures else 1
-        again_at = self._clock.monotonic() + _RETRIES.delay_s(times)
-        words = " ".join(why.split())[:300]
-        self._failures[key] = _FailedInspection(why=words, times=times, again_at=again_at)
+        retry_at = self._clock.monotonic() + _RETRIES.delay_s(times)
+        text = " ".join(why.split())[:300]
+        self._failures[key] = _FailedInspection(why=text, times=times, retry_at=retry_at)
 
 
 def _cache_key(model: Path, facts: ModelFacts) -> str:
-    """Return what tells one answer from another: versions, the model's config, and what its tensors add up to."""
+    """Return a digest of all that an answer depends on: versions, the model's config, and the sum of its tensors."""
     try:
         config = (model / "config.json").read_bytes()
     except OSError:
-        config = b""  # it vanished this very moment: the child will say so
-    said = (
+        config = b""  # it has just vanished: the child will report it
+    parts = (
         _FORMAT_VERSION,
         _package_version("mlx-lm"),
         _package_version("mlx"),
         repr(facts.weights),
     )
-    return hashlib.sha256(repr(said).encode() + config).hexdigest()[:32]
+    return hashlib.sha256(repr(parts).encode() + config).hexdigest()[:32]
 
 
 def _package_version(package: str) -> str:
@@ -195,10 +197,6 @@ def _package_version(package: str) -> str:
         return ""
 
 
-# A complaint of mlx-lm is quoted up to here.
-_MAX_QUOTE_CHARACTERS: Final = 120
-
-
 def splitting_report(
     facts: ModelFacts,
     geometry: ModelGeometry,
@@ -206,7 +204,7 @@ def splitting_report(
     *,
     casts_to_float32: bool,
 ) -> SplitOptions | None:
-    """Return how the model can be split; None while nobody knows."""
+    """Return the part of a model's report that says how it can be split; None while that is unknown."""
     if found is None:
         return None
     if isinstance(found, SplitFailure):
@@ -237,14 +235,14 @@ def _layer_order(facts: ModelFacts, geometry: ModelGeometry) -> tuple[int, ...]:
 
 
 def _split_basis(facts: ModelFacts, geometry: ModelGeometry, found: SplitShapes) -> str:
-    """Return what decides: heads, and what else stands in the way of sizes that divide the heads."""
+    """Return what decides over the split: heads, and mlx-lm's error for a number that divides the heads."""
     heads, kv_heads = facts.config.num_attention_heads or 0, geometry.kv_heads
-    said = [
+    parts = [
         facts.model_type,
         *([f"{heads} heads"] if heads else []),
         *([f"{kv_heads} KV heads"] if kv_heads else []),
     ]
-    basis = ", ".join(said)
+    basis = ", ".join(parts)
     dividing = [n for n in found.refused if heads % n == 0 and kv_heads % n == 0]
     if not heads or not dividing:
         return basis

@@ -1,4 +1,4 @@
-"""The command `fleet-nodeagent`: flags and wiring, nothing else."""
+"""The command `fleet-nodeagent`: flags and wiring only."""
 
 import asyncio
 import fcntl
@@ -11,12 +11,13 @@ from typing import IO, Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from machinery import process_log as house_logging
+from machinery import process_log
 from machinery.clock import SystemClock
 from machinery.process_log import LogRing
 from machinery.process_main import run_until_signal
 from machinery.version import version
-from nodeagent.agent import Agent, AgentConfig
+from nodeagent.agent import Agent
+from nodeagent.dependencies import AgentConfig
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
 from nodeagent.node.identity import Identity, IdentityError, load_or_create
@@ -37,7 +38,7 @@ _LABELS = TypeAdapter(Labels)
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     envvar="FLEET_STATE_DIR",
-    help="Folder of this agent's own: identity, engine logs.",
+    help="Folder for this agent's identity and engine logs.",
 )
 @click.option(
     "--models-dir",
@@ -45,16 +46,16 @@ _LABELS = TypeAdapter(Labels)
     default=Path("~/models"),
     show_default=True,
     envvar="FLEET_MODELS_DIR",
-    help="Folder below which relative model paths are looked up.",
+    help="Folder for relative model paths.",
 )
-@click.option("--name", envvar="FLEET_NODE_NAME", help="Name of the node (else the host's name).")
+@click.option("--name", envvar="FLEET_NODE_NAME", help="Name of the node; default: the host name.")
 @click.option(
     "--address",
     "node_address",
     default="127.0.0.1",
     show_default=True,
     envvar="FLEET_NODE_ADDRESS",
-    help="Address on which engines listen, and gateways reach them.",
+    help="Address on which engines listen and gateways reach them.",
 )
 @click.option(
     "--engine-port",
@@ -62,7 +63,7 @@ _LABELS = TypeAdapter(Labels)
     default=4100,
     show_default=True,
     envvar="FLEET_ENGINE_PORT",
-    help="First port for engines; a hundred from there on may be used.",
+    help="First port for engines; the agent uses up to 100 ports from there on.",
 )
 @click.option(
     "--api-port",
@@ -70,19 +71,21 @@ _LABELS = TypeAdapter(Labels)
     default=4001,
     show_default=True,
     envvar="FLEET_AGENT_PORT",
-    help="Port on --address where the agent answers about logs and figures; 0 for any.",
+    help="Port on --address for the agent's API (logs and metrics); 0 for any.",
 )
 @click.option(
     "--memory",
     envvar="FLEET_NODE_MEMORY",
-    help="What models may use here, such as 24Gi (else what the hardware recommends).",
+    help="Memory for models, such as 24Gi; default: what the hardware recommends.",
 )
 @click.option(
     "--part-of-machine",
     is_flag=True,
-    help="Other agents on this machine are nodes as well, on purpose: give them all this flag.",
+    help="This machine runs several nodes on purpose; give the flag to all their agents.",
 )
-@click.option("--label", "labels", multiple=True, help="KEY=VALUE for selectors; may be repeated.")
+@click.option(
+    "--label", "labels", multiple=True, help="Label of the node as KEY=VALUE; may be repeated."
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -90,9 +93,9 @@ _LABELS = TypeAdapter(Labels)
     envvar="FLEET_LOG_LEVEL",
 )
 def main(log_level: str, **options: Any) -> None:
-    """Run this Mac's part of the fleet: its engines, its lease, its status."""
+    """Run the agent of this Mac: its engines, its lease and its status."""
     ring = LogRing()
-    house_logging.setup("nodeagent", log_level, ring=ring)
+    process_log.setup("nodeagent", log_level, ring=ring)
     where = address_from_flags(options)
     state_dir: Path = options["state_dir"].expanduser().resolve()
     lock = _lock(state_dir)
@@ -139,10 +142,10 @@ def main(log_level: str, **options: Any) -> None:
 
 
 def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) -> NodeStatus:
-    """Return the node's status, without its models.
+    """Return the node's status without its models.
 
     Raises:
-        click.UsageError: a flag is not what it should be.
+        click.UsageError: a flag is invalid.
 
     """
     try:
@@ -161,7 +164,7 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
         cpu_cores=facts.cpu_cores,
         gpu_cores=facts.gpu_cores,
         memory_bytes=facts.memory_bytes,
-        # Not the identity's, which may have been trusted unchecked: what this machine says of itself.
+        # Read from this machine: the identity's may have been used without a check.
         hardware_uuid=facts.hardware_uuid.strip().lower(),
         is_part=options["part_of_machine"],
         mlx_version=installed("mlx"),
@@ -172,7 +175,7 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
 
 
 def installed(distribution: str) -> str:
-    """Return the version that engines will import; the agent itself never does. Empty if there is none."""
+    """Return the version of a package that engines import, "" if it is not installed. The agent never imports it."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -192,14 +195,14 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _lock(state_dir: Path) -> IO[str]:
-    """Hold the folder for this process: two agents in one folder would end each other's engines."""
+    """Lock the folder for this process: two agents in one folder would stop each other's engines."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
         lock = (state_dir / "lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise SystemExit(
-            f"nodeagent: another agent runs with {state_dir}; give each its own --state-dir"
+            f"nodeagent: another agent uses {state_dir}; give each agent its own --state-dir"
         ) from error
     except OSError as error:
         raise SystemExit(f"nodeagent: cannot use {state_dir}: {error.strerror}") from error

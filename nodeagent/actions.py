@@ -1,7 +1,4 @@
-"""What the agent can do about one replica: a closed set of values. Doing it is execute.py's job.
-
-What a plan for one replica is, and the pieces that plans are made of. Decides nothing.
-"""
+"""The actions that the agent can take for one replica, and a plan of them. A closed set of values; execute.py acts."""
 
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -9,6 +6,9 @@ from typing import Final, TypeAlias
 from nodeagent.replicas.observed import EpochEnd, ObservedReplica
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition
+
+FAST_REQUEUE_S: Final = 0.1
+SLOW_REQUEUE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +18,14 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopEngine:
-    """Ask the engine to drain and end; `kill` when it had its time."""
+    """Ask the engine to drain and end, or kill it."""
 
     kill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeEngine:
-    """Have the engine produce one token, a group the golden answer: that it says it is ready is not enough."""
+    """Probe the engine with one token, or a rank with the golden question: its report of Ready is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +40,19 @@ class WithdrawEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetEngine:
-    """Drop what is remembered about an engine that ended and is not wanted any more."""
+    """Drop the state of an engine that ended and is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpEpoch:
-    """Remember why the rank's epoch is over: what it does from now on changes nothing."""
+    """Record why the rank's epoch is over; later observations do not change it."""
 
-    over: EpochEnd
+    epoch_end: EpochEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeReference:
-    """Have one process answer the golden question, before the rank starts."""
+    """Start one process alone that answers the golden question, before the rank starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class ReportRank:
 
     conditions: tuple[Condition, ...]
     peak_bytes: int = 0
-    """Most memory that its engines were seen to take."""
+    """The peak memory of the replica's engines here."""
     golden: GoldenAnswer | None = None
-    """By what later epochs are checked."""
+    """The answer by which later epochs are checked."""
 
 
 Action: TypeAlias = (
@@ -85,18 +85,14 @@ Action: TypeAlias = (
 )
 
 
-FAST_REQUEUE_S: Final = 0.1
-SLOW_REQUEUE_S: Final = 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionPlan:
-    """What to do now, and when to look again though nothing was heard."""
+    """The actions to take now, and the time after which to reconcile again without an event."""
 
     actions: tuple[Action, ...] = ()
     requeue_after_s: float | None = None
 
 
 def withdraw_then(seen: ObservedReplica, *more: Action) -> tuple[Action, ...]:
-    """Return the actions, after taking the endpoint away if there is one."""
+    """Return the actions, after the withdrawal of the endpoint if it is published."""
     return (*((WithdrawEndpoint(),) if seen.is_published else ()), *more)

@@ -1,92 +1,65 @@
-"""What an agent works with, as ports: engines, their health, models, news of the store. Does nothing.
+"""The configuration of an agent, and its dependencies as ports: engines, health, models, caches of the store.
 
-The real parts are those of a Mac; `nodeagent/hollow/` has others, for simulations and load.
+`real_dependencies` returns those of a real machine; `nodeagent/hollow/` has others, for simulations and load tests.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
-from nodeagent.engines.engine_processes import EngineOrder, EngineProcess
-from nodeagent.engines.health_client import HEALTH_TIMEOUT_S, EngineHealth
+from machinery.clock import Clock
+from machinery.process_log import LogRing
+from models import inspection
+from models.split_options import SplitInspector
+from nodeagent.engines.engine_processes import EngineProcesses, EnginesPort
+from nodeagent.engines.health_client import HealthClient, HealthPort
+from nodeagent.engines.references import GoldenReferences, ReferencesPort
 from nodeagent.fabric.node_tests import NodeFabricTests
+from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
+from nodeagent.node.registration import LEASE_TTL_S
 from schemas.deployment import ModelDeployment
-from schemas.formation import GoldenAnswer
-from schemas.node import AdapterReport, ModelReport
+from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
+from store import codec, keys
+from store.informer import Informer
+from store.port import Transport
 
 T_co = TypeVar("T_co", covariant=True)
 
 ReportModels: TypeAlias = Callable[[set[str]], Awaitable[tuple[ModelReport, ...]]]
-"""From models' paths to what this node says of them, in order of the paths."""
+"""From models' paths to this node's reports of them, sorted by path."""
 ReportAdapters: TypeAlias = Callable[[set[str]], Awaitable[tuple[AdapterReport, ...]]]
-"""The same for LoRA adapters."""
+"""From adapters' paths to this node's reports of them, sorted by path."""
 
 
-class EnginesPort(Protocol):
-    """The engines of one node."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """An agent's flags, and the facts of its machine."""
 
-    def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a port that is not taken.
-
-        Raises:
-            OSError: it cannot be started.
-
-        """
-        ...
-
-    def last_epoch(self, replica: str, uid: str) -> int:
-        """Return the last epoch of which a rank was started here for the replica; 0 if none was."""
-        ...
-
-    def find(self) -> list[EngineProcess]:
-        """Return the engines that an earlier run of this agent left running."""
-        ...
-
-
-class HealthPort(Protocol):
-    """Asking engines how they are."""
-
-    async def ask(
-        self, port: int, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
-    ) -> EngineHealth | None:
-        """Return what the replica's engine says; None if it does not answer within the limit."""
-        ...
-
-    async def probe(self, port: int, model: str) -> str:
-        """Have one token generated; return what went wrong, or nothing."""
-        ...
-
-    async def golden(self, port: int, model: str) -> tuple[GoldenAnswer | None, str]:
-        """Ask the golden question; return the answer, or what went wrong, or neither where there is no text."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of connections."""
-        ...
-
-
-class ReferencesPort(Protocol):
-    """Whoever has one process answer the golden question, with all of the model."""
-
-    async def make(self, order: EngineOrder) -> GoldenAnswer:
-        """Return the answer, made now or earlier. Cancelled, it leaves nothing behind.
-
-        Raises:
-            OSError: there is none, and why.
-
-        """
-        ...
-
-    def sweep(self) -> None:
-        """End what an earlier run of this agent left behind."""
-        ...
+    state_dir: Path
+    models_dir: Path
+    engine_host: str
+    first_port: int
+    session: str
+    status: NodeStatus
+    """The node's status without its models, which are inspected later."""
+    name: str
+    casts_to_float32: bool
+    inspect_every_s: float = 10.0
+    """The interval in which model folders and the machine are inspected without an event: a person may change them."""
+    lease_s: int = LEASE_TTL_S
+    api_port: int | None = None
+    """The port of the agent's API, 0 for any; None: no API."""
+    ring: LogRing = field(default_factory=LogRing)
+    """The agent's own log."""
 
 
 class ObjectCache(Protocol[T_co]):
-    """A cache of some of the store's objects (`store.informer` is one)."""
+    """A cache of objects in the store (`store.informer.Informer` is one)."""
 
     @property
     def items(self) -> Mapping[str, T_co]: ...
@@ -103,7 +76,7 @@ class ObjectCache(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Everything outside of itself that one agent works with, but for the store."""
+    """Everything outside one agent that it works with, except the store."""
 
     engines: EnginesPort
     health: HealthPort
@@ -111,13 +84,75 @@ class Dependencies:
     report_models: ReportModels
     report_adapters: ReportAdapters
     replicas: ObjectCache[Replica]
-    """Replicas by key: all of them, or those of this node."""
+    """Replicas by key: all, or those of this node."""
     deployments: ObjectCache[ModelDeployment]
     groups: ObjectCache[ShardGroup] | None = None
-    """ShardGroups, for the models that they fall back on; None where nobody looks into models' folders."""
-    is_looking: Callable[[], bool] = lambda: False
-    """Whether more is being found out about a model, so that it is worth asking for reports again soon."""
+    """ShardGroups, for their fallback models; None where no model folder is inspected."""
+    is_inspecting: Callable[[], bool] = lambda: False
+    """True if a model is still being inspected, so that reports should be asked for again soon."""
     readings: MachineReader | None = None
-    """How the machine is; None leaves the node's status as it was described."""
+    """The reader of the machine; None keeps the configured status."""
     fabric: NodeFabricTests | None = None
     """Tests of the cables; None where no process can be started for one."""
+
+
+def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -> Dependencies:
+    """Return the dependencies of an agent on a real machine."""
+    splits = SplitInspector(config.state_dir / "splitting", clock)
+    deployments = Informer(
+        transport,
+        keys.spec_prefix("ModelDeployment"),
+        lambda item: codec.decode_object(ModelDeployment, item),
+        clock,
+    )
+    groups = Informer(
+        transport,
+        keys.spec_prefix("ShardGroup"),
+        lambda item: codec.decode_object(ShardGroup, item),
+        clock,
+    )
+    replicas = Informer(
+        transport,
+        keys.spec_prefix("Replica"),
+        lambda item: codec.decode_object(Replica, item),
+        clock,
+    )
+
+    async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
+        return await asyncio.to_thread(
+            inspection.report_models,
+            paths,
+            config.models_dir,
+            casts_to_float32=config.casts_to_float32,
+            splits=splits,
+            split=inspection.split_models(deployments.items.values(), groups.items.values()),
+        )
+
+    async def report_adapters(paths: set[str]) -> tuple[AdapterReport, ...]:
+        return await asyncio.to_thread(
+            inspection.report_adapters,
+            paths,
+            config.models_dir,
+            casts_to_float32=config.casts_to_float32,
+        )
+
+    return Dependencies(
+        engines=EngineProcesses(
+            config.state_dir / "engines",
+            node=config.name,
+            host=config.engine_host,
+            first_port=config.first_port,
+        ),
+        health=HealthClient(config.engine_host),
+        references=GoldenReferences(config.state_dir),
+        report_models=report_models,
+        report_adapters=report_adapters,
+        replicas=replicas,
+        deployments=deployments,
+        groups=groups,
+        is_inspecting=splits.is_inspecting,
+        readings=SystemMachineReader(config.models_dir),
+        fabric=NodeFabricTests(
+            transport, clock, node=config.name, folder=config.state_dir / "fabric"
+        ),
+    )

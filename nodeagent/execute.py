@@ -1,7 +1,7 @@
-"""Carries out the agent's actions: engine processes here, endpoint and rank status in the store."""
+"""Execution of the agent's actions: engine processes on this node, endpoints and rank status in the store."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -21,18 +21,15 @@ from nodeagent.actions import (
     StopReference,
     WithdrawEndpoint,
 )
-from nodeagent.dependencies import EnginesPort, ReportModels
 from nodeagent.engines import engine_processes, group_launch
-from nodeagent.engines.engine_processes import EngineOrder
+from nodeagent.engines.engine_processes import EngineOrder, EnginesPort
 from nodeagent.engines.references import ReferenceTasks
-from nodeagent.node.machine_conditions import LeakedResources
 from nodeagent.node.registration import NodeRegistration
+from nodeagent.observe import NodeState, StartError
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
-from nodeagent.replicas.rank_reports import RankReports
 from schemas import quantity
 from schemas.deployment import KvCache
 from schemas.meta import ObjectMeta
-from schemas.node import ModelReport, NodeStatus
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from store import codec, keys
 from store.errors import StoreError, UnavailableError
@@ -42,77 +39,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartError:
-    """Why an engine could not be started."""
-
-    epoch: int
-    """The epoch of its group; 0 where there is one rank."""
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundTasks:
-    """What takes long, and runs beside the loop."""
+    """Tasks that take long and run beside the control loop."""
 
     prober: EngineProber
     references: ReferenceTasks
 
 
-class NodeState:
-    """What the executor acts on: this node's engines, and what of them is in the store."""
-
-    def __init__(
-        self,
-        name: str,
-        status: NodeStatus,
-        models_dir: Path,
-        report_models: ReportModels,
-        reports: RankReports,
-    ) -> None:
-        """`status`: what the machine is; `report_models` looks at models that nobody has looked at yet."""
-        self.name = name
-        self.status = status
-        self.models_dir = models_dir
-        self.reports = reports
-        self._report_models = report_models
-        self._millions: dict[str, int] = {}
-        self.engines: dict[str, EngineTracker] = {}
-        self.published: dict[str, int] = {}
-        """The ports that our endpoints in the store lead to, by replica name."""
-        self.breakages = LeakedResources()
-        self.start_errors: dict[str, StartError] = {}
-        """Why engines could not be started, by replica name."""
-
-    def learn(self, reports: Iterable[ModelReport]) -> None:
-        """Remember how large models are."""
-        for report in reports:
-            if report.geometry is not None:
-                count = report.geometry.parameters
-                self._millions[report.path] = max(1, round(count / 1e6)) if count else 0
-
-    async def millions(self, path: str) -> int:
-        """Return how many million weights the model has; 0 if nobody counted.
-
-        An agent that was started again publishes what it adopts before it has looked at models, and what is
-        published once is not written again.
-        """
-        if path not in self._millions:
-            self.learn(await self._report_models({path}))
-        return self._millions.get(path, 0)
-
-    def start_error(self, name: str, epoch: int) -> str:
-        """Return why the engine could not be started; of another epoch it says nothing."""
-        found = self.start_errors.get(name)
-        return found.message if found is not None and found.epoch == epoch else ""
-
-    def is_stale(self, name: str) -> bool:
-        """Return whether the published endpoint leads to an earlier engine than there is now."""
-        published, engine = self.published.get(name), self.engines.get(name)
-        return published is not None and (engine is None or engine.process.port != published)
-
-
 class ActionExecutor:
-    """Does one action after the other; the store being away stops none of the local ones."""
+    """Executes one action after another; an unreachable store does not stop the local ones."""
 
     def __init__(
         self,
@@ -122,33 +57,33 @@ class ActionExecutor:
         transport: Transport,
         *,
         clock: Clock,
-        beside: BackgroundTasks,
+        background: BackgroundTasks,
     ) -> None:
         self._node = node
         self._processes = processes
         self._presence = presence
         self._transport = transport
         self._clock = clock
-        self._beside = beside
+        self._background = background
 
-    async def do(self, name: str, replica: Replica | None, actions: Sequence[Action]) -> None:
-        """Carry out the actions for one replica.
+    async def execute(self, name: str, replica: Replica | None, actions: Sequence[Action]) -> None:
+        """Execute the actions for one replica, all of them even if some fail.
 
         Raises:
-            StoreError: what concerned the store could not be done; the rest was.
-            OSError: the engine could not be started; the rest was done.
+            StoreError: an action on the store failed.
+            OSError: the engine could not be started.
 
         """
         failed: StoreError | OSError | None = None
         for action in actions:
             try:
-                await self._do(name, replica, action)
+                await self._execute(name, replica, action)
             except (StoreError, OSError) as error:
                 failed = error
         if failed is not None:
             raise failed
 
-    async def _do(self, name: str, replica: Replica | None, action: Action) -> None:
+    async def _execute(self, name: str, replica: Replica | None, action: Action) -> None:
         match action:
             case StartEngine():
                 assert replica is not None
@@ -156,11 +91,11 @@ class ActionExecutor:
             case StopEngine(kill=kill):
                 self._stop(self._node.engines[name], kill=kill)
             case ProbeEngine():
-                self._beside.prober.start(self._node.engines[name])
+                self._background.prober.start(self._node.engines[name])
             case ForgetEngine():
                 self._node.engines.pop(name, None)
             case GiveUpEpoch() | MakeReference() | StopReference():
-                self._do_of_rank(name, replica, action)
+                self._execute_for_rank(name, replica, action)
             case PublishEndpoint():
                 assert replica is not None
                 await self._publish(replica)
@@ -172,29 +107,29 @@ class ActionExecutor:
             case _:
                 assert_never(action)
 
-    def _do_of_rank(
+    def _execute_for_rank(
         self,
         name: str,
         replica: Replica | None,
         action: GiveUpEpoch | MakeReference | StopReference,
     ) -> None:
         match action:
-            case GiveUpEpoch(over=over):
+            case GiveUpEpoch(epoch_end=epoch_end):
                 log.warning(
                     "epoch given up",
-                    extra={"replica": name, "reason": over.reason, "why": over.message},
+                    extra={"replica": name, "reason": epoch_end.reason, "why": epoch_end.message},
                 )
-                self._node.engines[name].give_up(over)
+                self._node.engines[name].give_up(epoch_end)
                 assert replica is not None
                 rank = group_launch.rank_of_node(replica, self._node.name)
                 cables = replica.spec.ranks[rank].rdma if rank is not None else ()
-                devices = [device for towards in cables for device in towards]
-                self._node.breakages.ended_badly(devices, self._clock.monotonic())
+                devices = [device for names in cables for device in names]
+                self._node.leaked.record_devices(devices, self._clock.monotonic())
             case MakeReference():
                 assert replica is not None
-                self._beside.references.start(self._order(replica))
+                self._background.references.start(self._order(replica))
             case StopReference():
-                self._beside.references.stop(name)
+                self._background.references.stop(name)
             case _:
                 assert_never(action)
 
@@ -206,7 +141,7 @@ class ActionExecutor:
         try:
             process = self._processes.start(order, taken)
         except OSError as error:
-            self._note(replica, error)
+            self._record_start_error(replica, error)
             raise
         self._node.start_errors.pop(replica.name, None)
         log.info(
@@ -216,35 +151,34 @@ class ActionExecutor:
         self._node.engines[replica.name] = EngineTracker(
             process=process,
             started_at=now,
-            heard_at=now,
+            answered_at=now,
             failures=before.failures if before is not None else 0,
         )
 
     def _order(self, replica: Replica) -> EngineOrder:
-        """Return what this node's engine is started with. Raises OSError: its ranks cannot meet."""
+        """Return the parameters of this node's engine. Raises OSError: its ranks cannot reach each other."""
         rank = group_launch.rank_of_node(replica, self._node.name)
         assert rank is not None
         try:
             return engine_order(replica, self._node.models_dir, rank)
         except ValueError as error:
-            self._note(replica, error)
+            self._record_start_error(replica, error)
             raise OSError(str(error)) from error
 
-    def _note(self, replica: Replica, error: Exception) -> None:
-        """Remember why the engine could not be started."""
-        noted = StartError(epoch=group_launch.wanted_epoch(replica), message=str(error))
-        self._node.start_errors[replica.name] = noted
+    def _record_start_error(self, replica: Replica, error: Exception) -> None:
+        """Record why the engine could not be started."""
+        failure = StartError(epoch=group_launch.wanted_epoch(replica), message=str(error))
+        self._node.start_errors[replica.name] = failure
 
     def _stop(self, engine: EngineTracker, *, kill: bool) -> None:
-        if engine.stopping_since is None:
-            engine.stopping_since = self._clock.monotonic()
+        now = self._clock.monotonic()
+        engine.note_stop(now)
         if kill:
             log.warning(
                 "engine ignored the request to stop; killing it",
                 extra={"replica": engine.process.replica},
             )
-            if engine.killed_at is None:
-                engine.killed_at = self._clock.monotonic()
+            engine.note_kill(now)
             engine_processes.kill(engine.process)
         else:
             engine_processes.ask_to_stop(engine.process)
@@ -258,12 +192,12 @@ class ActionExecutor:
         endpoint = new_endpoint(replica, self._node, engine.process.port, millions)
         key = keys.endpoint_key(self._node.name, replica.name)
         put = Put(key=key, value=codec.encode(endpoint), lease=lease)
-        # If the replica was assigned elsewhere meanwhile, it is not ours to publish.
+        # The guard fails if the replica was assigned elsewhere meanwhile.
         try:
             await self._transport.commit([codec.unchanged_guard(replica)], [put])
         except UnavailableError as error:
             if error.ambiguous:
-                # It may be there: port 0 is nobody's, so it is published again, and withdrawn in the end.
+                # It may have been written. Port 0 matches no engine, so it is published again, and withdrawn in the end.
                 self._node.published[replica.name] = 0
             raise
         self._node.published[replica.name] = engine.process.port
@@ -271,9 +205,9 @@ class ActionExecutor:
 
     async def _withdraw(self, name: str) -> None:
         key = keys.endpoint_key(self._node.name, name)
-        there = await self._transport.get(key)
-        if there is not None:
-            guard = ModRevisionGuard(key=key, mod_revision=there.mod_revision)
+        current = await self._transport.get(key)
+        if current is not None:
+            guard = ModRevisionGuard(key=key, mod_revision=current.mod_revision)
             await self._transport.commit([guard], [Delete(key=key)])
         self._node.published.pop(name, None)
         log.info("endpoint withdrawn", extra={"replica": name})
@@ -297,7 +231,7 @@ class ActionExecutor:
 
 
 def new_endpoint(replica: Replica, node: NodeState, port: int, millions: int) -> Endpoint:
-    """Return what gateways are told of the replica's engine, which listens on the port."""
+    """Return the endpoint of the replica's engine for gateways; `millions` are the model's parameters."""
     spec, status = replica.spec, node.status
     return Endpoint(
         metadata=ObjectMeta(name=replica.name, labels=replica.metadata.labels),
@@ -319,14 +253,14 @@ def new_endpoint(replica: Replica, node: NodeState, port: int, millions: int) ->
 
 
 def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrder:
-    """Return what the replica's engine is started with: every field of its spec that an engine can be told.
+    """Return the parameters of the replica's engine: every field of its spec that an engine takes.
 
     Raises:
-        ValueError: its ranks cannot meet.
+        ValueError: its ranks cannot reach each other.
 
     """
     spec, model = replica.spec, replica.spec.model
-    kept = spec.kv_cache or KvCache()
+    kv_cache = spec.kv_cache or KvCache()
     draft = model.draft
     return EngineOrder(
         replica=replica.name,
@@ -337,9 +271,11 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         concurrency=spec.concurrency,
         memory_limit_bytes=spec.ranks[rank].memory.total_bytes,
         queue_depth=spec.queue_depth,
-        kv_bits=kept.bits,
-        kv_window=kept.window,
-        prefix_cache_bytes=None if kept.prefix_bytes is None else quantity.parse(kept.prefix_bytes),
+        kv_bits=kv_cache.bits,
+        kv_window=kv_cache.window,
+        prefix_cache_bytes=None
+        if kv_cache.prefix_bytes is None
+        else quantity.parse(kv_cache.prefix_bytes),
         adapter=None
         if model.adapter is None
         else inspection.resolve_path(model.adapter, models_dir),

@@ -19,10 +19,10 @@ from engine.config import EngineConfig
 from engine.memory import budget
 from engine.memory.budget import MemoryBudget, MemoryRequest, full_bytes
 from engine.memory.guard import MemoryGuard
+from machinery import linux_memory
 from models import model_files
 from models.footprint import KvFootprint, ServingLoad, activation_bytes
 from models.model_files import ModelFacts, ModelUnusableError
-from nodeagent.hardware import linux
 
 # Unused buffers that are kept in any case: less would allocate anew in every step.
 _MIN_BUFFER_BYTES = 64 << 20
@@ -64,10 +64,10 @@ def machine_bytes() -> int:
     recommended = _recommended_bytes()
     if recommended is not None:
         return recommended
-    memory = linux.memory_bytes()
+    memory = linux_memory.memory_bytes()
     if memory is None:  # no /proc: MLX's own guess, which knows no cgroups
         return int(mx.get_memory_limit())
-    return memory * linux.MODEL_SHARE_PERCENT // 100
+    return memory * linux_memory.MODEL_SHARE_PERCENT // 100
 
 
 def apply_limits(limits: MlxLimits) -> None:

@@ -1,1 +1,1 @@
-"""What an agent answers over HTTP: how it is, its figures, its log and its engines' logs. Changes nothing."""
+"""The agent's HTTP API: health, metrics, vitals and logs."""

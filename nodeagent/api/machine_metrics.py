@@ -1,7 +1,4 @@
-"""What the agent's API looks at: values and live views of the agent. Changes nothing.
-
-Figures of the machine and of every rank on it, taken when somebody asks.
-"""
+"""The metrics of the machine and of every rank on it, and the view of the agent from which its API computes them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,43 +11,44 @@ import psutil
 
 from machinery.clock import Clock
 from machinery.process_log import LogRing
-from machinery.prometheus import Gauge, LabelledGauge, MetricFamily
+from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
 from nodeagent.dependencies import ObjectCache
 from nodeagent.engines import group_launch
 from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.node import NodeStatus
 from schemas.replica import Replica
+from schemas.wire import metrics
 from store import keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """One agent from within."""
+    """Read-only access of the API to one agent."""
 
     name: str
     status: NodeStatus
-    """How the node was described when the agent started."""
+    """The node's status at the start of the agent."""
     clock: Clock
     started_at: float
-    """When, on the clock that never goes back."""
+    """The start of the agent on the monotonic clock."""
     engines: Mapping[str, EngineTracker]
-    """The engines that run or ran, by replica: the agent's own, which changes."""
+    """Engines by replica name: the agent's own mapping, which changes."""
     replicas: ObjectCache[Replica]
     has_lease: Callable[[], bool]
-    """Whether the node is there, for the others."""
+    """True if the node's lease is held."""
     folder: Path
-    """Where engines' logs lie, in a folder for each replica."""
+    """The folder of engines; each replica has a subfolder with its log."""
     host: str
-    """Where engines listen."""
+    """The address on which engines listen."""
     ring: LogRing
 
     def uptime_s(self) -> float:
-        """Return for how long the agent runs."""
+        """Return the uptime of the agent in seconds."""
         return self.clock.monotonic() - self.started_at
 
     def rank_of(self, replica: str) -> int | None:
-        """Return which of a replica's ranks is this node's; None if nobody says any more."""
+        """Return this node's rank of a replica; None if it has none, or the replica is deleted."""
         found = self.replicas.items.get(keys.spec_key("Replica", replica))
         return None if found is None else group_launch.rank_of_node(found, self.name)
 
@@ -59,26 +57,25 @@ Json: TypeAlias = dict[str, Any]
 
 _ENGINE_TIMEOUT_S = 2.0
 _MAX_RESPONSE_BYTES = 1 << 20
-_PREFIX = "fleet_engine_"
-# What of an engine's /metrics is told on, by the name it has there.
+# The metrics of an engine that /v1/vitals includes, with their names there.
 _FORWARDED = {
-    "num_sequences_in_flight": "inFlight",
-    "num_requests_waiting": "waiting",
-    "decode_tokens_per_second": "tokensPerSecond",
-    "prefill_tokens_per_second": "promptTokensPerSecond",
-    "generation_tokens_total": "tokens",
-    "prefill_tokens_total": "promptTokens",
-    "memory_active_bytes": "activeBytes",
-    "memory_limit_bytes": "limitBytes",
-    "prefix_cache_bytes": "prefixCacheBytes",
+    metrics.ENGINE_SEQUENCES_IN_FLIGHT: "inFlight",
+    metrics.ENGINE_REQUESTS_WAITING: "waiting",
+    metrics.ENGINE_DECODE_TOKENS_PER_SECOND: "tokensPerSecond",
+    metrics.ENGINE_PREFILL_TOKENS_PER_SECOND: "promptTokensPerSecond",
+    metrics.ENGINE_GENERATION_TOKENS: "tokens",
+    metrics.ENGINE_PREFILL_TOKENS: "promptTokens",
+    metrics.ENGINE_MEMORY_ACTIVE_BYTES: "activeBytes",
+    metrics.ENGINE_MEMORY_LIMIT_BYTES: "limitBytes",
+    metrics.ENGINE_PREFIX_CACHE_BYTES: "prefixCacheBytes",
 }
 
 
 async def machine_vitals(view: AgentView) -> Json:
-    """Return the machine's memory and what every rank here does; null where nobody could tell."""
+    """Return the machine's memory and the metrics of every rank here; None (null) where they are unknown."""
     machine = await asyncio.to_thread(_machine_memory)
     timeout = aiohttp.ClientTimeout(total=_ENGINE_TIMEOUT_S)
-    # What may have changed while the engines are asked is none of this answer's.
+    # A copy: engines may start and end while they are asked.
     found = sorted(view.engines.items())
     async with aiohttp.ClientSession(timeout=timeout) as session:
         ranks = await asyncio.gather(*(_rank_vitals(view, session, *one) for one in found))
@@ -109,11 +106,11 @@ async def _rank_vitals(
 ) -> Json:
     seen, process = engine.view(view.clock), engine.process
     pid = process.child.record.pid if seen.is_running else None
-    told: Json = dict.fromkeys(_FORWARDED.values())
-    why = "" if seen.is_running else "its engine does not run"
+    engine_metrics: Json = dict.fromkeys(_FORWARDED.values())
+    why = "" if seen.is_running else "its engine is not running"
     if seen.is_running:
         try:
-            told |= await _fetch_metrics(
+            engine_metrics |= await _fetch_metrics(
                 session, f"http://{_url_host(view.host)}:{process.port}/metrics"
             )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
@@ -134,7 +131,7 @@ async def _rank_vitals(
         "provenBytes": process.memory_bytes,
         "rssBytes": rss_bytes,
         "peakBytes": seen.peak_bytes,
-        **told,
+        **engine_metrics,
         "why": why,
     }
 
@@ -144,31 +141,30 @@ def _url_host(host: str) -> str:
 
 
 async def _fetch_metrics(session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
-    """Return what an engine says of itself. Raises ClientError, OSError, TimeoutError or ValueError."""
+    """Return the metrics of an engine. Raises ClientError, OSError, TimeoutError or ValueError."""
     async with session.get(url, allow_redirects=False) as response:
         raw = await response.content.read(_MAX_RESPONSE_BYTES)
     return parse_engine_metrics(raw.decode())
 
 
 def parse_engine_metrics(text: str) -> dict[str, float]:
-    """Return what is told on of an engine's figures in Prometheus' text form. Pure.
+    """Return the forwarded metrics in an engine's Prometheus text, by their names in /v1/vitals. Pure.
 
     Raises:
-        ValueError: a figure is no number.
+        ValueError: a value is not a number.
 
     """
     found = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        told = _FORWARDED.get(name.removeprefix(_PREFIX))
-        if told is not None and name.startswith(_PREFIX):
-            number = float(value)
-            found[told] = int(number) if number.is_integer() else number
+    for sample in parse_samples(text):
+        name = _FORWARDED.get(sample.name)
+        if name is not None:
+            number = float(sample.value)
+            found[name] = int(number) if number.is_integer() else number
     return found
 
 
 def _process_memory(pid: int | None) -> tuple[int | None, float | None]:
-    """Return the memory of a process in bytes, and when it was started (seconds of 1970); None once it is gone."""
+    """Return the resident bytes of a process and its start (Unix time in seconds); None if it is gone."""
     try:
         if pid is None:
             return None, None
@@ -179,15 +175,21 @@ def _process_memory(pid: int | None) -> tuple[int | None, float | None]:
 
 
 def metric_families(view: AgentView) -> list[MetricFamily]:
-    """Return what Prometheus is shown: the agent, the machine, the engines by replica."""
+    """Return the metrics for Prometheus: of the agent, the machine, and engines by replica."""
     memory = psutil.virtual_memory()
     engines = {name: engine.view(view.clock) for name, engine in view.engines.items()}
     return [
-        _gauge("uptime_seconds", "For how long the agent runs.", view.uptime_s()),
+        _gauge("uptime_seconds", "Seconds since the start of the agent.", view.uptime_s()),
         _gauge("lease_held", "Whether the node's lease is held.", view.has_lease()),
-        _gauge("memory_total_bytes", "The machine's memory.", memory.total),
-        _gauge("memory_available_bytes", "What of it could be had.", memory.available),
-        _gauge("memory_allocatable_bytes", "What models may use.", view.status.allocatable_bytes),
+        _gauge("memory_total_bytes", "Memory of the machine.", memory.total),
+        _gauge(
+            "memory_available_bytes", "Memory of the machine that is available.", memory.available
+        ),
+        _gauge(
+            "memory_allocatable_bytes",
+            "Memory of the machine that models may use.",
+            view.status.allocatable_bytes,
+        ),
         _engine_gauge(
             "running",
             "Whether the engine runs.",
@@ -195,22 +197,22 @@ def metric_families(view: AgentView) -> list[MetricFamily]:
         ),
         _engine_gauge(
             "ready",
-            "Whether the engine takes requests.",
+            "Whether the engine accepts requests.",
             {n: int(seen.is_running and seen.state == "Ready") for n, seen in engines.items()},
         ),
         _engine_gauge(
             "restarts",
-            "How often in a row it was started again after it had ended by itself.",
+            "Consecutive restarts after it ended by itself.",
             {name: seen.restarts for name, seen in engines.items()},
         ),
         _engine_gauge(
             "peak_bytes",
-            "Most memory that it took.",
+            "Peak memory of the engine.",
             {name: seen.peak_bytes for name, seen in engines.items()},
         ),
         _engine_gauge(
             "proven_bytes",
-            "Memory that was proven for it.",
+            "Memory that the proof grants the engine.",
             {name: engine.process.memory_bytes for name, engine in view.engines.items()},
         ),
     ]

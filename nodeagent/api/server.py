@@ -1,8 +1,7 @@
-"""The routes of an agent's API. What is nobody else's business needs a ticket (store/tickets.py).
+"""The agent's API server: its routes, their authorization, and the condition that says whether it listens.
 
-`/health` and `/metrics` are open: they tell numbers and names of replicas, and nothing that a client wrote.
-
-The agent's API as a part of the agent: where it listens, and what the node's status says of it.
+`/health` and `/metrics` are open: they contain numbers and replica names, and nothing that a client wrote. The other routes
+need a ticket (store/auth/tickets.py).
 """
 
 import logging
@@ -28,6 +27,7 @@ from nodeagent.engines import engine_logs
 from schemas import duration
 from schemas.meta import NAME_PATTERN, Condition, ConditionStatus, with_condition
 from schemas.node import NodeStatus
+from schemas.wire.errors import Refusal, RefusedError
 from store.port import Transport
 from store.tickets import TicketChecker, TicketDenial, TicketGrant
 
@@ -37,37 +37,29 @@ _MAX_LOG_LINES = 10_000_000
 
 
 class AgentLogQuery(BaseModel):
-    """Which lines of a log are wanted."""
+    """The query of a log: the lines to return."""
 
     model_config = ConfigDict(extra="forbid")
 
     tail: int | None = Field(default=None, ge=0, le=_MAX_LOG_LINES)
-    """So many from the end; all of them if it is left out."""
+    """The number of lines from the end; all if it is missing."""
     since: str = Field(default="", max_length=20)
-    """Those of the last so long, such as 5m, by this machine's clock."""
+    """Lines of the last period, such as 5m, by this machine's clock."""
     follow: bool = False
-    """Whether to go on with what is logged from now on."""
+    """True if to continue with later lines."""
 
 
 class EngineLogQuery(AgentLogQuery):
-    """Which lines of which run of an engine."""
+    """The query of an engine's log: the lines and the run."""
 
     rank: int | None = Field(default=None, ge=0)
-    """Refused where this node has another rank of the replica."""
+    """Refused if this node has another rank of the replica."""
     previous: bool = False
-    """The run before the last."""
+    """True if to return the run before the last one."""
 
 
 ReplicaNameParam = Annotated[str, Path(pattern=NAME_PATTERN, max_length=128)]
 AuthorizationHeader = Annotated[str, Header()]
-
-
-class RequestRefusedError(Exception):
-    """A request that is answered with a refusal."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def make_app(view: AgentView, tickets: TicketChecker) -> FastAPI:
@@ -83,38 +75,47 @@ def make_app(view: AgentView, tickets: TicketChecker) -> FastAPI:
         ("/v1/logs/replicas/{replica}", routes.replica_log),
     ):
         app.add_api_route(path, answer, methods=["GET"])
-    app.add_exception_handler(RequestRefusedError, on_refused)
+    app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_query)
     return app
 
 
+def refusal(status: int, message: str) -> Refusal:
+    """Return a refusal in the error envelope that all our processes use."""
+    extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
+    return Refusal(status=status, message=message, type="refused", extra_headers=extra)
+
+
+def refused(status: int, message: str) -> RefusedError:
+    """Return the exception that makes a route answer with a refusal."""
+    return RefusedError(refusal(status, message))
+
+
+def refusal_response(found: Refusal) -> Response:
+    """Return the response with a refusal."""
+    headers = {name.decode(): value.decode() for name, value in found.headers()}
+    return Response(found.body(), found.status, headers)
+
+
 async def on_refused(_: Request, error: Exception) -> Response:
-    """Answer what a route refuses."""
-    assert isinstance(error, RequestRefusedError)
-    return refusal_response(error.status, str(error))
+    """Answer a request that a route refuses."""
+    assert isinstance(error, RefusedError)
+    return refusal_response(error.refusal)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer a wrong path or method."""
+    """Answer a request with an unknown path or method."""
     assert isinstance(error, HTTPException)
-    return refusal_response(
-        error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}"
-    )
+    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    return refusal_response(refusal(error.status_code, message))
 
 
 async def on_invalid_query(_: Request, error: Exception) -> Response:
-    """Answer a query whose values are none that the route takes."""
+    """Answer a request with an invalid query."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return refusal_response(400, f"'{first['loc'][-1]}': {first['msg']}")
-
-
-def refusal_response(status: int, message: str) -> Response:
-    """Return a refusal in the shape that all our processes have."""
-    body = {"error": {"message": message, "type": "refused", "param": None, "code": None}}
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+    return refusal_response(refusal(400, f"'{first['loc'][-1]}': {first['msg']}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class AgentRoutes:
     readers: LogReaders = field(default_factory=LogReaders)
 
     async def health(self) -> Response:
-        """Say that the agent is there; `leaseHeld` whether the fleet knows."""
+        """Answer that the agent runs; `leaseHeld` says whether the fleet counts the node as alive."""
         view = self.view
         return _json_response(
             {
@@ -141,29 +142,29 @@ class AgentRoutes:
         )
 
     async def metrics(self) -> Response:
-        """Show figures in Prometheus' text form."""
+        """Answer with the metrics in Prometheus' text format."""
         text = prometheus.render(machine_metrics.metric_families(self.view))
         return Response(text, media_type=prometheus.CONTENT_TYPE)
 
     async def vitals(self, authorization: AuthorizationHeader = "") -> Response:
-        """Show the machine's memory and what every rank does."""
-        await self._admitted(authorization)
+        """Answer with the machine's memory and the metrics of every rank."""
+        await self._authorize(authorization)
         return _json_response(await machine_metrics.machine_vitals(self.view))
 
     async def agent_log(
         self, query: Annotated[AgentLogQuery, Query()], authorization: AuthorizationHeader = ""
     ) -> Response:
-        """Send the last lines of the agent's own log."""
-        who = await self._admitted(authorization)
-        self._note("agent", who)
+        """Stream the agent's own log."""
+        grant = await self._authorize(authorization)
+        self._log_reader("agent", grant)
         pieces = process_log.stream_ring(
             self.view.ring,
-            self._want(query),
+            self._selection(query),
             self.view.clock,
             follow=query.follow,
-            is_over=self.tickets.watch(who).is_over,
+            is_over=self.tickets.watch(grant).is_over,
         )
-        return self._sent(pieces)
+        return self._log_response(pieces)
 
     async def replica_log(
         self,
@@ -171,32 +172,32 @@ class AgentRoutes:
         query: Annotated[EngineLogQuery, Query()],
         authorization: AuthorizationHeader = "",
     ) -> Response:
-        """Send the log of the replica's engine on this node: of its last run, or the one before it."""
-        who = await self._admitted(authorization)
+        """Stream the log of the replica's engine on this node: of its last run, or of the one before."""
+        grant = await self._authorize(authorization)
         if query.previous and query.follow:
-            raise RequestRefusedError(
-                400, "'follow': the previous run is over; ask for one of the two"
+            raise refused(
+                400, "'follow': the previous run is over; use either 'follow' or 'previous'"
             )
         rank, here = query.rank, self.view.rank_of(replica)
         if None not in (rank, here) and rank != here:
-            raise RequestRefusedError(
+            raise refused(
                 404,
                 f"rank {rank} of replica {replica} is not on {self.view.name}, which has rank {here}",
             )
         folder = self.view.folder / replica
         run = engine_logs.find_run(folder, previous=query.previous)
         if run is None or not (folder / run.file).exists():
-            raise RequestRefusedError(404, self._no_run(replica, previous=query.previous))
-        self._note(f"replica/{replica}", who)
+            raise refused(404, self._no_run(replica, previous=query.previous))
+        self._log_reader(f"replica/{replica}", grant)
         pieces = engine_logs.stream_run(
             folder / run.file,
             run,
-            self._want(query),
+            self._selection(query),
             self.view.clock,
             follow=query.follow,
-            is_over=self.tickets.watch(who).is_over,
+            is_over=self.tickets.watch(grant).is_over,
         )
-        return self._sent(pieces)
+        return self._log_response(pieces)
 
     def _no_run(self, replica: str, *, previous: bool) -> str:
         there = engine_logs.find_run(self.view.folder / replica, previous=False)
@@ -204,31 +205,32 @@ class AgentRoutes:
             return (
                 f"replica {replica} was started once on {self.view.name}: there is no previous run"
             )
-        return f"no engine of replica {replica} was ever started on {self.view.name}"
+        return f"no engine of replica {replica} was started on {self.view.name}"
 
-    def _want(self, query: AgentLogQuery) -> LogSelection:
+    def _selection(self, query: AgentLogQuery) -> LogSelection:
         try:
             before_s = duration.parse_fine(query.since) if query.since else None
         except ValueError as error:
-            raise RequestRefusedError(400, f"'since': {error}") from None
+            raise refused(400, f"'since': {error}") from None
         now = self.view.clock.now()
         return LogSelection(
             lines=query.tail, since=None if before_s is None else now - timedelta(seconds=before_s)
         )
 
-    async def _admitted(self, authorization: str) -> TicketGrant:
+    async def _authorize(self, authorization: str) -> TicketGrant:
         found = await self.tickets.check(authorization)
         if isinstance(found, TicketDenial):
-            raise RequestRefusedError(found.status, f"{self.view.name}: {found.why}")
+            raise refused(found.status, f"{self.view.name}: {found.why}")
         return found
 
-    def _note(self, what: str, who: TicketGrant) -> None:
-        log.info("a log is read", extra={"of": what, "user": who.user})
+    def _log_reader(self, what: str, grant: TicketGrant) -> None:
+        log.info("log is read", extra={"of": what, "user": grant.user})
 
-    def _sent(self, pieces: AsyncIterator[bytes]) -> LogResponse:
+    def _log_response(self, pieces: AsyncIterator[bytes]) -> LogResponse:
         if self.readers.is_full:
-            raise RequestRefusedError(
-                429, f"{self.readers.count} logs are being read here already; try again later"
+            raise refused(
+                429,
+                f"{self.readers.count} logs are being read on this node already; try again later",
             )
         return LogResponse(pieces, self.readers)
 
@@ -248,41 +250,41 @@ class AgentApi:
     ) -> None:
         self._clock: Clock = view.clock
         tickets = TicketChecker(transport, view.clock, f"Node/{view.name}")
-        self._door = AdminServer(
+        self._server = AdminServer(
             make_app(view, tickets),
             view.clock,
             (view.host, port),
-            self._noted(on_change),
+            self._on_server_change(on_change),
         )
         self._condition: Condition | None = None
 
-    def _noted(self, on_change: Callable[[], None]) -> Callable[[], None]:
+    def _on_server_change(self, on_change: Callable[[], None]) -> Callable[[], None]:
         def changed() -> None:
-            self._condition = self._judged()
+            self._condition = self._serving_condition()
             on_change()
 
         return changed
 
-    def _judged(self) -> Condition | None:
-        """Return what keeps it from answering; None while nothing does."""
-        if not self._door.why:
+    def _serving_condition(self) -> Condition | None:
+        """Return the condition that says why the API does not listen; None while it does."""
+        if not self._server.error:
             return None
         return Condition(
             type=API_SERVING,
             status=ConditionStatus.FALSE,
             reason="PortTaken",
-            message=f"{self._door.why}. Models are served all the same; for logs and figures start the agent with "
-            "another --api-port, or end who listens there",
+            message=f"{self._server.error}. Models are served all the same. For logs and metrics, start the agent with "
+            "another --api-port, or stop the process that uses the port",
             last_transition_time=self._clock.now(),
         )
 
     async def run(self) -> None:
-        """Answer for ever."""
-        await self._door.run()
+        """Serve for ever."""
+        await self._server.run()
 
     def fill(self, status: NodeStatus) -> NodeStatus:
-        """Return the status with where the API answers, or why it does not."""
+        """Return the status with the URL of the API, or the condition that says why there is none."""
         conditions = status.conditions
         if self._condition is not None:
             conditions = with_condition(conditions, self._condition)
-        return status.model_copy(update={"agent_url": self._door.url, "conditions": conditions})
+        return status.model_copy(update={"agent_url": self._server.url, "conditions": conditions})

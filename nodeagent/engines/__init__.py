@@ -1,1 +1,1 @@
-"""Engine processes of this node: start, find, stop, health, logs, golden references. Knows nothing of the store."""
+"""Engine processes of this node: start, stop, find, health, logs, golden references. Knows nothing of the store."""

@@ -1,7 +1,7 @@
-"""The log of one engine on disk: where each of its runs begins, and reading it while it grows.
+"""The log file of one engine: where each of its runs begins, rotation, and reading it while it grows.
 
-Runs are appended to one file, which is put aside when it has become large. Where they begin is noted beside it, in
-`engine.runs`: nothing that an engine writes can be taken for it.
+Runs are appended to one file, which is rotated when it is large. Where they begin is stored beside it, in `engine.runs`,
+so no line of an engine can be taken for the beginning of a run.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """One run of an engine: where in which file its log lies."""
+    """The place of one run's log: file and offsets."""
 
     file: str
     start: int
     end: int | None = None
-    """None: up to the end of the file, which may grow."""
+    """None: the end of the file, which may grow."""
 
 
 def new_run(folder: Path) -> Path:
-    """Note that a run begins; return the file that it writes to.
+    """Record that a run begins, and return its log file.
 
-    A large file is put aside first. That nothing could be noted is no reason not to start an engine.
+    A large file is rotated first. An engine is started even if the record cannot be written.
 
     Raises:
-        OSError: the large file cannot be put aside.
+        OSError: the large file cannot be rotated.
 
     """
     log, runs = folder / LOG_FILE, _read_runs(folder)
@@ -53,8 +53,8 @@ def new_run(folder: Path) -> Path:
         size = 0
     runs = [*runs, EngineRun(file=LOG_FILE, start=size)][-2:]
     with suppress(OSError):
-        noted = [[run.file, run.start] for run in runs]
-        write_atomically(folder / _RUNS_FILE, json.dumps(noted))
+        starts = [[run.file, run.start] for run in runs]
+        write_atomically(folder / _RUNS_FILE, json.dumps(starts))
     return log
 
 
@@ -71,7 +71,7 @@ def find_run(folder: Path, *, previous: bool) -> EngineRun | None:
         )
     if not (folder / LOG_FILE).exists():
         return None
-    # A file that is shorter than was noted is another one: all of it is news.
+    # A file that is shorter than the recorded start is another one: read all of it.
     start = runs[-1].start if runs and runs[-1].file == LOG_FILE else 0
     return EngineRun(file=LOG_FILE, start=start if start <= _size(folder / LOG_FILE) else 0)
 
@@ -98,20 +98,20 @@ def _size(file: Path) -> int:
 async def stream_run(
     path: Path,
     run: EngineRun,
-    want: LogSelection,
+    selection: LogSelection,
     clock: Clock,
     *,
     follow: bool,
     is_over: Callable[[], Awaitable[bool]],
 ) -> AsyncGenerator[bytes]:
-    """Yield what is wanted of a run; if it is followed, what comes until `is_over`, also of the runs after it.
+    """Yield the selected part of a run; with `follow` also later output and runs, until `is_over` returns true.
 
-    `path` is the file of the run, which is open from before the first piece. Raises OSError.
+    `path` is the file of the run; it is opened before the first piece. Raises OSError.
     """
     file = await asyncio.to_thread(path.open, "rb")
     try:
         end = os.fstat(file.fileno()).st_size if run.end is None else run.end
-        at = await asyncio.to_thread(_first_offset, file, run.start, end, want)
+        at = await asyncio.to_thread(_first_offset, file, run.start, end, selection)
         while True:
             left = _PIECE_BYTES if run.end is None else min(_PIECE_BYTES, run.end - at)
             piece = await asyncio.to_thread(_read, file, at, left)
@@ -132,11 +132,11 @@ async def stream_run(
         file.close()
 
 
-def _first_offset(file: BinaryIO, start: int, end: int, want: LogSelection) -> int:
+def _first_offset(file: BinaryIO, start: int, end: int, selection: LogSelection) -> int:
     def backwards() -> Iterator[tuple[int, bytes]]:
         return lines_backwards(file, start, end)
 
-    found = start_position(backwards, want, end=end)
+    found = start_position(backwards, selection, end=end)
     return start if found is None else found
 
 
@@ -146,7 +146,7 @@ def _read(file: BinaryIO, at: int, size: int) -> bytes:
 
 
 def _is_rotated(path: Path, file: BinaryIO) -> bool:
-    """Return whether the file was put aside, and there is a new one."""
+    """Return whether the file was rotated and a new one exists."""
     with suppress(OSError):
         return path.stat().st_ino != os.fstat(file.fileno()).st_ino
     return False

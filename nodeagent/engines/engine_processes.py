@@ -1,13 +1,10 @@
-"""Which epochs of groups were used up on this node, on disk: a rank of one is started once, whoever forgets it.
+"""Engine processes of this node: start, find again, stop, and the epochs that were used up. Knows nothing of the store.
 
-Engine processes of this node: start, find again, end. Knows nothing of the store.
-
-The process table is the record: an engine's orders are its command line, and its working folder
-says whose it is. So an agent that was killed at any moment, even between starting an engine and
-writing that down, finds all its engines again.
+The process table is the record: an engine's command line holds its orders, and its working folder says to which agent
+it belongs. So an agent that was killed at any moment, even between the start of an engine and a note of it, finds all
+its engines again (docs/adr/0005-an-engine-is-a-child-process.md).
 """
 
-import argparse
 import contextlib
 import errno
 import json
@@ -17,46 +14,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from machinery import environment, processes
 from machinery.clock import Clock
 from machinery.files import write_atomically
+from machinery.processes import process_start
 from nodeagent.engines import engine_logs, group_launch
 from nodeagent.engines.group_launch import RankLaunch
+from schemas.wire import engine_flags
+from schemas.wire.engine_flags import EngineFlags, EngineIdentity
 
-_EPOCH_FILE = "epoch.json"
-
-
-class EpochRecords:
-    """The last epoch of each replica, below the folder of an agent's engines."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def use(self, replica: str, uid: str, epoch: int) -> None:
-        """Note that a rank of the epoch is about to start. Raises OSError: it could not be noted."""
-        words = json.dumps({"uid": uid, "epoch": epoch})
-        write_atomically(self._folder / replica / _EPOCH_FILE, words)
-
-    def last(self, replica: str, uid: str) -> int:
-        """Return the last one of this very replica; 0 if there was none."""
-        try:
-            tree = json.loads((self._folder / replica / _EPOCH_FILE).read_text())
-            return int(tree["epoch"]) if tree["uid"] == uid else 0
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
-
-
-_ENGINE_MODULE = "engine"
-GOLDEN_MODULE = "engine.golden"
 _MAX_PORTS = 100
+_EPOCH_FILE = "epoch.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOrder:
-    """What an engine is started with."""
+    """The parameters of one engine, without its node and port; None leaves a value to the engine."""
 
     replica: str
     replica_uid: str
@@ -65,9 +42,8 @@ class EngineOrder:
     context_length: int
     concurrency: int
     memory_limit_bytes: int
-    """What the memory proof promised this process."""
+    """The memory that the proof grants this process."""
     queue_depth: int | None = None
-    """None leaves it to the engine, like all that follows."""
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int | None = None
@@ -75,12 +51,12 @@ class EngineOrder:
     draft_model: Path | None = None
     draft_tokens: int | None = None
     group: RankLaunch | None = None
-    """Its place among those that share the model; None where it has all of it."""
+    """Its place among the ranks that share the model; None for an engine that has the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcess:
-    """An engine that was started, by us or by an earlier run of this agent."""
+    """An engine that this agent, or an earlier run of it, started."""
 
     replica: str
     replica_uid: str
@@ -89,44 +65,93 @@ class EngineProcess:
     child: processes.ProcessHandle
     log: Path
     epoch: int = 0
-    """The epoch of its group; 0 where there is one rank."""
+    """The epoch of its group; 0 for an engine that has the whole model."""
     memory_bytes: int = 0
-    """What the memory proof promised it."""
+    """The memory that the proof grants it."""
+
+
+class EnginesPort(Protocol):
+    """The port to the engines of one node."""
+
+    def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
+        """Start an engine on a port that is not in `taken`.
+
+        Raises:
+            OSError: it cannot be started.
+
+        """
+        ...
+
+    def last_epoch(self, replica: str, uid: str) -> int:
+        """Return the last epoch for which a rank of the replica was started here; 0 if none was."""
+        ...
+
+    def find(self) -> list[EngineProcess]:
+        """Return the engines that an earlier run of this agent left running."""
+        ...
+
+
+class EpochRecords:
+    """The last epoch of each replica, on disk, so that a rank of an epoch is started once only."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is that of the agent's engines."""
+        self._folder = folder
+
+    def use(self, replica: str, uid: str, epoch: int) -> None:
+        """Record that a rank of the epoch is about to start. Raises OSError."""
+        text = json.dumps({"uid": uid, "epoch": epoch})
+        write_atomically(self._folder / replica / _EPOCH_FILE, text)
+
+    def last(self, replica: str, uid: str) -> int:
+        """Return the last epoch of this very replica; 0 if there was none."""
+        try:
+            tree = json.loads((self._folder / replica / _EPOCH_FILE).read_text())
+            return int(tree["epoch"]) if tree["uid"] == uid else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+
+def flags_of(order: EngineOrder, *, node: str, host: str, port: int) -> EngineFlags:
+    """Return the flags of the engine on a node and a port."""
+    group = order.group
+    return EngineFlags(
+        model_dir=order.model_dir,
+        replica=order.replica,
+        replica_uid=order.replica_uid,
+        node=node,
+        served_names=order.served_names,
+        host=host,
+        port=port,
+        context_length=order.context_length,
+        concurrency=order.concurrency,
+        memory_limit_bytes=order.memory_limit_bytes,
+        queue_limit=order.queue_depth,
+        kv_bits=order.kv_bits,
+        kv_window=order.kv_window,
+        prefix_cache_bytes=order.prefix_cache_bytes,
+        adapter=order.adapter,
+        draft_model=order.draft_model,
+        draft_tokens=order.draft_tokens,
+        rank=group.rank if group is not None else None,
+        world_size=group.world_size if group is not None else None,
+        coordinator=group.coordinator if group is not None else None,
+        epoch=group.epoch if group is not None else None,
+        backend=group.backend if group is not None else None,
+        parallelism=group.parallelism if group is not None else None,
+        layers=(group.layers or None) if group is not None else None,
+        join_timeout_s=group.join_timeout_s if group is not None else None,
+    )
 
 
 def engine_command(order: EngineOrder, *, node: str, host: str, port: int) -> list[str]:
-    """Return the engine's command line (engine/flags.py says what it takes)."""
-    names = [part for name in order.served_names for part in ("--served-name", name)]
-    return [
-        *(sys.executable, "-m", _ENGINE_MODULE),
-        *("--model-dir", str(order.model_dir)),
-        *("--replica", order.replica),
-        *("--replica-uid", order.replica_uid),
-        *("--node", node),
-        *names,
-        *("--host", host),
-        *("--port", str(port)),
-        *("--context-length", str(order.context_length)),
-        *("--concurrency", str(order.concurrency)),
-        *("--memory-limit-bytes", str(order.memory_limit_bytes)),
-        *optional_flag("--queue-limit", order.queue_depth),
-        *optional_flag("--kv-bits", order.kv_bits),
-        *optional_flag("--kv-window", order.kv_window),
-        *optional_flag("--prefix-cache-bytes", order.prefix_cache_bytes),
-        *optional_flag("--adapter", order.adapter),
-        *optional_flag("--draft-model", order.draft_model),
-        *optional_flag("--draft-tokens", order.draft_tokens),
-        *(group_launch.group_flags(order.group) if order.group is not None else ()),
-    ]
-
-
-def optional_flag(flag: str, value: int | Path | None) -> tuple[str, ...]:
-    """Return the flag with its value; nothing where the engine is to decide."""
-    return () if value is None else (flag, str(value))
+    """Return the engine's command line."""
+    flags = flags_of(order, node=node, host=host, port=port)
+    return [sys.executable, "-m", engine_flags.MODULE, *flags.to_argv()]
 
 
 class EngineProcesses:
-    """The engines below one agent's state folder."""
+    """The engines below one agent's state folder (`EnginesPort`)."""
 
     def __init__(self, folder: Path, *, node: str, host: str, first_port: int) -> None:
         self._folder = folder
@@ -136,14 +161,14 @@ class EngineProcesses:
         self._epochs = EpochRecords(folder)
 
     def last_epoch(self, replica: str, uid: str) -> int:
-        """Return the last epoch of which a rank was started here for the replica; 0 if none was."""
+        """Return the last epoch for which a rank of the replica was started here; 0 if none was."""
         return self._epochs.last(replica, uid)
 
     def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a free port; a rank's epoch is used up by that, whatever comes of it.
+        """Start an engine on a free port; this uses up a rank's epoch, even if the start fails.
 
         Raises:
-            OSError: it cannot be started: no free port, no process, no disk.
+            OSError: there is no free port, no process or no disk space.
 
         """
         group = order.group
@@ -153,13 +178,15 @@ class EngineProcesses:
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port(self._host, self._first_port, taken)
         argv = engine_command(order, node=self._node, host=self._host, port=port)
-        inherited: dict[str, str] | None = None
+        variables: dict[str, str] | None = None
         if group is not None:
             group_launch.write_group_files(group, folder)
-            added = group_launch.group_variables(group, folder)
-            inherited = environment.child_environment(added, without=group_launch.CLEARED_VARIABLES)
+            variables = environment.child_environment(
+                group_launch.group_variables(group, folder),
+                without=group_launch.CLEARED_VARIABLES,
+            )
         log = engine_logs.new_run(folder)
-        child = processes.spawn(argv, log=log, cwd=folder, environment=inherited)
+        child = processes.spawn(argv, log=log, cwd=folder, environment=variables)
         return EngineProcess(
             replica=order.replica,
             replica_uid=order.replica_uid,
@@ -178,61 +205,49 @@ class EngineProcesses:
     def _adopt(self, process: psutil.Process) -> EngineProcess | None:
         try:
             argv = process.cmdline()
-            if _ENGINE_MODULE not in argv or process.status() == psutil.STATUS_ZOMBIE:
+            identity = EngineIdentity.from_argv(argv)
+            if identity is None or process.status() == psutil.STATUS_ZOMBIE:
                 return None
             folder = Path(process.cwd())
-            mark = processes.process_start(process.pid)
+            start = process_start(process.pid)
         except psutil.Error:
             return None
-        if folder.parent.resolve() != self._folder.resolve():
+        if folder.parent.resolve() != self._folder.resolve() or not identity.served_names:
             return None
-        orders = _parse_command(argv)
-        record = processes.ProcessRecord(pid=process.pid, birthmark=mark, command=tuple(argv))
+        record = processes.ProcessRecord(pid=process.pid, start=start, command=tuple(argv))
         return EngineProcess(
-            replica=orders.replica,
-            replica_uid=orders.replica_uid,
-            served_name=orders.served_name[0],
-            port=orders.port,
+            replica=identity.replica,
+            replica_uid=identity.replica_uid,
+            served_name=identity.served_names[0],
+            port=identity.port,
             child=processes.ChildProcess(record, None),
             log=folder / engine_logs.LOG_FILE,
-            epoch=orders.epoch,
-            memory_bytes=orders.memory_limit_bytes,
+            epoch=identity.epoch,
+            memory_bytes=identity.memory_limit_bytes,
         )
 
 
-def _parse_command(argv: Sequence[str]) -> argparse.Namespace:
-    """Return what of an engine's command line its agent needs to go on with it."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--replica", default="")
-    parser.add_argument("--replica-uid", default="")
-    parser.add_argument("--served-name", action="append", default=[])
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--epoch", type=int, default=0)
-    parser.add_argument("--memory-limit-bytes", type=int, default=0)
-    return parser.parse_known_args(argv)[0]
-
-
 def ask_to_stop(engine: EngineProcess) -> None:
-    """Ask the engine to drain and end."""
+    """Ask the engine to drain and end (SIGTERM)."""
     engine.child.send(signal.SIGTERM)
 
 
 def kill(engine: EngineProcess) -> None:
-    """End the engine now."""
+    """Kill the engine (SIGKILL)."""
     engine.child.send(signal.SIGKILL)
 
 
 def end_references(folder: Path) -> None:
-    """End the processes that make references below an agent's folder (nodeagent/engines/references.py) and are nobody's."""
+    """Kill the processes below an agent's folder that answer the golden question (nodeagent/engines/references.py)."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_one = GOLDEN_MODULE in process.cmdline()
-            if is_one and Path(process.cwd()).parent.resolve() == folder.resolve():
+            is_reference = engine_flags.is_golden(process.cmdline())
+            if is_reference and Path(process.cwd()).parent.resolve() == folder.resolve():
                 process.kill()
 
 
 async def stop_all(folder: Path, clock: Clock, *, grace_s: float) -> int:
-    """End every engine below an agent's folder, for good; return how many there were."""
+    """Stop every engine below an agent's folder, each after at most `grace_s`; return their number."""
     end_references(folder)
     found = EngineProcesses(folder, node="", host="", first_port=0).find()
     for engine in found:
@@ -243,13 +258,13 @@ async def stop_all(folder: Path, clock: Clock, *, grace_s: float) -> int:
 
 
 def free_port(host: str, first: int, taken: Sequence[int]) -> int:
-    """Return the lowest port from `first` that nobody listens on.
+    """Return the lowest free port from `first` on that is not in `taken`.
 
-    Somebody may take it before the engine does; then the engine ends with its own exit code for
-    that, and the next start tries the next port.
+    Another process may take it before the engine does; then the engine exits with ExitCode.ADDRESS_IN_USE, and the
+    next start tries the next port.
 
     Raises:
-        OSError: a hundred ports in a row are taken, or the host is not this machine.
+        OSError: a hundred ports in a row are in use, or the host is not an address of this machine.
 
     """
     for port in range(first, first + _MAX_PORTS):
@@ -266,4 +281,4 @@ def free_port(host: str, first: int, taken: Sequence[int]) -> int:
                     f"engines cannot listen on {host}: {error.strerror}; is it an address of this Mac?"
                 ) from error
             return port
-    raise OSError(f"ports {first} to {first + _MAX_PORTS - 1} on {host} are all taken")
+    raise OSError(f"ports {first} to {first + _MAX_PORTS - 1} on {host} are all in use")

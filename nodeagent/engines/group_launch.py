@@ -1,6 +1,6 @@
-"""What one rank of a group is started with: flags, variables, and the files that MLX reads. Starts nothing.
+"""The launch of one rank of a group: its place, its environment, and the files that MLX reads. Starts nothing.
 
-Every agent derives the same from the Replica and its epoch (schemas/formation.py).
+Every agent derives the same values from the Replica and its epoch (schemas/formation.py).
 """
 
 import json
@@ -13,13 +13,14 @@ from machinery.files import write_atomically
 from schemas.formation import Formation, Rendezvous, rendezvous
 from schemas.replica import Replica
 from schemas.shardgroup import Backend, Parallelism
+from schemas.wire import engine_flags
 
-# What an agent may have inherited from whoever started it, and MLX would believe before it believes us.
 CLEARED_VARIABLES: Final = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_")
+"""Prefixes of variables that MLX would read and that an agent may have inherited; ranks do not inherit them."""
 
 REFERENCE_TIMEOUT_S: Final = 600.0
-"""How long one process may take to load the whole model and answer the golden question."""
-# Models are on disk, and nothing but imports comes before ranks wait for each other.
+"""The time for one process alone to load the whole model and answer the golden question, in seconds."""
+# Models are on disk, and only imports come before ranks wait for each other.
 _JOIN_TIMEOUT_S: Final = 120.0
 
 HOST_FILE: Final = "hosts.json"
@@ -36,38 +37,43 @@ class RankLaunch:
     backend: Backend
     parallelism: Parallelism
     layers: tuple[int, ...]
-    """How many layers each rank has; () unless it is a Pipeline."""
-    meeting: Rendezvous
+    """The number of layers of each rank; () unless the model is split as a Pipeline."""
+    rendezvous: Rendezvous
     environment: Mapping[str, str]
-    """What the group's owner says."""
+    """Variables that the ShardGroup declares."""
     secret: str
-    join_s: float
-    """How long it waits for the other ranks, in seconds."""
+    join_timeout_s: float
+    """The time to wait for the other ranks, in seconds."""
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT on which rank 0 listens to the other ranks."""
+        return _host_port(self.rendezvous.control)
 
 
 def join_timeout_s(formation: Formation) -> float:
-    """Return how long ranks wait for each other, in seconds; for a reference to be made on rank 0's Mac, too."""
-    is_referred = formation.fits_single and formation.golden is None
-    return _JOIN_TIMEOUT_S + (REFERENCE_TIMEOUT_S if is_referred else 0.0)
+    """Return the time for which ranks wait for each other in seconds; it covers a reference that rank 0's Mac makes."""
+    needs_reference = formation.fits_single and formation.golden is None
+    return _JOIN_TIMEOUT_S + (REFERENCE_TIMEOUT_S if needs_reference else 0.0)
 
 
 def rank_of_node(replica: Replica, node: str) -> int | None:
-    """Return the rank that the node has; None if it has none."""
+    """Return the node's rank of the replica; None if it has none."""
     nodes = [rank.node for rank in replica.spec.ranks]
     return nodes.index(node) if node in nodes else None
 
 
 def wanted_epoch(replica: Replica) -> int:
-    """Return the epoch that is wanted; 0 where there is one rank."""
+    """Return the epoch in the replica's spec; 0 for a replica with one rank."""
     formation = replica.spec.formation
     return 0 if formation is None else formation.epoch
 
 
 def group_order(replica: Replica, rank: int) -> RankLaunch | None:
-    """Return the rank's place; None where the replica is one process.
+    """Return the launch of a rank; None if the replica is one process.
 
     Raises:
-        ValueError: the ranks cannot meet: one has no address, or there are too many links.
+        ValueError: the ranks cannot reach each other: one has no address, or there are too many links.
 
     """
     formation, ranks = replica.spec.formation, replica.spec.ranks
@@ -81,63 +87,48 @@ def group_order(replica: Replica, rank: int) -> RankLaunch | None:
         backend=formation.backend,
         parallelism=formation.parallelism,
         layers=tuple(one.layers for one in ranks) if is_pipeline else (),
-        meeting=rendezvous(replica.metadata.uid, formation, ranks),
+        rendezvous=rendezvous(replica.metadata.uid, formation, ranks),
         environment=formation.environment,
         secret=formation.secret,
-        join_s=join_timeout_s(formation),
+        join_timeout_s=join_timeout_s(formation),
     )
 
 
-def group_flags(group: RankLaunch) -> list[str]:
-    """Return the words by which an engine knows its place (engine/flags.py)."""
-    layers = ("--layers", ",".join(map(str, group.layers))) if group.layers else ()
-    return [
-        *("--rank", str(group.rank)),
-        *("--world-size", str(group.world_size)),
-        *("--coordinator", _host_port(group.meeting.control)),
-        *("--epoch", str(group.epoch)),
-        *("--backend", group.backend),
-        *("--parallelism", group.parallelism),
-        *layers,
-        *("--join-timeout", f"{group.join_s:g}"),
-    ]
-
-
-def _host_port(place: tuple[str, int]) -> str:
-    return f"{place[0]}:{place[1]}"
+def _host_port(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
 
 
 def group_variables(group: RankLaunch, folder: Path) -> dict[str, str]:
-    """Return what the rank has in its environment; `folder` is where its files lie."""
-    found = {
+    """Return the environment variables of the rank; `folder` holds its files."""
+    variables = {
         **group.environment,
-        "MLX_FLEET_GROUP_SECRET": group.secret,
+        engine_flags.GROUP_KEY_VARIABLE: group.secret,
         "MLX_RANK": str(group.rank),
         "MLX_HOSTFILE": str(folder / HOST_FILE),
     }
     if group.backend != "ring":
-        found["MLX_IBV_DEVICES"] = str(folder / DEVICE_FILE)
-        found["MLX_JACCL_COORDINATOR"] = _host_port(group.meeting.coordinator)
+        variables["MLX_IBV_DEVICES"] = str(folder / DEVICE_FILE)
+        variables["MLX_JACCL_COORDINATOR"] = _host_port(group.rendezvous.coordinator)
     if group.backend == "jaccl-ring":
-        found["MLX_JACCL_RING"] = "1"
-    return found
+        variables["MLX_JACCL_RING"] = "1"
+    return variables
 
 
 def write_group_files(group: RankLaunch, folder: Path) -> None:
-    """Write what MLX reads when the ranks connect.
+    """Write the files that MLX reads when the ranks connect.
 
     Raises:
         OSError: the folder cannot be written to.
 
     """
-    write_atomically(folder / HOST_FILE, json.dumps(group.meeting.hosts))
-    if group.meeting.devices is not None:
-        matrix = [[_device_cell(names) for names in row] for row in group.meeting.devices]
+    write_atomically(folder / HOST_FILE, json.dumps(group.rendezvous.hosts))
+    if group.rendezvous.devices is not None:
+        matrix = [[_device_cell(names) for names in row] for row in group.rendezvous.devices]
         write_atomically(folder / DEVICE_FILE, json.dumps(matrix))
 
 
 def _device_cell(names: Sequence[str]) -> str | list[str] | None:
-    """Return one cell of JACCL's matrix: nothing, a device, or several for several cables."""
+    """Return one cell of JACCL's matrix: null, a device, or a list of devices for several cables."""
     if not names:
         return None
     return names[0] if len(names) == 1 else list(names)

@@ -1,40 +1,65 @@
-"""Asking an engine how it is, over loopback, with a time limit on everything."""
+"""Health and probe requests to engines over HTTP, with a time limit on each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
 
 from models import golden_question
 from schemas.formation import GoldenAnswer
+from schemas.wire.errors import ErrorBody
 
 HEALTH_TIMEOUT_S = 2.0
-# A first token on a cold model on a busy machine.
+# A first token of a cold model on a busy machine.
 _PROBE_TIMEOUT_S = 120.0
+# The code with which an embedding model refuses a completion.
+_NOT_A_TEXT_MODEL = "not_a_text_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth:
-    """What the engine says of itself."""
+    """An engine's answer to /health."""
 
     state: str
     message: str
     peak_bytes: int = 0
-    """Most memory that it took so far; 0 if it does not say."""
+    """Its peak memory; 0 if unknown."""
     is_busy: bool = False
-    """Whether `progress` has to grow."""
+    """True if `progress` must grow."""
     progress: int = 0
-    """What it has done so far, in no unit."""
+    """A count of its work so far, without a unit."""
     slowest_s: float = 0.0
     """Its slowest step so far, in seconds."""
     loaded: float = 0.0
-    """How much of its weights it has loaded, from 0 to 1."""
+    """The part of its weights that is loaded, from 0 to 1."""
+
+
+class HealthPort(Protocol):
+    """The port to the health and probes of engines."""
+
+    async def ask(
+        self, port: int, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
+    ) -> EngineHealth | None:
+        """Return the health of the replica's engine; None if it does not answer within the limit."""
+        ...
+
+    async def probe(self, port: int, model: str) -> str:
+        """Generate one token; return the error, "" if there is none."""
+        ...
+
+    async def golden(self, port: int, model: str) -> tuple[GoldenAnswer | None, str]:
+        """Ask the golden question; return (answer, ""), (None, error), or (None, "") for a model without text."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
 
 
 class HealthClient:
-    """Asks engines. `close()` when done."""
+    """Asks engines over HTTP (`HealthPort`). Call `close()` when done."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -51,9 +76,9 @@ class HealthClient:
     async def ask(
         self, port: int, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
     ) -> EngineHealth | None:
-        """Return what the replica's engine says; None if it does not answer within the limit.
+        """Return the health of the replica's engine; None if it does not answer within the limit.
 
-        Somebody else may listen on the port before our engine finds out that it is taken.
+        An answer of another replica counts as none: its process may have taken the port before our engine did.
         """
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
@@ -66,17 +91,17 @@ class HealthClient:
             return None
 
     async def probe(self, port: int, model: str) -> str:
-        """Have one token generated, or read where none can be made; return what went wrong, or nothing."""
-        made = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
-        counted = "completion_tokens"
+        """Generate one token, or one embedding with an embedding model; return the error, "" if there is none."""
+        completion = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+        counter = "completion_tokens"
         try:
-            status, raw = await self._post(port, "/v1/completions", made)
-            if status == 400 and orjson.loads(raw)["error"]["code"] == "not_a_text_model":
-                read, counted = {"model": model, "input": "1"}, "prompt_tokens"
-                status, raw = await self._post(port, "/v1/embeddings", read)
+            status, raw = await self._post(port, "/v1/completions", completion)
+            if status == 400 and _error_code(raw) == _NOT_A_TEXT_MODEL:
+                embedding, counter = {"model": model, "input": "1"}, "prompt_tokens"
+                status, raw = await self._post(port, "/v1/embeddings", embedding)
             if status != 200:
                 return f"the first token failed: {raw[:200].decode('utf-8', 'replace')}"
-            tokens = int(orjson.loads(raw)["usage"][counted])
+            tokens = int(orjson.loads(raw)["usage"][counter])
         except (
             aiohttp.ClientError,
             TimeoutError,
@@ -89,16 +114,16 @@ class HealthClient:
         return "" if tokens >= 1 else "the engine answered without a token"
 
     async def golden(self, port: int, model: str) -> tuple[GoldenAnswer | None, str]:
-        """Ask the golden question; return the answer, or what went wrong.
+        """Ask the golden question; return (answer, ""), or (None, error).
 
-        A model that only reads has no answer: there it is asked to read, and neither comes back.
+        An embedding model has no such answer: it is probed with one embedding, and the result is (None, "").
         """
         try:
             body = golden_question.request_body(model)
             status, raw = await self._post(port, golden_question.PATH, body)
             if status == 200:
                 return golden_question.read_answer(orjson.loads(raw), is_reference=False), ""
-            if status == 400 and orjson.loads(raw)["error"]["code"] == "not_a_text_model":
+            if status == 400 and _error_code(raw) == _NOT_A_TEXT_MODEL:
                 return None, await self.probe(port, model)
         except (
             aiohttp.ClientError,
@@ -113,17 +138,23 @@ class HealthClient:
 
     async def _post(self, port: int, path: str, body: Mapping[str, object]) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
-        async with self._client().post(self._url(port, path), json=body, timeout=timeout) as got:
-            return got.status, await got.read()
+        url = self._url(port, path)
+        async with self._client().post(url, json=body, timeout=timeout) as response:
+            return response.status, await response.read()
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
 
+def _error_code(body: bytes) -> str | None:
+    error = ErrorBody.parse(body)
+    return None if error is None else error.code
+
+
 def _parse_health(tree: Mapping[str, Any]) -> EngineHealth:
-    """Return what an answer of /health says; raises LookupError, TypeError or ValueError if it is none."""
+    """Return the health in an answer; raises LookupError, TypeError or ValueError if the answer is invalid."""
     total_bytes = int(tree.get("totalBytes", 0))
     return EngineHealth(
         state=str(tree["state"]),

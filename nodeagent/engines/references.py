@@ -1,76 +1,98 @@
-"""Has one process answer the golden question with all of a model, and keeps the answer. Judges nothing."""
+"""Reference answers to the golden question: one process alone answers with the whole model, and the answer is stored."""
 
 import asyncio
 import logging
 import sys
+from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from machinery.files import write_atomically
 from machinery.processes import last_lines
 from models import fingerprint
-from nodeagent.dependencies import ReferencesPort
-from nodeagent.engines.engine_processes import (
-    GOLDEN_MODULE,
-    EngineOrder,
-    end_references,
-    optional_flag,
-)
+from nodeagent.engines.engine_processes import EngineOrder, end_references
 from nodeagent.engines.group_launch import REFERENCE_TIMEOUT_S
-from nodeagent.replicas.observed import ReferenceState
 from schemas.formation import GoldenAnswer
+from schemas.wire import engine_flags
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 10.0
 
 
+class ReferenceState(StrEnum):
+    """The progress of a reference answer, which is made before the ranks start."""
+
+    NOT_TRIED = "NotTried"
+    RUNNING = "Running"
+    FOUND = "Found"
+    FAILED = "Failed"
+
+
+class ReferencesPort(Protocol):
+    """The port to reference answers."""
+
+    async def make(self, order: EngineOrder) -> GoldenAnswer:
+        """Return the answer, made now or earlier. A cancelled call leaves no process behind.
+
+        Raises:
+            OSError: no answer can be made; the text says why.
+
+        """
+        ...
+
+    def sweep(self) -> None:
+        """End the processes that an earlier run of this agent left behind."""
+        ...
+
+
 def reference_command(order: EngineOrder) -> list[str]:
-    """Return the command line of the process that answers alone (nodeagent/engine/golden.py)."""
-    return [
-        *(sys.executable, "-m", GOLDEN_MODULE),
-        *("--model-dir", str(order.model_dir)),
-        *("--context-length", str(order.context_length)),
-        *optional_flag("--kv-bits", order.kv_bits),
-        *optional_flag("--kv-window", order.kv_window),
-        *optional_flag("--adapter", order.adapter),
-    ]
+    """Return the command line of the process that answers alone (engine/golden/__main__.py)."""
+    flags = engine_flags.to_argv(
+        model_dir=order.model_dir,
+        context_length=order.context_length,
+        kv_bits=order.kv_bits,
+        kv_window=order.kv_window,
+        adapter=order.adapter,
+    )
+    return [sys.executable, "-m", engine_flags.GOLDEN_MODULE, *flags]
 
 
 class GoldenReferences:
-    """The answers below one agent's state folder (`ReferencesPort`)."""
+    """The reference answers below one agent's state folder (`ReferencesPort`)."""
 
     def __init__(self, state_dir: Path) -> None:
         self._engines = state_dir / "engines"
         self._answers = state_dir / "goldens"
 
     async def make(self, order: EngineOrder) -> GoldenAnswer:
-        """Return the answer, made now or earlier. Cancelled, it leaves nothing behind.
+        """Return the answer, made now or earlier. A cancelled call leaves no process behind.
 
         Raises:
-            OSError: there is none, and why.
+            OSError: no answer can be made; the text says why.
 
         """
         path = await asyncio.to_thread(self._path, order)
-        kept = _read_answer(path)
-        if kept is None:
-            kept = await self._run(order)
-            write_atomically(path, kept.model_dump_json(by_alias=True))
-        return kept
+        answer = _read_answer(path)
+        if answer is None:
+            answer = await self._run(order)
+            write_atomically(path, answer.model_dump_json(by_alias=True))
+        return answer
 
     def _path(self, order: EngineOrder) -> Path:
-        shaping = (order.kv_bits, order.kv_window, order.adapter and order.adapter.name)
+        settings = (order.kv_bits, order.kv_window, order.adapter and order.adapter.name)
         try:
-            return self._answers / f"{fingerprint.compute(order.model_dir, shaping)}.json"
+            return self._answers / f"{fingerprint.compute(order.model_dir, settings)}.json"
         except ImportError as error:
-            raise OSError(f"there is no MLX here: {error}") from error
+            raise OSError(f"MLX is not installed on this node: {error}") from error
 
     async def _run(self, order: EngineOrder) -> GoldenAnswer:
         folder = self._engines / order.replica
         folder.mkdir(parents=True, exist_ok=True)
-        words = folder / "golden.log"
-        with words.open("wb") as errors:
+        error_log = folder / "golden.log"
+        with error_log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *reference_command(order),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -81,26 +103,26 @@ class GoldenReferences:
             )
         try:
             async with asyncio.timeout(REFERENCE_TIMEOUT_S):
-                said, _ = await process.communicate()
+                output, _ = await process.communicate()
         except TimeoutError as error:
             raise OSError(
-                f"one process alone made no answer in {REFERENCE_TIMEOUT_S:g} s"
+                f"the reference process gave no answer in {REFERENCE_TIMEOUT_S:g} s"
             ) from error
         finally:
             await _end_process(process)
         if process.returncode != 0:
             raise OSError(
-                f"one process alone ended with {process.returncode}: {last_lines(words, 1)}"
+                f"the reference process ended with {process.returncode}: {last_lines(error_log, 1)}"
             )
         try:
-            return GoldenAnswer.model_validate_json(said)
+            return GoldenAnswer.model_validate_json(output)
         except ValidationError as error:
             raise OSError(
-                f"one process alone answered what is no answer: {said[:200]!r}"
+                f"the reference process gave an invalid answer: {output[:200]!r}"
             ) from error
 
     def sweep(self) -> None:
-        """End what an earlier run of this agent left behind."""
+        """End the processes that an earlier run of this agent left behind."""
         end_references(self._engines)
 
 
@@ -124,56 +146,56 @@ def _read_answer(path: Path) -> GoldenAnswer | None:
 
 
 class ReferenceTasks:
-    """Makes references beside the loop, one for a replica, and remembers how that went."""
+    """Makes references beside the loop, one for each replica, and keeps their results."""
 
     def __init__(self, port: ReferencesPort, group: asyncio.TaskGroup) -> None:
         self._port = port
         self._group = group
-        self._made: dict[str, _ReferenceTask] = {}
+        self._references: dict[str, _ReferenceTask] = {}
 
     def start(self, order: EngineOrder) -> None:
-        """Begin, unless it was begun."""
+        """Start to make a reference; an earlier one of the replica is ended."""
         self.stop(order.replica)
-        making = _ReferenceTask(order.replica_uid)
-        self._made[order.replica] = making
-        making.task = self._group.create_task(self._make(order, making))
+        reference = _ReferenceTask(order.replica_uid)
+        self._references[order.replica] = reference
+        reference.task = self._group.create_task(self._make(order, reference))
 
-    async def _make(self, order: EngineOrder, making: "_ReferenceTask") -> None:
+    async def _make(self, order: EngineOrder, reference: "_ReferenceTask") -> None:
         try:
-            making.golden = await self._port.make(order)
-            making.state = ReferenceState.FOUND
+            reference.golden = await self._port.make(order)
+            reference.state = ReferenceState.FOUND
         except OSError as error:
-            # Then the group's own first answer has to do, if it is sane.
+            # The group's own first answer is used then, if it is sane.
             log.warning(
                 "no reference for the golden answer",
                 extra={"replica": order.replica, "why": str(error)},
             )
-            making.state = ReferenceState.FAILED
+            reference.state = ReferenceState.FAILED
 
     def stop(self, replica: str) -> None:
-        """End what runs for a replica, and forget it."""
-        making = self._made.pop(replica, None)
-        if making is not None and making.task is not None:
-            making.task.cancel()
+        """End and forget the reference of a replica."""
+        reference = self._references.pop(replica, None)
+        if reference is not None and reference.task is not None:
+            reference.task.cancel()
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being made now."""
-        return any(making.state is ReferenceState.RUNNING for making in self._made.values())
+        """True if a reference is being made now."""
+        return any(one.state is ReferenceState.RUNNING for one in self._references.values())
 
-    def look(self, replica: str, uid: str | None) -> tuple[ReferenceState, GoldenAnswer | None]:
-        """Return how it went; what is of an earlier replica of the name is ended. `uid` None: whichever it is."""
-        making = self._made.get(replica)
-        if making is None:
+    def observe(self, replica: str, uid: str | None) -> tuple[ReferenceState, GoldenAnswer | None]:
+        """Return state and answer; a reference of an earlier replica of that name is ended. None: any uid."""
+        reference = self._references.get(replica)
+        if reference is None:
             return ReferenceState.NOT_TRIED, None
-        if uid is not None and making.uid != uid:
+        if uid is not None and reference.uid != uid:
             self.stop(replica)
             return ReferenceState.NOT_TRIED, None
-        return making.state, making.golden
+        return reference.state, reference.golden
 
 
 class _ReferenceTask:
-    """One reference that is made, or was."""
+    """One reference that is being made, or was made."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid

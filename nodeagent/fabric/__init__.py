@@ -1,1 +1,1 @@
-"""The test of the cables between Macs: a child process for each rank, and what its numbers mean."""
+"""The test of the cables between Macs: one child process for each rank, and the evaluation of its measurements."""

@@ -1,4 +1,4 @@
-"""What the rounds of a test add up to, and whether that is what the cables can do. Pure."""
+"""The measurements of a fabric test: sums over rounds and ranks, and the verdict over the cables. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,31 +8,31 @@ from nodeagent.fabric.rank_process import SumRound
 from schemas.fabrictest import MIB, FabricFigures, FabricRank
 from schemas.shardgroup import Backend
 
-# mlx-jaccl-cluster on two M4 Pro: 7.9 GB/s on average at 64 MB; below 5 a cable or port is not what it should be.
+# mlx-jaccl-cluster measured 7.9 GB/s on average at 64 MB on two M4 Pro; below 5 a cable or a port is faulty.
 MIN_HEALTHY_GB_S = 5.0
 JUDGED_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeSummary:
-    """How one size went."""
+    """The measurements of one array size."""
 
     size: int
     """Bytes."""
     rounds: int
     wrong: int
-    """Rounds whose sum was not right."""
+    """Rounds with a wrong sum."""
     least_us: float
     median_us: float
     most_us: float
     average_gb_s: float
-    """10^9 bytes of the array a second, over the mean of the rounds."""
+    """10^9 bytes of the array per second, over the mean time of the rounds."""
     peak_gb_s: float
-    """Over the fastest round."""
+    """The same over the fastest round."""
 
 
 def figures_by_size(rounds: Iterable[SumRound]) -> tuple[FabricFigures, ...]:
-    """Return the rounds by size, in the order they came."""
+    """Return the rounds by size, in their order."""
     by_size: dict[int, list[SumRound]] = {}
     for one in rounds:
         by_size.setdefault(one.size, []).append(one)
@@ -47,8 +47,8 @@ def figures_by_size(rounds: Iterable[SumRound]) -> tuple[FabricFigures, ...]:
 
 
 def summarize_rank(found: FabricFigures) -> SizeSummary:
-    """Return what the rounds of one size on one rank add up to."""
-    # A clock that did not move between two looks would be an infinite speed.
+    """Return the summary of the rounds of one size on one rank."""
+    # A time of 0 between two clock readings would be an infinite speed.
     times = [max(took, 0.1) for took in found.times_us]
     return SizeSummary(
         size=found.size,
@@ -63,7 +63,7 @@ def summarize_rank(found: FabricFigures) -> SizeSummary:
 
 
 def summarize_ranks(ranks: Sequence[FabricRank]) -> tuple[SizeSummary, ...]:
-    """Return how each size went for all ranks: as on the slowest, and wrong where any of them was."""
+    """Return the summary of each size over all ranks: the times of the slowest rank, and all wrong sums."""
     sizes = [one.size for one in ranks[0].figures] if ranks else []
     found = []
     for size in sizes:
@@ -87,7 +87,7 @@ def summarize_ranks(ranks: Sequence[FabricRank]) -> tuple[SizeSummary, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricVerdict:
-    """Whether the fabric does what it should."""
+    """The verdict over the cables of one test."""
 
     is_healthy: bool
     reason: str
@@ -95,14 +95,14 @@ class FabricVerdict:
 
 
 def judge(found: Sequence[SizeSummary], backend: Backend) -> FabricVerdict:
-    """Return what the rows say of the cables."""
+    """Return the verdict over the cables."""
     wrong = sum(one.wrong for one in found)
     if wrong:
         of = sum(one.rounds for one in found)
         return FabricVerdict(
             is_healthy=False,
             reason="WrongSums",
-            message=f"{wrong} of {of} sums were wrong: models would answer nonsense; replace the cable, and compare "
+            message=f"{wrong} of {of} sums were wrong, so models would give wrong answers. Replace the cable, and compare "
             "the versions of macOS and MLX (fleetctl fabric matrix)",
         )
     large = next((one for one in found if one.size == JUDGED_BYTES), None)
@@ -111,7 +111,7 @@ def judge(found: Sequence[SizeSummary], backend: Backend) -> FabricVerdict:
         return FabricVerdict(
             is_healthy=False,
             reason="TooSlow",
-            message=f"{speed}, and Thunderbolt 5 gives more than {MIN_HEALTHY_GB_S:g}: look for a cable or a port that is "
-            "no Thunderbolt 5",
+            message=f"{speed}, and Thunderbolt 5 reaches more than {MIN_HEALTHY_GB_S:g}: look for a cable or a port that is "
+            "not Thunderbolt 5",
         )
     return FabricVerdict(is_healthy=True, reason="Measured", message=f"{speed} over {backend}")

@@ -1,7 +1,7 @@
-"""The node's part in tests of the cables: a rank as a child process, and what came out as a condition.
+"""The node's part in tests of the cables: its rank as a child process, its results in the store, and its condition.
 
-A test is there for as long as the command that asked for it; when it is gone its rank is ended, and what was said of
-it is removed. What we say lies under the agent's lease, so that nothing of it outlives us.
+A test exists as long as the command that requested it. When it is gone, its rank is stopped and its results are removed. The
+results are written under the agent's lease, so they do not outlive the agent.
 """
 
 import asyncio
@@ -40,101 +40,101 @@ class FabricTestRank:
         self,
         transport: Transport,
         clock: Clock,
-        presence: NodeRegistration,
+        registration: NodeRegistration,
         test: FabricTest,
         rank: int,
     ) -> None:
         self._transport = transport
         self._clock = clock
-        self._presence = presence
+        self._registration = registration
         self._test = test
         seat = test.spec.seats[rank]
         self._key = keys.fabric_rank_key(seat.node, test.name)
-        self._said = FabricRank(
+        self._result = FabricRank(
             test_uid=test.metadata.uid, rank=rank, node=seat.node, state="Running"
         )
-        self._news = asyncio.Event()
+        self._changed_result = asyncio.Event()
 
     async def refuse(self, why: str) -> None:
-        """Say that we do not take part, until the test is gone."""
-        self._say(self._said.model_copy(update={"state": "Failed", "message": why}))
-        await self._tell()
+        """Publish that this node does not take part, until the test is gone."""
+        self._set_result(self._result.model_copy(update={"state": "Failed", "message": why}))
+        await self._publish()
 
-    async def take(self, folder: Path, judged: Callable[[FabricVerdict | None], None]) -> None:
-        """Run the rank, tell how it goes, and keep what was said until the test is gone (this is cancelled then).
+    async def run(self, folder: Path, on_verdict: Callable[[FabricVerdict | None], None]) -> None:
+        """Run the rank and publish its results until the test is gone, when this call is cancelled.
 
-        `judged` hears what the sums say of this node's cables; None where the rank did not come to its end.
+        `on_verdict` gets the verdict over this node's cables; None if the rank did not finish.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._tell())
-            self._say(self._said)
+            group.create_task(self._publish())
+            self._set_result(self._result)
             why = await self._run(folder)
-            found = self._said.figures
+            found = self._result.figures
             state = "Failed" if why else "Done"
-            self._say(self._said.model_copy(update={"state": state, "message": why}))
+            self._set_result(self._result.model_copy(update={"state": state, "message": why}))
             rows = [measurements.summarize_rank(one) for one in found]
             backend = self._test.spec.formation.backend
-            judged(None if why else measurements.judge(rows, backend))
+            on_verdict(None if why else measurements.judge(rows, backend))
 
     async def _run(self, folder: Path) -> str:
-        """Run the rank to its end; return what went wrong, or nothing."""
+        """Run the rank to its end; return the error, "" if there is none."""
         spec, rounds = self._test.spec, list[SumRound]()
 
-        def hear(word: RankMessage) -> None:
-            if not isinstance(word, SumRound):
+        def on_message(message: RankMessage) -> None:
+            if not isinstance(message, SumRound):
                 return
-            rounds.append(word)
-            if sum(one.size == word.size for one in rounds) == spec.rounds:
+            rounds.append(message)
+            if sum(one.size == message.size for one in rounds) == spec.rounds:
                 done = measurements.figures_by_size(rounds)
-                self._say(self._said.model_copy(update={"figures": done}))
+                self._set_result(self._result.model_copy(update={"figures": done}))
 
         try:
             found = rendezvous(self._test.metadata.uid, spec.formation, spec.seats)
-            order = rank_process.write_order(folder, spec, self._said.rank, found)
-            why = await rank_process.run_rank(order, hear)
+            order = rank_process.write_order(folder, spec, self._result.rank, found)
+            why = await rank_process.run_rank(order, on_message)
         except (OSError, ValueError) as error:
             return f"its process could not be started: {error}"
         if not why:
-            # A wrong warm-up is one more than the rounds that were asked for.
-            self._say(
-                self._said.model_copy(update={"figures": measurements.figures_by_size(rounds)})
+            # A wrong warm-up round counts, in addition to the requested rounds.
+            self._set_result(
+                self._result.model_copy(update={"figures": measurements.figures_by_size(rounds)})
             )
         return why
 
-    def _say(self, said: FabricRank) -> None:
-        self._said = said
-        self._news.set()
+    def _set_result(self, result: FabricRank) -> None:
+        self._result = result
+        self._changed_result.set()
 
-    async def _tell(self) -> None:
-        """Write what is said under our lease whenever it is news, for ever; in the end nothing of it stays."""
+    async def _publish(self) -> None:
+        """Write the result under the lease whenever it changes, for ever; delete it at the end."""
         try:
             while True:
-                self._news.clear()
+                self._changed_result.clear()
                 if not await self._write():
                     await self._clock.sleep(_RETRY_S)
-                    self._news.set()
-                await self._news.wait()
+                    self._changed_result.set()
+                await self._changed_result.wait()
         finally:
             with contextlib.suppress(StoreError):
                 await self._transport.commit([], [Delete(key=self._key)])
 
     async def _write(self) -> bool:
-        """Return whether it is written."""
-        lease = self._presence.lease
+        """Return whether the result is written."""
+        lease = self._registration.lease
         if lease is None:
             return False
         try:
             await self._transport.commit(
-                [], [Put(key=self._key, value=codec.encode(self._said), lease=lease)]
+                [], [Put(key=self._key, value=codec.encode(self._result), lease=lease)]
             )
         except StoreError as error:
-            log.info("test of the fabric not reported yet", extra={"why": str(error)})
+            log.info("fabric test result not written; will retry", extra={"why": str(error)})
             return False
         return True
 
 
 class NodeFabricTests:
-    """The tests that this node takes part in, one at a time."""
+    """The fabric tests in which this node takes part, one at a time."""
 
     def __init__(self, transport: Transport, clock: Clock, *, node: str, folder: Path) -> None:
         self._transport = transport
@@ -152,8 +152,8 @@ class NodeFabricTests:
         self._condition: Condition | None = None
         self._is_resumed = False
 
-    async def run(self, presence: NodeRegistration, on_news: Callable[[], None]) -> None:
-        """Take part for ever; `on_news` is called when the condition may be another one."""
+    async def run(self, registration: NodeRegistration, on_change: Callable[[], None]) -> None:
+        """Take part for ever; `on_change` is called when the condition may have changed."""
         self._tests.on_change(lambda _: self._changed.set())
         running: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
@@ -170,22 +170,28 @@ class NodeFabricTests:
                 for uid in running.keys() - ours.keys():
                     ended = running.pop(uid)
                     ended.cancel()
-                    # It removes what it said, and the next test of the group says it under the same key.
+                    # It deletes its result; the next test of the group writes under the same key.
                     await asyncio.wait([ended])
                 for uid in ours.keys() - running.keys():
-                    running[uid] = group.create_task(self._take(ours[uid], presence, on_news))
+                    running[uid] = group.create_task(
+                        self._participate(ours[uid], registration, on_change)
+                    )
                 await self._changed.wait()
 
-    async def fill(self, status: NodeStatus, presence: NodeRegistration) -> NodeStatus:
-        """Return the status with what the last test said, be it one of an earlier run of this agent.
+    async def fill(self, status: NodeStatus, registration: NodeRegistration) -> NodeStatus:
+        """Return the status with the condition of the last test, which may be of an earlier run of this agent.
 
         Raises:
-            StoreError: what was said earlier could not be asked for.
+            StoreError: the earlier status could not be read.
 
         """
         if not self._is_resumed:
-            said = await presence.described()
-            before = find_condition(said.conditions, FABRIC_HEALTHY) if said is not None else None
+            described = await registration.described()
+            before = (
+                find_condition(described.conditions, FABRIC_HEALTHY)
+                if described is not None
+                else None
+            )
             self._condition = self._condition or before
             self._is_resumed = True
         if self._condition is None:
@@ -194,14 +200,14 @@ class NodeFabricTests:
         return status.model_copy(update={"conditions": conditions})
 
     def _sweep(self) -> None:
-        """Remove what an earlier run of this agent left of tests that are gone."""
-        there = {self._place(test).name for test in self._tests.items.values()}
+        """Delete the folders that an earlier run of this agent left behind."""
+        expected = {self._test_folder(test).name for test in self._tests.items.values()}
         for folder in self._folder.glob("*"):
-            if folder.name not in there:
+            if folder.name not in expected:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _place(self, test: FabricTest) -> Path:
-        # A digest: what is removed later must not be wherever a uid points to.
+    def _test_folder(self, test: FabricTest) -> Path:
+        # A digest: the folder is deleted later, and a uid could hold a path.
         digest = hashlib.sha256(test.metadata.uid.encode()).hexdigest()
         return self._folder / digest[:16]
 
@@ -209,47 +215,47 @@ class NodeFabricTests:
         nodes = [seat.node for seat in test.spec.seats]
         return nodes.index(self._node) if self._node in nodes else None
 
-    async def _take(
-        self, test: FabricTest, presence: NodeRegistration, on_news: Callable[[], None]
+    async def _participate(
+        self, test: FabricTest, registration: NodeRegistration, on_change: Callable[[], None]
     ) -> None:
         rank = self._rank(test)
         assert rank is not None
-        part = FabricTestRank(self._transport, self._clock, presence, test, rank)
-        folder = self._place(test)
+        part = FabricTestRank(self._transport, self._clock, registration, test, rank)
+        folder = self._test_folder(test)
         try:
             if self._busy:
-                await part.refuse(f"it takes part in a test of {self._busy} already")
+                await part.refuse(f"it already takes part in a test of {self._busy}")
             elif folder.exists():
-                # The other ranks are connected to a rank that died with that agent.
-                await part.refuse("its agent was started again meanwhile")
+                # The other ranks are connected to a rank that ended with the earlier agent.
+                await part.refuse("its agent was restarted during the test")
             else:
-                await self._measure(part, folder, test, on_news)
+                await self._measure(part, folder, test, on_change)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _measure(
-        self, part: FabricTestRank, folder: Path, test: FabricTest, on_news: Callable[[], None]
+        self, part: FabricTestRank, folder: Path, test: FabricTest, on_change: Callable[[], None]
     ) -> None:
-        def judged(verdict: FabricVerdict | None) -> None:
+        def on_verdict(verdict: FabricVerdict | None) -> None:
             self._busy = ""
-            self._condition = self._judged(test.name, verdict)
-            on_news()
+            self._condition = self._new_condition(test.name, verdict)
+            on_change()
 
         self._busy = test.name
-        log.info("test of the fabric begins", extra={"group": test.name})
+        log.info("fabric test begins", extra={"group": test.name})
         try:
-            await part.take(folder, judged)
+            await part.run(folder, on_verdict)
         finally:
             if self._busy == test.name:
                 self._busy = ""
 
-    def _judged(self, group: str, verdict: FabricVerdict | None) -> Condition:
-        """Return what a test says of this node; one that broke off may be another's fault."""
+    def _new_condition(self, group: str, verdict: FabricVerdict | None) -> Condition:
+        """Return the condition after a test; an aborted test may be the fault of another node."""
         new = Condition(
             type=FABRIC_HEALTHY,
             status=ConditionStatus.UNKNOWN,
             reason="TestBrokeOff",
-            message=f"shardgroup/{group}: the test did not come to its end",
+            message=f"shardgroup/{group}: the test did not finish",
             last_transition_time=self._clock.now(),
         )
         if verdict is not None:

@@ -1,8 +1,6 @@
-"""What a rank of the test is started with, and what it says while it runs. Pure but for the files it names.
+"""One rank of a fabric test as a child process: its order, its messages, and its life seen from the parent. Never imports mlx.
 
-Orders are the child's command line; what it says is JSON, one value a line, on its standard output.
-
-One rank of the test as a child process: started, listened to, ended. Never imports mlx.
+The order is the child's command line. Messages are JSON, one a line, on its standard output.
 """
 
 import argparse
@@ -22,19 +20,19 @@ from schemas.formation import Rendezvous
 from schemas.shardgroup import Backend
 
 FABRIC_MODULE = "nodeagent.fabric"
-# A rank of MLX's ring tries for 31 s to reach its neighbour (spec of MLX 0.32: 1, 2, 4, 8, 16 s); rank 0 waits for ever.
+# A rank of MLX's ring tries for 31 s to reach its neighbour (MLX 0.32: 1, 2, 4, 8, 16 s); rank 0 waits for ever.
 CONNECT_TIMEOUT_S = 45
-# 64 MB around a ring of wifi, at 3 MB/s.
+# 64 MB around a ring over Wi-Fi at 3 MB/s.
 ROUND_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricRankOrder:
-    """What one rank does."""
+    """The parameters of one rank."""
 
     rank: int
     size: int
-    """Of the world."""
+    """The number of ranks."""
     backend: Backend
     hostfile: Path
     devices: Path | None = None
@@ -45,7 +43,7 @@ class FabricRankOrder:
     rounds: int
 
     def variables(self) -> dict[str, str]:
-        """Return the environment that MLX finds the other ranks by."""
+        """Return the environment variables by which MLX finds the other ranks."""
         found = {**self.environment, "MLX_RANK": str(self.rank), "MLX_HOSTFILE": str(self.hostfile)}
         if self.devices is not None:
             found["MLX_IBV_DEVICES"] = str(self.devices)
@@ -57,12 +55,12 @@ class FabricRankOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksConnected:
-    """All ranks reached each other."""
+    """All ranks are connected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumRound:
-    """One sum."""
+    """One measured sum."""
 
     size: int
     """Bytes."""
@@ -72,7 +70,7 @@ class SumRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBroken:
-    """MLX gave up."""
+    """MLX failed."""
 
     why: str
 
@@ -124,7 +122,7 @@ def rank_command(order: FabricRankOrder) -> list[str]:
 
 
 def parse_order(arguments: Sequence[str] | None) -> FabricRankOrder:
-    """Return what the command line says."""
+    """Return the order in a command line; exits with code 2 if it is invalid."""
     parser = argparse.ArgumentParser(
         prog=FABRIC_MODULE, description="One rank of a test of the fabric."
     )
@@ -137,18 +135,18 @@ def parse_order(arguments: Sequence[str] | None) -> FabricRankOrder:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--bytes", required=True)
-    said = parser.parse_args(arguments)
-    backend: Backend = said.backend
+    flags = parser.parse_args(arguments)
+    backend: Backend = flags.backend
     return FabricRankOrder(
-        rank=said.rank,
-        size=said.size,
+        rank=flags.rank,
+        size=flags.size,
         backend=backend,
-        hostfile=said.hostfile,
-        devices=said.devices,
-        coordinator=said.coordinator,
-        environment=dict(_parse_pair(text) for text in said.set),
-        sizes=tuple(int(text) for text in said.bytes.split(",")),
-        rounds=said.rounds,
+        hostfile=flags.hostfile,
+        devices=flags.devices,
+        coordinator=flags.coordinator,
+        environment=dict(_parse_pair(text) for text in flags.set),
+        sizes=tuple(int(text) for text in flags.bytes.split(",")),
+        rounds=flags.rounds,
     )
 
 
@@ -157,24 +155,24 @@ def _parse_pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def encode_message(word: RankMessage) -> str:
-    """Return the word as a line."""
-    match word:
+def encode_message(message: RankMessage) -> str:
+    """Return the message as one line."""
+    match message:
         case RanksConnected():
             return '{"connected": true}'
         case SumRound():
-            return json.dumps([word.size, word.took_us, word.is_right])
+            return json.dumps([message.size, message.took_us, message.is_right])
         case RankBroken():
-            return json.dumps({"broken": word.why})
+            return json.dumps({"broken": message.why})
 
 
 def decode_message(line: bytes) -> RankMessage | None:
-    """Return what a line says; None if it is none of ours, such as a line of MLX's own."""
+    """Return the message in a line; None for another line, such as MLX's own output."""
     try:
-        said = json.loads(line)
+        tree = json.loads(line)
     except ValueError:
         return None
-    match said:
+    match tree:
         case {"connected": True}:
             return RanksConnected()
         case [int(size), float(took_us), bool(is_right)]:
@@ -185,36 +183,36 @@ def decode_message(line: bytes) -> RankMessage | None:
             return None
 
 
-# The child's own alarm ends it within its deadlines; this is for one that is frozen.
+# The child's own alarm ends it at its deadlines; this is for a frozen child.
 _SILENCE_TIMEOUT_S = max(CONNECT_TIMEOUT_S, ROUND_TIMEOUT_S) + 5
 _MAX_STDERR_BYTES = 400
 
 
-async def run_rank(order: FabricRankOrder, hear: Callable[[RankMessage], None]) -> str:
-    """Run one rank to its end, telling what it says; return what went wrong, or nothing.
+async def run_rank(order: FabricRankOrder, on_message: Callable[[RankMessage], None]) -> str:
+    """Run one rank to its end and pass its messages to `on_message`; return the error, "" if there is none.
 
     Raises:
         OSError: it could not be started.
 
     """
     async with _running_process(order) as process, asyncio.TaskGroup() as group:
-        last = group.create_task(_stderr_tail(process))
-        why = await _read_messages(process, hear)
+        tail = group.create_task(_stderr_tail(process))
+        why = await _read_messages(process, on_message)
         if why:
             _kill_process(process)
         code = await process.wait()
-        said = await last
+        output = await tail
     if why or code == 0:
         return why
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
     if code == -14:
-        ended = f"it stood still for {CONNECT_TIMEOUT_S} s while connecting, or {ROUND_TIMEOUT_S} s in one round"
-    return f"its process ended: {ended}{f' ({said})' if said else ''}"
+        ended = f"it made no progress for {CONNECT_TIMEOUT_S} s while connecting, or for {ROUND_TIMEOUT_S} s in one round"
+    return f"its process ended: {ended}{f' ({output})' if output else ''}"
 
 
 @asynccontextmanager
 async def _running_process(order: FabricRankOrder) -> AsyncIterator[Process]:
-    """Start the child; whatever happens, it is gone afterwards."""
+    """Start the child, and kill it at the end of the block."""
     process = await asyncio.create_subprocess_exec(
         *rank_command(order), stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
     )
@@ -230,7 +228,7 @@ def _kill_process(process: Process) -> None:
         process.kill()
 
 
-async def _read_messages(process: Process, hear: Callable[[RankMessage], None]) -> str:
+async def _read_messages(process: Process, on_message: Callable[[RankMessage], None]) -> str:
     assert process.stdout is not None
     why = ""
     while True:
@@ -238,18 +236,18 @@ async def _read_messages(process: Process, hear: Callable[[RankMessage], None]) 
             async with asyncio.timeout(_SILENCE_TIMEOUT_S):
                 line = await process.stdout.readline()
         except TimeoutError:
-            return f"its process said nothing for {_SILENCE_TIMEOUT_S} s"
+            return f"its process wrote nothing for {_SILENCE_TIMEOUT_S} s"
         if not line:
             return why
-        word = decode_message(line)
-        if isinstance(word, RankBroken):
-            why = word.why
-        if word is not None:
-            hear(word)
+        message = decode_message(line)
+        if isinstance(message, RankBroken):
+            why = message.why
+        if message is not None:
+            on_message(message)
 
 
 async def _stderr_tail(process: Process) -> str:
-    """Return the end of what it wrote to standard error."""
+    """Return the end of its standard error."""
     assert process.stderr is not None
     found = b""
     while piece := await process.stderr.read(_MAX_STDERR_BYTES):

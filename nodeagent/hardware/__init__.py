@@ -1,1 +1,1 @@
-"""What this machine is: chip, cores, memory, addresses. Parsing is pure; reading is one thin file per system."""
+"""Facts and readings of this machine: chip, cores, memory, heat, power, cables. Parsing is pure; one thin reader per system."""

@@ -1,11 +1,8 @@
-"""What a Mac is, from the commands that macOS ships. Parsing is pure; only `capture` touches the machine.
+"""Facts and readings of a Mac, from the commands of macOS. Parsing is pure; only the `read_` functions run commands.
 
-These readers have never run on a Mac, only against the captures in tests/nodeagent/captures: plausible output,
-modelled on what owners published. The README there says which parts are assumed.
-
-How a Mac is now, from the commands that macOS ships. Parsing is pure; only `read` touches the machine.
-
-None of this has run on a Mac, only against texts in tests/nodeagent/captures/live: output as others published it.
+Tested on captures only, not on a Mac: tests/nodeagent/hardware/captures holds plausible output, modelled on what owners published,
+and its README says which parts are assumed. The kernel's pressure level decides how much reclaimable memory counts as
+available, because free memory alone is a poor signal on macOS (exo#976): the kernel caches and compresses before it frees.
 """
 
 import asyncio
@@ -16,14 +13,14 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from nodeagent.hardware import readings, system_text
+from nodeagent.hardware import system_text
 from nodeagent.hardware.readings import (
     HardwareError,
     HardwareFacts,
     HeatReading,
     MachineReading,
-    MacMemory,
     MemoryLimitSource,
+    MemoryPressure,
     MemoryReading,
     PowerSource,
     RebootReading,
@@ -36,7 +33,7 @@ MIB: Final = 2**20
 RDMA_SINCE: Final = (26, 2)  # Apple TN3205
 
 _UNITS: Final = (("MB", 2**20), ("GB", 2**30), ("TB", 2**40))
-# LLMKube plans with the same boundary: two thirds up to 36 GB, three quarters above.
+# The boundary that LLMKube uses: two thirds up to 36 GB, three quarters above.
 _SMALL_MAC_BYTES: Final = 36 * 2**30
 _SYSCTLS: Final = (
     "machdep.cpu.brand_string",
@@ -52,7 +49,7 @@ _PROFILER_TIMEOUT_S: Final = 20.0  # system_profiler takes seconds when it is co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactsOutput:
-    """What the commands printed; "" for each one that could not be run."""
+    """Outputs of commands for facts; "" for each one that failed."""
 
     sysctl: str = ""
     profiler: str = ""
@@ -63,7 +60,7 @@ class FactsOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemProfile:
-    """What system_profiler says, as far as it says it."""
+    """The fields of system_profiler; None for a missing one."""
 
     chip: str | None = None
     machine: str | None = None
@@ -74,9 +71,9 @@ class SystemProfile:
 
 
 def parse_profiler(text: str) -> SystemProfile:
-    """Read `system_profiler SPHardwareDataType SPDisplaysDataType -json`.
+    """Parse `system_profiler SPHardwareDataType SPDisplaysDataType -json`.
 
-    Of number_processors only the total counts: the order of the levels after it differs between versions
+    Of number_processors only the total is used: the order of the levels after it differs between versions
     ("24:16:8:0" on macOS 26, "12:0:8:4" on 27), and a virtual machine has a plain number.
     """
     try:
@@ -107,28 +104,28 @@ def _sections(tree: object, name: str) -> list[dict[str, str]]:
 
 
 def parse_size(text: str) -> int | None:
-    """Read "128 GB" as bytes."""
+    """Return "128 GB" in bytes."""
     match = re.match(r"(\d+) ?([A-Z]B)", text, re.ASCII)
     return (int(match[1]) * dict(_UNITS).get(match[2], 0) or None) if match else None
 
 
 def parse_os_version(sw_vers: str) -> str:
-    """Read `sw_vers` as "26.2 (25C56)"."""
-    said = parse_pairs(sw_vers)
-    version, build = said.get("ProductVersion"), said.get("BuildVersion")
+    """Return version and build in `sw_vers` as "26.2 (25C56)"."""
+    fields = parse_pairs(sw_vers)
+    version, build = fields.get("ProductVersion"), fields.get("BuildVersion")
     if not version:
         return UNKNOWN
     return f"{version} ({build})" if build else version
 
 
 def parse_gpu_cores(ioreg: str) -> int | None:
-    """Read "gpu-core-count" = 20 from the I/O registry."""
+    """Return the value of "gpu-core-count" = 20 in the I/O registry."""
     match = re.search(r'"gpu-core-count" = (\d+)', ioreg)
     return parse_positive(match[1]) if match else None
 
 
 def parse_platform_uuid(ioreg: str) -> str | None:
-    """Read "IOPlatformUUID" = "6D95..." from the I/O registry."""
+    """Return the value of "IOPlatformUUID" = "6D95..." in the I/O registry."""
     match = re.search(r'"IOPlatformUUID" = "([0-9A-Fa-f-]+)"', ioreg)
     return match[1] if match else None
 
@@ -136,7 +133,7 @@ def parse_platform_uuid(ioreg: str) -> str | None:
 def gpu_memory_limit(
     memory_bytes: int, wired_limit_mb: int | None
 ) -> tuple[int, MemoryLimitSource]:
-    """Return what models may use, and by whom that was decided. A limit beyond the memory is capped."""
+    """Return the memory for models in bytes, at most all of it, and the origin of that limit."""
     if wired_limit_mb:
         return min(wired_limit_mb * MIB, memory_bytes), MemoryLimitSource.WIRED_LIMIT
     percent = 66 if memory_bytes <= _SMALL_MAC_BYTES else 75
@@ -144,13 +141,18 @@ def gpu_memory_limit(
 
 
 def supports_rdma(os_version: str) -> bool:
-    """Say whether this macOS has RDMA over Thunderbolt; one that could not be read has not."""
+    """Return whether this macOS has RDMA over Thunderbolt; an unknown version has not."""
     match = re.match(r"(\d+)(?:\.(\d+))?", os_version, re.ASCII)
     return match is not None and (int(match[1]), int(match[2] or 0)) >= RDMA_SINCE
 
 
 def assemble_facts(seen: FactsOutput) -> HardwareFacts:
-    """Make the facts, each from its best source that answered. Only memory has no last resort."""
+    """Return the facts, each from the best source that answered.
+
+    Raises:
+        HardwareError: no source has the memory.
+
+    """
     profile = parse_profiler(seen.profiler)
     sysctl = parse_pairs(seen.sysctl)
     memory_bytes = parse_positive(sysctl.get("hw.memsize")) or profile.memory_bytes
@@ -189,11 +191,11 @@ def assemble_facts(seen: FactsOutput) -> HardwareFacts:
 
 
 def _smallest_or_one(options: tuple[int, ...]) -> int:
-    return min(options, default=1)  # there is at least one, whatever this chip is
+    return min(options, default=1)  # every chip has at least one
 
 
 async def capture_facts() -> FactsOutput:
-    """Run the commands, all at once, each within its own time. One that fails leaves its text empty."""
+    """Run the commands concurrently, each with its own timeout; a failed one leaves its text empty."""
     async with asyncio.TaskGroup() as group:
         sysctl = group.create_task(
             system_text.command_output(
@@ -209,7 +211,7 @@ async def capture_facts() -> FactsOutput:
         sw_vers = group.create_task(
             system_text.command_output(("/usr/bin/sw_vers",), timeout_s=_COMMAND_TIMEOUT_S)
         )
-        # A second source for the two that would otherwise hang on system_profiler alone.
+        # A second source for the two values that only system_profiler would have.
         gpu, board = (
             group.create_task(
                 system_text.command_output(
@@ -218,7 +220,7 @@ async def capture_facts() -> FactsOutput:
             )
             for entry in ("AGXAccelerator", "IOPlatformExpertDevice")
         )
-        # gethostname() follows DHCP; the name the owner chose does not.
+        # gethostname() follows DHCP; the name chosen by the owner does not.
         local_name = group.create_task(
             system_text.command_output(
                 ("/usr/sbin/scutil", "--get", "LocalHostName"), timeout_s=_COMMAND_TIMEOUT_S
@@ -234,21 +236,81 @@ async def capture_facts() -> FactsOutput:
 
 
 async def read_facts() -> HardwareFacts:
-    """Return what this Mac is."""
+    """Return the facts of this Mac.
+
+    Raises:
+        HardwareError: its memory cannot be read.
+
+    """
     return assemble_facts(await capture_facts())
+
+
+PRESSURE_SYSCTL: Final = "kern.memorystatus_vm_pressure_level"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MacMemory:
+    """A Mac's memory at one moment."""
+
+    free_bytes: int  # free now, with speculative reads
+    inactive_bytes: int  # not used lately: reclaimable, in part only by compression or swapping
+    wired_bytes: int  # never reclaimable; a killed engine may leave some until a reboot
+    pressure: MemoryPressure
+
+
+def parse_mac_memory(vm_stat: str, sysctl: str) -> MacMemory | None:
+    """Parse `vm_stat` and `sysctl kern.memorystatus_vm_pressure_level`; None if vm_stat failed.
+
+    The page size is part of the output: 16384 on Apple silicon, 4096 on Intel and under Rosetta.
+    """
+    page = re.search(r"page size of (\d+) bytes", vm_stat)
+    fields = parse_pairs(vm_stat)
+    if page is None or "Pages free" not in fields:
+        return None
+
+    def pages(*names: str) -> int:
+        return sum(parse_positive(fields.get(name)) or 0 for name in names) * int(page[1])
+
+    return MacMemory(
+        free_bytes=pages("Pages free", "Pages speculative"),
+        inactive_bytes=pages("Pages inactive"),
+        wired_bytes=pages("Pages wired down"),
+        pressure=parse_pressure(sysctl),
+    )
+
+
+def parse_pressure(sysctl: str) -> MemoryPressure:
+    """Return the pressure level; a missing or unknown one counts as a warning."""
+    level = parse_positive(parse_pairs(sysctl).get(PRESSURE_SYSCTL))
+    return next((known for known in MemoryPressure if known == level), MemoryPressure.WARNING)
+
+
+def mac_available_bytes(memory: MacMemory) -> int:
+    """Return the bytes that a new model could take: free and inactive pages while the pressure is normal.
+
+    Under a warning the inactive pages are already being compressed, so only free ones count; under critical pressure
+    none do.
+    """
+    match memory.pressure:
+        case MemoryPressure.NORMAL:
+            return memory.free_bytes + memory.inactive_bytes
+        case MemoryPressure.WARNING:
+            return memory.free_bytes
+        case MemoryPressure.CRITICAL:
+            return 0
 
 
 _READING_TIMEOUT_S: Final = 5.0
 _MEMORY_SYSCTL: Final = "hw.memsize"
-# Darwin's own levels, without root: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping. `pmset -g therm` says
-# little on Apple silicon. The kernel begins to slow down for good at "heavy"; ProcessInfo's "fair" hides that.
+# Levels of Darwin, readable without root: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping. `pmset -g therm` says
+# little on Apple silicon. The kernel throttles permanently from "heavy" on; the "fair" of ProcessInfo hides that.
 _THERMAL_NAME: Final = "com.apple.system.thermalpressurelevel"
 _THERMAL_LEVELS: Final = {2: "heavy", 3: "trapping", 4: "sleeping"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOutput:
-    """What the commands printed; "" for each one that could not be run, or hung."""
+    """Outputs of commands for a reading; "" for each one that failed or timed out."""
 
     vm_stat: str = ""
     sysctl: str = ""
@@ -259,7 +321,7 @@ class ReadingOutput:
 
 
 def parse_heat(thermal_level: str, therm: str) -> HeatReading | None:
-    """Read `notifyutil -g` of the thermal level and `pmset -g therm`; None if neither says anything."""
+    """Parse `notifyutil -g` of the thermal level and `pmset -g therm`; None if both are empty."""
     if not thermal_level.strip() and not therm.strip():
         return None
     level = re.search(rf"{re.escape(_THERMAL_NAME)}\s+(\d+)", thermal_level, re.ASCII)
@@ -273,7 +335,7 @@ def parse_heat(thermal_level: str, therm: str) -> HeatReading | None:
 
 
 def parse_power(batt: str) -> PowerSource:
-    """Read the first line of `pmset -g batt`. A UPS is a battery: it will not last either."""
+    """Parse the first line of `pmset -g batt`. A UPS counts as a battery: it runs out, too."""
     match = re.search(r"[Nn]ow drawing from '([^']*)'", batt)
     if match is None:
         return "Unknown"
@@ -281,14 +343,14 @@ def parse_power(batt: str) -> PowerSource:
 
 
 def parse_idle_s(hid: str) -> float | None:
-    """Read HIDIdleTime, in nanoseconds, of `ioreg -c IOHIDSystem`; None where there is no such thing."""
+    """Return HIDIdleTime of `ioreg -c IOHIDSystem` in seconds; None if it is missing."""
     match = re.search(r'"HIDIdleTime" = (\d{1,19})\b', hid, re.ASCII)
     return int(match[1]) / 1e9 if match else None
 
 
 def assemble_reading(printed: ReadingOutput) -> MachineReading:
-    """Make a reading of what the commands printed, without the disk."""
-    seen = readings.parse_mac_memory(printed.vm_stat, printed.sysctl)
+    """Return a reading from the outputs, without the disk."""
+    seen = parse_mac_memory(printed.vm_stat, printed.sysctl)
     total = parse_positive(parse_pairs(printed.sysctl).get(_MEMORY_SYSCTL))
     return MachineReading(
         memory=_memory_reading(seen, total),
@@ -309,10 +371,10 @@ def _memory_reading(seen: MacMemory | None, total: int | None) -> MemoryReading 
 
 
 async def read_reading() -> MachineReading:
-    """Run the commands, all at once, each within its own time; those that fail leave their part unknown."""
+    """Run the commands concurrently, each with its own timeout; a failed one leaves its part unknown."""
     commands = (
         ("/usr/bin/vm_stat",),
-        ("/usr/sbin/sysctl", readings.PRESSURE_SYSCTL, _MEMORY_SYSCTL),
+        ("/usr/sbin/sysctl", PRESSURE_SYSCTL, _MEMORY_SYSCTL),
         ("/usr/bin/notifyutil", "-g", _THERMAL_NAME),
         ("/usr/bin/pmset", "-g", "therm"),
         ("/usr/bin/pmset", "-g", "batt"),

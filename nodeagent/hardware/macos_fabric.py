@@ -1,6 +1,6 @@
-"""How a Mac is cabled, from the commands that macOS ships. Parsing is pure; only `read` touches the machine.
+"""Cables, addresses and RDMA devices of a Mac, from the commands of macOS. Parsing is pure; only `read_fabric` runs commands.
 
-None of this has run on a Mac, only against texts in tests/nodeagent/captures/fabric: output as others published it.
+Tested on captures only, not on a Mac: tests/nodeagent/hardware/captures/fabric holds output that others published.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from schemas.node import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPor
 _COMMAND_TIMEOUT_S: Final = 5.0
 _PROFILER_TIMEOUT_S: Final = 15.0  # system_profiler takes seconds when it is cold
 _CHIP: Final = "machdep.cpu.brand_string"
-# A port says what it could do, "Up to 120 Gb/s", or what its cable does, "80 Gb/s". Only Thunderbolt 5 reaches 80.
+# A port reports its maximum, "Up to 120 Gb/s", or the speed of its cable, "80 Gb/s". Only Thunderbolt 5 reaches 80.
 _SPEED: Final = re.compile(r"(?:Up to )?(\d{1,4}) Gb/s", re.ASCII)
 _TB5_GBPS: Final = 80
 _TB4_GBPS: Final = 40
@@ -28,7 +28,7 @@ _STATES: Final = {"PORT_ACTIVE": "Active", "PORT_DOWN": "Down"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricOutput:
-    """What the commands printed; "" for each one that could not be run, or hung."""
+    """Outputs of the commands; "" for each one that failed or timed out."""
 
     thunderbolt: str = ""
     hardware_ports: str = ""
@@ -41,21 +41,21 @@ class FabricOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterfaceConfig:
-    """What `ifconfig` says."""
+    """The addresses and bridge members in `ifconfig`."""
 
     addresses: tuple[tuple[str, str], ...] = ()
-    """Interface and IPv4 address, loopback left out."""
+    """(interface, IPv4 address), without loopback."""
     bridged: frozenset[str] = frozenset()
-    """Interfaces that are members of a bridge which is up: `mlx.distributed_config` takes it down and leaves them."""
+    """Interfaces in a bridge that is up; `mlx.distributed_config` takes such a bridge down and keeps its members."""
 
 
 def parse_rdma_ctl(text: str) -> bool | None:
-    """Read `rdma_ctl status`: one word. Its exit code is 0 also for "needs to be executed from Recovery OS"."""
+    """Parse `rdma_ctl status`, one word. Its exit code is 0 also for "needs to be executed from Recovery OS"."""
     return {"enabled": True, "disabled": False}.get(text.strip().lower())
 
 
 def parse_devices(ibv_devinfo: str) -> tuple[RdmaDevice, ...]:
-    """Read `ibv_devinfo`: a stanza for each device, with one port. "No IB devices found" has none."""
+    """Parse `ibv_devinfo`: a stanza for each device, with one port. "No IB devices found" has none."""
     found: list[RdmaDevice] = []
     for stanza in re.split(r"^\s*hca_id:", ibv_devinfo, flags=re.MULTILINE)[1:]:
         name = (stanza.split() or [""])[0]
@@ -72,7 +72,7 @@ def parse_devices(ibv_devinfo: str) -> tuple[RdmaDevice, ...]:
 
 
 def parse_hardware_ports(networksetup: str) -> dict[str, str]:
-    """Read `networksetup -listallhardwareports`: "Thunderbolt 2" is "en6"."""
+    """Parse `networksetup -listallhardwareports`: {"Thunderbolt 2": "en6"}."""
     found: dict[str, str] = {}
     port = ""
     for line in networksetup.splitlines():
@@ -85,7 +85,7 @@ def parse_hardware_ports(networksetup: str) -> dict[str, str]:
 
 
 def parse_ifconfig(text: str) -> InterfaceConfig:
-    """Read `ifconfig`: who has which address, and who is a member of a bridge."""
+    """Parse `ifconfig`: the address of each interface, and the members of bridges."""
     addresses: list[tuple[str, str]] = []
     bridged: set[str] = set()
     name, is_up = "", False
@@ -108,10 +108,10 @@ def parse_ifconfig(text: str) -> InterfaceConfig:
 def parse_ports(
     profiler: str, names: Mapping[str, str], bridged: frozenset[str]
 ) -> tuple[ThunderboltPort, ...]:
-    """Read `system_profiler SPThunderboltDataType -json`: a bus is a port; `names` as parse_hardware_ports has them.
+    """Parse `system_profiler SPThunderboltDataType -json`: a bus is a port; `names` as from parse_hardware_ports.
 
-    A Mac at the other end is an item of the bus itself, with a domain of its own. One behind a dock is an item of
-    the dock: no RDMA goes through that, so it is no peer.
+    A Mac at the other end is an item of the bus itself, with its own domain. A Mac behind a dock is an item of the
+    dock and not a peer: RDMA does not pass a dock.
     """
     found: list[ThunderboltPort] = []
     for bus in _buses(profiler):
@@ -142,7 +142,7 @@ def parse_ports(
 
 
 def parse_thunderbolt(sysctl: str, profiler: str) -> int:
-    """Return the newest Thunderbolt by the chip's name, and if that is new to us by what the ports could do; or 0."""
+    """Return the newest Thunderbolt generation by the chip, or for an unknown chip by the ports' speed; 0 if unknown."""
     chip = chips.find_chip(parse_pairs(sysctl).get(_CHIP, ""), gpu_cores=None, memory_bytes=None)
     if chip is not None:
         return max(int(word) for word in chip.thunderbolt.split() if word.isdecimal())
@@ -157,7 +157,7 @@ def parse_thunderbolt(sysctl: str, profiler: str) -> int:
 
 
 def assemble_fabric(printed: FabricOutput) -> NodeFabric:
-    """Make of the commands' output what the node reports."""
+    """Return the fabric from the outputs."""
     names = parse_hardware_ports(printed.hardware_ports)
     seen = parse_ifconfig(printed.ifconfig)
     over_thunderbolt = {device for port, device in names.items() if port.startswith("Thunderbolt")}
@@ -206,10 +206,10 @@ def _gbps(speed: str) -> int:
 
 
 async def read_fabric() -> NodeFabric | None:
-    """Run the commands, all at once, each within its own time.
+    """Run the commands concurrently, each with its own timeout, and return the fabric.
 
-    None if one that every Mac has did not answer: half a picture would be news of cables that nobody pulled.
-    `rdma_ctl` and the `ibv_` tools came with macOS 26.2 and are not in a folder that we could rely on: PATH has them.
+    Returns None if a command that every Mac has failed: a partial result would look like unplugged cables.
+    `rdma_ctl` and the `ibv_` tools came with macOS 26.2 and have no fixed folder: they are found by PATH.
     """
     commands = (
         (("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"), _PROFILER_TIMEOUT_S),

@@ -1,7 +1,4 @@
-"""Asks the machine what it is, whichever system it runs. Chooses the reader; parses nothing itself.
-
-Asks this machine how it is, whichever system it runs. Chooses the reader; parses nothing itself.
-"""
+"""Readers of this machine, chosen by its operating system: facts once at the start, readings from time to time."""
 
 import asyncio
 import shutil
@@ -11,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from nodeagent.hardware import linux, macos, macos_fabric, readings, system_text
+from machinery import linux_memory
+from nodeagent.hardware import linux, macos, macos_fabric, system_text
 from nodeagent.hardware.readings import DiskReading, HardwareError, HardwareFacts, MachineReading
 from schemas.node import NodeFabric
 
@@ -19,7 +17,12 @@ _COMMAND_TIMEOUT_S: Final = 5.0
 
 
 async def read_machine_facts(platform: str = sys.platform) -> HardwareFacts:
-    """Return this machine's inventory."""
+    """Return the facts of this machine.
+
+    Raises:
+        HardwareError: its memory cannot be read, or its system is not supported.
+
+    """
     match platform:
         case "darwin":
             return await macos.read_facts()
@@ -30,37 +33,37 @@ async def read_machine_facts(platform: str = sys.platform) -> HardwareFacts:
 
 
 async def available_memory_bytes(platform: str = sys.platform) -> int | None:
-    """Return how much memory a new model could take now; None if the machine did not say, which is not 0."""
+    """Return the bytes that a new model could take now; None if unknown, which is not 0."""
     if platform != "darwin":
-        return linux.available_memory_bytes()
+        return linux_memory.available_memory_bytes()
     seen = await mac_memory()
-    return readings.mac_available_bytes(seen) if seen else None
+    return macos.mac_available_bytes(seen) if seen else None
 
 
-async def mac_memory() -> readings.MacMemory | None:
-    """Return a Mac's live memory, with the wired total and the pressure; None if vm_stat did not answer."""
+async def mac_memory() -> macos.MacMemory | None:
+    """Return a Mac's current memory; None if vm_stat failed."""
     async with asyncio.TaskGroup() as group:
         vm_stat = group.create_task(
             system_text.command_output(("/usr/bin/vm_stat",), timeout_s=_COMMAND_TIMEOUT_S)
         )
         pressure = group.create_task(
             system_text.command_output(
-                ("/usr/sbin/sysctl", readings.PRESSURE_SYSCTL), timeout_s=_COMMAND_TIMEOUT_S
+                ("/usr/sbin/sysctl", macos.PRESSURE_SYSCTL), timeout_s=_COMMAND_TIMEOUT_S
             )
         )
-    return readings.parse_mac_memory(vm_stat.result() or "", pressure.result() or "")
+    return macos.parse_mac_memory(vm_stat.result() or "", pressure.result() or "")
 
 
 T = TypeVar("T")
 
 _QUERY_TIMEOUT_S: Final = 5.0
-# Every third reading, so every 30 s: system_profiler is no light command. Ports go dead while a group idles
-# (exo#1973) and addresses move (exo#2067), so once at the start would not do.
+# Every third reading, so every 30 s: system_profiler is expensive. Once at the start is not enough, because ports go dead
+# while a group idles (exo#1973) and addresses change (exo#2067).
 _READINGS_PER_FABRIC: Final = 3
 
 
 class SystemMachineReader:
-    """The machine that the agent runs on (`Readings`)."""
+    """Reads the machine that the agent runs on (`MachineReader`)."""
 
     def __init__(self, models_dir: Path, platform: str = sys.platform) -> None:
         self._platform = platform
@@ -70,7 +73,7 @@ class SystemMachineReader:
         self._fabric_due_in = 0
 
     async def take(self) -> MachineReading:
-        """Return how the machine is now; what cannot be read, or takes too long, is None in it."""
+        """Return a reading; a part that cannot be read, or takes too long, is None."""
         async with asyncio.TaskGroup() as group:
             disk = group.create_task(self._disk.ask())
             rest = group.create_task(self._system())
@@ -78,7 +81,7 @@ class SystemMachineReader:
         return replace(rest.result(), disk=disk.result(), fabric=fabric.result())
 
     async def _cables(self) -> NodeFabric | None:
-        """Return how it is cabled, if it is time to look; what could not be read is due at once."""
+        """Return the cables if they are due; after a failure they are due at the next reading."""
         if self._fabric_due_in > 0:
             self._fabric_due_in -= 1
             return None
@@ -94,36 +97,36 @@ class SystemMachineReader:
 
 
 def read_disk(folder: Path) -> DiskReading:
-    """Return the disk that the folder is on, or will be: it need not exist yet.
+    """Return the disk of the folder, which need not exist yet.
 
     Raises:
-        OSError: the system does not say.
+        OSError: the disk cannot be read.
 
     """
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    usage = shutil.disk_usage(there)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    usage = shutil.disk_usage(existing)
     return DiskReading(total_bytes=usage.total, free_bytes=usage.free)
 
 
 class SingleQuery(Generic[T]):
-    """Asks in a thread, one question at a time: a disk in a network that is gone holds its thread for minutes."""
+    """A blocking query that runs in a thread, at most one at a time: a lost network disk blocks its thread for minutes."""
 
-    def __init__(self, question: Callable[[], T], *, limit_s: float = _QUERY_TIMEOUT_S) -> None:
-        self._question = question
+    def __init__(self, query: Callable[[], T], *, limit_s: float = _QUERY_TIMEOUT_S) -> None:
+        self._query = query
         self._limit_s = limit_s
-        self._asked: asyncio.Future[T] | None = None
+        self._pending: asyncio.Future[T] | None = None
 
     async def ask(self) -> T | None:
-        """Return the answer; None if it does not come in time, or is an OSError."""
-        is_late = self._asked is not None
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().run_in_executor(None, self._question)
-        # Who was late once is not waited for again.
-        await asyncio.wait((self._asked,), timeout=0 if is_late else self._limit_s)
-        if not self._asked.done():
+        """Return the result; None if it is late, or an OSError."""
+        is_late = self._pending is not None
+        if self._pending is None:
+            self._pending = asyncio.get_running_loop().run_in_executor(None, self._query)
+        # A query that was late once is not waited for again.
+        await asyncio.wait((self._pending,), timeout=0 if is_late else self._limit_s)
+        if not self._pending.done():
             return None
-        asked, self._asked = self._asked, None
+        done, self._pending = self._pending, None
         try:
-            return asked.result()
+            return done.result()
         except OSError:
             return None

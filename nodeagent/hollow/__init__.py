@@ -1,6 +1,6 @@
-"""Hollow agents: the real agent (leases, status, planner, reports) on engines that are only times.
+"""Hollow agents, as in kubemark: the real agent (lease, status, planner, reports) with simulated engines.
 
-For simulations and for load: thousands in one process, cheap when idle. In one event loop:
+For simulations and load tests: thousands in one process, cheap when idle. In one event loop:
 
     clock = SystemClock()                      # or machinery.virtual_time.VirtualClock
     feed = SharedCaches(transport, clock)        # one watch for all agents of the process
@@ -10,12 +10,14 @@ For simulations and for load: thousands in one process, cheap when idle. In one 
         for mac in macs:
             group.create_task(mac.agent(transport, feed).run())
 
-`python -m nodeagent.hollow --etcd ... --count 1000` does that as a process of its own. Cancel an agent's task for a
-crash of the agent; `mac.lose_power()` besides ends its engines; `mac.engines.running()[0].end(1)` crashes one, `.is_silent = True`
-freezes it, `.is_stuck = True` has it get nowhere; `mac.readings.now` is how the machine is. Ranks of a group find each other among
-the Macs of one `SharedCaches`, and end with each other; `mac.health.answer` is what a group answers to the golden question.
-What is not like a fleet: all agents share one connection and two watches, where real agents have two watches each.
-Must not start processes, open sockets of its own or write files.
+`python -m nodeagent.hollow --etcd ... --count 1000` does that as a process of its own. To inject faults:
+
+- cancel an agent's task: the agent crashes; `mac.lose_power()` also ends its engines;
+- `mac.engines.running()[0].end(1)`: an engine crashes; `.is_silent = True`: it hangs; `.is_stuck = True`: no progress;
+- `mac.readings.now = ...`: the readings of the machine; `mac.health.answer = ...`: a group's golden answer.
+
+Ranks of a group find each other among the Macs of one `SharedCaches`, and end together. Unlike in a real fleet, all agents
+share one connection and two watches. Must not start processes, open sockets or write files.
 """
 
 from nodeagent.hollow.engines import HollowEngine, HollowTiming

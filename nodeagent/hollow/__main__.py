@@ -1,4 +1,4 @@
-"""The command `python -m nodeagent.hollow`: hollow agents against a real store. Flags and wiring, nothing else."""
+"""The command `python -m nodeagent.hollow`: hollow agents against a real store. Flags and wiring only."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from machinery import process_log as house_logging
+from machinery import process_log
 from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
 from nodeagent.hollow.engines import HollowTiming
@@ -18,7 +18,7 @@ from schemas.node import ModelGeometry, ModelReport
 from store.etcd.connect import connect
 from store.etcd.flags import address_from_flags, etcd_options
 
-# Eight thousand million parameters in four bits, as Llama 3.1 8B: what every path is taken for.
+# The geometry that every model path has: 8 billion parameters in 4 bits, as Llama 3.1 8B.
 _MODEL_GEOMETRY = ModelGeometry(
     model_type="llama",
     weights_bytes=4_500_000_000,
@@ -34,24 +34,24 @@ _MODEL_GEOMETRY = ModelGeometry(
     heads=32,
 )
 
-# A connection renews one lease after another; a thousand in turn would take longer than they live.
+# A connection renews one lease after another; a thousand in turn would take longer than a lease lasts.
 _MACS_PER_CONNECTION = 25
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @etcd_options
 @click.option("--count", type=click.IntRange(1, 100_000), default=1, show_default=True)
-@click.option("--name", default="hollow", show_default=True, help="Nodes are called NAME-0 and up.")
-@click.option("--first", type=click.IntRange(0), default=0, help="Number of the first one.")
+@click.option("--name", default="hollow", show_default=True, help="Nodes are named NAME-0 and up.")
+@click.option("--first", type=click.IntRange(0), default=0, help="Number of the first node.")
 @click.option("--chip", default="Apple M4 Pro", show_default=True)
-@click.option("--memory", default="48Gi", show_default=True, help="Unified memory of each.")
+@click.option("--memory", default="48Gi", show_default=True, help="Unified memory of each node.")
 @click.option("--load", type=float, default=2.0, show_default=True, help="Seconds to load a model.")
 @click.option(
     "--lease",
     type=click.IntRange(1),
     default=LEASE_TTL_S,
     show_default=True,
-    help="Seconds that each lease lives; a machine too slow to renew them all in time needs longer ones.",
+    help="Lifetime of each lease in seconds; raise it if this machine is too slow to renew all leases in time.",
 )
 @click.option(
     "--log-level",
@@ -60,8 +60,8 @@ _MACS_PER_CONNECTION = 25
     show_default=True,
 )
 def main(log_level: str, **options: Any) -> None:
-    """Run agents without engines, many in one process: for load tests. Nothing they "serve" answers."""
-    house_logging.setup("hollow", log_level)
+    """Run many agents with simulated engines in one process, for load tests. Their endpoints do not answer."""
+    process_log.setup("hollow", log_level)
     where, clock = address_from_flags(options), SystemClock()
     pace = HollowTiming(load_s=options["load"])
     last = options["first"] + options["count"]
@@ -81,20 +81,20 @@ def main(log_level: str, **options: Any) -> None:
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            lines = [connect(where) for _ in range(0, len(macs), _MACS_PER_CONNECTION)]
-            for line in lines:
-                stack.push_async_callback(line.close)
-            feed = SharedCaches(lines[0], clock)
+            connections = [connect(where) for _ in range(0, len(macs), _MACS_PER_CONNECTION)]
+            for connection in connections:
+                stack.push_async_callback(connection.close)
+            feed = SharedCaches(connections[0], clock)
 
-            async def live(number: int) -> None:
-                # Who begins with the others renews with them, for ever, and each burst makes the last one late.
+            async def run_mac(number: int) -> None:
+                # Agents that start together renew their leases together for ever, and the last one of each burst is late.
                 await clock.sleep(options["lease"] / 3 * number / len(macs))
-                await macs[number].agent(lines[number // _MACS_PER_CONNECTION], feed).run()
+                await macs[number].agent(connections[number // _MACS_PER_CONNECTION], feed).run()
 
             async with asyncio.TaskGroup() as group:
                 group.create_task(feed.run())
                 for number in range(len(macs)):
-                    group.create_task(live(number))
+                    group.create_task(run_mac(number))
 
     sys.exit(run_until_signal(run))
 

@@ -1,10 +1,7 @@
-"""Where the ranks of hollow groups find each other, and notice each other's end. No sockets: one process holds them all.
+"""Simulated engines: they load, answer, drain and end by the clock. No process, no socket, no disk.
 
-Engines that are nothing but times: they load, answer, drain and end on the clock. No process, no socket, no disk.
-
-A hollow engine is a value that is asked; nothing runs between two questions, so that thousands of them cost nothing.
-
-References for golden answers that are made by nobody, after as long as a model takes. No process.
+A hollow engine is a value that computes its state when it is asked; nothing runs between two questions, so thousands cost
+nothing.
 """
 
 import os
@@ -19,17 +16,18 @@ from machinery.processes import ProcessRecord
 from nodeagent.engines.engine_processes import EngineOrder, EngineProcess
 from nodeagent.engines.health_client import HEALTH_TIMEOUT_S, EngineHealth
 from schemas.formation import GoldenAnswer
+from schemas.wire.exit_codes import ExitCode
 
-# A closed channel is noticed at once, and the process takes a moment to go.
+# A closed channel is noticed at once, and the process takes a moment to end.
 _PEER_LOSS_S = 0.2
 
 
 class EpochMember(Protocol):
-    """One rank, as the others see it."""
+    """One rank, as the other ranks see it."""
 
     started_at: float
     ends_at: float
-    """When it ends by itself, or was ended: infinite while nobody ended it."""
+    """The time of its end, by itself or not; infinite before."""
 
     def running(self) -> bool: ...
 
@@ -43,62 +41,59 @@ class HollowEpoch:
 
     @property
     def joined_at(self) -> float:
-        """When the last rank came; infinite before."""
+        """The time at which the last rank joined; infinite before."""
         if len(self.ranks) < self.world_size:
             return float("inf")
         return max(rank.started_at for rank in self.ranks.values())
 
     def lost_at(self, number: int) -> float:
-        """Return when this rank notices that another one ended; infinite while none did."""
+        """Return the time at which this rank notices the end of another one; infinite while none ended."""
         others = (rank.ends_at for other, rank in self.ranks.items() if other != number)
         return min(others, default=float("inf")) + _PEER_LOSS_S
 
 
 class HollowEpochs:
-    """All groups of one process, by replica and epoch."""
+    """The epochs of all groups of one process, by replica and epoch."""
 
     def __init__(self) -> None:
-        self._meetings: dict[tuple[str, int], HollowEpoch] = {}
+        self._epochs_by_key: dict[tuple[str, int], HollowEpoch] = {}
 
     def join(
         self, uid: str, epoch: int, *, number: int, world_size: int, rank: EpochMember
     ) -> HollowEpoch:
-        """Have a rank wait for the others of its epoch."""
+        """Add a rank to its epoch, in which it waits for the others."""
         for key in list(self._over()):
-            del self._meetings[key]
-        meeting = self._meetings.setdefault((uid, epoch), HollowEpoch(world_size=world_size))
-        meeting.ranks[number] = rank
-        return meeting
+            del self._epochs_by_key[key]
+        members = self._epochs_by_key.setdefault((uid, epoch), HollowEpoch(world_size=world_size))
+        members.ranks[number] = rank
+        return members
 
     def _over(self) -> Iterator[tuple[str, int]]:
-        for key, meeting in self._meetings.items():
-            if not any(rank.running() for rank in meeting.ranks.values()):
+        for key, epoch in self._epochs_by_key.items():
+            if not any(rank.running() for rank in epoch.ranks.values()):
                 yield key
 
 
 HOLLOW_FOLDER = Path("/hollow")
-"""Where models would lie; nobody looks."""
+"""A models folder that is never read."""
 
 GOLDEN_ANSWER = GoldenAnswer(pieces=(" five", ",", " six"), logprobs=(-0.1, -0.2, -0.3))
-"""What every hollow group answers to the golden question."""
-
-# What an engine ends with when its group is over (engine/process.py).
-_EXIT_GROUP_OVER = 4
+"""The golden answer of every hollow group."""
 
 _NO_LOG = Path(os.devnull)
-"""Where a hollow engine's last words are looked for."""
+"""The log file of a hollow engine: empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HollowTiming:
-    """How long things take on a hollow Mac, in seconds."""
+    """The times of a hollow Mac, in seconds."""
 
     load_s: float = 5.0
-    """From an engine's start to Ready."""
+    """From the start of an engine to Ready."""
     probe_s: float = 0.2
-    """To the first token."""
+    """From the request to the first token."""
     drain_s: float = 0.5
-    """From being asked to end to the end."""
+    """From SIGTERM to the end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,27 +107,27 @@ class HollowEngine:
     load_s: float
     drain_s: float
     now: Callable[[], float]
-    meeting: HollowEpoch | None = None
-    """Where it waits for the other ranks; None where it has the whole model."""
+    epoch: HollowEpoch | None = None
+    """The epoch in which it waits for the other ranks; None if it has the whole model."""
     ends_at: float = float("inf")
     code: int = 0
     is_silent: bool = False
-    """Whether it hangs: it runs, and answers nothing."""
+    """True if it hangs: it runs and does not answer."""
     is_stuck: bool = False
-    """Whether it gets nowhere: it answers, and is busy for ever."""
+    """True if it makes no progress: it answers and is busy for ever."""
 
     @property
     def ready_at(self) -> float:
-        """When it is Ready: once loaded, which a rank begins when all are there."""
-        begins_at = self.started_at if self.meeting is None else self.meeting.joined_at
+        """The time at which it is Ready; a rank begins to load when all have joined."""
+        begins_at = self.started_at if self.epoch is None else self.epoch.joined_at
         return begins_at + self.load_s
 
     @property
     def _lost_at(self) -> float:
-        """When it notices that another rank is gone; who hangs notices nothing."""
-        if self.meeting is None or self.is_silent or self.order.group is None:
+        """The time at which it notices the end of another rank; an engine that hangs notices none."""
+        if self.epoch is None or self.is_silent or self.order.group is None:
             return float("inf")
-        return self.meeting.lost_at(self.order.group.rank)
+        return self.epoch.lost_at(self.order.group.rank)
 
     def running(self) -> bool:
         return self.now() < min(self.ends_at, self._lost_at)
@@ -143,25 +138,25 @@ class HollowEngine:
     def exit_code(self) -> int | None:
         if self.running():
             return None
-        return self.code if self.ends_at <= self._lost_at else _EXIT_GROUP_OVER
+        return self.code if self.ends_at <= self._lost_at else ExitCode.GROUP_LOST
 
     def send(self, signal_number: int) -> None:
-        """Drain and end at SIGTERM, end at SIGKILL."""
+        """Drain and end after SIGTERM; end at once after SIGKILL."""
         if signal_number == signal.SIGKILL:
             self.end(-signal_number)
         elif signal_number == signal.SIGTERM and not self.is_silent:
             self.ends_at = min(self.ends_at, self.now() + self.drain_s)
 
     def end(self, code: int) -> None:
-        """End now with this exit code, as in a crash; what has ended stays as it is."""
+        """End now with this exit code, as in a crash; no effect on an engine that has ended."""
         if self.running():
             self.ends_at, self.code = self.now(), code
 
     def health(self) -> EngineHealth:
-        """Return what it says of itself while it runs."""
+        """Return its health answer while it runs."""
         if self.ends_at < float("inf"):
             return EngineHealth(state="Draining", message="asked to end")
-        if self.meeting is not None and self.now() < self.meeting.joined_at:
+        if self.epoch is not None and self.now() < self.epoch.joined_at:
             return EngineHealth(state="Joining", message="")
         state = "Ready" if self.now() >= self.ready_at else "Loading"
         return EngineHealth(state=state, message="", is_busy=self.is_stuck)
@@ -173,25 +168,25 @@ class HollowEngines:
 
     clock: Clock
     pace: Callable[[str], HollowTiming]
-    """From a model's path to how long things take."""
+    """From a model's path to its times."""
     first_port: int = 4100
-    meetings: HollowEpochs = field(default_factory=HollowEpochs)
-    """Where its ranks find those of other Macs."""
+    epochs: HollowEpochs = field(default_factory=HollowEpochs)
+    """The epochs in which its ranks find those of other Macs."""
     start_error: str = ""
-    """Why no engine can be started now; empty: they can."""
+    """The error of each start; "" if engines can be started."""
     _engines: list[HollowEngine] = field(default_factory=list)
     _started: int = 0
     _epochs: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def last_epoch(self, replica: str, uid: str) -> int:
-        """Return the last epoch of which a rank was started here for the replica; 0 if none was."""
+        """Return the last epoch for which a rank of the replica was started here; 0 if none was."""
         return self._epochs.get((replica, uid), 0)
 
     def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a free port; a rank's epoch is used up by that, whatever comes of it.
+        """Start an engine on a free port; this uses up a rank's epoch, even if the start fails.
 
         Raises:
-            OSError: `start_error` says so.
+            OSError: `start_error` is set.
 
         """
         group = order.group
@@ -204,7 +199,7 @@ class HollowEngines:
         self._started += 1
         pace = self.pace(model_path(order))
         engine = HollowEngine(
-            record=ProcessRecord(pid=self._started, birthmark="hollow", command=()),
+            record=ProcessRecord(pid=self._started, start="hollow", command=()),
             order=order,
             port=port,
             started_at=self.clock.monotonic(),
@@ -213,7 +208,7 @@ class HollowEngines:
             now=self.clock.monotonic,
         )
         if group is not None:
-            engine.meeting = self.meetings.join(
+            engine.epoch = self.epochs.join(
                 order.replica_uid,
                 group.epoch,
                 number=group.rank,
@@ -224,7 +219,7 @@ class HollowEngines:
         return _engine_process(engine)
 
     def find(self) -> list[EngineProcess]:
-        """Return what an earlier agent of this Mac left running."""
+        """Return the engines that an earlier agent of this Mac left running."""
         return [_engine_process(engine) for engine in self.running()]
 
     def running(self) -> list[HollowEngine]:
@@ -232,53 +227,53 @@ class HollowEngines:
         return [engine for engine in self._engines if engine.running()]
 
     def on_port(self, port: int) -> HollowEngine | None:
-        """Return who answers there."""
+        """Return the engine on the port; None if there is none."""
         return next((engine for engine in self.running() if engine.port == port), None)
 
 
 @dataclass(slots=True, kw_only=True)
 class HollowHealth:
-    """Asks hollow engines how they are (`HealthPort`)."""
+    """The health and probes of hollow engines (`HealthPort`)."""
 
     engines: HollowEngines
     probe_error: str = ""
-    """What goes wrong with every first token now; empty: nothing."""
+    """The error of every probe; "" if probes succeed."""
     answer: GoldenAnswer = GOLDEN_ANSWER
-    """What groups whose rank 0 is here answer to the golden question now."""
+    """The golden answer of groups whose rank 0 is here."""
 
     async def ask(
         self, port: int, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
     ) -> EngineHealth | None:
-        """Return what the replica's engine says; None at once if it hangs, whatever the limit."""
-        del limit_s  # nobody waits here
+        """Return the health of the replica's engine; None at once if it hangs."""
+        del limit_s  # nothing waits here
         engine = self.engines.on_port(port)
         if engine is None or engine.is_silent or engine.order.replica_uid != replica_uid:
             return None
         return engine.health()
 
     async def probe(self, port: int, model: str) -> str:
-        """Have one token "generated"; return what went wrong, or nothing."""
+        """Wait for one simulated token; return the error, "" if there is none."""
         engine = self.engines.on_port(port)
         if engine is None:
-            return "the first token failed: nobody listens"
+            return "the first token failed: no engine listens"
         await self.engines.clock.sleep(self.engines.pace(model_path(engine.order)).probe_s)
         if not engine.running() or engine.is_silent:
-            return "the first token failed: the engine went away"
+            return "the first token failed: the engine ended"
         if model not in engine.order.served_names:
             return f"the first token failed: the engine does not serve {model}"
         return self.probe_error
 
     async def golden(self, port: int, model: str) -> tuple[GoldenAnswer | None, str]:
-        """Return the answer to the golden question, or what went wrong."""
+        """Return the golden answer, or the error of the probe."""
         error = await self.probe(port, model)
         return (None, error) if error else (self.answer, "")
 
     async def close(self) -> None:
-        """Let go of nothing: there are no connections."""
+        """Do nothing: there are no connections."""
 
 
 def model_path(order: EngineOrder) -> str:
-    """Return the model's path as its deployment names it."""
+    """Return the model's path as in its deployment."""
     folder = order.model_dir
     return str(
         folder.relative_to(HOLLOW_FOLDER) if folder.is_relative_to(HOLLOW_FOLDER) else folder
@@ -300,19 +295,19 @@ def _engine_process(engine: HollowEngine) -> EngineProcess:
 
 @dataclass(slots=True, kw_only=True)
 class HollowReferences:
-    """Answers the golden question alone (`ReferencesPort`)."""
+    """Simulated reference answers (`ReferencesPort`)."""
 
     engines: HollowEngines
     error: str = ""
-    """Why it cannot; empty: it can."""
+    """The error of each reference; "" if they succeed."""
     made: int = 0
-    """How often it was asked."""
+    """The number of references that were requested."""
 
     async def make(self, order: EngineOrder) -> GoldenAnswer:
-        """Return the answer, after as long as the model takes.
+        """Return the answer after the times of the model.
 
         Raises:
-            OSError: `error` says so.
+            OSError: `error` is set.
 
         """
         self.made += 1
@@ -323,4 +318,4 @@ class HollowReferences:
         return GOLDEN_ANSWER.model_copy(update={"is_reference": True})
 
     def sweep(self) -> None:
-        """End nothing: what is made ends with who asked."""
+        """Do nothing: references end with their agent."""

@@ -1,9 +1,7 @@
-"""One watch for the agents of a whole process: each hears only of its own replicas. Reads; decides nothing.
+"""A hollow Mac: the real agent with simulated engines, and the caches that the agents of one process share.
 
-A real agent watches all replicas by itself. A thousand hollow agents that did so in one process would spend it
-on decoding the same documents a thousand times.
-
-A hollow Mac: the real agent on engines that are only times. See the package's docstring for how to use it.
+A real agent watches all replicas by itself. A thousand hollow agents in one process would decode the same documents a
+thousand times; so they share two caches, and each sees the events of its own replicas.
 """
 
 import asyncio
@@ -15,8 +13,8 @@ from typing_extensions import override
 
 from machinery.clock import Clock
 from machinery.version import version
-from nodeagent.agent import Agent, AgentConfig
-from nodeagent.dependencies import Dependencies
+from nodeagent.agent import Agent
+from nodeagent.dependencies import AgentConfig, Dependencies
 from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.readings import (
     DiskReading,
@@ -49,7 +47,7 @@ _NODE_INDEX = "node"
 
 
 class SharedCaches:
-    """What the agents of one process hear of the store. `run()` it beside them."""
+    """The caches of replicas and deployments that the agents of one process share. Run `run()` beside them."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._replicas = Informer(
@@ -67,32 +65,32 @@ class SharedCaches:
             clock,
         )
         self._deployments.on_change(self._deployment_changed)
-        self.meetings = HollowEpochs()
-        """Where the ranks of this process's hollow Macs find each other."""
+        self.epochs = HollowEpochs()
+        """The epochs in which the ranks of this process find each other."""
         self._assigned: dict[str, tuple[str, ...]] = {}
-        """The nodes of each replica as they were last heard of, by key."""
+        """The nodes of each replica at its last event, by key."""
         self._replica_handlers: dict[str, Callable[[str], None]] = {}
         self._deployment_handlers: dict[str, Callable[[str], None]] = {}
 
     async def run(self) -> None:
-        """Keep up with the store, for ever."""
+        """Watch the store, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._replicas.run())
             group.create_task(self._deployments.run())
 
     def replicas_of(self, node: str) -> "NodeCache[Replica]":
-        """Return what the node's agent hears of replicas."""
+        """Return the node's cache of replicas."""
         return NodeCache(
             node,
             lambda: _NodeItems(
-                self._replicas.by_index(_NODE_INDEX, node), everybodys=self._replicas.items
+                self._replicas.by_index(_NODE_INDEX, node), all_items=self._replicas.items
             ),
             self._replicas,
             self._replica_handlers,
         )
 
     def deployments_of(self, node: str) -> "NodeCache[ModelDeployment]":
-        """Return what the node's agent hears of deployments: everything."""
+        """Return the node's cache of deployments, which has all of them."""
         return NodeCache(
             node, lambda: self._deployments.items, self._deployments, self._deployment_handlers
         )
@@ -143,10 +141,10 @@ class NodeCache(Generic[T]):
         await self._cache.wait_synced()
 
     async def run(self) -> None:
-        """Wait to be cancelled; the cache is run by who shares it. A later agent of the node may be there by then."""
+        """Wait to be cancelled: SharedCaches runs the cache. A later agent of the node may have replaced the handler."""
         mine = self._handlers.get(self._node)
         if self.synced and mine is not None:
-            for key in self.items:  # a cache that is there already tells its news to nobody anew
+            for key in self.items:  # a cache that is synced already sends no events for its items
                 mine(key)
         try:
             await asyncio.Event().wait()
@@ -156,15 +154,15 @@ class NodeCache(Generic[T]):
 
 
 class _NodeItems(Mapping[str, T]):
-    """The objects of one node to go through; asked for by key, everybody's are there."""
+    """A mapping that iterates over one node's objects and looks keys up among all."""
 
-    def __init__(self, mine: Mapping[str, T], *, everybodys: Mapping[str, T]) -> None:
+    def __init__(self, mine: Mapping[str, T], *, all_items: Mapping[str, T]) -> None:
         self._mine = mine
-        self._everybodys = everybodys
+        self._all_items = all_items
 
     @override
     def __getitem__(self, key: str) -> T:
-        return self._everybodys[key]
+        return self._all_items[key]
 
     @override
     def __iter__(self) -> Iterator[str]:
@@ -176,28 +174,28 @@ class _NodeItems(Mapping[str, T]):
 
 
 def _concerned_nodes(replica: Replica) -> tuple[str, ...]:
-    """Return the nodes that a replica concerns: those of its ranks, and those that had one."""
+    """Return the nodes that a replica concerns: those of its ranks, and those that are leaving."""
     now = (rank.node for rank in replica.spec.ranks)
     return (*now, *(rank.node for rank in replica.spec.leaving))
 
 
-# Every adapter is there, and is as large as one of rank 16 for all layers of an 8B model.
+# Every adapter exists, with the size of one of rank 16 for all layers of an 8B model.
 _ADAPTER_BYTES = 84 * 2**20
 
 
 @dataclass(slots=True, kw_only=True)
 class HollowMachineReader:
-    """How a hollow machine is (`nodeagent.hardware.readings.MachineReader`): well, until `now` is changed."""
+    """The readings of a hollow machine (`MachineReader`): healthy, until `now` is changed."""
 
     now: MachineReading
 
     async def take(self) -> MachineReading:
-        """Return how it is."""
+        """Return the current reading."""
         return self.now
 
 
 def healthy_reading(status: NodeStatus) -> MachineReading:
-    """Return the reading of a machine that lacks nothing."""
+    """Return the reading of a healthy machine."""
     return MachineReading(
         memory=MemoryReading(
             total_bytes=status.memory_bytes,
@@ -213,16 +211,16 @@ def healthy_reading(status: NodeStatus) -> MachineReading:
 
 @dataclass(slots=True, kw_only=True)
 class HollowMac:
-    """One Mac. Its engines live on while agents come and go: `agent()` is what a start of one is."""
+    """One simulated Mac. Its engines outlive its agents; each call of `agent()` is a start of the agent."""
 
     clock: Clock
     status: NodeStatus
-    """Its description, without models."""
+    """Its status, without models."""
     models: Callable[[str], ModelReport]
-    """What it says of a model, by the path that a deployment names."""
+    """From a model's path to its report."""
     pace: Callable[[str], HollowTiming] = field(default=lambda _: HollowTiming())
     lease_s: int = LEASE_TTL_S
-    """How long it is taken for alive after its last renewal."""
+    """The lifetime of its lease in seconds."""
     engines: HollowEngines = field(init=False)
     health: HollowHealth = field(init=False)
     references: HollowReferences = field(init=False)
@@ -240,9 +238,9 @@ class HollowMac:
         return self.status.hostname
 
     def agent(self, transport: Transport, feed: SharedCaches) -> Agent:
-        """Return a new run of the Mac's agent; an earlier one must have been cancelled."""
+        """Return a new run of the Mac's agent; the earlier one must have been cancelled."""
         self._runs += 1
-        self.engines.meetings = feed.meetings
+        self.engines.epochs = feed.epochs
         config = AgentConfig(
             state_dir=HOLLOW_FOLDER,
             models_dir=HOLLOW_FOLDER,
@@ -267,7 +265,7 @@ class HollowMac:
         return Agent(transport, self.clock, config, parts)
 
     def lose_power(self) -> None:
-        """End every engine at once, as a power cut does; its agent must be cancelled as well."""
+        """End every engine at once, as a power failure does; the caller cancels the agent."""
         for engine in self.engines.running():
             engine.end(-9)
 
@@ -289,7 +287,7 @@ def hollow_status(
     labels: Labels | None = None,
     allocatable_bytes: int | None = None,
 ) -> NodeStatus:
-    """Return the description of an invented Mac; what is left out is as such a Mac was sold."""
+    """Return the status of a simulated Mac; missing values are those of the chip's usual model."""
     row = chips.find_chip(chip, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
     cores = gpu_cores if gpu_cores is not None else (row.gpu_cores[-1] if row is not None else 0)
     usual_bytes, _ = gpu_memory_limit(memory_bytes, None)
@@ -311,7 +309,7 @@ def hollow_status(
 
 
 def models_on_disk(geometries: Mapping[str, ModelGeometry]) -> Callable[[str], ModelReport]:
-    """Return what a Mac says that has these models, by path, and no others."""
+    """Return the model reports of a Mac that has only these models, by path."""
 
     def report(path: str) -> ModelReport:
         found = geometries.get(path)

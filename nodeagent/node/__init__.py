@@ -1,1 +1,1 @@
-"""Identity, registration and status of the node that the agent runs on."""
+"""The node: its identity, its registration in the store, its machine's conditions, and its status."""

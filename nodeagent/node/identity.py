@@ -1,8 +1,8 @@
-"""Who this node is: a name and a uid that survive restarts, upgrades and a lost state folder. Knows no hardware.
+"""The identity of the node: a name and a uid that survive restarts, upgrades and a lost state folder. Reads no hardware.
 
-The uid is derived from the hardware UUID and the name, never drawn: an agent that comes back without its state is
-the same node (exo#2194 made a new one at each start, and the dead ones blocked placement), and two declared nodes
-on one machine differ by name. The hardware UUID is stored beside it, so that a copied disk is noticed (exo#1599).
+The uid is derived from the hardware UUID and the name, never random: an agent that lost its state is still the same node
+(exo#2194 made a new one at each start, and the dead ones blocked placement), and two declared nodes on one machine differ by
+name. The hardware UUID is stored with it, so that a copied disk is noticed (exo#1599).
 """
 
 import json
@@ -20,26 +20,26 @@ MAX_LABEL: Final = 63
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_DNS, "node.mlx-fleet")
 _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_DEFAULT_HOSTNAMES: Final = ("", "localhost")  # what a machine is called that nobody named
+_DEFAULT_HOSTNAMES: Final = ("", "localhost")  # the names of a machine that has no name
 
 
 class IdentityError(Exception):
-    """The node cannot say who it is. A person has to act; the message says how."""
+    """The node has no valid identity. A person must act; the message says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who this node is. `notice` is for the operator: what was unusual, and what to check."""
+    """The node's identity. `notice` tells the operator what was unusual and what to check."""
 
     name: str
     uid: str
-    hardware_uuid: str  # "" if the machine did not say
+    hardware_uuid: str  # "" if unknown
     notice: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineName:
-    """What the machine says about itself, and the name it was given, if any."""
+    """The machine's identifiers, and the name that a flag gives it, if any."""
 
     hardware_uuid: str
     hostname: str
@@ -49,7 +49,12 @@ class MachineName:
 def load_or_create(
     state_dir: Path, *, hardware_uuid: str, name: str | None, hostname: str
 ) -> Identity:
-    """Return the stored identity if it is still this machine's; else derive one, and store it."""
+    """Return the stored identity if it is this machine's; otherwise derive and store one.
+
+    Raises:
+        IdentityError: the name is invalid or another one, or the file is damaged or not accessible.
+
+    """
     if name is not None:
         _check_name(name)
     machine = MachineName(hardware_uuid=hardware_uuid.strip().lower(), hostname=hostname, name=name)
@@ -62,7 +67,7 @@ def load_or_create(
 
 
 def resolve_identity(stored: Identity | None, machine: MachineName, path: Path) -> Identity:
-    """Decide who the node is. Pure; the path only serves the messages."""
+    """Return the identity from the stored one and the machine. Pure; the path is used in messages."""
     if stored is None:
         return _derive(
             machine, notice=None if machine.hardware_uuid else _no_hardware_notice(machine)
@@ -80,7 +85,7 @@ def resolve_identity(stored: Identity | None, machine: MachineName, path: Path) 
             name=stored.name,
             uid=stored.uid,
             hardware_uuid=stored.hardware_uuid,
-            notice=f"the hardware UUID could not be read, so {path} was trusted unchecked; "
+            notice=f"the hardware UUID could not be read, so {path} was used without a check; "
             "a copied disk would not be noticed",
         )
     if stored.hardware_uuid:
@@ -90,13 +95,13 @@ def resolve_identity(stored: Identity | None, machine: MachineName, path: Path) 
     )
     return _derive(
         known,
-        notice=f"the hardware UUID is known now; node {stored.name} has the uid derived from it, "
-        f"no longer {stored.uid}, which came from the host name",
+        notice=f"the hardware UUID is known now; the uid of node {stored.name} is derived from it "
+        f"and replaces {stored.uid}, which was derived from the host name",
     )
 
 
 def dns_label(hostname: str, *, fallback: str) -> str:
-    """Make an RFC 1123 label of a host name: "Änna's Mac.local" is "anna-s-mac". Never empty if fallback is not."""
+    """Return a host name as RFC 1123 label: "Änna's Mac.local" is "anna-s-mac". Returns `fallback` for no name."""
     apart = unicodedata.normalize("NFKD", hostname).lower()
     plain = "".join(sign for sign in apart if not unicodedata.combining(sign))
     host = plain.strip().rstrip(".").removesuffix(".local")
@@ -106,13 +111,13 @@ def dns_label(hostname: str, *, fallback: str) -> str:
 
 
 def uid_of(hardware_uuid: str, name: str) -> str:
-    """Derive the uid of the node with this name on this machine."""
+    """Return the uid of the node with this name on this machine."""
     return str(uuid.uuid5(_NAMESPACE, f"{hardware_uuid.lower()}/{name}"))
 
 
 def _derive(machine: MachineName, *, notice: str | None) -> Identity:
     source = machine.hardware_uuid or f"hostname:{machine.hostname}"
-    # Machines nobody named must not all be called the same, so the last resort carries the machine in it.
+    # Machines without names must not share one, so the last resort contains a part of the machine's id.
     unnamed = f"node-{uuid.uuid5(_NAMESPACE, source).hex[:8]}"
     name = machine.name or dns_label(machine.hostname, fallback=unnamed)
     return Identity(
@@ -123,7 +128,7 @@ def _derive(machine: MachineName, *, notice: str | None) -> Identity:
 def _no_hardware_notice(machine: MachineName) -> str:
     return (
         f'the hardware UUID could not be read, so the uid was derived from the host name "{machine.hostname}". '
-        "Two machines with one host name would be one node; on Linux, systemd-machine-id-setup gives "
+        "Two machines with the same host name would be one node. On Linux, systemd-machine-id-setup creates "
         "/etc/machine-id"
     )
 
@@ -132,7 +137,7 @@ def _cloned_notice(stored: Identity, machine: MachineName, path: Path) -> str:
     return (
         f'{path} was written on another machine (hardware UUID {stored.hardware_uuid}, node "{stored.name}"; '
         f"this one is {machine.hardware_uuid}): the disk was cloned or moved. This machine is now a node of "
-        f'its own. If "{stored.name}" is in the fleet still, see that the two have different names'
+        f'its own. If "{stored.name}" is still in the fleet, give the two different names'
     )
 
 

@@ -1,11 +1,7 @@
-"""Figures in steps, so that they are news rarely: every write of a status wakes everybody who watches. Pure.
+"""The conditions of a node's machine, computed from its readings: memory, disk, heat, restart. Pure.
 
-What engines left behind that only a restart of the machine mends. Keeps count; conditions.py says it.
-
-What a node says of its machine: conditions out of readings. Pure.
-
-A condition has two marks: it becomes true at one, and false again only beyond the other. What could not be
-read leaves it as it was for a minute, and then makes it Unknown.
+A condition has two thresholds: it becomes true at one, and false only beyond the other. A part that cannot be read keeps
+its condition for a minute; then the condition becomes Unknown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,18 +22,17 @@ from schemas.meta import Condition, ConditionStatus, find_condition, is_true, wi
 from schemas.node import NodeFabric
 from schemas.quantity import show
 
-_GIB = 2**30
+_GIB: Final = 2**30
 _SMALL_STEP_BELOW = 20 * _GIB
-_PEAK_STEP_BYTES = 64 * 2**20
 
 
 def quantize_free_bytes(size_bytes: int, *, shown: int | None) -> int:
-    """Return what to show of the free space: whole steps of 1 GiB below 20 GiB, of 10 GiB above.
+    """Return the free space to report: a multiple of 1 GiB below 20 GiB, of 10 GiB above.
 
-    What is shown stays until the size has left its step by a quarter of one.
+    The reported value stays until the size leaves its step by a quarter of one: every write wakes all watchers.
     """
     if shown is not None:
-        # Downwards the step that is entered counts: near the end of a disk a GiB matters.
+        # Downwards the margin is that of the lower step: near the end of a disk a GiB matters.
         margin_below = _free_space_step(min(size_bytes, shown)) // 4
         margin_above = _free_space_step(shown) // 4
         if shown - margin_below <= size_bytes < shown + _free_space_step(shown) + margin_above:
@@ -49,44 +44,37 @@ def _free_space_step(size_bytes: int) -> int:
     return _GIB if size_bytes < _SMALL_STEP_BELOW else 10 * _GIB
 
 
-def quantize_peak_bytes(size_bytes: int, *, shown: int) -> int:
-    """Return what to show of the most memory seen: a step up once it grew by 5 % and by a step; never less."""
-    up = -(-size_bytes // _PEAK_STEP_BYTES) * _PEAK_STEP_BYTES
-    is_news = up - shown >= _PEAK_STEP_BYTES and 20 * (up - shown) > shown
-    return up if is_news else shown
-
-
-# A port that comes back does so within seconds of the process' end.
+# A healthy port comes back within seconds after the end of the process.
 _PORT_DOWN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootReason:
-    """Why the machine has to be restarted."""
+    """The reason why the machine must be restarted."""
 
     reason: str
     message: str
 
 
 class LeakedResources:
-    """What happened on one node. Times are in seconds of the agent's clock."""
+    """Resources that engines left behind and only a restart frees; times are seconds of the agent's monotonic clock."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
-        """RDMA devices of ranks that did not end well, and since when."""
+        """RDMA devices of ranks that were given up, and since when."""
 
-    def ended_badly(self, devices: Iterable[str], now: float) -> None:
-        """Note that a rank with these RDMA devices had to be given up."""
+    def record_devices(self, devices: Iterable[str], now: float) -> None:
+        """Record that a rank with these RDMA devices was given up."""
         self._used.update(dict.fromkeys(devices, now))
 
-    def look(
-        self, fabric: NodeFabric | None, undying: Sequence[str], now: float
+    def find(
+        self, fabric: NodeFabric | None, unkillable: Sequence[str], now: float
     ) -> RebootReason | None:
-        """Return what only a restart mends; `undying` are replicas whose engine was killed and lives on."""
-        if undying:
+        """Return the reason for a restart; `unkillable` are replicas whose engine survives SIGKILL."""
+        if unkillable:
             return RebootReason(
                 reason="ProcessUndying",
-                message=f"the engine of {', '.join(undying)} was killed and does not end: its driver holds it, and its "
+                message=f"the engine of {', '.join(unkillable)} was killed and does not end: its driver holds it, and its "
                 "memory. Restart this machine",
             )
         if fabric is None:
@@ -100,13 +88,13 @@ class LeakedResources:
             return None
         return RebootReason(
             reason="RdmaDown",
-            message=f"{', '.join(late)} stayed down after a rank had ended, and the Mac at the other end is there. Take "
-            "the cable out and put it in again; if that does not help, restart this machine",
+            message=f"{', '.join(late)} stayed down after a rank had ended, though the Mac at the other end is connected. "
+            "Unplug the cable and plug it in again; if that does not help, restart this machine",
         )
 
 
 def _down_devices_with_peer(fabric: NodeFabric) -> Iterable[str]:
-    """Yield the RDMA devices that are down though another Mac is at the cable's end."""
+    """Yield the RDMA devices that are down although a Mac is connected to the other end of the cable."""
     cabled = {port.interface for port in fabric.ports if port.peer and port.interface}
     for device in fabric.rdma:
         if device.state == "Down" and device.interface in cabled:
@@ -125,32 +113,31 @@ CONDITION_TYPES: Final = (MEMORY_PRESSURE, DISK_PRESSURE, THERMAL_PRESSURE, NEED
 
 MEMORY_STRANDED: Final = "MemoryStranded"
 
-_GIB_from_conditions: Final = 2**30
-# A command that fails now and then is no news; one that has failed for this long is.
+# A single failure of a command means nothing; failures for this long make the condition Unknown.
 _UNREADABLE_AFTER: Final = timedelta(seconds=60)
-# A core that was slowed down a moment ago will be again: heat goes slowly.
+# A core that was just throttled will be throttled again: heat decreases slowly.
 _COOLING_TIME: Final = timedelta(seconds=60)
 _COOLER_CELSIUS: Final = 5.0
-# An engine of 370 GB took 4 s to give its memory back when it ended; nothing takes this long.
+# An engine of 370 GB took 4 s to release its memory at its end; none takes this long.
 _UNWIRE_TIME: Final = timedelta(seconds=60)
-# Who reads what is on the screen is there, too.
+# An owner that only reads the screen is active, too.
 _OWNER_ACTIVE_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineHistory:
-    """What was held to be true so far, and what the next reading has to be compared with."""
+    """The conditions so far, and the values with which the next reading is compared."""
 
     conditions: tuple[Condition, ...] = ()
     unread_since: Mapping[str, datetime] = field(default_factory=dict)
-    """The parts that could not be read the last time, and since when."""
+    """The parts that could not be read at the last reading, and since when."""
     throttle_count: int | None = None
     was_throttled: bool = False
-    """Whether cores were slowed down between the last two readings."""
+    """True if cores were throttled between the last two readings."""
     hot_at: datetime | None = None
-    """When it was last too warm."""
+    """The last time at which it was too warm."""
     wired_since: datetime | None = None
-    """Since when much memory has been wired though no engine runs."""
+    """The time since which much memory is wired although no engine runs."""
     disk_bytes: int = 0
     disk_free_bytes: int | None = None
     """In coarse steps; None before the first reading."""
@@ -160,14 +147,14 @@ class MachineHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionVerdict:
-    """What one reading says of one condition."""
+    """The result of one reading for one condition."""
 
     holds: bool | None
-    """None: this machine has no way to know."""
+    """None: this machine cannot know."""
     reason: str
     message: str
     is_lasting: bool = False
-    """Whether the first message stays for as long as the reason does: its figures move all the time."""
+    """True if the first message stays as long as the reason does, because its figures change all the time."""
 
 
 def unreadable_parts(reading: MachineReading) -> tuple[str, ...]:
@@ -184,7 +171,7 @@ def unreadable_parts(reading: MachineReading) -> tuple[str, ...]:
 
 
 def is_expired(part: str, past: MachineHistory, now: datetime) -> bool:
-    """Return whether the part could not be read for so long that what was known of it is void."""
+    """Return whether the part could not be read for so long that its last value is void."""
     since = past.unread_since.get(part)
     return since is not None and now - since >= _UNREADABLE_AFTER
 
@@ -195,31 +182,31 @@ def next_history(
     now: datetime,
     *,
     has_engines: bool,
-    broken: RebootReason | None = None,
+    reboot_reason: RebootReason | None = None,
 ) -> MachineHistory:
-    """Return what is true after this reading.
+    """Return the conditions after this reading.
 
-    `has_engines` says whether engines run here, or may run, whose memory is wired rightly; `broken` what engines
-    left behind.
+    `has_engines` says whether engines run here, or may run, so that wired memory is normal; `reboot_reason` is a reason
+    that engines caused.
     """
     after = _remember(reading, past, now, has_engines=has_engines)
     verdicts = _verdicts(reading, after, now, has_engines=has_engines)
-    if broken is not None:
+    if reboot_reason is not None:
         verdicts[NEEDS_REBOOT] = ConditionVerdict(
-            holds=True, reason=broken.reason, message=broken.message, is_lasting=True
+            holds=True, reason=reboot_reason.reason, message=reboot_reason.message, is_lasting=True
         )
     conditions = past.conditions
     for type_ in CONDITION_TYPES:
-        said = _new_condition(type_, verdicts.get(type_), after, now)
-        if said is not None:
-            conditions = with_condition(conditions, said)
+        condition = _new_condition(type_, verdicts.get(type_), after, now)
+        if condition is not None:
+            conditions = with_condition(conditions, condition)
     return replace(after, conditions=conditions)
 
 
 def _verdicts(
     reading: MachineReading, past: MachineHistory, now: datetime, *, has_engines: bool
 ) -> dict[str, ConditionVerdict]:
-    """Return what the parts that could be read say."""
+    """Return the results of the parts that could be read."""
     was = {type_: is_true(past.conditions, type_) for type_ in CONDITION_TYPES}
     found: dict[str, ConditionVerdict] = {}
     if reading.memory is not None:
@@ -252,7 +239,7 @@ def _remember(
     )
     if heat is not None:
         grew = past.throttle_count is not None and heat.throttle_count > past.throttle_count
-        # A single burst slows a core down for a blink; twice in a row is heat.
+        # A single burst throttles a core for a moment; two readings in a row mean heat.
         is_hot = heat.throttled or (grew and past.was_throttled) or _is_above_limit(heat)
         after = replace(
             after,
@@ -272,7 +259,7 @@ def _remember(
 
 
 def _remember_owner(reading: MachineReading, past: MachineHistory, now: datetime) -> MachineHistory:
-    """Note power and owner; replicas may be moved because of them, so one failed command counts for nothing."""
+    """Update power and owner; replicas may be moved because of them, so one failed command must not change them."""
     power, idle_s = reading.power, reading.owner_idle_s
     if power == "Unknown" and not is_expired("power", past, now):
         power = past.power
@@ -285,7 +272,7 @@ def _remember_owner(reading: MachineReading, past: MachineHistory, now: datetime
 def _new_condition(
     type_: str, verdict: ConditionVerdict | None, past: MachineHistory, now: datetime
 ) -> Condition | None:
-    """Return the condition as it is now; None if it stays as it was, for want of a reading."""
+    """Return the new condition; None if it stays as it was, because its part could not be read."""
     before = find_condition(past.conditions, type_)
     if verdict is None:
         is_known = before is not None and before.status is not ConditionStatus.UNKNOWN
@@ -294,7 +281,7 @@ def _new_condition(
         verdict = ConditionVerdict(
             holds=None,
             reason="NotReadable",
-            message="this machine does not say; the agent's log names what could not be read",
+            message="this part of the machine cannot be read; the agent's log names the failed parts",
         )
     truth = {
         True: ConditionStatus.TRUE,
@@ -315,25 +302,25 @@ def _new_condition(
 def _memory_verdict(seen: MemoryReading, *, was: bool) -> ConditionVerdict:
     if not _is_memory_short(seen, was=was):
         return ConditionVerdict(
-            holds=False, reason="EnoughMemory", message="programs get the memory they ask for"
+            holds=False, reason="EnoughMemory", message="programs get the memory that they request"
         )
-    left = f"{show(seen.available_bytes)} of {show(seen.total_bytes)} were left when this began"
+    left = f"{show(seen.available_bytes)} of {show(seen.total_bytes)} were free when this began"
     why = left
     if seen.level is not None:
         why = f"macOS reports critical memory pressure; {left}"
     elif seen.stalled_percent >= 10:
-        why = f"programs waited for memory {seen.stalled_percent:.0f} % of a minute; {left}"
+        why = f"programs waited for memory for {seen.stalled_percent:.0f} % of a minute; {left}"
     return ConditionVerdict(
         holds=True,
         reason="MemoryShort",
-        message=f"{why}. Close what is not needed on this machine, or move replicas away (fleetctl drain)",
+        message=f"{why}. Close programs that are not needed on this machine, or move its replicas away (fleetctl drain)",
         is_lasting=True,
     )
 
 
 def _is_memory_short(seen: MemoryReading, *, was: bool) -> bool:
     if seen.level is not None:
-        # A warning is everyday life on a Mac with a model: it neither begins nor ends anything.
+        # A warning is normal on a Mac with a model: it neither begins nor ends the condition.
         return seen.level is MemoryPressure.CRITICAL or (
             was and seen.level is MemoryPressure.WARNING
         )
@@ -344,18 +331,18 @@ def _is_memory_short(seen: MemoryReading, *, was: bool) -> bool:
 
 
 def _disk_verdict(seen: DiskReading, past: MachineHistory, *, was: bool) -> ConditionVerdict:
-    percent, least = (7, 8 * _GIB_from_conditions) if was else (5, 5 * _GIB_from_conditions)
+    percent, least = (7, 8 * _GIB) if was else (5, 5 * _GIB)
     if 100 * seen.free_bytes >= percent * seen.total_bytes and seen.free_bytes >= least:
         return ConditionVerdict(
-            holds=False, reason="EnoughDisk", message="there is room for more models"
+            holds=False, reason="EnoughDisk", message="there is space for more models"
         )
-    # The same steps as in status.diskFreeBytes, so that no write is made for the message alone.
+    # The steps of status.diskFreeBytes, so that the message alone never causes a write.
     free = show(past.disk_free_bytes) if past.disk_free_bytes else "less than 1 GiB"
     return ConditionVerdict(
         holds=True,
         reason="DiskAlmostFull",
-        message=f"{free} of {show(seen.total_bytes)} are free on the disk that holds models. Remove models or "
-        "files that nobody needs, until more than 7 % and 8 GiB are free",
+        message=f"{free} of {show(seen.total_bytes)} are free on the disk that holds the models. Remove unused "
+        "models or files until more than 7 % and 8 GiB are free",
     )
 
 
@@ -367,35 +354,33 @@ def _heat_verdict(
     seen: HeatReading, past: MachineHistory, now: datetime, *, was: bool
 ) -> ConditionVerdict:
     if not seen.has_sensor:
-        message = "this machine has no sensor that the agent can read, so heat would not be noticed"
+        message = "this machine has no sensor that the agent can read, so heat is not detected"
         return ConditionVerdict(holds=None, reason="NoSensor", message=message)
     is_hot = past.hot_at == now
     is_cooling = past.hot_at is not None and now - past.hot_at < _COOLING_TIME
     is_warm = seen.limit_celsius > 0 and seen.celsius > seen.limit_celsius - _COOLER_CELSIUS
     if not is_hot and not (was and (is_cooling or is_warm)):
-        return ConditionVerdict(
-            holds=False, reason="CoolEnough", message="nothing is slowed down by heat"
-        )
+        return ConditionVerdict(holds=False, reason="CoolEnough", message="heat slows nothing down")
     why = seen.throttled
     if not why and seen.limit_celsius > 0:
-        why = f"{seen.hottest} was at {seen.celsius:.0f} °C, and slows down at {seen.limit_celsius:.0f} °C"
+        why = f"{seen.hottest} was at {seen.celsius:.0f} °C; the machine slows down at {seen.limit_celsius:.0f} °C"
     return ConditionVerdict(
         holds=True,
         reason="TooWarm",
-        message=f"{why or 'the processor is slowed down again and again'}. Give this machine air, or less to do",
+        message=f"{why or 'the processor is throttled repeatedly'}. Cool this machine, or reduce its load",
         is_lasting=True,
     )
 
 
 def stranded_thresholds(total_bytes: int) -> tuple[int, int]:
-    """Return how much wired memory is normal without an engine, and from where on it is too much.
+    """Return the wired bytes that are normal without an engine, and the bytes from which on they are too many.
 
-    macOS wires some 2 to 4 GiB for itself, and more on larger machines. The share is a guess of ours, wide
-    enough that no machine which is well is called broken; see docs/operations/nodes.md.
+    macOS wires 2 to 4 GiB for itself, and more on larger machines. The share is an estimate, wide enough that no healthy
+    machine is reported; see docs/operations/nodes.md.
     """
     return (
-        4 * _GIB_from_conditions + total_bytes // 20,
-        4 * _GIB_from_conditions + total_bytes // 10,
+        4 * _GIB + total_bytes // 20,
+        4 * _GIB + total_bytes // 10,
     )
 
 
@@ -403,14 +388,14 @@ def _reboot_verdict(
     seen: RebootReading, past: MachineHistory, now: datetime, *, has_engines: bool
 ) -> ConditionVerdict:
     low, high = stranded_thresholds(seen.total_bytes)
-    # While an engine runs nobody can tell its memory from stranded memory: then it is as it was.
+    # While an engine runs, its memory cannot be told from stranded memory: the condition stays as it was.
     is_stranded = _was_stranded(past) and seen.wired_bytes >= low
     if not has_engines and past.wired_since is not None and seen.wired_bytes >= high:
         is_stranded = is_stranded or now - past.wired_since >= _UNWIRE_TIME
     if is_stranded:
         message = (
-            f"{show(seen.wired_bytes)} of {show(seen.total_bytes)} stay wired though no engine of the fleet runs: "
-            "an engine was killed and left them behind, or another program (Ollama, LM Studio) holds them. "
+            f"{show(seen.wired_bytes)} of {show(seen.total_bytes)} stay wired although no engine of the fleet runs: "
+            "a killed engine stranded them, or another program (Ollama, LM Studio) holds them. "
             "Quit that program, or restart this machine"
         )
         return ConditionVerdict(

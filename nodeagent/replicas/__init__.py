@@ -1,1 +1,1 @@
-"""One replica on this node: what is observed, tracked and reported of its engine."""
+"""One replica on this node: observed values, the tracked state of its engine, epoch health, and its reports to the store."""

@@ -1,106 +1,215 @@
-"""What an agent remembers of one rank of a group between two looks. Keeps count; judging.py decides.
+"""The state of one engine that the agent keeps between two observations, and the table of an engine's life.
 
-What the agent remembers of its engines between two looks: the mutable heart of one node.
-
-It observes and keeps count; deciding is plan.py's job, doing is execute.py's.
+It observes and counts; plan.py decides, execute.py acts.
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
 
 from machinery import processes
 from machinery.backoff import Backoff
 from machinery.clock import Clock
-from nodeagent.dependencies import HealthPort
 from nodeagent.engines.engine_processes import EngineProcess
-from nodeagent.engines.health_client import HEALTH_TIMEOUT_S, EngineHealth
+from nodeagent.engines.health_client import HEALTH_TIMEOUT_S, EngineHealth, HealthPort
 from nodeagent.replicas.observed import EpochEnd, ObservedEngine, ObservedRank, ProbeState
 from schemas.formation import GoldenAnswer
 
-# One answer that does not come is no silence: the agent itself may have been held up while it waited.
+# A restart must not overload the Mac: a model takes memory, and minutes to load.
+_RESTART_BACKOFF = Backoff(first_s=1.0, limit_s=60.0)
+# A first token may fail because memory is short for a moment; an immediate retry would not help.
+_PROBE_BACKOFF = Backoff(first_s=1.0, limit_s=60.0)
+# After this time in service the failure count starts again.
+_STABLE_S = 60.0
+# Health is asked for at most this often, however often the queue asks.
+_HEALTH_INTERVAL_S = 0.1
+# The loss of a rank must be noticed within 5 s, after two failed questions in a row.
+_RANK_HEALTH_TIMEOUT_S = 1.0
+# No healthy process survives SIGKILL for so long.
+_UNKILLABLE_S = 30.0
+# One slow answer is not silence.
+_SILENT_S = 3.0
+# One missing answer is not silence: the agent itself may have been delayed.
 _MIN_MISSED = 2
+
+
+class EngineLife(StrEnum):
+    """The phase of an engine process, as its agent knows it."""
+
+    STARTING = "Starting"
+    """It has not answered yet."""
+    JOINING = "Joining"
+    """It is a rank and waits for the others."""
+    LOADING = "Loading"
+    READY = "Ready"
+    DRAINING = "Draining"
+    FAILED = "Failed"
+    """It answers and cannot serve."""
+    STOPPING = "Stopping"
+    """The agent asked it to end (SIGTERM)."""
+    KILLED = "Killed"
+    """The agent killed it, and it has not ended yet."""
+    STOPPED = "Stopped"
+    """It ended after the agent asked for it."""
+    ENDED = "Ended"
+    """It ended by itself: a failure, after which restarts back off."""
+
+
+class EngineEvent(StrEnum):
+    """An event in an engine's life: a state in its health answer, an act of the agent, or its exit."""
+
+    JOINING = "Joining"
+    LOADING = "Loading"
+    READY = "Ready"
+    DRAINING = "Draining"
+    FAILED = "Failed"
+    STOP = "Stop"
+    KILL = "Kill"
+    EXIT = "Exit"
+
+
+TRANSITIONS: Final[Mapping[EngineLife, Mapping[EngineEvent, EngineLife]]] = {
+    EngineLife.STARTING: {
+        EngineEvent.JOINING: EngineLife.JOINING,
+        EngineEvent.LOADING: EngineLife.LOADING,
+        EngineEvent.READY: EngineLife.READY,  # adopted, or ready before the first question
+        EngineEvent.DRAINING: EngineLife.DRAINING,
+        EngineEvent.FAILED: EngineLife.FAILED,
+        EngineEvent.STOP: EngineLife.STOPPING,
+        EngineEvent.KILL: EngineLife.KILLED,
+        EngineEvent.EXIT: EngineLife.ENDED,
+    },
+    EngineLife.JOINING: {
+        EngineEvent.LOADING: EngineLife.LOADING,
+        EngineEvent.READY: EngineLife.READY,
+        EngineEvent.DRAINING: EngineLife.DRAINING,
+        EngineEvent.FAILED: EngineLife.FAILED,
+        EngineEvent.STOP: EngineLife.STOPPING,
+        EngineEvent.KILL: EngineLife.KILLED,
+        EngineEvent.EXIT: EngineLife.ENDED,
+    },
+    EngineLife.LOADING: {
+        EngineEvent.READY: EngineLife.READY,
+        EngineEvent.DRAINING: EngineLife.DRAINING,
+        EngineEvent.FAILED: EngineLife.FAILED,
+        EngineEvent.STOP: EngineLife.STOPPING,
+        EngineEvent.KILL: EngineLife.KILLED,
+        EngineEvent.EXIT: EngineLife.ENDED,
+    },
+    EngineLife.READY: {
+        EngineEvent.DRAINING: EngineLife.DRAINING,
+        EngineEvent.FAILED: EngineLife.FAILED,
+        EngineEvent.STOP: EngineLife.STOPPING,
+        EngineEvent.KILL: EngineLife.KILLED,
+        EngineEvent.EXIT: EngineLife.ENDED,
+    },
+    EngineLife.DRAINING: {
+        EngineEvent.FAILED: EngineLife.FAILED,
+        EngineEvent.STOP: EngineLife.STOPPING,
+        EngineEvent.KILL: EngineLife.KILLED,
+        EngineEvent.EXIT: EngineLife.ENDED,
+    },
+    EngineLife.FAILED: {
+        EngineEvent.STOP: EngineLife.STOPPING,
+        EngineEvent.KILL: EngineLife.KILLED,
+        EngineEvent.EXIT: EngineLife.ENDED,
+    },
+    EngineLife.STOPPING: {
+        EngineEvent.KILL: EngineLife.KILLED,
+        EngineEvent.EXIT: EngineLife.STOPPED,
+    },
+    EngineLife.KILLED: {EngineEvent.EXIT: EngineLife.STOPPED},
+    EngineLife.STOPPED: {},
+    EngineLife.ENDED: {},
+}
+"""The phase after each event; an event that is missing in a phase leaves it as it is."""
+
+
+# The events by the state in a health answer.
+_REPORTED: Final[Mapping[str, EngineEvent]] = {
+    "Joining": EngineEvent.JOINING,
+    "Loading": EngineEvent.LOADING,
+    "Ready": EngineEvent.READY,
+    "Draining": EngineEvent.DRAINING,
+    "Failed": EngineEvent.FAILED,
+}
+
+
+def next_life(life: EngineLife, event: EngineEvent) -> EngineLife:
+    """Return the phase after the event."""
+    return TRANSITIONS[life].get(event, life)
 
 
 @dataclass(slots=True, kw_only=True)
 class RankTracker:
-    """One rank, as its answers told."""
+    """The health answers of one rank of a group, counted; epoch_health.py judges them."""
 
     epoch: int
     memory_bytes: int
     began_at: float
-    """When this agent began to look, like all times in seconds of its clock."""
+    """The time of the first observation; all times are seconds of the agent's monotonic clock."""
     answer: GoldenAnswer | None = None
-    over: EpochEnd | None = None
+    epoch_end: EpochEnd | None = None
     _health: EngineHealth | None = None
     _state_since: float = 0.0
-    _moved_at: float = 0.0
-    _heard_at: float = 0.0
+    _progress_at: float = 0.0
+    _answered_at: float = 0.0
     _missed: int = 0
 
-    def heard(self, health: EngineHealth, now: float) -> None:
-        """Note an answer."""
+    def record_answer(self, health: EngineHealth, now: float) -> None:
+        """Record a health answer."""
         before = self._health
         if before is None or before.state != health.state:
             self._state_since = now
-        is_moving = before is None or before.progress != health.progress
-        if is_moving or not health.is_busy or before is None or before.state != health.state:
-            self._moved_at = now
-        self._health, self._heard_at, self._missed = health, now, 0
+        has_progress = before is None or before.progress != health.progress
+        if has_progress or not health.is_busy or before is None or before.state != health.state:
+            self._progress_at = now
+        self._health, self._answered_at, self._missed = health, now, 0
 
-    def missed(self) -> None:
-        """Note that no answer came."""
+    def record_missed(self) -> None:
+        """Record that no answer came."""
         self._missed += 1
 
     @property
-    def is_unheard(self) -> bool:
-        """Whether it did not answer the last time."""
+    def is_unanswered(self) -> bool:
+        """True if the last question had no answer."""
         return self._missed > 0
 
     def view(
         self, now: float, *, is_frozen: bool, killed_s: float | None, probe_failures: int
     ) -> ObservedRank:
-        """Return what judging needs."""
+        """Return the observed values."""
         health = self._health
-        since = self._heard_at if health is not None else self.began_at
+        since = self._answered_at if health is not None else self.began_at
         return ObservedRank(
             epoch=self.epoch,
             memory_bytes=self.memory_bytes,
             state_s=now - self._state_since if health is not None else 0.0,
-            unheard_s=now - since if self._missed >= _MIN_MISSED else 0.0,
-            stood_s=self._heard_at - self._moved_at,
+            unanswered_s=now - since if self._missed >= _MIN_MISSED else 0.0,
+            stalled_s=self._answered_at - self._progress_at,
             slowest_s=health.slowest_s if health is not None else 0.0,
             loaded=health.loaded if health is not None else 0.0,
             is_frozen=is_frozen,
             killed_s=killed_s,
             answer=self.answer,
             probe_failures=probe_failures,
-            over=self.over,
+            epoch_end=self.epoch_end,
         )
-
-
-# Restarting a broken engine must not grind the Mac: mlx models take memory and minutes to load.
-_RESTART_BACKOFF = Backoff(first_s=1.0, limit_s=60.0)
-# A failed first token may be a passing shortage of memory; asking at once again would not help it.
-_PROBE_BACKOFF = Backoff(first_s=1.0, limit_s=60.0)
-# Who served this long starts counting its failures anew.
-_STABLE_S = 60.0
-# Health is asked at most this often, however often the queue looks.
-_HEALTH_INTERVAL_S = 0.1
-# The loss of a rank is to be noticed within 5 s; two questions in a row have to fail.
-_RANK_HEALTH_TIMEOUT_S = 1.0
-# Nothing holds a process that is well together for so long.
-_UNKILLABLE_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineTracker:
-    """One engine and what is known of it."""
+    """One engine process, its last health answer, its probes and its failures."""
 
     process: EngineProcess
     started_at: float
-    heard_at: float
+    answered_at: float
+    """The time of the last health answer, or of the start."""
     asked_at: float = float("-inf")
     health: EngineHealth | None = None
+    life: EngineLife = EngineLife.STARTING
     probe: ProbeState = ProbeState.NOT_TRIED
     probe_error: str = ""
     probe_failures: int = 0
@@ -109,57 +218,75 @@ class EngineTracker:
     killed_at: float | None = None
     ended_at: float | None = None
     failures: int = 0
-    track: RankTracker | None = None
-    """What is remembered of a group's rank; None where the engine has the whole model."""
+    """Consecutive ends by itself."""
+    rank: RankTracker | None = None
+    """None for an engine that has the whole model."""
 
     def __post_init__(self) -> None:
         process = self.process
         if process.epoch > 0:
-            self.track = RankTracker(
+            self.rank = RankTracker(
                 epoch=process.epoch, memory_bytes=process.memory_bytes, began_at=self.started_at
             )
 
-    async def look(self, client: HealthPort, clock: Clock) -> None:
-        """Ask the engine how it is, if it runs and was not just asked."""
+    async def observe(self, client: HealthPort, clock: Clock) -> None:
+        """Ask the engine for its health, if it runs and was not asked just before."""
         now = clock.monotonic()
         if not self.process.child.running():
             if self.ended_at is None:
                 self.ended_at = now
-                self._count_failure(now)
+                self._advance(EngineEvent.EXIT)
+                if self.life is EngineLife.ENDED:
+                    self._count_failure(now)
             return
         if now - self.asked_at < _HEALTH_INTERVAL_S:
             return
         self.asked_at = now
-        limit_s = HEALTH_TIMEOUT_S if self.track is None else _RANK_HEALTH_TIMEOUT_S
+        limit_s = HEALTH_TIMEOUT_S if self.rank is None else _RANK_HEALTH_TIMEOUT_S
         process = self.process
         health = await client.ask(process.port, process.replica_uid, limit_s=limit_s)
         if health is not None:
-            self.health, self.heard_at = health, clock.monotonic()
-        if self.track is None:
+            self.health, self.answered_at = health, clock.monotonic()
+            event = _REPORTED.get(health.state)
+            if event is not None:
+                self._advance(event)
+        if self.rank is None:
             return
         if health is None:
-            self.track.missed()
+            self.rank.record_missed()
         else:
-            self.track.heard(health, self.heard_at)
+            self.rank.record_answer(health, self.answered_at)
+
+    def _advance(self, event: EngineEvent) -> None:
+        self.life = next_life(self.life, event)
 
     def _count_failure(self, now: float) -> None:
-        if self.stopping_since is not None:
-            return
         self.failures = 1 if now - self.started_at > _STABLE_S else self.failures + 1
 
+    def note_stop(self, now: float) -> None:
+        """Record that the engine is asked to end."""
+        if self.stopping_since is None:
+            self.stopping_since = now
+        self._advance(EngineEvent.STOP)
+
+    def note_kill(self, now: float) -> None:
+        """Record that the engine is killed."""
+        if self.killed_at is None:
+            self.killed_at = now
+        self._advance(EngineEvent.KILL)
+
     def view(self, clock: Clock) -> ObservedEngine:
-        """Return what the planner may know."""
+        """Return the observed values."""
         now = clock.monotonic()
         running = self.process.child.running()
         since = self.stopping_since
-        silent_s = now - self.heard_at
+        silent_s = now - self.answered_at
         return ObservedEngine(
             replica_uid=self.process.replica_uid,
             is_running=running,
             state=self.health.state if self.health else "",
             message=self.health.message if self.health else "",
-            # One slow answer is no silence.
-            silent_s=silent_s if silent_s > 3.0 else 0.0,
+            silent_s=silent_s if silent_s > _SILENT_S else 0.0,
             probe=self.probe,
             probe_error=self.probe_error,
             probe_again_in_s=max(
@@ -171,26 +298,26 @@ class EngineTracker:
             start_again_in_s=self._backoff_left(now),
             restarts=self.failures,
             peak_bytes=self.health.peak_bytes if self.health else 0,
-            rank=self._rank(now),
+            rank=self._observed_rank(now),
         )
 
-    def _rank(self, now: float) -> ObservedRank | None:
-        if self.track is None:
+    def _observed_rank(self, now: float) -> ObservedRank | None:
+        if self.rank is None:
             return None
-        return self.track.view(
+        return self.rank.view(
             now,
-            is_frozen=self.track.is_unheard and self.process.child.is_frozen(),
+            is_frozen=self.rank.is_unanswered and self.process.child.is_frozen(),
             killed_s=None if self.killed_at is None else now - self.killed_at,
             probe_failures=self.probe_failures,
         )
 
-    def give_up(self, over: EpochEnd) -> None:
-        """Remember that the rank's epoch is over."""
-        if self.track is not None:
-            self.track.over = over
+    def give_up(self, epoch_end: EpochEnd) -> None:
+        """Record why the rank's epoch is over."""
+        if self.rank is not None:
+            self.rank.epoch_end = epoch_end
 
-    def is_undying(self, clock: Clock) -> bool:
-        """Return whether it was killed and lives on: then the kernel holds it, and only a restart helps."""
+    def is_unkillable(self, clock: Clock) -> bool:
+        """Return whether it was killed and still lives: the kernel holds it, and only a restart of the Mac helps."""
         killed_at = self.killed_at
         is_late = killed_at is not None and clock.monotonic() - killed_at > _UNKILLABLE_S
         return is_late and self.process.child.running()
@@ -202,7 +329,7 @@ class EngineTracker:
 
 
 class EngineProber:
-    """Runs probes beside the loop, of a group the golden one: one takes as long as a first token, and others must not wait."""
+    """Runs probes beside the loop: one takes as long as a first token, and other replicas must not wait for it."""
 
     def __init__(self, client: HealthPort, group: asyncio.TaskGroup, clock: Clock) -> None:
         self._client = client
@@ -210,17 +337,17 @@ class EngineProber:
         self._clock = clock
 
     def start(self, engine: EngineTracker) -> None:
-        """Have the engine make a token or the golden answer; what came of it shows in `engine.probe`."""
+        """Probe the engine with one token, or a rank with the golden question; the result is in `engine.probe`."""
         engine.probe = ProbeState.RUNNING
         self._group.create_task(self._run(engine))
 
     async def _run(self, engine: EngineTracker) -> None:
         process = engine.process
-        if engine.track is None:
+        if engine.rank is None:
             engine.probe_error = await self._client.probe(process.port, process.served_name)
         else:
-            asking = self._client.golden(process.port, process.served_name)
-            engine.track.answer, engine.probe_error = await asking
+            question = self._client.golden(process.port, process.served_name)
+            engine.rank.answer, engine.probe_error = await question
         engine.probed_at = self._clock.monotonic()
         engine.probe_failures = engine.probe_failures + 1 if engine.probe_error else 0
         engine.probe = ProbeState.FAILED if engine.probe_error else ProbeState.PASSED

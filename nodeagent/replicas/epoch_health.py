@@ -1,6 +1,6 @@
-"""Whether a group's epoch is over, by what this node sees of its rank. Pure.
+"""The health of a group's epoch, judged by this node's rank of it. Pure.
 
-MLX notices a lost peer only sometimes, and may spin for ever (docs/operations/shardgroups.md): so the agent decides.
+MLX notices a lost peer only sometimes, and may spin for ever (docs/operations/shardgroups.md), so the agent decides.
 """
 
 from models import golden_question
@@ -18,23 +18,23 @@ from schemas.replica import RankStatus, Replica
 
 EPOCH_OVER = "EpochOver"
 
-# A rank answers from its main thread, which shares nothing with the one that computes: three seconds are dozens of answers.
+# A rank answers from its main thread, which does not compute: three seconds are dozens of answers.
 _SILENT_S = 3.0
-# Before that, imports and MLX's own connecting hold the whole process up; a rank whose peer is away gives up after 31 s.
+# Earlier, imports and MLX's connecting block the process; a rank whose peer is missing gives up after 31 s.
 _SILENT_JOINING_S = 40.0
 _SILENT_STARTING_S = 60.0
-# An engine gives up waiting for others by itself; this is for one that does not.
+# An engine stops waiting for other ranks by itself; this is for one that does not.
 _JOINING_EXTRA_S = 30.0
 # The first file of weights may come over a network.
 _LOADING_STUCK_S = 120.0
 _STUCK_S = 4.0
 _STUCK_STEPS = 10.0
-# A first answer may fail for a shortage that passes.
+# A first answer may fail because memory is short for a moment.
 _MAX_PROBES = 3
 
 
 def is_current(engine: ObservedEngine, replica: Replica) -> bool:
-    """Return whether the engine is of the very replica and epoch that is wanted."""
+    """Return whether the engine belongs to this very replica and its wanted epoch."""
     formation = replica.spec.formation
     epoch = engine.rank.epoch if engine.rank is not None else 0
     wanted = formation.epoch if formation is not None else 0
@@ -42,39 +42,39 @@ def is_current(engine: ObservedEngine, replica: Replica) -> bool:
 
 
 def current_report(seen: ObservedReplica) -> RankStatus | None:
-    """Return what was reported of the very replica and epoch; None if nothing was."""
-    replica, said = seen.replica, seen.reported
+    """Return our report of this very replica and epoch; None if there is none."""
+    replica, reported = seen.replica, seen.reported
     assert replica is not None
     formation = replica.spec.formation
     epoch = formation.epoch if formation is not None else 0
-    if said is None or (said.replica_uid, said.epoch) != (replica.metadata.uid, epoch):
+    if reported is None or (reported.replica_uid, reported.epoch) != (replica.metadata.uid, epoch):
         return None
-    return said
+    return reported
 
 
 def expected_answer(seen: ObservedReplica) -> GoldenAnswer | None:
-    """Return by what the golden answer is judged; None if it only has to be sane."""
-    replica, said = seen.replica, current_report(seen)
+    """Return the answer that the golden answer must match; None if it only has to be sane."""
+    replica, reported = seen.replica, current_report(seen)
     assert replica is not None
     assert replica.spec.formation is not None
-    return replica.spec.formation.golden or (said and said.golden) or seen.found_reference
+    return replica.spec.formation.golden or (reported and reported.golden) or seen.found_reference
 
 
 def epoch_end(seen: ObservedReplica) -> EpochEnd | None:
     """Return why the wanted epoch cannot go on; None if it can."""
     assert seen.replica is not None
-    formation, said = seen.replica.spec.formation, current_report(seen)
+    formation, reported = seen.replica.spec.formation, current_report(seen)
     assert formation is not None
-    before = find_condition(said.conditions, EPOCH_OVER) if said is not None else None
-    if before is not None and said is not None and is_true(said.conditions, EPOCH_OVER):
+    before = find_condition(reported.conditions, EPOCH_OVER) if reported is not None else None
+    if before is not None and reported is not None and is_true(reported.conditions, EPOCH_OVER):
         return EpochEnd(reason=before.reason, message=before.message)
     engine = seen.engine
     if engine is not None and engine.rank is not None and is_current(engine, seen.replica):
-        return engine.rank.over or _engine_epoch_end(seen, engine, engine.rank, formation)
+        return engine.rank.epoch_end or _engine_epoch_end(seen, engine, engine.rank, formation)
     if seen.start_error:
         return EpochEnd(reason="CannotStart", message=seen.start_error)
     if seen.used_epoch >= formation.epoch:
-        message = "its rank ended while no agent was there to see why; engine.log may tell"
+        message = "its rank ended while no agent was running; engine.log may say why"
         return EpochEnd(reason="RankEnded", message=message)
     return None
 
@@ -89,7 +89,7 @@ def _engine_epoch_end(
     if engine.state == "Failed":
         return EpochEnd(reason="RankEnded", message=f"its rank failed: {engine.message}")
     limit_s = _silence_limit_s(engine.state)
-    if rank.unheard_s > limit_s:
+    if rank.unanswered_s > limit_s:
         message = f"its rank has not answered for more than {limit_s:g} s"
         return EpochEnd(reason="RankSilent", message=message)
     return _stuck_rank(engine, rank, formation) or _wrong_answer(seen, engine, rank)
@@ -105,27 +105,27 @@ def _stuck_rank(
     engine: ObservedEngine, rank: ObservedRank, formation: Formation
 ) -> EpochEnd | None:
     if engine.state == "Joining":
-        waits_s = group_launch.join_timeout_s(formation) + _JOINING_EXTRA_S
-        if rank.state_s <= waits_s:
+        limit_s = group_launch.join_timeout_s(formation) + _JOINING_EXTRA_S
+        if rank.state_s <= limit_s:
             return None
-        message = f"its rank has waited for the other ranks for more than {waits_s:g} s"
+        message = f"its rank has waited for the other ranks for more than {limit_s:g} s"
         return EpochEnd(reason="RankStuck", message=message)
     limit_s = max(_STUCK_S, _STUCK_STEPS * rank.slowest_s)
     if engine.state == "Loading":
         limit_s = _LOADING_STUCK_S
-    if rank.stood_s <= limit_s:
+    if rank.stalled_s <= limit_s:
         return None
-    message = f"its rank is busy and has got nowhere for more than {limit_s:.1f} s"
+    message = f"its rank is busy and has made no progress for more than {limit_s:.1f} s"
     return EpochEnd(reason="RankStuck", message=message)
 
 
 def _wrong_answer(
     seen: ObservedReplica, engine: ObservedEngine, rank: ObservedRank
 ) -> EpochEnd | None:
-    """Return what is wrong with rank 0's golden answer, if it was asked for one."""
+    """Return the error of rank 0's golden answer, if it was asked for one."""
     if engine.probe is ProbeState.PASSED and rank.answer is not None:
-        complaint = golden_question.mismatch(rank.answer, expected_answer(seen))
-        return EpochEnd(reason="GoldenFailed", message=complaint) if complaint else None
+        error = golden_question.mismatch(rank.answer, expected_answer(seen))
+        return EpochEnd(reason="GoldenFailed", message=error) if error else None
     if rank.probe_failures >= _MAX_PROBES:
         return EpochEnd(reason="GoldenFailed", message=engine.probe_error)
     return None

@@ -1,14 +1,15 @@
-"""What the agent's planner sees of one replica: frozen values."""
+"""The values that the planner decides on: one replica and its engine, as this node observes them. Frozen."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nodeagent.engines.references import ReferenceState
 from schemas.formation import GoldenAnswer
 from schemas.replica import RankStatus, Replica
 
 
 class ProbeState(StrEnum):
-    """How the one-token generation went."""
+    """The progress of an engine's probe: one token, or a group's golden answer."""
 
     NOT_TRIED = "NotTried"
     RUNNING = "Running"
@@ -16,18 +17,9 @@ class ProbeState(StrEnum):
     FAILED = "Failed"
 
 
-class ReferenceState(StrEnum):
-    """How the making of a reference for the golden answer went: by one process, before the ranks start."""
-
-    NOT_TRIED = "NotTried"
-    RUNNING = "Running"
-    FOUND = "Found"
-    FAILED = "Failed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd:
-    """Why an epoch cannot go on, as this node sees it."""
+    """The reason why an epoch cannot go on, as this node sees it."""
 
     reason: str
     """RankEnded, RankSilent, RankStuck, CannotStart or GoldenFailed."""
@@ -36,31 +28,31 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRank:
-    """What is seen of an engine that is one rank of a group."""
+    """The part of an observed engine that exists only for a rank of a group."""
 
     epoch: int
     memory_bytes: int = 0
-    """What the memory proof promised it."""
+    """The memory that the proof grants it."""
     state_s: float = 0.0
-    """For how long it has said the same state, in seconds."""
-    unheard_s: float = 0.0
-    """For how long it has not answered, in seconds; 0 unless it failed to more than once."""
-    stood_s: float = 0.0
-    """For how long it had been busy without progress when it last answered, in seconds."""
+    """Seconds for which it has reported the same state."""
+    unanswered_s: float = 0.0
+    """Seconds since its last answer; 0 unless more than one question failed."""
+    stalled_s: float = 0.0
+    """Seconds for which it had been busy without progress at its last answer."""
     slowest_s: float = 0.0
-    """The slowest step so far, in seconds."""
+    """Its slowest step so far, in seconds."""
     loaded: float = 0.0
-    """How much of its weights it has loaded, from 0 to 1."""
+    """The part of its weights that is loaded, from 0 to 1."""
     is_frozen: bool = False
-    """Whether it is stopped (SIGSTOP), and can hear nothing."""
+    """True if it is stopped (SIGSTOP), so that it cannot react to a request to end."""
     killed_s: float | None = None
-    """Since when it has been killed and lives on; None if it was not killed."""
+    """Seconds since it was killed without ending; None if it was not killed."""
     answer: GoldenAnswer | None = None
-    """What it answered to the golden question."""
+    """Its answer to the golden question."""
     probe_failures: int = 0
-    """How often in a row it gave no answer to that."""
-    over: EpochEnd | None = None
-    """Why it was given up."""
+    """Consecutive failures to answer the golden question."""
+    epoch_end: EpochEnd | None = None
+    """Why its epoch was given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,50 +62,51 @@ class ObservedEngine:
     replica_uid: str
     is_running: bool
     state: str = ""
-    """What it says of itself: Joining (a group's), Loading, Ready, Draining, Failed; empty while it says nothing."""
+    """Its own report: Joining (a rank), Loading, Ready, Draining or Failed; "" before the first."""
     message: str = ""
     silent_s: float = 0.0
-    """Since when it has not answered, in seconds; 0 if it did."""
+    """Seconds since its last answer; 0 if that was recent."""
     probe: ProbeState = ProbeState.NOT_TRIED
     probe_error: str = ""
-    """Why the last probe failed, also while the next one runs."""
+    """The error of the last probe, also while the next one runs."""
     probe_again_in_s: float = 0.0
-    """The rest of the backoff after a failed probe."""
+    """The rest of the backoff after a failed probe, in seconds."""
     stopping_s: float | None = None
-    """Since when it has been asked to end; None if it was not asked."""
+    """Seconds since it was asked to end; None if it was not."""
     exit_code: int | None = None
     last_words: str = ""
+    """The last line of its log, if that can explain its end."""
     start_again_in_s: float = 0.0
-    """The rest of the backoff after it ended by itself."""
+    """The rest of the backoff after it ended by itself, in seconds."""
     restarts: int = 0
     peak_bytes: int = 0
-    """Most memory that this process took so far; 0 if it did not say."""
+    """The peak memory of this process; 0 if unknown."""
     rank: ObservedRank | None = None
-    """None where the engine has the whole model."""
+    """None for an engine that has the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedReplica:
-    """Everything that decides about one replica on this node."""
+    """All facts that decide about one replica on this node."""
 
     replica: Replica | None
-    """What the reconciler wants here; None if nothing."""
+    """The replica that the reconciler assigned to this node; None if it assigned none."""
     is_unknown: bool = False
-    """Whether nobody can say what is wanted here: a backup is being restored, or we are behind."""
+    """True if the store cannot say what is assigned: a backup is being restored, or the cache is behind."""
     engine: ObservedEngine | None = None
     is_published: bool = False
-    """Whether our endpoint for it is in the store."""
+    """True if our endpoint for it is in the store."""
     is_stale: bool = False
-    """Whether that endpoint leads to an engine that is gone: it could not be withdrawn in time."""
+    """True if that endpoint leads to an engine that is gone, because the store was unreachable."""
     start_error: str = ""
     """Why this machine could not start the engine."""
     reported: RankStatus | None = None
-    """What we last said about it."""
+    """Our last report in the store."""
     rank: int = 0
-    """Which of the replica's ranks is this node's."""
+    """The rank of this node."""
     used_epoch: int = 0
-    """The last epoch of which a rank was started here."""
+    """The last epoch for which a rank was started here."""
     reference: ReferenceState = ReferenceState.NOT_TRIED
-    """Whether one process has answered the golden question; that process may run now."""
+    """The progress of one process alone that answers the golden question."""
     found_reference: GoldenAnswer | None = None
-    """What it answered."""
+    """The answer of that process."""

@@ -1,4 +1,4 @@
-"""What this node says of its ranks in the store: one key each, written by its agent alone."""
+"""The node's reports of its ranks in the store: one key each, written by this agent alone."""
 
 import logging
 from collections.abc import Sequence
@@ -16,62 +16,62 @@ log = logging.getLogger(__name__)
 
 
 class RankReports:
-    """The reports of one node's agent, by the name of the replica: a node has one rank of it at most."""
+    """The reports of one node, by replica name: a node has at most one rank of a replica."""
 
     def __init__(self, transport: Transport, clock: Clock, node: str) -> None:
         self._transport = transport
         self._clock = clock
         self._node = node
-        self._said: dict[str, RankStatus] = {}
+        self._reported: dict[str, RankStatus] = {}
         self._ranks: dict[str, int] = {}
-        """Under which rank the last one was said."""
+        """The rank of the last report."""
         self._muted: set[str] = set()
-        """Replicas of which we must not report: what is there is a newer agent's to overwrite."""
+        """Replicas whose report in the store is of a newer agent, which we must not overwrite."""
         self._unread: set[str] = set()
-        """Replicas whose report in the store we could not read yet; it may be a newer agent's."""
+        """Replicas whose report in the store could not be read yet; it may be of a newer agent."""
         self._outdated: dict[str, set[str]] = {}
-        """Keys under which we reported of another rank of the replica."""
+        """Keys of our reports of other ranks of the replica."""
         self._is_listed = False
 
     def forget(self, name: str) -> None:
-        """Drop what is remembered of a replica that is none of ours any more."""
-        self._said.pop(name, None)
+        """Drop the state of a replica that is not assigned to this node any more."""
+        self._reported.pop(name, None)
         self._ranks.pop(name, None)
         self._muted.discard(name)
         self._unread.discard(name)
 
-    async def said(self, replica: Replica, rank: int) -> RankStatus | None:
-        """Return what we last said; asked of the store once, after a restart of ours."""
+    async def read(self, replica: Replica, rank: int) -> RankStatus | None:
+        """Return our last report; read from the store once, after a restart of this agent."""
         name = replica.name
         before = self._ranks.get(name)
         if before is not None and before != rank:
             self._outdated.setdefault(name, set()).add(self._key(name, before))
             self.forget(name)
-        if name not in self._said:
+        if name not in self._reported:
             try:
                 if replica.spec.formation is not None:
                     await self._list()
-                there = await self._transport.get(self._key(name, rank))
+                stored = await self._transport.get(self._key(name, rank))
             except StoreError:
                 self._unread.add(name)
                 return None
             was_muted = name in self._muted
             self._muted.discard(name)
             self._unread.discard(name)
-            if there is not None:
+            if stored is not None:
                 try:
-                    self._said[name] = codec.decode(RankStatus, there)
+                    self._reported[name] = codec.decode(RankStatus, stored)
                     self._ranks[name] = rank
                 except NewerDocumentError as error:
                     self._muted.add(name)
                     if not was_muted:
                         log.warning("rank not reported", extra={"why": str(error)})
                 except UndecodableError:
-                    return None  # somebody wrote it by hand: say anew what is so
-        return self._said.get(name)
+                    return None  # it was written by hand: report again
+        return self._reported.get(name)
 
     async def write(self, replica: Replica, rank: int, status: RankStatus) -> None:
-        """Write what is so of a rank, with the times at which its conditions' truth moved.
+        """Write the report of a rank; a condition's time is that of its last change of status.
 
         Raises:
             StoreError: it was not written.
@@ -81,8 +81,8 @@ class RankReports:
         if name in self._muted:
             return
         if name in self._unread:
-            raise UnavailableError("what is reported of the rank could not be read yet")
-        before = self._said.get(name)
+            raise UnavailableError("the last report of the rank could not be read yet")
+        before = self._reported.get(name)
         old = before.conditions if before is not None else ()
         stamped = tuple(self._stamped(old, condition) for condition in status.conditions)
         status = status.model_copy(update={"conditions": stamped})
@@ -95,22 +95,24 @@ class RankReports:
             ],
         )
         self._outdated.pop(name, None)
-        self._said[name], self._ranks[name] = status, rank
+        self._reported[name], self._ranks[name] = status, rank
 
     def _stamped(self, old: Sequence[Condition], new: Condition) -> Condition:
-        """Return the condition with the time at which its truth moved."""
+        """Return the condition with the time of its last change of status."""
         before = find_condition(old, new.type)
         same = before is not None and before.status == new.status
-        moved = before.last_transition_time if before is not None and same else self._clock.now()
-        return new.model_copy(update={"last_transition_time": moved})
+        changed_at = (
+            before.last_transition_time if before is not None and same else self._clock.now()
+        )
+        return new.model_copy(update={"last_transition_time": changed_at})
 
     async def retract(self, name: str) -> None:
-        """Remove what was said of a group that goes on without this node, once its rank here has ended.
+        """Delete the report of a group that continues without this node, once its rank here has ended.
 
         Until then the reconciler counts its memory.
 
         Raises:
-            StoreError: it is still there, maybe.
+            StoreError: the report may still exist.
 
         """
         await self._list()
@@ -122,7 +124,7 @@ class RankReports:
         self._outdated.pop(name, None)
 
     async def _list(self) -> None:
-        """Learn, once, what an earlier run of this agent said, and maybe of other ranks than are ours now."""
+        """List, once, the reports of earlier runs of this agent, which may be of other ranks."""
         if self._is_listed:
             return
         for item in (await self._transport.list(keys.rank_prefix(self._node))).items:

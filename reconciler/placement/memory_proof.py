@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from models import footprint
-from models.footprint import EngineLoad
+from models.footprint import ServingLoad
 from schemas import quantity
 from schemas.deployment import KvCache, ModelDeploymentSpec
 from schemas.node import ModelGeometry
@@ -53,7 +53,7 @@ def prove(
     return MemoryProof(
         weights_bytes=_weights(geometry, ranks),
         kv_cache_bytes=footprint.cache_bytes(geometry, use),
-        activation_bytes=footprint.activation_bytes_from_cache(geometry, use),
+        activation_bytes=footprint.activation_bytes(geometry, use),
         overhead_bytes=_PROCESS_BYTES,
         prefix_cache_bytes=extras.prefix_cache_bytes,
         adapter_bytes=extras.adapter_bytes,
@@ -62,16 +62,17 @@ def prove(
     )
 
 
-def use_of(context_length: int, concurrency: int, *, ranks: int, extras: ProofExtras) -> EngineLoad:
+def use_of(
+    context_length: int, concurrency: int, *, ranks: int, extras: ProofExtras
+) -> ServingLoad:
     """Return how an engine is used that works on `concurrency` requests of `context_length` tokens."""
-    return EngineLoad(
-        # The model reads the guesses before it knows which of them are right.
-        context_length=context_length + extras.draft_tokens,
+    return ServingLoad(
+        context_length=context_length,
         concurrency=concurrency,
         ranks=ranks,
         kv_bits=extras.kv_bits,
         kv_window=extras.kv_window,
-        decoded_at_once=1 + extras.draft_tokens,
+        draft_tokens=extras.draft_tokens,
     )
 
 
@@ -80,12 +81,15 @@ def _weights(geometry: ModelGeometry, ranks: int) -> int:
     return -(-split // ranks) + geometry.replicated_bytes
 
 
-def _draft(extras: ProofExtras, use: EngineLoad) -> int:
+def _draft(extras: ProofExtras, use: ServingLoad) -> int:
     """Return all that a draft model takes; it is whole on every rank, and its cache is never quantized."""
     if extras.draft is None:
         return 0
-    alone = EngineLoad(context_length=use.context_length, concurrency=use.concurrency)
-    held = footprint.cache_bytes(extras.draft, alone) + footprint.activation_bytes_from_cache(
+    # It reads the tokens that it drafts, too.
+    alone = ServingLoad(
+        context_length=use.context_length + use.draft_tokens, concurrency=use.concurrency
+    )
+    held = footprint.cache_bytes(extras.draft, alone) + footprint.activation_bytes(
         extras.draft, alone
     )
     return _weights(extras.draft, 1) + held

@@ -10,11 +10,11 @@ from schemas.node import Node, NodeSpec, Taint
 from store import codec
 from store.port import Transport
 from tests.fleetctl.test_drain import put_replica
-from tests.models.test_adapter_files import CONFIG as ADAPTER
-from tests.models.test_adapter_files import TENSORS
-from tests.models.test_model_files import CONFIG, safetensors
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.fleets import PROOF, deployment
+from tests.support.model_folders import ADAPTER_CONFIG as ADAPTER
+from tests.support.model_folders import ADAPTER_TENSORS as TENSORS
+from tests.support.model_folders import CONFIG, safetensors
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]

@@ -1,4 +1,4 @@
-"""Waits grow to a limit, and jitter never takes more than half."""
+"""Delays grow to a limit, and jitter shortens them by at most half."""
 
 import pytest
 from hypothesis import given

@@ -1,7 +1,4 @@
-"""The work queue: a key waits once, is held once, and is never lost.
-
-The control loop decides about retries, and nobody else.
-"""
+"""The work queue holds a key once, and the control loop alone decides about retries."""
 
 import asyncio
 import logging
@@ -49,7 +46,7 @@ async def test_a_busy_key_waits_until_it_is_given_back(
     assert second.result() == "a"
 
 
-async def test_a_key_that_nobody_added_again_stays_away(
+async def test_a_key_that_is_not_added_again_stays_away(
     queue: WorkQueue[str], clock: FakeClock
 ) -> None:
     queue.add("a")
@@ -221,7 +218,7 @@ class Reconciler:
 
 
 @pytest.fixture
-def queue_from_test_loop(clock: FakeClock) -> WorkQueue[str]:
+def loop_queue(clock: FakeClock) -> WorkQueue[str]:
     return WorkQueue(clock, Backoff(first_s=1, limit_s=8))
 
 
@@ -235,10 +232,10 @@ async def looping(
         task.cancel()
 
 
-async def test_again_is_obeyed(queue: WorkQueue[str], clock: FakeClock) -> None:
+async def test_requeue_is_obeyed(loop_queue: WorkQueue[str], clock: FakeClock) -> None:
     reconcile = Reconciler(Requeue(after_s=30), None)
-    queue.add("a")
-    async with looping(queue, reconcile):
+    loop_queue.add("a")
+    async with looping(loop_queue, reconcile):
         await clock.advance(29)
         assert reconcile.calls == 1
         await clock.advance(2)
@@ -250,12 +247,12 @@ async def test_again_is_obeyed(queue: WorkQueue[str], clock: FakeClock) -> None:
 @pytest.mark.parametrize(
     ("error", "level", "message"),
     [
-        pytest.param(AwayError("away"), logging.INFO, "reconcile will be tried again", id="away"),
+        pytest.param(AwayError("away"), logging.INFO, "reconcile will be retried", id="away"),
         pytest.param(KeyError("bug"), logging.ERROR, "reconcile failed", id="defect"),
     ],
 )
 async def test_failures_are_retried_ever_later(
-    queue: WorkQueue[str],
+    loop_queue: WorkQueue[str],
     clock: FakeClock,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
@@ -263,9 +260,9 @@ async def test_failures_are_retried_ever_later(
     message: str,
 ) -> None:
     reconcile = Reconciler(*[error] * 4)
-    queue.add("a")
+    loop_queue.add("a")
     with caplog.at_level(logging.INFO):
-        async with looping(queue, reconcile):
+        async with looping(loop_queue, reconcile):
             await clock.advance(0.4)
             assert reconcile.calls == 1
             await clock.advance(20)
@@ -276,79 +273,79 @@ async def test_failures_are_retried_ever_later(
     assert [(r.levelno, bool(r.exc_info)) for r in found] == [(level, level == logging.ERROR)] * 4
 
 
-async def test_success_mends_the_backoff(queue: WorkQueue[str], clock: FakeClock) -> None:
+async def test_success_mends_the_backoff(loop_queue: WorkQueue[str], clock: FakeClock) -> None:
     reconcile = Reconciler(AwayError(), AwayError(), AwayError(), None, AwayError())
-    queue.add("a")
-    async with looping(queue, reconcile):
+    loop_queue.add("a")
+    async with looping(loop_queue, reconcile):
         await clock.advance(60)
         assert reconcile.calls == 4
-        queue.add("a")
+        loop_queue.add("a")
         await clock.advance(1.1)  # the first wait again, not the fourth
         assert reconcile.calls == 6
 
 
 async def test_giving_up_waits_for_a_change(
-    queue: WorkQueue[str], clock: FakeClock, caplog: pytest.LogCaptureFixture
+    loop_queue: WorkQueue[str], clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     reconcile = Reconciler(TerminalError("impossible"), None)
-    queue.add("a")
-    async with looping(queue, reconcile):
+    loop_queue.add("a")
+    async with looping(loop_queue, reconcile):
         await clock.advance(3600)
         assert reconcile.calls == 1
         assert "gave up until the object changes" in caplog.text
-        queue.add("a")
+        loop_queue.add("a")
         await clock.advance(0)
         assert reconcile.calls == 2
 
 
 async def test_one_bad_key_does_not_hold_up_the_others(
-    queue: WorkQueue[str], clock: FakeClock
+    loop_queue: WorkQueue[str], clock: FakeClock
 ) -> None:
     reconcile = Reconciler(KeyError("bug"), None)
-    queue.add("bad")
-    queue.add("good")
-    async with looping(queue, reconcile):
+    loop_queue.add("bad")
+    loop_queue.add("good")
+    async with looping(loop_queue, reconcile):
         await clock.advance(0.1)
         assert reconcile.calls == 2
 
 
-async def test_losing_the_right_to_act_ends_the_loop(queue: WorkQueue[str]) -> None:
-    queue.add("a")
-    queue.add("b")
+async def test_losing_the_right_to_act_ends_the_loop(loop_queue: WorkQueue[str]) -> None:
+    loop_queue.add("a")
+    loop_queue.add("b")
     reconcile = Reconciler(AuthorityLostError("not the leader"))
     with pytest.raises(AuthorityLostError):
-        await run_loop(queue, reconcile)
+        await run_loop(loop_queue, reconcile)
     assert reconcile.calls == 1
 
 
 @pytest.mark.parametrize("make", [AuthorityLostError, asyncio.CancelledError])
-async def test_the_key_is_given_back_whatever_ends_the_loop(
-    queue: WorkQueue[str], make: Callable[[], BaseException]
+async def test_the_key_is_given_back_when_the_loop_ends(
+    loop_queue: WorkQueue[str], make: Callable[[], BaseException]
 ) -> None:
     async def ends(_: str) -> Requeue | None:
         raise make()
 
-    queue.add("a")
+    loop_queue.add("a")
     with pytest.raises(type(make())):
-        await run_loop(queue, ends)
-    queue.add("a")
+        await run_loop(loop_queue, ends)
+    loop_queue.add("a")
     async with asyncio.timeout(30):
-        assert await queue.get() == "a"
+        assert await loop_queue.get() == "a"
 
 
 async def test_others_run_though_there_is_always_something_to_look_at(
-    queue: WorkQueue[str],
+    loop_queue: WorkQueue[str],
 ) -> None:
     """Looks that wait for nothing, one after the other: a lease must be renewed all the same."""
     renewed = asyncio.Event()
 
     async def look(key: str) -> None:
         if not renewed.is_set():
-            queue.add(key)
+            loop_queue.add(key)
 
     async with asyncio.TaskGroup() as group:
-        queue.add("a")
-        task = group.create_task(run_loop(queue, look))
+        loop_queue.add("a")
+        task = group.create_task(run_loop(loop_queue, look))
         group.create_task(_set(renewed))
         await renewed.wait()
         task.cancel()

@@ -1,4 +1,4 @@
-"""Tests of `machinery.environment`."""
+"""Variables that the process environment sets for colors, traces and children."""
 
 import subprocess
 
@@ -7,7 +7,7 @@ import pytest
 from machinery.environment import drop_variables
 
 
-def test_children_do_not_inherit_what_is_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_do_not_inherit_dropped_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_TEST_PREFIX", "/lab")
     monkeypatch.setenv("FLEET_OTHER", "kept")
     drop_variables("FLEET_TEST")

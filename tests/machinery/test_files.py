@@ -24,7 +24,7 @@ def test_a_file_is_made_with_its_folders_for_its_owner_alone(tmp_path: Path) -> 
     assert names(path.parent) == ["file"]
 
 
-def test_who_has_the_old_file_open_reads_the_old_one(tmp_path: Path) -> None:
+def test_a_reader_of_the_old_file_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")
     with path.open() as file:

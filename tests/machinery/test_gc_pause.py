@@ -1,4 +1,4 @@
-"""The collector is held off for a block, and is as it was afterwards."""
+"""The garbage collector is disabled in a block, and restored afterwards."""
 
 import gc
 
@@ -7,7 +7,7 @@ import pytest
 from machinery.gc_pause import freeze_survivors, pause_collection
 
 
-def test_it_is_on_again_whatever_happens() -> None:
+def test_the_collector_is_enabled_again_after_an_error() -> None:
     assert gc.isenabled()
     with pause_collection():
         assert not gc.isenabled()

@@ -1,4 +1,4 @@
-"""HTTP beside a process' main work, and the clients from which it must not suffer."""
+"""The admin server, and clients that must not disturb the main work."""
 
 import asyncio
 import os
@@ -53,13 +53,13 @@ APP = Starlette(routes=[Route(f"/{one.__name__}", one) for one in (fine, large, 
 
 @asynccontextmanager
 async def serving(patience: ConnectionLimits | None = None) -> AsyncIterator[int]:
-    """Yield the port of a door that answers."""
+    """Yield the port of a server that answers."""
     changed = asyncio.Event()
-    door = AdminServer(APP, SystemClock(), (HOST, 0), changed.set, patience=patience)
+    server = AdminServer(APP, SystemClock(), (HOST, 0), changed.set, limits=patience)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(door.run())
+        running = group.create_task(server.run())
         await changed.wait()
-        yield int(door.url.rpartition(":")[2])
+        yield int(server.url.rpartition(":")[2])
         running.cancel()
 
 
@@ -99,7 +99,7 @@ async def test_one_request_gets_one_answer() -> None:
         pytest.param(b"GET /fine HTTP/1.1\r\nhost: x\r\nx-a: ", id="half-a-header"),
     ],
 )
-async def test_who_does_not_finish_a_request_is_given_up(request_: bytes) -> None:
+async def test_a_client_that_does_not_finish_its_request_is_dropped(request_: bytes) -> None:
     async with serving(HURRIED) as port:
         assert await said(port, request_) == b""
         assert b"200 OK" in await said(port, GET)
@@ -129,7 +129,7 @@ async def test_what_is_no_http_is_refused() -> None:
 
 
 @pytest.mark.parametrize("path", [b"/large", b"/endless"])
-async def test_who_does_not_read_is_given_up(path: bytes) -> None:
+async def test_a_client_that_does_not_read_is_dropped(path: bytes) -> None:
     """The answer does not fit into the kernel's buffers."""
     only_one = ConnectionLimits(flush_s=0.2, stall_s=0.2, connections=1)
     async with serving(only_one) as port:
@@ -147,7 +147,7 @@ async def served(port: int) -> None:
     await until_async(is_served, limit_s=20, what="room for one more")
 
 
-async def test_too_many_are_told_so_and_the_others_are_served() -> None:
+async def test_too_many_connections_are_refused_and_the_others_served() -> None:
     async with serving(ConnectionLimits(connections=3)) as port, AsyncExitStack() as idle:
         first = await idle.enter_async_context(connected(port))
         for _ in range(2):
@@ -157,7 +157,7 @@ async def test_too_many_are_told_so_and_the_others_are_served() -> None:
         await served(port)
 
 
-async def test_the_end_does_not_wait_for_who_follows() -> None:
+async def test_shutdown_does_not_wait_for_followers() -> None:
     async with asyncio.timeout(20), AsyncExitStack() as stack:
         async with serving() as port:
             reader, writer = await stack.enter_async_context(connected(port))
@@ -167,7 +167,7 @@ async def test_the_end_does_not_wait_for_who_follows() -> None:
             await asyncio.open_connection(HOST, port)
 
 
-async def test_a_port_that_is_taken_is_said_and_tried_again() -> None:
+async def test_a_port_in_use_is_reported_and_tried_again() -> None:
     changes = 0
 
     def changed() -> None:
@@ -176,15 +176,15 @@ async def test_a_port_that_is_taken_is_said_and_tried_again() -> None:
 
     with listen(HOST, 0) as taken:
         port = taken.getsockname()[1]
-        door = AdminServer(APP, HurriedClock(), (HOST, port), changed)
+        server = AdminServer(APP, HurriedClock(), (HOST, port), changed)
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(door.run())
-            await until(lambda: door.why, what="that it says why")
-            assert (door.url, changes) == ("", 1)
-            assert door.why == f"port {port} on {HOST}: address already in use"
+            running = group.create_task(server.run())
+            await until(lambda: server.error, what="the error of the server")
+            assert (server.url, changes) == ("", 1)
+            assert server.error == f"port {port} on {HOST}: address already in use"
             taken.close()
-            await until(lambda: door.url, what="the second try")
-            assert (door.why, changes) == ("", 2)
+            await until(lambda: server.url, what="the second try")
+            assert (server.error, changes) == ("", 2)
             assert b"200 OK" in await said(port, GET)
             running.cancel()
 

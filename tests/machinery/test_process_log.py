@@ -1,9 +1,4 @@
-"""Each record is one line of JSON, whatever is in it.
-
-Where in a log to begin.
-
-The last lines of a process' own log.
-"""
+"""The log of a process: JSON lines, the start of a selection, and the ring in memory."""
 
 import asyncio
 import io
@@ -73,7 +68,7 @@ def test_fields_of_any_type_are_written(value: object, expected: object) -> None
     assert line("m", extra={"field": value})["field"] == expected
 
 
-def test_a_field_does_not_hide_what_a_line_must_say() -> None:
+def test_an_extra_field_does_not_replace_a_standard_one() -> None:
     found = line("m", extra={"level": "mine", "logger": "mine", "time": "mine"})
     assert (found["level"], found["logger"]) == ("info", "store.etcd.http.json_api")
     assert found["time"] != "mine"
@@ -81,7 +76,7 @@ def test_a_field_does_not_hide_what_a_line_must_say() -> None:
 
 def test_setup_writes_lines_to_stderr_and_keeps_chatty_libraries_down() -> None:
     code = (
-        "import logging; from machinery import logging as ours; ours.setup('p', 'debug');"
+        "import logging; from machinery import process_log; process_log.setup('p', 'debug');"
         "logging.getLogger('aiohttp.access').info('chatty');"
         "logging.getLogger('x').debug('fine');\n"
         "try: 1 / 0\nexcept ZeroDivisionError: logging.getLogger('x').exception('bad')"
@@ -153,7 +148,7 @@ def test_what_is_shown(lines: int | None, since_s: int | None, expected: bytes) 
     assert shown(LOG, LogSelection(lines=lines, since=since)) == expected
 
 
-def test_lines_without_times_are_shown_whatever_the_time() -> None:
+def test_lines_without_times_are_always_shown() -> None:
     text = b"free(): invalid pointer\nAborted\n"
     assert shown(text, LogSelection(since=START)) == text
 
@@ -170,8 +165,8 @@ def test_lines_backwards_are_the_lines(lines: list[bytes], is_ended: bool) -> No
 
 
 def test_a_line_longer_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_log, "_BLOCK", 7)
-    monkeypatch.setattr(process_log, "_LONGEST", 20)
+    monkeypatch.setattr(process_log, "_BLOCK_BYTES", 7)
+    monkeypatch.setattr(process_log, "_MAX_LINE_BYTES", 20)
     text = b"first\n" + b"x" * 100 + b"\nlast"
     found = list(lines_backwards(io.BytesIO(text), 0, len(text)))
     assert found[0] == (107, b"last")
@@ -218,7 +213,7 @@ async def test_so_many_from_the_end() -> None:
     assert await text(ring, LogSelection(lines=0)) == ""
 
 
-async def test_who_follows_gets_what_comes_and_ends_when_it_is_over() -> None:
+async def test_a_follower_gets_later_lines_until_the_end() -> None:
     ring, over, told = LogRing(), False, list[bytes]()
     logged(ring, "before")
 

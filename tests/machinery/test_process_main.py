@@ -1,4 +1,4 @@
-"""Processes of ours end cleanly when asked, and with 1 and a log line when broken."""
+"""Processes end with 0 when signalled, and with 1 and a log line after a defect."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 
 def daemon(folder: Path, how: str) -> ChildProcess:
-    line = (sys.executable, "-m", "tests.machinery.daemon", how)
+    line = (sys.executable, "-m", "tests.support.machinery_daemon", how)
     return processes.spawn(line, log=folder / "log", cwd=_ROOT)
 
 

@@ -1,4 +1,4 @@
-"""Child processes are found again, never confused with others, and ended for certain."""
+"""Child processes are found again, never confused with others, and always ended."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ async def test_it_lives_in_a_session_of_its_own_and_its_output_is_kept(tmp_path:
 
 async def test_a_pid_that_was_used_again_is_not_trusted(tmp_path: Path) -> None:
     async with child(tmp_path) as other:
-        earlier = dataclasses.replace(other.record, birthmark=other.record.birthmark + "0")
+        earlier = dataclasses.replace(other.record, start=other.record.start + "0")
         earlier.save(tmp_path / "pid")
         assert processes.adopt(tmp_path / "pid") is None
         assert not processes.is_running(earlier)
@@ -105,13 +105,13 @@ def test_a_record_that_makes_no_sense_is_no_process(tmp_path: Path, content: str
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
-    record = ProcessRecord(pid=7, birthmark="b/1", command=("a", "b c"))
+    record = ProcessRecord(pid=7, start="b/1", command=("a", "b c"))
     record.save(tmp_path / "pid")
     assert processes.load_record(tmp_path / "pid") == record
     assert json.loads((tmp_path / "pid").read_text())["pid"] == 7
 
 
-async def test_who_ignores_the_request_is_killed_when_the_grace_is_over(tmp_path: Path) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     async with child(tmp_path, STUBBORN) as deaf:
         await until(lambda: "deaf" in (tmp_path / "log").read_text())
         started = CLOCK.monotonic()
@@ -129,7 +129,7 @@ async def test_a_stopped_process_ends_within_the_grace(tmp_path: Path) -> None:
         assert frozen.exit_code() == -signal.SIGTERM
 
 
-async def test_ending_what_has_ended_is_nothing(tmp_path: Path) -> None:
+async def test_ending_an_ended_process_has_no_effect(tmp_path: Path) -> None:
     async with child(tmp_path, ("true",)) as short:
         assert await processes.wait_ended(short, CLOCK, limit_s=30)
         await processes.end(short, CLOCK, grace_s=0)
@@ -145,7 +145,7 @@ async def test_a_pid_known_to_be_alive_is_taken_as_it_is(tmp_path: Path) -> None
     async with child(tmp_path) as ours:
         found = processes.find_running(ours.record.pid)
         assert found is not None
-        assert found.record.birthmark == ours.record.birthmark
+        assert found.record.start == ours.record.start
         assert found.running()
     assert processes.find_running(ours.record.pid) is None
 

@@ -1,6 +1,10 @@
-"""Prometheus' text form: labels, buckets, and numbers in full."""
+"""Prometheus' text format: labels, buckets, full numbers, and the parser."""
 
-from machinery.prometheus import Counter, Gauge, Histogram, render
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machinery.prometheus import Counter, Gauge, Histogram, Sample, parse_samples, render
 
 BOUNDS = (0.005, 0.01, 300.0)
 
@@ -31,3 +35,32 @@ def test_large_numbers_keep_their_digits() -> None:
         "# TYPE g counter",
         "g 12345678901",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("a 1\n", [Sample("a", {}, "1")], id="bare"),
+        pytest.param('a{b="c"} 1', [Sample("a", {"b": "c"}, "1")], id="one-label"),
+        pytest.param('a{b="c",d="e"} 1 17', [Sample("a", {"b": "c", "d": "e"}, "1")], id="time"),
+        pytest.param('a{b="x\\"\\\\\\n"} 1', [Sample("a", {"b": 'x"\\\n'}, "1")], id="escapes"),
+        pytest.param(
+            "# HELP a b\n# TYPE a gauge\n\nwords that are no sample\n", [], id="other-lines"
+        ),
+        pytest.param("a nan\n", [Sample("a", {}, "nan")], id="values-stay-text"),
+    ],
+)
+def test_samples_are_parsed(text: str, expected: list[Sample]) -> None:
+    assert list(parse_samples(text)) == expected
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_parsed(text: str) -> None:
+    assert all(sample.name for sample in parse_samples(text))
+
+
+def test_what_is_rendered_is_parsed() -> None:
+    counter = Counter("requests_total", "Requests.", ("outcome",))
+    counter.add('a "quoted"\nline', count=3)
+    (sample,) = parse_samples(render([counter]))
+    assert sample == Sample("requests_total", {"outcome": 'a "quoted"\nline'}, "3")

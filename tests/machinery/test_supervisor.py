@@ -1,4 +1,4 @@
-"""A program is kept running, found again after the supervisor was lost, and stopped for good."""
+"""A program is kept running, found by the next supervisor, and stopped for good."""
 
 import asyncio
 import os
@@ -58,7 +58,7 @@ async def test_a_killed_program_is_started_again(program: Program) -> None:
             assert record.pid == supervisor.pid
 
 
-async def test_a_crash_loop_is_slowed_down_and_said(
+async def test_a_crash_loop_is_slowed_down_and_logged(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     crashing = replace(program, command=("sh", "-c", "echo broken; exit 3"))
@@ -70,12 +70,12 @@ async def test_a_crash_loop_is_slowed_down_and_said(
             await until(lambda: supervisor.restarts >= 4, limit_s=15)
         # At least half of 0.1, 0.2 and 0.4 s between four ends.
         assert clock.monotonic() - started > 0.35
-    said = [r for r in caplog.records if r.getMessage() == "a program ended; starting it again"]
+    said = [r for r in caplog.records if r.getMessage() == "a program ended; restarting it"]
     assert {(vars(r)["exit_code"], vars(r)["program"]) for r in said} == {(3, "sleeper")}
     assert "broken" in vars(said[-1])["last_words"]
 
 
-async def test_a_successor_adopts_what_runs(program: Program) -> None:
+async def test_a_successor_adopts_a_running_program(program: Program) -> None:
     async with supervised(program) as lost, supervised(program) as successor:
         await lost.start()
         await successor.start()
@@ -116,7 +116,7 @@ async def test_end_is_not_for_good(program: Program) -> None:
             await until(lambda: supervisor.pid != first and supervisor.running)
 
 
-async def test_before_each_start_what_was_left_is_cleared(program: Program) -> None:
+async def test_before_start_runs_before_each_start(program: Program) -> None:
     cleared: list[int] = []
     async with supervised(
         replace(program, before_start=lambda: cleared.append(len(cleared)))
@@ -135,9 +135,7 @@ async def test_a_program_that_does_not_exist_is_an_oserror(program: Program) -> 
         assert not supervisor.running
 
 
-async def test_a_program_whose_record_cannot_be_kept_does_not_run_on(
-    program: Program, tmp_path: Path
-) -> None:
+async def test_a_program_without_a_record_is_killed(program: Program, tmp_path: Path) -> None:
     """Nobody would find it again: it would be an orphan for ever."""
     said = tmp_path / "its-pid"
     (tmp_path / "file").write_text("in the way")

@@ -1,4 +1,4 @@
-"""Virtual time: hours pass at once, in order; threads are waited for; a standstill is an error."""
+"""Virtual time: hours pass at once, in order; threads run in real time; a standstill is an error."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What a node says of a LoRA adapter's folder: its size, or what is wrong with it."""
+"""A node's report of a LoRA adapter folder: its size, or the error in it."""
 
 import json
 import re
@@ -12,18 +12,9 @@ from hypothesis import given
 
 from models import inspection
 from schemas.node import AdapterReport
-from tests.models.test_model_files import configs, files, safetensors
-
-CONFIG: dict[str, Any] = {
-    "fine_tune_type": "lora",
-    "num_layers": 2,
-    "lora_parameters": {"rank": 4, "scale": 20.0, "dropout": 0.0},
-    "model": "somewhere",
-}
-TENSORS = {
-    "model.layers.0.self_attn.q_proj.lora_a": ("F32", 0, 400),
-    "model.layers.0.self_attn.q_proj.lora_b": ("BF16", 400, 600),
-}
+from tests.support.model_folders import ADAPTER_CONFIG as CONFIG
+from tests.support.model_folders import ADAPTER_TENSORS as TENSORS
+from tests.support.model_folders import configs, files, safetensors
 
 
 @pytest.fixture
@@ -79,7 +70,7 @@ def as_peft(folder: Path) -> None:
         (lambda f: (f / "adapters.safetensors").unlink(), "has no adapters.safetensors: no weights"),
         (weigh(TENSORS, missing=1), "was cut short"),
         (weigh({}), "has no tensors"),
-        (weigh({"lm_head.weight": ("F32", 0, 4)}), "1 tensors that belong to no adapter, first lm_head.weight"),
+        (weigh({"lm_head.weight": ("F32", 0, 4)}), "1 tensors that are not part of an adapter, first lm_head.weight"),
         (configure(fine_tune_type="full"), "a fine-tune of type 'full'.*fuse it with mlx_lm.fuse"),
         (configure(num_layers=None), "num_layers: Field required"),
         (configure(lora_parameters=None), "lora_parameters: Field required"),
@@ -106,7 +97,7 @@ def test_a_path_that_leads_nowhere(folder: Path, path: str) -> None:
     assert (found.path, found.reason) == (path, "AdapterNotFound")
 
 
-def test_each_path_is_told_once_in_order(folder: Path) -> None:
+def test_each_path_is_reported_once_in_order(folder: Path) -> None:
     found = inspection.report_adapters(["law", "b", "b"], folder.parent, casts_to_float32=False)
     assert [(one.path, one.reason) for one in found] == [("b", "AdapterNotFound"), ("law", "")]
 

@@ -1,4 +1,4 @@
-"""What configs and headers of well-known models say: figures that people know by heart, and odd ones."""
+"""Cache rules and weight sums of well-known models, with published figures, and unusual configs."""
 
 import json
 from typing import Any
@@ -156,7 +156,7 @@ def test_gpt_oss_120b_if_all_its_layers_attended_to_everything() -> None:
     assert sum(count * one for _, count, one in groups(**GPT_OSS)) == 73_728
 
 
-def test_some_models_divide_the_hidden_size_whatever_the_config_says() -> None:
+def test_some_models_ignore_head_dim() -> None:
     shape = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 64, "head_dim": 32}
     assert groups(model_type="phi3", **shape) == [("Full", 1, 4 * 2 * 16 * 2)]
     assert groups(model_type="qwen3", **shape) == [("Full", 1, 4 * 2 * 32 * 2)]
@@ -177,7 +177,7 @@ def test_some_models_divide_the_hidden_size_whatever_the_config_says() -> None:
         ),
         ({"model_type": "nemotron_h"}, "config.json lacks hybrid_override_pattern"),
         ({"model_type": "lfm2", "num_hidden_layers": 2}, "lacks hidden_size, conv_L_cache"),
-        ({"model_type": "rwkv7"}, "no rule says what the cache of a rwkv7 model needs"),
+        ({"model_type": "rwkv7"}, "no rule says how large the cache of a rwkv7 model is"),
     ],
 )
 def test_what_is_not_understood(config: dict[str, Any], words: str) -> None:
@@ -197,7 +197,7 @@ configs = st.fixed_dictionaries(
 
 
 @given(configs)
-def test_whatever_a_config_says_it_is_understood_or_not(config: dict[str, Any]) -> None:
+def test_any_config_is_understood_or_refused(config: dict[str, Any]) -> None:
     try:
         found = made(**config)
     except (NotUnderstoodError, ValueError):
@@ -212,7 +212,7 @@ def tensor(dtype: str, *shape: int, bits: int) -> TensorHeader:
     return TensorHeader(dtype=dtype, shape=shape, data_offsets=(0, number * bits // 8))
 
 
-def test_quantized_weights_count_as_what_was_packed() -> None:
+def test_quantized_weights_count_as_unpacked_numbers() -> None:
     tensors = {
         "model.embed_tokens.weight": tensor("U32", 512, 8, bits=32),  # 64 wide in 4 bits
         "model.embed_tokens.scales": tensor("BF16", 512, 1, bits=16),

@@ -1,4 +1,4 @@
-"""Is a golden answer right: against garbage that looks like an answer."""
+"""The check of a golden answer detects garbage with a valid form."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_an_answer_against_another(given: GoldenAnswer, words: str) -> None:
     assert words in said
 
 
-def test_whose_answer_it_is_compared_with_is_said() -> None:
+def test_the_source_of_the_expected_answer_is_named() -> None:
     reference = RIGHT.model_copy(update={"is_reference": True})
     assert "one Mac alone" in golden_question.mismatch(answer(("x", "b"), -0.5, -1.0), reference)
 

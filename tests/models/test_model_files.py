@@ -1,4 +1,4 @@
-"""What a node says of a model's folder: its geometry, or what is wrong with it."""
+"""A node's report of a model folder: its geometry, or the error in it."""
 
 import json
 import os
@@ -15,26 +15,12 @@ from hypothesis import strategies as st
 from models import inspection, model_files
 from models.model_files import ModelUnusableError
 from schemas.node import ModelReport
-
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 4096,
-}
-TENSORS = {"a": ("F32", 0, 400), "b": ("BF16", 400, 600)}
-
-
-def safetensors(tensors: dict[str, tuple[str, int, int]] = TENSORS, *, missing: int = 0) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-    for name, (dtype, begin, end) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": [1], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    size = max((end for _, _, end in tensors.values()), default=0)
-    return struct.pack("<Q", len(text)) + text + bytes(max(0, size - missing))
+from tests.support.model_folders import (
+    CONFIG,
+    configs,
+    files,
+    safetensors,
+)
 
 
 @pytest.fixture
@@ -98,7 +84,7 @@ def test_where_half_precision_is_widened_it_doubles(folder: Path) -> None:
     assert (found.weights_bytes, found.kv_element_bytes) == (800, 4)
 
 
-def test_full_precision_stays_what_it_is(folder: Path) -> None:
+def test_full_precision_is_not_widened(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(safetensors({"a": ("F32", 0, 400)}))
     for casts in (True, False):
         found = report(folder, casts=casts).geometry
@@ -132,12 +118,12 @@ def test_what_config_leaves_out_is_derived(
     assert (found.kv_heads, found.head_dim) == (kv_heads, head_dim)
 
 
-def test_what_is_not_understood_is_said_and_not_guessed(folder: Path) -> None:
+def test_an_unknown_architecture_is_reported_and_not_guessed(folder: Path) -> None:
     """The reconciler then asks a person (spec.resources.memory); the model itself may be fine."""
     for changes, words in (
         ({"num_hidden_layers": None}, "config.json lacks num_hidden_layers"),
         ({"vocab_size": None}, "config.json lacks vocab_size"),
-        ({"model_type": "gear"}, "no rule says what the cache of a gear model needs"),
+        ({"model_type": "gear"}, "no rule says how large the cache of a gear model is"),
         ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "has 1 layer_types for 2"),
     ):
         configure(folder, **changes)
@@ -297,35 +283,6 @@ def test_a_context_beyond_the_models_is_refused(folder: Path) -> None:
     model_files.check_context(facts, 4096)
     with pytest.raises(ModelUnusableError, match=r"4097 is more than .* 4096"):
         model_files.check_context(facts, 4097)
-
-
-json_trees = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=8,
-)
-numbers = json_trees | st.integers(-1, 2**70)
-configs = st.binary(max_size=50) | st.fixed_dictionaries(
-    {"model_type": st.just("x") | json_trees},
-    optional=dict.fromkeys(CONFIG.keys() - {"model_type"}, numbers),
-).map(lambda tree: json.dumps(tree).encode())
-headers = st.dictionaries(
-    st.text(max_size=3),
-    json_trees
-    | st.fixed_dictionaries(
-        {
-            "dtype": st.sampled_from(["F32", "BF16"]) | json_trees,
-            "data_offsets": st.lists(st.integers(-5, 50), max_size=3) | json_trees,
-        }
-    ),
-    max_size=3,
-).map(lambda tree: json.dumps(tree).encode())
-files = st.binary(max_size=60) | st.builds(
-    lambda header, slack, data: struct.pack("<Q", len(header) + slack) + header + data,
-    headers,
-    st.integers(0, 3),
-    st.binary(max_size=50),
-)
 
 
 @given(config_bytes=configs, weights_bytes=files, index_bytes=st.none() | configs)

@@ -1,4 +1,4 @@
-"""How models can be split: what a child process says of real folders, what is made of it, what is remembered."""
+"""Split options of a model: the answers of a child process for real folders, the reports, and the stored answers."""
 
 import gc
 import json
@@ -14,12 +14,12 @@ import pytest
 
 from machinery.clock import SystemClock
 from models import cache_rules, footprint, inspection, model_files, split_options
-from models.footprint import EngineLoad
+from models.footprint import ServingLoad
 from models.hf_config import ModelConfig
 from models.split_options import SplitFailure, SplitInspector, SplitShapes, SplitWeights
 from schemas.node import ModelGeometry, SplitOptions
-from tests.models.test_cache_rules_mlx import BASE, FAMILIES, build, geometry, module
 from tests.support import tiny_model
+from tests.support.model_geometries import BASE, FAMILIES, build, geometry, module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
@@ -80,7 +80,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
 
 
 @pytest.mark.parametrize(("family", "changes", "tensor", "layers"), CASES)
-def test_sizes_are_those_that_divide_what_mlx_lm_divides(
+def test_sizes_are_those_that_mlx_lm_can_divide(
     family: str,
     changes: dict[str, Any],
     tensor: tuple[int, ...],
@@ -111,7 +111,7 @@ def test_groups_of_packed_weights_are_not_torn(
 
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_said_is_what_ranks_then_hold(
+def test_reported_weights_are_those_that_ranks_load(
     rank: int, bits: int | None, tmp_path: Path, find_out: Callable[[Path], SplitShapes]
 ) -> None:
     """Shares that are read into memory, by the calls of a real rank."""
@@ -144,7 +144,7 @@ QWEN35 = {"text_config": {**BASE, **FAMILIES["qwen3_next"], "model_type": "qwen3
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v2", "deepseek_v3", "qwen3_5"])
-def test_a_share_keeps_what_the_proof_says(family: str) -> None:
+def test_the_cache_of_a_rank_is_as_large_as_the_proof(family: str) -> None:
     child = module("engine.shape_probe")
     config = {**BASE, "model_type": family, **FAMILIES.get(family, {})}
     config |= QWEN35 if family == "qwen3_5" else {}
@@ -155,7 +155,7 @@ def test_a_share_keeps_what_the_proof_says(family: str) -> None:
     kept = child.ask(model, group, tokens=256).caches
     real = sum(4 * math.prod(shape) for layer in kept for shape in layer)
     shape = geometry(config).model_copy(update={"prefill_step": 0})
-    use = EngineLoad(context_length=256, concurrency=1, ranks=2)
+    use = ServingLoad(context_length=256, concurrency=1, ranks=2)
     if family == "gpt_oss":  # a window of 100 tokens holds all that were read at once
         shape = shape.model_copy(
             update={"groups": tuple(one.model_copy(update={"window": 256}) for one in shape.groups)}
@@ -179,7 +179,7 @@ HEADS: list[tuple[tuple[int, int], tuple[int, int], int, str]] = [
 
 
 @pytest.mark.parametrize(("whole", "share", "size", "words"), HEADS)
-def test_heads_are_told_apart(
+def test_heads_are_distinguished(
     whole: tuple[int, int], share: tuple[int, int], size: int, words: str
 ) -> None:
     def shapes(heads: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
@@ -194,7 +194,7 @@ def facts_of(config: dict[str, Any], folder: Path) -> model_files.ModelFacts:
     return model_files.inspect_model(write(folder / "model", config))
 
 
-def test_a_report_says_what_decides(tmp_path: Path) -> None:
+def test_a_report_says_why_a_size_is_refused(tmp_path: Path) -> None:
     facts = facts_of({**BASE, "model_type": "llama"}, tmp_path)
     geometry = model_files.model_geometry(facts, casts_to_float32=True)
     found = SplitShapes(
@@ -239,7 +239,7 @@ def test_a_report_says_what_decides(tmp_path: Path) -> None:
         ("nemotron_h", ()),
     ],
 )
-def test_layers_are_told_apart(family: str, order: tuple[int, ...]) -> None:
+def test_layers_are_distinguished(family: str, order: tuple[int, ...]) -> None:
     config = ModelConfig.model_validate({**BASE, "model_type": family, **FAMILIES[family]})
     found = cache_rules.layer_order(family, config.text, element_bytes=4)
     groups = cache_rules.layer_groups(family, config.text, element_bytes=4)
@@ -254,17 +254,17 @@ async def told(folder: Path, splitter: SplitInspector) -> ModelGeometry:
     until = clock.monotonic() + 90.0
     while clock.monotonic() < until:
         geometry = inspection.report_model(
-            str(folder), Path("/unused"), casts_to_float32=True, splitter=splitter
+            str(folder), Path("/unused"), casts_to_float32=True, splits=splitter
         ).geometry
         assert geometry is not None
         if geometry.splitting is not None:
             return geometry
-        assert splitter.is_looking()
+        assert splitter.is_inspecting()
         await clock.sleep(0.1)
     raise AssertionError("nothing was found out")
 
 
-async def test_a_child_is_asked_once_and_what_it_says_outlives_the_agent(tmp_path: Path) -> None:
+async def test_a_child_runs_once_and_its_answer_outlives_the_agent(tmp_path: Path) -> None:
     folder = tiny_model.make(tmp_path / "tiny", arch="qwen2", heads=4, kv_heads=2, layers=3)
     kept = tmp_path / "kept"
     geometry = await told(folder, SplitInspector(kept, SystemClock()))
@@ -275,15 +275,15 @@ async def test_a_child_is_asked_once_and_what_it_says_outlives_the_agent(tmp_pat
     assert weighed == geometry.weights_bytes
     # The next agent has it at once; another version of the model is another question.
     facts, later = model_files.inspect_model(folder), SplitInspector(kept, SystemClock())
-    assert isinstance(later.ask(folder, facts), SplitShapes)
-    assert not later.is_looking()
+    assert isinstance(later.inspect(folder, facts), SplitShapes)
+    assert not later.is_inspecting()
     [file] = kept.glob("*.json")
     # What a disk lost is asked for anew.
     file.write_text("{")
     assert await told(folder, SplitInspector(kept, SystemClock())) == geometry
 
 
-async def test_a_model_that_mlx_lm_cannot_build_is_said_in_words(tmp_path: Path) -> None:
+async def test_the_error_of_mlx_lm_is_reported(tmp_path: Path) -> None:
     folder = tiny_model.make(tmp_path / "tiny", arch="llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": {"type": "odd"}}))
@@ -291,7 +291,7 @@ async def test_a_model_that_mlx_lm_cannot_build_is_said_in_words(tmp_path: Path)
     geometry = await told(folder, splitter)
     assert geometry.splitting is not None
     assert "odd" in geometry.splitting.unknown
-    assert not splitter.is_looking()  # not again before a while has passed
+    assert not splitter.is_inspecting()  # not again before a while has passed
     assert geometry.splitting.tensor == ()
 
 

@@ -1,1 +1,1 @@
-"""Tests of the node agent: pure parts on captured output, readers on this machine."""
+"""Tests of nodeagent/."""

@@ -1,4 +1,4 @@
-"""The agent as a process: real etcd, real engines, real signals. The test plays the reconciler."""
+"""The agent as a process, with a real etcd, real engines and real signals. The test acts as the reconciler."""
 
 import asyncio
 import importlib.metadata
@@ -114,7 +114,7 @@ async def test_a_crashed_engine_is_withdrawn_and_restarted(
     assert await answers(endpoint.spec.url)
 
 
-async def test_a_model_that_is_not_there_is_told(desk: Desk, agent: AgentProcess) -> None:
+async def test_a_missing_model_is_reported(desk: Desk, agent: AgentProcess) -> None:
     await desk.assign("none-0", uid="n", path="nowhere")
     await desk.until_said("none-0", "False", "ModelUnusable")
     assert await desk.endpoint("none-0") is None

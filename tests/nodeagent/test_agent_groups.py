@@ -1,4 +1,4 @@
-"""Two agents and one group of real ranks: formed, checked, broken in every way, formed again. The test plays the reconciler."""
+"""Two agents and one group of real ranks: formed, checked, broken in every way, formed again."""
 
 import os
 import signal

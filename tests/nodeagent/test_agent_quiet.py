@@ -1,4 +1,4 @@
-"""An agent whose machine is well is quiet: on a real etcd, nothing is written but the lease's keepalives."""
+"""An agent on a healthy machine writes nothing but lease renewals to a real etcd."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent import Agent, AgentConfig, real_dependencies
+from nodeagent.agent import Agent
+from nodeagent.dependencies import AgentConfig, real_dependencies
 from nodeagent.hardware.readings import HeatReading
 from schemas.meta import is_true
 from schemas.node import NodeStatus
 from store import codec, keys
 from store.etcd.connect import connect
 from store.port import Transport
-from tests.nodeagent.node.test_description import STATUS
 from tests.support.etcd import running_etcd
 from tests.support.nodeagent_agents import CLOCK
-from tests.support.nodeagent_readings import WELL, Given
+from tests.support.nodeagent_readings import STATUS, WELL, Given
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]

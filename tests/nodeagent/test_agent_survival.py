@@ -1,4 +1,4 @@
-"""What an engine lives through: its agent's end and pauses, a restored backup, etcd's end. One engine for all of it."""
+"""An engine survives the end and the pauses of its agent, a restored backup, and the end of etcd."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Starting an agent: what it refuses, in words that say what to do; and one agent per name."""
+"""The start of an agent: refused flags and folders, their messages, and one agent per name."""
 
 import asyncio
 import subprocess
@@ -112,7 +112,7 @@ async def test_two_agents_never_share_a_folder(
         code, words = start(tmp_path / "state", "--name", "lone")
         assert code == 1
         assert words == (
-            f"nodeagent: another agent runs with {tmp_path}/state; give each its own --state-dir"
+            f"nodeagent: another agent uses {tmp_path}/state; give each agent its own --state-dir"
         )
     finally:
         await agent.end()
@@ -135,7 +135,7 @@ async def held_by(uid: str, session: str) -> NodeRegistration:
         ("u", "1", "another --state-dir"),
     ],
 )
-async def test_a_name_that_somebody_holds(uid: str, session: str, words: str) -> None:
+async def test_a_name_of_another_agent_is_refused(uid: str, session: str, words: str) -> None:
     presence = await held_by(uid, session)
     with pytest.raises(NameTakenError, match=words):
         await presence.keep(lambda: None)

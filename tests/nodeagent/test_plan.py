@@ -1,7 +1,6 @@
-"""The agent's plan for one replica: a table of situations, and what holds in all of them."""
+"""The agent's plan for one replica: a table of situations, and properties of all of them."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,39 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.actions import (
-    Action,
     PublishEndpoint,
     ReportRank,
     StartEngine,
     StopEngine,
     WithdrawEndpoint,
 )
-from nodeagent.plan import plan
+from nodeagent.plan import plan, quantize_peak_bytes
 from nodeagent.replicas.observed import ObservedEngine, ObservedReplica, ProbeState
 from nodeagent.status import replica_conditions
-from schemas.deployment import ModelSource
-from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.replica import MemoryProof, RankAssignment, RankStatus, Replica, ReplicaSpec
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-PROOF = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
-
-
-def wanted(*, uid: str = "u1", is_deleting: bool = False) -> Replica:
-    return Replica(
-        metadata=ObjectMeta(
-            name="qwen-0", uid=uid, deletion_timestamp=NOW if is_deleting else None
-        ),
-        spec=ReplicaSpec(
-            deployment="qwen",
-            template="t",
-            model=ModelSource(path="qwen"),
-            served_names=("qwen",),
-            context_length=16,
-            concurrency=1,
-            ranks=(RankAssignment(node="a", memory=PROOF),),
-        ),
-    )
+from schemas.meta import Condition, ConditionStatus
+from schemas.replica import RankStatus, Replica
+from tests.support.nodeagent_plans import short, wanted
 
 
 def engine(**fields: Any) -> ObservedEngine:
@@ -56,18 +34,6 @@ def seen(
 
 def no_replica(found: ObservedEngine | None, *, is_published: bool = False) -> ObservedReplica:
     return ObservedReplica(replica=None, engine=found, is_published=is_published)
-
-
-def short(action: Action) -> str:
-    """Return an action in a word, a report as what it says of Ready or Stopped."""
-    match action:
-        case ReportRank(conditions=conditions):
-            said = conditions[-1]
-            return f"{said.type}={said.status.value} {said.reason}"
-        case StopEngine(kill=True):
-            return "Kill"
-        case _:
-            return type(action).__name__
 
 
 PASSED = engine(probe=ProbeState.PASSED)
@@ -115,17 +81,17 @@ SITUATIONS = [
         0.1,
         id="what-failed-is-said-until-it-is-mended",
     ),
-    pytest.param(seen(PASSED), ["Publish", "Ready=False WarmingUp"], 1.0, id="publish"),
+    pytest.param(seen(PASSED), ["PublishEndpoint", "Ready=False WarmingUp"], 1.0, id="publish"),
     pytest.param(seen(PASSED, is_published=True), ["Ready=True Serving"], 1.0, id="serving"),
     pytest.param(
         seen(PASSED, is_published=True, is_stale=True),
-        ["Publish", "Ready=False WarmingUp"],
+        ["PublishEndpoint", "Ready=False WarmingUp"],
         1.0,
         id="an-endpoint-of-the-engine-before-is-written-over",
     ),
     pytest.param(
         seen(engine(state="Loading"), is_published=True),
-        ["Withdraw", LOADING],
+        ["WithdrawEndpoint", LOADING],
         0.1,
         id="withdraw-what-the-store-did-not-take-back-in-time",
     ),
@@ -137,7 +103,7 @@ SITUATIONS = [
     ),
     pytest.param(
         seen(replace(PASSED, silent_s=10.1), is_published=True),
-        ["Withdraw", "Ready=True Serving"],
+        ["WithdrawEndpoint", "Ready=True Serving"],
         0.1,
         id="silent",
     ),
@@ -164,7 +130,7 @@ SITUATIONS = [
     ),
     pytest.param(
         seen(engine(state="Draining"), is_published=True),
-        ["Withdraw", "Ready=False EngineDraining"],
+        ["WithdrawEndpoint", "Ready=False EngineDraining"],
         0.1,
         id="somebody-else-stops-it",
     ),
@@ -175,7 +141,10 @@ SITUATIONS = [
         id="failed",
     ),
     pytest.param(
-        seen(ENDED, is_published=True), ["Withdraw", "Ready=False EngineEnded"], 2.0, id="crash"
+        seen(ENDED, is_published=True),
+        ["WithdrawEndpoint", "Ready=False EngineEnded"],
+        2.0,
+        id="crash",
     ),
     pytest.param(
         seen(replace(ENDED, start_again_in_s=0)),
@@ -189,19 +158,19 @@ SITUATIONS = [
     pytest.param(seen(replace(ENDED, exit_code=3)), ["Ready=False PortInUse"], 2.0, id="exit-3"),
     pytest.param(
         seen(PASSED, replica=wanted(uid="u2"), is_published=True),
-        ["Withdraw", "StopEngine", "Ready=False Starting"],
+        ["WithdrawEndpoint", "StopEngine", "Ready=False Starting"],
         0.1,
         id="another-replica-of-the-name",
     ),
     pytest.param(
         seen(ENDED, replica=wanted(uid="u2")),
-        ["Forget", "Ready=False Starting"],
+        ["ForgetEngine", "Ready=False Starting"],
         0.0,
         id="which-starts-when-the-first-has-ended",
     ),
     pytest.param(
         seen(PASSED, replica=DELETED, is_published=True),
-        ["Withdraw", "StopEngine", STOPPING],
+        ["WithdrawEndpoint", "StopEngine", STOPPING],
         0.1,
         id="deleted",
     ),
@@ -212,14 +181,21 @@ SITUATIONS = [
         seen(replace(PASSED, stopping_s=61), replica=DELETED), ["Kill", STOPPING], 0.1, id="kill"
     ),
     pytest.param(
-        seen(ENDED, replica=DELETED), ["Forget", "Stopped=True EngineEnded"], 0.0, id="stopped"
+        seen(ENDED, replica=DELETED),
+        ["ForgetEngine", "Stopped=True EngineEnded"],
+        0.0,
+        id="stopped",
     ),
     pytest.param(
         seen(replica=DELETED), ["Stopped=True EngineEnded"], None, id="deleted-before-it-began"
     ),
-    pytest.param(no_replica(PASSED, is_published=True), ["Withdraw", "StopEngine"], 0.1, id="gone"),
-    pytest.param(no_replica(ENDED), ["Forget"], 0.0, id="gone-and-ended"),
-    pytest.param(no_replica(None, is_published=True), ["Withdraw"], None, id="only-the-endpoint"),
+    pytest.param(
+        no_replica(PASSED, is_published=True), ["WithdrawEndpoint", "StopEngine"], 0.1, id="gone"
+    ),
+    pytest.param(no_replica(ENDED), ["ForgetEngine"], 0.0, id="gone-and-ended"),
+    pytest.param(
+        no_replica(None, is_published=True), ["WithdrawEndpoint"], None, id="only-the-endpoint"
+    ),
     pytest.param(no_replica(None), [], None, id="nothing"),
 ]
 
@@ -238,7 +214,7 @@ def test_plan(state: ObservedReplica, actions: list[str], again: float | None) -
         (None, "", "its engine ended with an unknown code"),
     ],
 )
-def test_how_it_ended_is_told(code: int | None, words: str, message: str) -> None:
+def test_the_end_of_an_engine_is_reported(code: int | None, words: str, message: str) -> None:
     (said,) = replica_conditions(seen(replace(ENDED, exit_code=code, last_words=words)))
     assert said.message == message
 
@@ -314,12 +290,14 @@ def serving(peak_mib: int, **fields: Any) -> ObservedReplica:
         pytest.param(serving(1, engine=None), 1024, id="kept-without-an-engine"),
     ],
 )
-def test_the_peak_is_told_when_it_has_grown(state: ObservedReplica, peak_mib: int | None) -> None:
+def test_the_peak_is_reported_when_it_has_grown(
+    state: ObservedReplica, peak_mib: int | None
+) -> None:
     told = [a.peak_bytes // 2**20 for a in plan(state).actions if isinstance(a, ReportRank)]
     assert told == ([] if peak_mib is None else [peak_mib])
 
 
-def test_a_peak_that_rises_while_loading_is_no_news() -> None:
+def test_a_peak_that_rises_while_loading_is_not_reported() -> None:
     loading = seen(engine(state="Loading", peak_bytes=2**30))
     said = RankStatus(replica_uid="u1", node="a", conditions=replica_conditions(loading))
     assert plan(replace(loading, reported=said)).actions == ()
@@ -331,12 +309,12 @@ def test_a_peak_that_rises_while_loading_is_no_news() -> None:
         (PASSED, True, []),
         (PASSED, False, []),
         (replace(PASSED, silent_s=300), True, []),
-        (ENDED, True, ["Withdraw"]),
+        (ENDED, True, ["WithdrawEndpoint"]),
         (ENDED, False, []),
         (None, True, []),
     ],
 )
-def test_nothing_is_stopped_while_nobody_can_say_what_is_wanted(
+def test_nothing_is_stopped_while_the_assignment_is_unknown(
     found: ObservedEngine | None, is_published: bool, actions: list[str]
 ) -> None:
     state = replace(no_replica(found, is_published=is_published), is_unknown=True)
@@ -350,7 +328,7 @@ def test_planning_is_deterministic_and_never_fails(state: ObservedReplica) -> No
 
 
 @given(states)
-def test_only_who_made_a_token_is_published(state: ObservedReplica) -> None:
+def test_only_a_probed_engine_is_published(state: ObservedReplica) -> None:
     if PublishEndpoint() not in plan(state).actions:
         return
     assert state.engine is not None
@@ -377,7 +355,7 @@ def test_no_requests_come_to_an_engine_that_is_stopped(state: ObservedReplica) -
 
 
 @given(states)
-def test_what_was_said_is_not_said_again(state: ObservedReplica) -> None:
+def test_an_unchanged_status_is_not_reported_again(state: ObservedReplica) -> None:
     reports_made = [a for a in plan(state).actions if isinstance(a, ReportRank)]
     assert len(reports_made) <= 1
     if state.replica is None or not reports_made:
@@ -393,7 +371,26 @@ def test_what_was_said_is_not_said_again(state: ObservedReplica) -> None:
 
 
 @given(states)
-def test_whatever_is_unfinished_is_looked_at_again(state: ObservedReplica) -> None:
+def test_unfinished_work_is_requeued(state: ObservedReplica) -> None:
     decided = plan(state)
     if state.engine is not None:
         assert decided.requeue_after_s is not None
+
+
+@pytest.mark.parametrize(
+    ("shown_mib", "size_mib", "expected_mib"),
+    [
+        (0, 0, 0),
+        (0, 1, 64),
+        (64, 64, 64),
+        (64, 65, 128),
+        (128, 100, 128),
+        (6400, 6700, 6400),
+        (6400, 6721, 6784),
+        (1280, 1300, 1280),
+        (1280, 1345, 1408),
+    ],
+)
+def test_a_peak_in_steps(shown_mib: int, size_mib: int, expected_mib: int) -> None:
+    mib = 2**20
+    assert quantize_peak_bytes(size_mib * mib, shown=shown_mib * mib) == expected_mib * mib

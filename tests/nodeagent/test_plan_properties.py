@@ -1,4 +1,4 @@
-"""The agent's plan for a rank of a group: what holds in all situations."""
+"""The agent's plan for a rank of a group: properties of all situations."""
 
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from nodeagent.actions import (
     StopEngine,
     WithdrawEndpoint,
 )
+from nodeagent.engines.references import ReferenceState
 from nodeagent.plan import plan
 from nodeagent.replicas import epoch_health
 from nodeagent.replicas.observed import (
@@ -22,12 +23,14 @@ from nodeagent.replicas.observed import (
     ObservedRank,
     ObservedReplica,
     ProbeState,
-    ReferenceState,
 )
 from schemas.meta import is_true
 from schemas.replica import RankStatus
-from tests.nodeagent.test_plan_rank import ENDED, OTHER, over_told, told
 from tests.support.nodeagent_groups import GOLDEN, group
+from tests.support.nodeagent_plans import OTHER_ANSWER as OTHER
+from tests.support.nodeagent_plans import RANK_ENDED as ENDED
+from tests.support.nodeagent_plans import epoch_over_status as over_told
+from tests.support.nodeagent_plans import rank_status as told
 
 seconds = st.sampled_from([0.0, 0.3, 2.9, 3.1, 4.1, 39.0, 41.0, 121.0, 151.0, 900.0])
 overs = st.none() | st.just(ENDED)
@@ -36,15 +39,15 @@ ranks = st.builds(
     epoch=st.integers(1, 3),
     memory_bytes=st.sampled_from([0, 2**30, 2**40]),
     state_s=seconds,
-    unheard_s=seconds,
-    stood_s=seconds,
+    unanswered_s=seconds,
+    stalled_s=seconds,
     slowest_s=seconds,
     loaded=st.floats(0, 2),
     is_frozen=st.booleans(),
     killed_s=st.none() | seconds,
     answer=st.sampled_from([None, GOLDEN, OTHER]),
     probe_failures=st.integers(0, 5),
-    over=overs,
+    epoch_end=overs,
 )
 engines = st.builds(
     ObservedEngine,
@@ -143,7 +146,7 @@ def test_a_verdict_is_remembered_before_anything_is_stopped(state: ObservedRepli
 
 
 @given(states)
-def test_what_was_said_is_not_said_again(state: ObservedReplica) -> None:
+def test_an_unchanged_status_is_not_reported_again(state: ObservedReplica) -> None:
     made = [a for a in plan(state).actions if isinstance(a, ReportRank)]
     assert len(made) <= 1
     if state.replica is None or not made:
@@ -167,7 +170,7 @@ def test_what_was_said_is_not_said_again(state: ObservedReplica) -> None:
 
 
 @given(states)
-def test_nothing_is_said_of_a_new_epoch_while_the_old_one_is_there(state: ObservedReplica) -> None:
+def test_a_new_epoch_is_not_reported_while_the_old_one_runs(state: ObservedReplica) -> None:
     replica, found = state.replica, state.engine
     if replica is None or found is None or found.replica_uid != replica.metadata.uid:
         return
@@ -178,7 +181,7 @@ def test_nothing_is_said_of_a_new_epoch_while_the_old_one_is_there(state: Observ
 
 
 @given(states)
-def test_whatever_is_unfinished_is_looked_at_again(state: ObservedReplica) -> None:
+def test_unfinished_work_is_requeued(state: ObservedReplica) -> None:
     decided = plan(state)
     is_making = state.reference is ReferenceState.RUNNING and not is_over(state)
     if state.engine is not None or is_making:

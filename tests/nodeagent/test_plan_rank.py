@@ -6,24 +6,24 @@ from typing import Any
 import pytest
 
 from nodeagent.actions import ReportRank
+from nodeagent.engines.references import ReferenceState
 from nodeagent.plan import plan, rank_grace_s
 from nodeagent.replicas.observed import (
-    EpochEnd,
     ObservedEngine,
     ObservedRank,
     ObservedReplica,
     ProbeState,
-    ReferenceState,
 )
 from nodeagent.status import replica_conditions
 from schemas.formation import GoldenAnswer
-from schemas.meta import Condition, ConditionStatus
-from schemas.replica import RankStatus, Replica
-from tests.nodeagent.test_plan import short
+from schemas.meta import ConditionStatus
+from schemas.replica import Replica
 from tests.support.nodeagent_groups import GOLDEN, group
-
-OTHER = GoldenAnswer(pieces=("a", "c"), logprobs=(-0.5, -1.0))
-ENDED = EpochEnd(reason="RankEnded", message="its rank ended with 4: rank 1 is gone")
+from tests.support.nodeagent_plans import OTHER_ANSWER as OTHER
+from tests.support.nodeagent_plans import RANK_ENDED as ENDED
+from tests.support.nodeagent_plans import epoch_over_status as over_told
+from tests.support.nodeagent_plans import rank_status as told
+from tests.support.nodeagent_plans import short
 
 
 def rank(**fields: Any) -> ObservedRank:
@@ -49,22 +49,6 @@ def seen(
     **more: Any,
 ) -> ObservedReplica:
     return ObservedReplica(replica=replica or wanted(), engine=found, rank=number, **more)
-
-
-def told(conditions: tuple[Condition, ...], *, epoch: int = 2, **fields: Any) -> RankStatus:
-    return RankStatus(replica_uid="u1", node="a", epoch=epoch, conditions=conditions, **fields)
-
-
-def over_told() -> RankStatus:
-    reason, message = ENDED.reason, ENDED.message
-    return told(
-        (
-            Condition(type="Ready", status=ConditionStatus.FALSE, reason=reason, message=message),
-            Condition(
-                type="EpochOver", status=ConditionStatus.TRUE, reason=reason, message=message
-            ),
-        )
-    )
 
 
 PASSED = engine(of=rank(answer=GOLDEN), probe=ProbeState.PASSED)
@@ -123,20 +107,20 @@ SITUATIONS = [
     pytest.param(seen(engine("")), ["Ready=False Starting"], 0.1, id="says-nothing-yet"),
     pytest.param(seen(engine("Joining")), ["Ready=False Joining"], 0.1, id="joining"),
     pytest.param(
-        seen(engine("Joining", of=rank(unheard_s=39, state_s=150))),
+        seen(engine("Joining", of=rank(unanswered_s=39, state_s=150))),
         ["Ready=False Joining"],
         0.1,
         id="connecting-holds-the-process-up",
     ),
     pytest.param(
-        seen(engine("Joining", of=rank(unheard_s=41))),
-        ["GiveUp", "StopEngine", "EpochOver=True RankSilent"],
+        seen(engine("Joining", of=rank(unanswered_s=41))),
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True RankSilent"],
         0.1,
         id="not-for-ever",
     ),
     pytest.param(
         seen(engine("Joining", of=rank(state_s=151))),
-        ["GiveUp", "StopEngine", "EpochOver=True RankStuck"],
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
         0.1,
         id="nobody-joins",
     ),
@@ -147,14 +131,14 @@ SITUATIONS = [
         id="rank-0-makes-the-reference",
     ),
     pytest.param(
-        seen(engine("Loading", of=rank(loaded=0.57, stood_s=100))),
+        seen(engine("Loading", of=rank(loaded=0.57, stalled_s=100))),
         ["Ready=False Loading"],
         0.1,
         id="loading",
     ),
     pytest.param(
-        seen(engine("Loading", of=rank(stood_s=121))),
-        ["GiveUp", "StopEngine", "EpochOver=True RankStuck"],
+        seen(engine("Loading", of=rank(stalled_s=121))),
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
         0.1,
         id="loading-stands-still",
     ),
@@ -176,129 +160,134 @@ SITUATIONS = [
     ),
     pytest.param(
         seen(engine(of=rank(probe_failures=3), probe=ProbeState.FAILED, probe_error="no")),
-        ["GiveUp", "StopEngine", "EpochOver=True GoldenFailed"],
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True GoldenFailed"],
         0.1,
         id="no-answer",
     ),
-    pytest.param(seen(PASSED), ["Publish", "Ready=False WarmingUp"], 0.5, id="sane-is-enough"),
+    pytest.param(
+        seen(PASSED), ["PublishEndpoint", "Ready=False WarmingUp"], 0.5, id="sane-is-enough"
+    ),
     pytest.param(seen(PASSED, is_published=True), ["Ready=True Serving"], 0.5, id="serving"),
     pytest.param(
         seen(PASSED, is_published=True, is_stale=True),
-        ["Publish", "Ready=False WarmingUp"],
+        ["PublishEndpoint", "Ready=False WarmingUp"],
         0.5,
         id="the-endpoint-of-the-epoch-before",
     ),
     pytest.param(
         seen(PASSED, replica=wanted(golden=OTHER)),
-        ["GiveUp", "StopEngine", "EpochOver=True GoldenFailed"],
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True GoldenFailed"],
         0.1,
         id="not-the-golden-answer",
     ),
     pytest.param(
         seen(PASSED, reference=ReferenceState.FOUND, found_reference=OTHER),
-        ["GiveUp", "StopEngine", "EpochOver=True GoldenFailed"],
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True GoldenFailed"],
         0.1,
         id="not-the-reference",
     ),
     pytest.param(
         seen(engine(probe=ProbeState.PASSED)),
-        ["Publish", "Ready=False WarmingUp"],
+        ["PublishEndpoint", "Ready=False WarmingUp"],
         0.5,
         id="a-model-that-only-reads-has-no-answer",
     ),
     pytest.param(seen(engine(), number=1), ["Ready=True Following"], 0.5, id="others-follow"),
     pytest.param(
         seen(engine(), number=1, is_published=True),
-        ["Withdraw", "Ready=True Following"],
+        ["WithdrawEndpoint", "Ready=True Following"],
         0.5,
         id="it-was-rank-0",
     ),
     pytest.param(
-        seen(engine(of=rank(unheard_s=2.2), probe=ProbeState.PASSED), is_published=True),
+        seen(engine(of=rank(unanswered_s=2.2), probe=ProbeState.PASSED), is_published=True),
         ["Ready=True Serving"],
         0.1,
         id="two-seconds-of-silence",
     ),
     pytest.param(
-        seen(engine(of=rank(unheard_s=3.1)), is_published=True),
-        ["GiveUp", "Withdraw", "StopEngine", "EpochOver=True RankSilent"],
+        seen(engine(of=rank(unanswered_s=3.1)), is_published=True),
+        ["GiveUpEpoch", "WithdrawEndpoint", "StopEngine", "EpochOver=True RankSilent"],
         0.1,
         id="silent",
     ),
     pytest.param(
-        seen(engine(of=rank(unheard_s=3.1, is_frozen=True)), is_published=True),
-        ["GiveUp", "Withdraw", "Kill", "EpochOver=True RankSilent"],
+        seen(engine(of=rank(unanswered_s=3.1, is_frozen=True)), is_published=True),
+        ["GiveUpEpoch", "WithdrawEndpoint", "Kill", "EpochOver=True RankSilent"],
         0.1,
         id="frozen",
     ),
     pytest.param(
-        seen(engine(of=rank(stood_s=4.1, slowest_s=0.2)), number=1),
-        ["GiveUp", "StopEngine", "EpochOver=True RankStuck"],
+        seen(engine(of=rank(stalled_s=4.1, slowest_s=0.2)), number=1),
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
         0.1,
         id="stuck",
     ),
     pytest.param(
-        seen(engine(of=rank(stood_s=9.9, slowest_s=1.0)), number=1),
+        seen(engine(of=rank(stalled_s=9.9, slowest_s=1.0)), number=1),
         ["Ready=True Following"],
         0.5,
         id="slow-is-not-stuck",
     ),
     pytest.param(
         seen(engine("Draining", message="m"), is_published=True),
-        ["Withdraw", "Ready=False EngineDraining"],
+        ["WithdrawEndpoint", "Ready=False EngineDraining"],
         0.1,
         id="somebody-else-stops-it",
     ),
     pytest.param(
         seen(engine("Failed", message="rank 1 is gone"), is_published=True),
-        ["GiveUp", "Withdraw", "StopEngine", "EpochOver=True RankEnded"],
+        ["GiveUpEpoch", "WithdrawEndpoint", "StopEngine", "EpochOver=True RankEnded"],
         0.1,
         id="failed",
     ),
     pytest.param(
         seen(DEAD, is_published=True),
-        ["GiveUp", "Withdraw", "EpochOver=True RankEnded"],
+        ["GiveUpEpoch", "WithdrawEndpoint", "EpochOver=True RankEnded"],
         1.0,
         id="ended",
     ),
     pytest.param(
-        seen(replace(DEAD, rank=rank(over=ENDED)), reported=over_told()),
-        ["Forget"],
+        seen(replace(DEAD, rank=rank(epoch_end=ENDED)), reported=over_told()),
+        ["ForgetEngine"],
         0.0,
         id="ended-and-said",
     ),
     pytest.param(
-        seen(engine(of=rank(over=ENDED), stopping_s=0.2), reported=over_told()),
+        seen(engine(of=rank(epoch_end=ENDED), stopping_s=0.2), reported=over_told()),
         [],
         0.1,
         id="it-was-asked-to-end",
     ),
     pytest.param(
-        seen(engine(of=rank(over=ENDED), stopping_s=0.6), reported=over_told()),
+        seen(engine(of=rank(epoch_end=ENDED), stopping_s=0.6), reported=over_told()),
         ["StopEngine"],
         0.1,
         id="there-is-nothing-to-finish",
     ),
     pytest.param(
-        seen(engine(of=rank(over=ENDED), stopping_s=11.1), reported=over_told()),
+        seen(engine(of=rank(epoch_end=ENDED), stopping_s=11.1), reported=over_told()),
         ["Kill"],
         0.1,
         id="it-had-its-time",
     ),
     pytest.param(
-        seen(engine(of=rank(over=ENDED, killed_s=5), stopping_s=20), reported=over_told()),
+        seen(engine(of=rank(epoch_end=ENDED, killed_s=5), stopping_s=20), reported=over_told()),
         [],
         1.0,
         id="killed-once",
     ),
     pytest.param(
         seen(engine(of=rank(epoch=1)), is_published=True),
-        ["Withdraw", "StopEngine"],
+        ["WithdrawEndpoint", "StopEngine"],
         0.1,
         id="an-earlier-epoch-ends-first-and-unspoken",
     ),
     pytest.param(
-        seen(replace(DEAD, rank=rank(epoch=1))), ["Forget"], 0.0, id="the-earlier-epoch-has-ended"
+        seen(replace(DEAD, rank=rank(epoch=1))),
+        ["ForgetEngine"],
+        0.0,
+        id="the-earlier-epoch-has-ended",
     ),
     pytest.param(
         seen(engine(stopping_s=40.9), replica=wanted(is_deleting=True)),
@@ -314,12 +303,12 @@ SITUATIONS = [
     ),
     pytest.param(
         ObservedReplica(replica=None, engine=engine(), is_published=True),
-        ["Withdraw", "StopEngine"],
+        ["WithdrawEndpoint", "StopEngine"],
         0.1,
         id="the-group-goes-on-without-this-node",
     ),
     pytest.param(
-        ObservedReplica(replica=None, engine=engine(of=rank(over=ENDED), stopping_s=11.1)),
+        ObservedReplica(replica=None, engine=engine(of=rank(epoch_end=ENDED), stopping_s=11.1)),
         ["Kill"],
         0.1,
         id="what-is-over-has-nothing-to-finish",
@@ -339,7 +328,7 @@ def test_plan(state: ObservedReplica, actions: list[str], again: float | None) -
     assert ([short(a) for a in decided.actions], decided.requeue_after_s) == (actions, again)
 
 
-def test_what_is_said_of_an_epoch_that_is_over() -> None:
+def test_the_report_of_an_epoch_that_is_over() -> None:
     conditions = replica_conditions(seen(DEAD))
     message = "its rank ended with 4: rank 1 is gone"
     assert [(c.type, c.status, c.reason, c.message) for c in conditions] == [
@@ -348,7 +337,7 @@ def test_what_is_said_of_an_epoch_that_is_over() -> None:
     ]
 
 
-def test_loading_is_told_in_tenths() -> None:
+def test_loading_is_reported_in_tenths() -> None:
     (said,) = replica_conditions(seen(engine("Loading", of=rank(loaded=0.579))))
     assert said.message == "its rank has loaded 50 % of its share"
 

@@ -84,7 +84,7 @@ class Forker:
             mark = processes.process_start(pid)
         except psutil.Error:  # it has ended already
             mark = ""
-        return ChildProcess(ProcessRecord(pid=pid, birthmark=mark, command=(module, *words)), None)
+        return ChildProcess(ProcessRecord(pid=pid, start=mark, command=(module, *words)), None)
 
     def _order(
         self, module: str, words: Sequence[str], passed: list[int], *, stays: bool = False

@@ -1,9 +1,9 @@
-"""A process of ours in miniature: ends as its argument says."""
+"""A small process that ends as its argument says."""
 
 import asyncio
 import sys
 
-from machinery import process_log as fleet_logging
+from machinery import process_log
 from machinery.process_main import run_until_signal
 
 
@@ -30,5 +30,5 @@ async def failing() -> None:
 
 
 if __name__ == "__main__":
-    fleet_logging.setup("daemon")
+    process_log.setup("daemon")
     sys.exit(run_until_signal(main))

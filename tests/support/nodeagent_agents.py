@@ -1,4 +1,4 @@
-"""Real agents as processes; the test plays the reconciler."""
+"""Real agents as processes; the test acts as the reconciler."""
 
 import os
 import signal

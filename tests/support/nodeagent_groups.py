@@ -1,4 +1,4 @@
-"""Replicas that are groups, for tests of the agent."""
+"""Replicas with groups for tests of the agent."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Readings that a test says: the port to the machine, without a machine."""
+"""Readings that a test sets: the reader port without a machine."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from nodeagent.hardware.readings import (
     MemoryReading,
     RebootReading,
 )
+from schemas.node import NodeStatus
 
 GIB = 2**30
 
@@ -39,3 +40,19 @@ class Given:
         if self.hangs:
             await asyncio.Event().wait()
         return self.now
+
+
+STATUS = NodeStatus(
+    uid="u",
+    hostname="mac-1",
+    address="127.0.0.1",
+    agent_version="1",
+    os="macOS",
+    os_version="26.2",
+    machine="Mac16,11",
+    chip="Apple M4 Pro",
+    cpu_cores=14,
+    gpu_cores=20,
+    memory_bytes=64 * GIB,
+    allocatable_bytes=48 * GIB,
+)

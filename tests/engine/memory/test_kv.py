@@ -3,15 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.cache.interface import KvOptions
 from models import footprint
-from models.footprint import CACHE_STEP, EngineLoad, ServingLoad, activation_bytes
-from schemas.node import LayerGroup, ModelGeometry
+from models.footprint import CACHE_STEP, ServingLoad
 from tests.engine.mlx_models import BASE, GEMMA, MAMBA, Late, build
-from tests.models import test_cache_rules_mlx as proof
+from tests.support import model_geometries as proof
 
 mx: Any = Late("mlx.core")
 making: Any = Late("engine.cache.layer_caches")
@@ -120,58 +117,5 @@ def test_the_engine_and_the_memory_proof_count_alike(family: str) -> None:
     # What is held beside a window while a prompt is read is counted apart here.
     shape = proof.geometry(config).model_copy(update={"prefill_step": 0})
     for tokens in (1, 300, 1024):
-        proved = footprint.cache_bytes(shape, EngineLoad(context_length=tokens, concurrency=3))
+        proved = footprint.cache_bytes(shape, ServingLoad(context_length=tokens, concurrency=3))
         assert rule.batch_bytes(3, tokens) == proved
-
-
-groups = st.one_of(
-    st.builds(LayerGroup, kind=st.just("Full"), count=st.just(2), kv_heads=st.just(2)),
-    st.builds(LayerGroup, kind=st.just("Sliding"), count=st.just(2), window=st.integers(1, 5000)),
-    st.builds(LayerGroup, kind=st.just("Latent"), count=st.just(2), latent_dim=st.just(64)),
-    st.builds(LayerGroup, kind=st.just("State"), count=st.just(2), state_bytes=st.just(640)),
-)
-SHAPE = proof.geometry({**proof.BASE, "model_type": "llama"})
-shapes = st.builds(
-    lambda **fields: SHAPE.model_copy(update=fields),
-    kv_element_bytes=st.sampled_from((2, 4)),
-    vocab_size=st.integers(1, 200_000),
-    groups=st.lists(groups, min_size=1, max_size=3).map(tuple),
-    hidden_size=st.integers(1, 8192),
-    ffn_size=st.integers(0, 32_768),
-    heads=st.integers(1, 64),
-    prefill_batch=st.just(1),
-    prefill_step=st.sampled_from((256, 512, 2048)),
-    is_attention_fused=st.booleans(),
-)
-uses = st.builds(
-    EngineLoad,
-    context_length=st.integers(1, 40_000),
-    concurrency=st.integers(1, 32),
-    ranks=st.integers(1, 4),
-    kv_bits=st.none() | st.just(4),
-    kv_window=st.none() | st.integers(16, 4096),
-)
-
-
-@settings(max_examples=50)
-@given(shapes, uses, st.integers(0, 8))
-def test_activations_are_the_proofs_own(
-    shape: ModelGeometry, use: EngineLoad, guesses: int
-) -> None:
-    load = ServingLoad(
-        context_length=use.context_length,
-        concurrency=use.concurrency,
-        ranks=use.ranks,
-        kv_bits=use.kv_bits,
-        kv_window=use.kv_window,
-        draft_tokens=guesses,
-    )
-    proved = EngineLoad(
-        context_length=use.context_length + guesses,
-        concurrency=use.concurrency,
-        ranks=use.ranks,
-        kv_bits=use.kv_bits,
-        kv_window=use.kv_window,
-        decoded_at_once=1 + guesses,
-    )
-    assert activation_bytes(shape, load) == footprint.activation_bytes_from_cache(shape, proved)

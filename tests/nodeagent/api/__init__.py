@@ -1,1 +1,1 @@
-"""What an agent answers over HTTP."""
+"""Tests of nodeagent/api/."""

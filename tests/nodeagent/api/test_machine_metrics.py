@@ -1,4 +1,4 @@
-"""The figures and the log of an engine that serves, asked of its agent with a real ticket."""
+"""The metrics and the log of a serving engine, requested from its agent with a real ticket."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""What an agent answers over HTTP, and to whom."""
+"""The routes of the agent's API and their authorization."""
 
 import asyncio
 import hashlib
@@ -137,7 +137,7 @@ async def test_health_and_metrics_are_open(agent: Asked) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/vitals", "/v1/logs/agent", "/v1/logs/replicas/sharded-0"])
-async def test_the_rest_is_for_who_has_a_ticket(agent: Asked, path: str) -> None:
+async def test_other_routes_need_a_ticket(agent: Asked, path: str) -> None:
     agent.wrote("sharded-0", "words\n")
     for headers in ({}, {"authorization": f"Bearer {ID}.{SECRET[1:]}"}):
         async with agent.get(path, headers=headers) as response:
@@ -178,7 +178,7 @@ async def test_a_replica_that_is_gone_has_left_its_log(agent: Asked) -> None:
 @pytest.mark.parametrize(
     ("path", "params", "status", "message"),
     [
-        ("/v1/logs/replicas/never-0", {}, 404, "no engine of replica never-0 was ever started on mac-2"),
+        ("/v1/logs/replicas/never-0", {}, 404, "no engine of replica never-0 was started on mac-2"),
         (
             "/v1/logs/replicas/sharded-0",
             {"previous": "true"},
@@ -195,7 +195,7 @@ async def test_a_replica_that_is_gone_has_left_its_log(agent: Asked) -> None:
             "/v1/logs/replicas/sharded-0",
             {"previous": "true", "follow": "true"},
             400,
-            "'follow': the previous run is over; ask for one of the two",
+            "'follow': the previous run is over; use either 'follow' or 'previous'",
         ),
         ("/v1/logs/agent", {"tail": "-1"}, 400, "'tail': Input should be greater than or equal to 0"),
         ("/v1/logs/agent", {"tails": "1"}, 400, "'tails': Extra inputs are not permitted"),
@@ -256,7 +256,10 @@ async def test_so_many_logs_are_read_at_once(agent: Asked, monkeypatch: pytest.M
     async with agent.get("/v1/logs/agent", {"follow": "true"}) as response:
         await response.content.readany()
         status, message = await agent.refusal("/v1/logs/agent")
-        assert (status, message) == (429, "1 logs are being read here already; try again later")
+        assert (status, message) == (
+            429,
+            "1 logs are being read on this node already; try again later",
+        )
 
     async def is_free() -> bool:
         return (await agent.text("/v1/logs/agent"))[0] == 200

@@ -1,4 +1,4 @@
-"""The log of an engine on disk: where its runs begin, and what of it is sent."""
+"""The log file of an engine: the beginnings of its runs, and the selection that is sent."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ async def test_the_first_run_has_none_before_it(tmp_path: Path) -> None:
     assert find_run(tmp_path, previous=True) is None
 
 
-async def test_a_run_that_said_nothing_is_empty(tmp_path: Path) -> None:
+async def test_a_run_without_output_is_empty(tmp_path: Path) -> None:
     new_run(tmp_path)
     write(tmp_path, "words\n")
     new_run(tmp_path)
@@ -80,7 +80,7 @@ async def test_notes_that_make_no_sense_hide_nothing(tmp_path: Path, noted: str)
     assert await text(tmp_path) == ""
 
 
-async def test_who_follows_hears_of_the_next_run_even_in_another_file(
+async def test_a_follower_gets_the_next_run_also_after_a_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_logs, "_LIMIT_BYTES", 8)

@@ -1,4 +1,4 @@
-"""Engine processes: started, found again, ended; on real processes and a tiny model."""
+"""Engine processes: started, found again and stopped, with real processes and a tiny model."""
 
 import dataclasses
 import os
@@ -69,7 +69,7 @@ def order(models_dir: Path) -> EngineOrder:
     )
 
 
-def test_an_engine_is_told_what_was_declared_and_nothing_else(tmp_path: Path) -> None:
+def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     """The agent's words are those that the engine understands: both sides of the command line."""
     plain = order(tmp_path)
     words = engine_processes.engine_command(plain, node="a", host=HOST, port=4100)
@@ -238,7 +238,7 @@ def test_an_address_of_another_machine_is_named() -> None:
 
 
 def test_no_port_is_left() -> None:
-    with pytest.raises(OSError, match=r"ports 4100 to 4199 on 127\.0\.0\.1 are all taken"):
+    with pytest.raises(OSError, match=r"ports 4100 to 4199 on 127\.0\.0\.1 are all in use"):
         free_port(HOST, 4100, range(4100, 4200))
 
 

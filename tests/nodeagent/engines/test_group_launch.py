@@ -1,4 +1,4 @@
-"""What a rank is started with: flags that the engine understands, variables and files that MLX reads."""
+"""The launch of a rank: flags that the engine parses, and variables and files that MLX reads."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def rdma(replica: Replica) -> Replica:
 
 
 @pytest.mark.parametrize("parallelism", ["Tensor", "Pipeline"])
-def test_a_rank_is_told_its_place(parallelism: str) -> None:
+def test_a_rank_gets_its_place(parallelism: str) -> None:
     replica = group("a", "b", epoch=7, parallelism=parallelism)
     order = engine_order(replica, Path("/models"), 1)
     assert order.memory_limit_bytes == replica.spec.ranks[1].memory.total_bytes
@@ -85,7 +85,7 @@ def test_jaccl_has_a_matrix_of_devices(tmp_path: Path, backend: str) -> None:
     group_launch.write_group_files(order, tmp_path)
     found = group_launch.group_variables(order, tmp_path)
     assert found["MLX_IBV_DEVICES"] == str(tmp_path / "devices.json")
-    host, port = order.meeting.coordinator
+    host, port = order.rendezvous.coordinator
     assert found["MLX_JACCL_COORDINATOR"] == f"{host}:{port}"
     assert ("MLX_JACCL_RING" in found) == (backend == "jaccl-ring")
     matrix = json.loads((tmp_path / "devices.json").read_text())

@@ -1,4 +1,4 @@
-"""A reference for the golden answer: one process with the whole model, and the answer kept."""
+"""A reference answer: one process with the whole model, and the stored answer."""
 
 import asyncio
 from dataclasses import replace
@@ -7,11 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nodeagent.engines import engine_processes
 from nodeagent.engines.engine_processes import EngineOrder
-from nodeagent.engines.references import GoldenReferences, ReferenceTasks
-from nodeagent.replicas.observed import ReferenceState
+from nodeagent.engines.references import GoldenReferences, ReferenceState, ReferenceTasks
 from schemas.formation import GoldenAnswer
+from schemas.wire import engine_flags
 from tests.support.nodeagent_groups import GOLDEN
 from tests.support.waiting import until
 
@@ -35,10 +34,7 @@ def running(folder: Path) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         try:
-            if (
-                engine_processes.GOLDEN_MODULE in one.cmdline()
-                and folder in Path(one.cwd()).parents
-            ):
+            if engine_flags.is_golden(one.cmdline()) and folder in Path(one.cwd()).parents:
                 found.append(one)
         except psutil.Error:
             continue
@@ -55,12 +51,12 @@ async def test_an_answer_is_made_once_and_kept(tmp_path: Path, models_dir: Path)
     assert running(tmp_path) == []
 
 
-async def test_why_there_is_none_is_said(tmp_path: Path) -> None:
+async def test_the_error_of_a_failed_reference_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"ended with 2: .*is not a directory"):
         await GoldenReferences(tmp_path).make(order(tmp_path))
 
 
-async def test_nobody_waits_for_what_nobody_wants(tmp_path: Path, models_dir: Path) -> None:
+async def test_stopping_a_reference_ends_its_process(tmp_path: Path, models_dir: Path) -> None:
     async with asyncio.TaskGroup() as group:
         maker = ReferenceTasks(GoldenReferences(tmp_path), group)
         maker.start(order(models_dir))
@@ -78,7 +74,7 @@ async def test_what_an_agent_left_behind_is_ended(tmp_path: Path, models_dir: Pa
         assert running(tmp_path) != []
         GoldenReferences(tmp_path).sweep()
         await until(lambda: not running(tmp_path), what="it is ended")
-    assert maker.look("tiny-0", "u1") == (ReferenceState.FAILED, None)
+    assert maker.observe("tiny-0", "u1") == (ReferenceState.FAILED, None)
 
 
 class Told:
@@ -99,22 +95,22 @@ async def test_a_reference_is_of_one_replica_and_not_of_the_next(tmp_path: Path)
     told = Told()
     async with asyncio.TaskGroup() as group:
         maker = ReferenceTasks(told, group)
-        assert maker.look("tiny-0", "u1") == (ReferenceState.NOT_TRIED, None)
+        assert maker.observe("tiny-0", "u1") == (ReferenceState.NOT_TRIED, None)
         maker.start(order(tmp_path))
         await asyncio.sleep(0)
-        assert maker.look("tiny-0", "u1") == (ReferenceState.RUNNING, None)
-        assert maker.look("tiny-0", None) == (ReferenceState.RUNNING, None)
-        assert maker.look("tiny-0", "u2") == (ReferenceState.NOT_TRIED, None)
+        assert maker.observe("tiny-0", "u1") == (ReferenceState.RUNNING, None)
+        assert maker.observe("tiny-0", None) == (ReferenceState.RUNNING, None)
+        assert maker.observe("tiny-0", "u2") == (ReferenceState.NOT_TRIED, None)
         maker.start(replace(order(tmp_path), replica_uid="u2"))
         await asyncio.sleep(0)
         told.answers["u2"].set_result(GOLDEN)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert maker.look("tiny-0", "u2") == (ReferenceState.FOUND, GOLDEN)
+        assert maker.observe("tiny-0", "u2") == (ReferenceState.FOUND, GOLDEN)
         assert told.answers["u1"].cancelled()
         maker.start(replace(order(tmp_path), replica_uid="u3"))
         await asyncio.sleep(0)
         told.answers["u3"].set_exception(OSError("no memory"))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert maker.look("tiny-0", "u3") == (ReferenceState.FAILED, None)
+        assert maker.observe("tiny-0", "u3") == (ReferenceState.FAILED, None)

@@ -1,1 +1,1 @@
-"""The test of the cables: its words and figures, and real ranks on this machine."""
+"""Tests of nodeagent/fabric/."""

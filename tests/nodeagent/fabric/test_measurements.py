@@ -1,4 +1,4 @@
-"""What rounds add up to, what they say of cables, and the words between a rank and its parent."""
+"""The sums over rounds, the verdict over cables, and the messages between a rank and its parent."""
 
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_every_round_is_counted_once(found: list[SumRound]) -> None:
 
 
 @given(word=rounds | st.just(RanksConnected()) | st.builds(RankBroken, why=st.text()))
-def test_a_word_is_heard_as_it_was_said(word: RankMessage) -> None:
+def test_a_message_survives_encoding(word: RankMessage) -> None:
     line = rank_process.encode_message(word)
     assert "\n" not in line
     assert rank_process.decode_message(line.encode()) == word
@@ -119,7 +119,7 @@ def test_orders_survive_the_command_line(backend: Backend, tmp_path: Path) -> No
         assert text == '[[null, ["rdma_en5"]], [["rdma_en5"], null]]'
 
 
-def test_an_order_says_what_mlx_reads(tmp_path: Path) -> None:
+def test_an_order_has_the_variables_that_mlx_reads(tmp_path: Path) -> None:
     order = FabricRankOrder(
         rank=0, size=2, backend="ring", hostfile=tmp_path / "h", sizes=(4,), rounds=1
     )

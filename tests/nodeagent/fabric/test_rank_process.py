@@ -1,4 +1,4 @@
-"""Real ranks of the test on this machine: sums that are right, and ends that leave nothing behind."""
+"""Real ranks of a fabric test on this machine: correct sums, and ends that leave nothing behind."""
 
 import asyncio
 import json
@@ -70,7 +70,7 @@ async def test_bad_words(words: tuple[str, ...], said: str) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-async def test_a_rank_that_loses_its_peer_says_so(tmp_path: Path, lost: int) -> None:
+async def test_a_rank_that_loses_its_peer_reports_it(tmp_path: Path, lost: int) -> None:
     heard: list[list[RankMessage]] = [[], []]
     async with asyncio.TaskGroup() as group:
         ended = [
@@ -90,7 +90,7 @@ async def test_a_rank_that_loses_its_peer_says_so(tmp_path: Path, lost: int) -> 
         assert all(word.is_right for word in words if isinstance(word, SumRound))
 
 
-async def test_who_stops_listening_leaves_no_rank(tmp_path: Path) -> None:
+async def test_a_parent_that_stops_leaves_no_rank(tmp_path: Path) -> None:
     """Rank 0 waits for the other one with no Python running: it is ended all the same."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(rank_process.run_rank(order(tmp_path), lambda _: None))
@@ -112,7 +112,7 @@ def test_a_rank_ends_by_the_kernels_alarm(tmp_path: Path) -> None:
             process.kill()
 
 
-async def test_a_rank_that_cannot_connect_says_why(tmp_path: Path) -> None:
+async def test_a_rank_that_cannot_connect_reports_the_error(tmp_path: Path) -> None:
     one = order(tmp_path, rounds=1)
     one.hostfile.write_text(
         json.dumps([[f"192.0.2.1:{free_port()}"], [f"127.0.0.1:{free_port()}"]])

@@ -1,32 +1,20 @@
-"""The Linux reader: on this machine, and on small file trees that stand for others."""
+"""Facts of a Linux machine: this one, and small file trees."""
 
 import platform
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
+from machinery import linux_memory
 from nodeagent.hardware import linux
 from nodeagent.hardware.readings import HardwareError, MemoryLimitSource
+from tests.support.linux_files import CGROUP_V1, CGROUP_V2, write_tree
 
 GIB = 2**30
-MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n"
-CPUINFO = "processor\t: 0\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\nmodel name\t: AMD EPYC\n"
-V2 = "0::/machine/agent\n"
-V1 = "9:name=systemd:/\n4:memory:/pods/agent\n2:cpuacct,cpu:/\n0::/\n"
 UNLIMITED_V1 = "9223372036854771712\n"
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-def tree(root: Path, **files: str) -> Path:
-    """Write files; "__" stands for a slash, so that a table can name them as keywords."""
-    everywhere = {"proc__meminfo": MEMINFO, "proc__cpuinfo": CPUINFO}
-    for name, text in (everywhere | files).items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 @on_linux
@@ -38,13 +26,13 @@ def test_this_machine() -> None:
     assert facts.os == "Linux"
     assert facts.chip
     assert facts.hostname == platform.node()
-    available = linux.available_memory_bytes()
+    available = linux_memory.available_memory_bytes()
     assert available is not None
     assert 0 < available <= facts.memory_bytes
 
 
 def test_a_whole_machine(tmp_path: Path) -> None:
-    root = tree(
+    root = write_tree(
         tmp_path,
         **{
             "etc__os-release": 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nNAME="Debian"\n',
@@ -63,7 +51,7 @@ def test_a_whole_machine(tmp_path: Path) -> None:
 
 
 def test_a_bare_machine_degrades_field_by_field(tmp_path: Path) -> None:
-    facts = linux.read_facts(tree(tmp_path, proc__cpuinfo=""))
+    facts = linux.read_facts(write_tree(tmp_path, proc__cpuinfo=""))
     assert facts.chip == platform.machine()
     assert facts.cpu_cores > 0
     assert facts.os_version == "unknown"
@@ -73,7 +61,6 @@ def test_a_bare_machine_degrades_field_by_field(tmp_path: Path) -> None:
 def test_memory_is_never_guessed(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="MemTotal"):
         linux.read_facts(tmp_path)
-    assert linux.available_memory_bytes(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +69,7 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
         pytest.param({}, 16, MemoryLimitSource.ESTIMATE, id="no-cgroup"),
         pytest.param(
             {
-                "proc__self__cgroup": V2,
+                "proc__self__cgroup": CGROUP_V2,
                 "sys__fs__cgroup__machine__agent__memory.max": f"{4 * GIB}\n",
             },
             4,
@@ -90,14 +77,17 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
             id="v2",
         ),
         pytest.param(
-            {"proc__self__cgroup": V2, "sys__fs__cgroup__machine__agent__memory.max": "max\n"},
+            {
+                "proc__self__cgroup": CGROUP_V2,
+                "sys__fs__cgroup__machine__agent__memory.max": "max\n",
+            },
             16,
             MemoryLimitSource.ESTIMATE,
             id="v2-max",
         ),
         pytest.param(
             {
-                "proc__self__cgroup": V2,
+                "proc__self__cgroup": CGROUP_V2,
                 "sys__fs__cgroup__machine__agent__memory.max": "max\n",
                 "sys__fs__cgroup__machine__memory.max": f"{2 * GIB}\n",
             },
@@ -119,7 +109,7 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
         ),
         pytest.param(
             {
-                "proc__self__cgroup": V2,
+                "proc__self__cgroup": CGROUP_V2,
                 "sys__fs__cgroup__machine__agent__memory.max": f"{64 * GIB}",
             },
             16,
@@ -128,7 +118,7 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
         ),
         pytest.param(
             {
-                "proc__self__cgroup": V1,
+                "proc__self__cgroup": CGROUP_V1,
                 "sys__fs__cgroup__memory__pods__agent__memory.limit_in_bytes": f"{3 * GIB}\n",
                 "sys__fs__cgroup__memory__memory.limit_in_bytes": UNLIMITED_V1,
             },
@@ -138,7 +128,7 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
         ),
         pytest.param(
             {
-                "proc__self__cgroup": V1,
+                "proc__self__cgroup": CGROUP_V1,
                 "sys__fs__cgroup__memory__memory.limit_in_bytes": f"{5 * GIB}\n",
             },
             5,
@@ -147,7 +137,7 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
         ),
         pytest.param(
             {
-                "proc__self__cgroup": V1,
+                "proc__self__cgroup": CGROUP_V1,
                 "sys__fs__cgroup__memory__pods__agent__memory.limit_in_bytes": UNLIMITED_V1,
             },
             16,
@@ -165,41 +155,10 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
 def test_cgroup_limit(
     tmp_path: Path, files: dict[str, str], memory_gib: int, source: MemoryLimitSource
 ) -> None:
-    facts = linux.read_facts(tree(tmp_path, **files))
+    facts = linux.read_facts(write_tree(tmp_path, **files))
     assert facts.memory_bytes == memory_gib * GIB
     assert facts.gpu_memory_limit_bytes == memory_gib * GIB * 75 // 100
     assert facts.gpu_memory_limit_source == source
-
-
-@pytest.mark.parametrize(
-    ("files", "available_gib"),
-    [
-        pytest.param({}, 8, id="machine"),
-        pytest.param({"memory.max": 4 * GIB, "memory.current": GIB}, 3, id="group-has-less"),
-        pytest.param({"memory.max": 15 * GIB, "memory.current": GIB}, 8, id="machine-has-less"),
-        pytest.param({"memory.max": 4 * GIB, "memory.current": 5 * GIB}, 0, id="over-its-limit"),
-        pytest.param({"memory.max": 4 * GIB}, 8, id="use-not-known"),
-        pytest.param(
-            {
-                "memory.max": 4 * GIB,
-                "memory.current": 3 * GIB,
-                "memory.stat": f"anon {GIB}\ninactive_file {2 * GIB}\n",
-            },
-            3,
-            id="cache-counts-as-free",
-        ),
-    ],
-)
-def test_available(tmp_path: Path, files: dict[str, str | int], available_gib: int) -> None:
-    group = {f"sys__fs__cgroup__machine__agent__{name}": str(text) for name, text in files.items()}
-    root = tree(tmp_path, proc__self__cgroup=V2, **group)
-    assert linux.available_memory_bytes(root) == available_gib * GIB
-
-
-def test_cgroup_folders_go_from_the_group_to_the_root() -> None:
-    assert linux.cgroup_folders(V1) == tuple(
-        PurePosixPath(path) for path in ("memory/pods/agent", "memory/pods", "memory", ".")
-    )
 
 
 @pytest.mark.parametrize(
@@ -235,8 +194,3 @@ def test_os_release(text: str, expected: str) -> None:
 )
 def test_arm_cpu_name(text: str, expected: str | None) -> None:
     assert linux.parse_cpu_name(text) == expected
-
-
-@pytest.mark.parametrize("text", ["MemTotal:\n", "MemTotal: many kB\n", ""])
-def test_damaged_meminfo(text: str) -> None:
-    assert linux.parse_meminfo(text, "MemTotal") is None

@@ -1,4 +1,4 @@
-"""The macOS readers, on captured output of six machines and on output that is missing or damaged."""
+"""The macOS readers, on captured output of six machines and on missing or damaged output."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -190,7 +190,7 @@ def test_memory_is_never_guessed(sysctl: str) -> None:
         ]
     )
 )
-def test_a_damaged_profile_says_nothing(text: str) -> None:
+def test_a_damaged_profile_is_ignored(text: str) -> None:
     assert macos.parse_profiler(text) == macos.SystemProfile()
 
 

@@ -1,4 +1,4 @@
-"""How a machine is cabled, out of what macOS' commands print: captures, damage, and a Linux machine's addresses."""
+"""The fabric of a machine from the output of macOS commands, and the addresses of a Linux machine."""
 
 import socket
 from pathlib import Path
@@ -165,7 +165,7 @@ def test_newest_thunderbolt(sysctl: str, profiler: str, newest: int) -> None:
     assert macos_fabric.parse_thunderbolt(sysctl, tree if profiler else "") == newest
 
 
-def test_a_bridge_that_is_down_holds_nobody() -> None:
+def test_a_bridge_that_is_down_has_no_members() -> None:
     """As `mlx.distributed_config` leaves it; and a member may have an address of its own."""
     text = (CAPTURES / "book" / "ifconfig.txt").read_text()
     down = text.replace("bridge0: flags=8863<UP,", "bridge0: flags=8822<")

@@ -1,4 +1,4 @@
-"""Live readings, and the one place that runs commands: real processes, also those that hang."""
+"""Live readings, and the function that runs commands, also commands that hang."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.hardware import macos, probe, readings, system_text
+from nodeagent.hardware import macos, probe, system_text
 from nodeagent.hardware.readings import HardwareError, MemoryPressure
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
 
@@ -33,22 +33,22 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="has no macOS comm
     ],
 )
 def test_mac_memory(sysctl: str, pressure: MemoryPressure, available: int) -> None:
-    seen = readings.parse_mac_memory(VM_STAT, sysctl)
+    seen = macos.parse_mac_memory(VM_STAT, sysctl)
     assert seen is not None
     assert seen.pressure is pressure
     assert seen.wired_bytes == 251554 * PAGE
-    assert readings.mac_available_bytes(seen) == available
+    assert macos.mac_available_bytes(seen) == available
 
 
 def test_the_page_size_is_read() -> None:
-    small = readings.parse_mac_memory(VM_STAT.replace("16384", "4096"), "")
+    small = macos.parse_mac_memory(VM_STAT.replace("16384", "4096"), "")
     assert small is not None
     assert small.free_bytes == FREE // 4
 
 
 @pytest.mark.parametrize("vm_stat", ["", "nonsense", VM_STAT.splitlines()[0]])
 def test_no_vm_stat_is_not_known(vm_stat: str) -> None:
-    assert readings.parse_mac_memory(vm_stat, "") is None
+    assert macos.parse_mac_memory(vm_stat, "") is None
 
 
 @on_linux
@@ -67,7 +67,7 @@ async def test_a_mac_without_its_commands_does_not_guess() -> None:
 
 
 @on_linux
-async def test_capture_leaves_out_what_fails() -> None:
+async def test_capture_skips_commands_that_fail() -> None:
     seen = await macos.capture_facts()
     assert (seen.sysctl, seen.profiler, seen.sw_vers) == ("", "", "")
     assert seen.hostname
@@ -78,7 +78,7 @@ async def test_no_third_system() -> None:
         await probe.read_machine_facts("win32")
 
 
-async def test_output_counts_whatever_the_exit_code() -> None:
+async def test_output_is_returned_for_any_exit_code() -> None:
     assert (
         await system_text.command_output(("sh", "-c", "echo said; exit 1"), timeout_s=5) == "said\n"
     )

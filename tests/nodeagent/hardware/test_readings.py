@@ -1,4 +1,4 @@
-"""How a machine is now: read on this machine, on small file trees, and from what a Mac's commands print."""
+"""Readings of this machine, of small file trees, and of the output of a Mac's commands."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ from nodeagent.hardware.readings import (
     MemoryPressure,
     RebootReading,
 )
-from tests.nodeagent.hardware.test_linux import tree
+from tests.support.linux_files import write_tree
 from tests.support.nodeagent_readings import Given
 from tests.support.waiting import until_async
 
@@ -57,7 +57,7 @@ async def test_what_every_reading_is(make: Callable[[Path], MachineReader], tmp_
 
 
 @on_linux
-async def test_a_mac_without_its_commands_says_nothing() -> None:
+async def test_a_mac_without_its_commands_is_unknown() -> None:
     seen = await SystemMachineReader(Path("/"), platform="darwin").take()
     assert seen == MachineReading(disk=probe.read_disk(Path("/")))
 
@@ -78,7 +78,7 @@ async def test_a_disk_that_hangs_is_asked_once_and_waited_for_once() -> None:
     assert await until_async(patient.ask) == "there"
 
 
-async def test_a_disk_that_fails_says_nothing() -> None:
+async def test_a_failing_disk_is_unknown() -> None:
     def fail() -> str:
         raise OSError("stale file handle")
 
@@ -131,7 +131,7 @@ THROTTLE = "sys__devices__system__cpu__cpu{}__thermal_throttle__{}_throttle_coun
     ],
 )
 def test_heat_of_linux(tmp_path: Path, files: dict[str, str], expected: HeatReading) -> None:
-    assert linux.read_reading(tree(tmp_path, **files)).heat == expected
+    assert linux.read_reading(write_tree(tmp_path, **files)).heat == expected
 
 
 def test_memory_of_linux(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_memory_of_linux(tmp_path: Path) -> None:
         "some avg10=9.00 avg60=8.00 avg300=7.00 total=6\n"
         "full avg10=5.00 avg60=4.25 avg300=3.00 total=2\n"
     )
-    seen = linux.read_reading(tree(tmp_path, proc__pressure__memory=pressure)).memory
+    seen = linux.read_reading(write_tree(tmp_path, proc__pressure__memory=pressure)).memory
     assert seen is not None
     assert (seen.total_bytes, seen.available_bytes) == (16 * GIB, 8 * GIB)
     assert (seen.level, seen.stalled_percent) == (None, 4.25)
@@ -147,12 +147,12 @@ def test_memory_of_linux(tmp_path: Path) -> None:
 
 def test_memory_of_a_cgroup(tmp_path: Path) -> None:
     files = {"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__memory.max": f"{4 * GIB}"}
-    seen = linux.read_reading(tree(tmp_path, **files)).memory
+    seen = linux.read_reading(write_tree(tmp_path, **files)).memory
     assert seen is not None
     assert seen.total_bytes == 4 * GIB
 
 
-def test_a_linux_that_says_nothing(tmp_path: Path) -> None:
+def test_a_linux_machine_without_any_file_is_unknown(tmp_path: Path) -> None:
     assert linux.read_reading(tmp_path) == MachineReading(
         heat=HeatReading(has_sensor=False), reboot=RebootReading()
     )
@@ -160,9 +160,9 @@ def test_a_linux_that_says_nothing(tmp_path: Path) -> None:
 
 def test_a_restart_that_an_update_waits_for(tmp_path: Path) -> None:
     files = {"run__reboot-required": "*** System restart required ***\n"}
-    assert linux.read_reboot(tree(tmp_path, **files)) == RebootReading(wanted_by="an update")
+    assert linux.read_reboot(write_tree(tmp_path, **files)) == RebootReading(wanted_by="an update")
     files["run__reboot-required.pkgs"] = "linux-image\nlibc6\nlinux-image\n"
-    assert linux.read_reboot(tree(tmp_path, **files)).wanted_by == "libc6, linux-image"
+    assert linux.read_reboot(write_tree(tmp_path, **files)).wanted_by == "libc6, linux-image"
 
 
 def supply(kind: str, online: bool = False, status: str = "", scope: str = "") -> PowerSupply:
@@ -189,7 +189,7 @@ def test_power_supplies_are_files(tmp_path: Path) -> None:
     folder = "sys__class__power_supply__"
     files = {f"{folder}AC__type": "Mains\n", f"{folder}AC__online": "0\n"}
     files |= {f"{folder}BAT0__type": "Battery\n", f"{folder}BAT0__status": "Discharging\n"}
-    assert linux.read_reading(tree(tmp_path, **files)).power == "Battery"
+    assert linux.read_reading(write_tree(tmp_path, **files)).power == "Battery"
 
 
 def test_a_mac() -> None:
@@ -242,7 +242,7 @@ def test_power_of_a_mac(name: str, power: str) -> None:
     assert macos.parse_power(live(name)) == power
 
 
-def test_a_mac_that_says_nothing() -> None:
+def test_a_mac_without_any_output_is_unknown() -> None:
     assert macos.assemble_reading(ReadingOutput()) == MachineReading()
 
 

@@ -1,4 +1,4 @@
-"""Groups of hollow Macs: the real agents decide, in virtual time, on ranks that are only times."""
+"""Groups of hollow Macs: real agents decide over simulated ranks in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -146,7 +146,7 @@ def test_ranks_wait_for_each_other() -> None:
     played(scene)
 
 
-def test_who_waits_in_vain_gives_up() -> None:
+def test_a_rank_that_waits_too_long_gives_up() -> None:
     async def scene(it: Room) -> None:
         it.agents["b"].cancel()
         await it.assign("a", "b")
@@ -242,7 +242,7 @@ def test_a_member_is_replaced_by_a_spare() -> None:
     played(scene)
 
 
-def test_an_agent_that_comes_back_goes_on_or_says_that_it_is_over() -> None:
+def test_a_restarted_agent_continues_or_reports_the_end() -> None:
     async def scene(it: Room) -> None:
         await serving(it)
         rank = it.rank("b")
@@ -266,7 +266,7 @@ def test_an_agent_that_comes_back_goes_on_or_says_that_it_is_over() -> None:
     played(scene)
 
 
-def test_what_cannot_be_started_is_said_once() -> None:
+def test_an_engine_that_cannot_start_is_reported_once() -> None:
     async def scene(it: Room) -> None:
         it.macs["b"].engines.start_error = "no space left on device"
         await it.assign("a", "b")

@@ -1,4 +1,4 @@
-"""Hollow agents: the real agent on engines that are only times, many in one process."""
+"""Hollow agents: many real agents with simulated engines in one process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

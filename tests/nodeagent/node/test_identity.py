@@ -1,4 +1,4 @@
-"""Node identity: stable over restarts and lost state, distinct on cloned disks, and errors that say what to do."""
+"""Node identity: stable over restarts and lost state, distinct on cloned disks, with errors that say what to do."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_a_first_start(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["identity.json"]
 
 
-def test_the_uid_is_what_it_was_in_every_release() -> None:
+def test_the_uid_is_the_same_in_every_release() -> None:
     # Nodes in the field have these uids: changing the derivation orphans all of them.
     assert identity.uid_of(ONE, "studio-a") == "ccfe6168-c944-511a-be79-77b0ba516397"
 
@@ -181,7 +181,7 @@ def no_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     with no_room(), pytest.raises(IdentityError, match=r"could not be written.*Make room"):
         load(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -221,6 +221,6 @@ def test_every_host_name_makes_a_label(hostname: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["", "localhost", "名前"])
-def test_machines_nobody_named_are_told_apart(tmp_path: Path, host: str) -> None:
+def test_machines_without_names_get_distinct_names(tmp_path: Path, host: str) -> None:
     names = {load(tmp_path / uid, hardware=uid, host=host).name for uid in (ONE, OTHER)}
     assert len(names) == 2

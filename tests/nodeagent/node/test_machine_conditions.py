@@ -1,9 +1,4 @@
-"""Figures in steps: near to what they stand for, and rarely news.
-
-When only a restart helps: an engine that does not die, a port that stays down.
-
-Conditions of a machine: when each begins and ends, what a person reads, and what is no news.
-"""
+"""Conditions of a machine: the readings at which each begins and ends, and their messages."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -70,28 +65,6 @@ def test_free_space_in_steps(shown_gib: int | None, free_gib: float, expected_gi
     )
 
 
-@pytest.mark.parametrize(
-    ("shown_mib", "size_mib", "expected_mib"),
-    [
-        (0, 0, 0),
-        (0, 1, 64),
-        (64, 64, 64),
-        (64, 65, 128),
-        (128, 100, 128),
-        (6400, 6700, 6400),
-        (6400, 6721, 6784),
-        (1280, 1300, 1280),
-        (1280, 1345, 1408),
-    ],
-)
-def test_a_peak_in_steps(shown_mib: int, size_mib: int, expected_mib: int) -> None:
-    mib = 2**20
-    assert (
-        machine_conditions.quantize_peak_bytes(size_mib * mib, shown=shown_mib * mib)
-        == expected_mib * mib
-    )
-
-
 sizes = st.integers(0, 300 * GIB)
 
 
@@ -127,20 +100,20 @@ def test_a_port_that_stays_down_though_its_cable_is_in(
     fabric: NodeFabric | None, used: str, at_s: float, reason: str
 ) -> None:
     seen = LeakedResources()
-    seen.ended_badly([used], 0)
-    found = seen.look(fabric, [], at_s)
+    seen.record_devices([used], 0)
+    found = seen.find(fabric, [], at_s)
     assert (found.reason if found is not None else "") == reason
 
 
 def test_a_port_that_came_back_is_forgiven() -> None:
     seen = LeakedResources()
-    seen.ended_badly(["rdma_en5"], 0)
-    assert seen.look(cables("Active"), [], 10) is None
-    assert seen.look(cables("Down"), [], 100) is None
+    seen.record_devices(["rdma_en5"], 0)
+    assert seen.find(cables("Active"), [], 10) is None
+    assert seen.find(cables("Down"), [], 100) is None
 
 
 def test_an_engine_that_does_not_die() -> None:
-    found = LeakedResources().look(None, ["qwen-0"], 0)
+    found = LeakedResources().find(None, ["qwen-0"], 0)
     assert found is not None
     assert found.reason == "ProcessUndying"
     assert "qwen-0" in found.message
@@ -149,7 +122,7 @@ def test_an_engine_that_does_not_die() -> None:
 def test_what_is_broken_is_the_nodes_condition_until_it_is_mended() -> None:
     broken = RebootReason(reason="ProcessUndying", message="restart this machine")
     past = machine_conditions.next_history(
-        WELL, MachineHistory(), NOW, has_engines=True, broken=broken
+        WELL, MachineHistory(), NOW, has_engines=True, reboot_reason=broken
     )
     said = find_condition(past.conditions, "NeedsReboot")
     assert said is not None
@@ -334,54 +307,54 @@ def test_stranded_memory_is_not_forgotten_while_an_engine_runs() -> None:
             MEMORY_PRESSURE,
             memory(3.2),
             "MemoryShort",
-            "3.2 GiB of 100.0 GiB were left when this began. Close what is not needed on this machine, or move "
-            "replicas away (fleetctl drain)",
+            "3.2 GiB of 100.0 GiB were free when this began. Close programs that "
+            "are not needed on this machine, or move its replicas away (fleetctl drain)",
         ),
         (
             MEMORY_PRESSURE,
             memory(3.2, level=CRITICAL),
             "MemoryShort",
-            "macOS reports critical memory pressure; 3.2 GiB of 100.0 GiB were left when this began. Close what is "
-            "not needed on this machine, or move replicas away (fleetctl drain)",
+            "macOS reports critical memory pressure; 3.2 GiB of 100.0 GiB were free when this began. Close programs that "
+            "are not needed on this machine, or move its replicas away (fleetctl drain)",
         ),
         (
             MEMORY_PRESSURE,
             memory(12, stalled=31.4),
             "MemoryShort",
-            "programs waited for memory 31 % of a minute; 12.0 GiB of 100.0 GiB were left when this began. Close "
-            "what is not needed on this machine, or move replicas away (fleetctl drain)",
+            "programs waited for memory for 31 % of a minute; 12.0 GiB of 100.0 GiB were free when this began. Close programs that "
+            "are not needed on this machine, or move its replicas away (fleetctl drain)",
         ),
         (
             DISK_PRESSURE,
             disk(3.7),
             "DiskAlmostFull",
-            "3.0 GiB of 400.0 GiB are free on the disk that holds models. Remove models or files that nobody needs, "
-            "until more than 7 % and 8 GiB are free",
+            "3.0 GiB of 400.0 GiB are free on the disk that holds the models. "
+            "Remove unused models or files until more than 7 % and 8 GiB are free",
         ),
         (
             DISK_PRESSURE,
             disk(0.2),
             "DiskAlmostFull",
-            "less than 1 GiB of 400.0 GiB are free on the disk that holds models. Remove models or files that "
-            "nobody needs, until more than 7 % and 8 GiB are free",
+            "less than 1 GiB of 400.0 GiB are free on the disk that holds the models. "
+            "Remove unused models or files until more than 7 % and 8 GiB are free",
         ),
         (
             THERMAL_PRESSURE,
             warm(97.4),
             "TooWarm",
-            "x86_pkg_temp was at 97 °C, and slows down at 95 °C. Give this machine air, or less to do",
+            "x86_pkg_temp was at 97 °C; the machine slows down at 95 °C. Cool this machine, or reduce its load",
         ),
         (
             THERMAL_PRESSURE,
             MachineReading(heat=HeatReading(throttled="macOS reports the thermal level heavy")),
             "TooWarm",
-            "macOS reports the thermal level heavy. Give this machine air, or less to do",
+            "macOS reports the thermal level heavy. Cool this machine, or reduce its load",
         ),
         (
             THERMAL_PRESSURE,
             MachineReading(heat=HeatReading(has_sensor=False)),
             "NoSensor",
-            "this machine has no sensor that the agent can read, so heat would not be noticed",
+            "this machine has no sensor that the agent can read, so heat is not detected",
         ),
         (
             NEEDS_REBOOT,
@@ -394,14 +367,14 @@ def test_stranded_memory_is_not_forgotten_while_an_engine_runs() -> None:
             NEEDS_REBOOT,
             wired(44.5),
             "MemoryStranded",
-            "44.5 GiB of 64.0 GiB stay wired though no engine of the fleet runs: an engine was killed and left them "
-            "behind, or another program (Ollama, LM Studio) holds them. Quit that program, or restart this machine",
+            "44.5 GiB of 64.0 GiB stay wired although no engine of the fleet runs: a killed engine "
+            "stranded them, or another program (Ollama, LM Studio) holds them. Quit that program, or restart this machine",
         ),
         (
             MEMORY_PRESSURE,
             MachineReading(),
             "NotReadable",
-            "this machine does not say; the agent's log names what could not be read",
+            "this part of the machine cannot be read; the agent's log names the failed parts",
         ),
     ],
 )
@@ -415,12 +388,12 @@ def test_what_a_person_reads(
     assert (said.reason, said.message) == (reason, message)
 
 
-def test_slow_throttling_is_told_too() -> None:
+def test_slow_throttling_is_reported() -> None:
     machine = Machine()
     for count in (1, 2, 3):
         machine.say(throttles(count))
     said = machine.condition(THERMAL_PRESSURE)
-    assert said.message.startswith("the processor is slowed down again and again. Give")
+    assert said.message.startswith("the processor is throttled repeatedly. Cool")
 
 
 def test_the_time_moves_with_the_truth_alone() -> None:
@@ -536,7 +509,7 @@ def test_all_conditions_are_there_and_the_times_are_theirs(
         before = now
 
 
-def test_figures_that_move_all_the_time_are_no_news() -> None:
+def test_figures_that_change_continuously_are_not_reported() -> None:
     machine = Machine()
     machine.say(memory(3))
     before = told(machine.past)

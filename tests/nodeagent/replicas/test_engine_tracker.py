@@ -1,7 +1,4 @@
-"""What an agent remembers of a rank: how long it is silent, how long it stands still.
-
-What the agent remembers between two looks, and how it takes odd answers from an engine's port.
-"""
+"""The tracked state of one engine: health answers, probes, failures, and the table of its life."""
 
 import asyncio
 import signal
@@ -17,12 +14,20 @@ from machinery import processes
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.health_client import EngineHealth, HealthClient
 from nodeagent.plan import plan
-from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker, RankTracker
+from nodeagent.replicas.engine_tracker import (
+    TRANSITIONS,
+    EngineEvent,
+    EngineLife,
+    EngineProber,
+    EngineTracker,
+    RankTracker,
+    next_life,
+)
 from nodeagent.replicas.observed import ObservedEngine, ObservedRank, ObservedReplica, ProbeState
 from schemas.replica import RankStatus
-from tests.nodeagent.test_plan import wanted
 from tests.support.clock import FakeClock
 from tests.support.nodeagent_groups import GOLDEN
+from tests.support.nodeagent_plans import wanted
 from tests.support.waiting import until
 
 
@@ -40,50 +45,50 @@ def view(rank: RankTracker, now: float) -> ObservedRank:
 
 def test_one_answer_that_does_not_come_is_no_silence() -> None:
     rank = track()
-    rank.heard(health(), 1.0)
-    rank.missed()
+    rank.record_answer(health(), 1.0)
+    rank.record_missed()
     # The agent itself may have been away for an hour while it waited for that answer.
-    assert view(rank, 3600.0).unheard_s == 0
-    assert rank.is_unheard
-    rank.missed()
-    assert view(rank, 4.5).unheard_s == 3.5
-    rank.heard(health(), 5.0)
-    assert view(rank, 5.0).unheard_s == 0
-    assert not rank.is_unheard
+    assert view(rank, 3600.0).unanswered_s == 0
+    assert rank.is_unanswered
+    rank.record_missed()
+    assert view(rank, 4.5).unanswered_s == 3.5
+    rank.record_answer(health(), 5.0)
+    assert view(rank, 5.0).unanswered_s == 0
+    assert not rank.is_unanswered
 
 
-def test_who_never_answered_is_silent_since_the_beginning() -> None:
+def test_a_rank_that_never_answered_is_silent_since_its_start() -> None:
     rank = track()
-    rank.missed()
-    rank.missed()
-    assert view(rank, 61.0).unheard_s == 61.0
-    assert view(rank, 61.0).stood_s == 0
+    rank.record_missed()
+    rank.record_missed()
+    assert view(rank, 61.0).unanswered_s == 61.0
+    assert view(rank, 61.0).stalled_s == 0
 
 
-def test_who_is_busy_without_progress_stands_still() -> None:
+def test_a_busy_rank_without_progress_is_stalled() -> None:
     rank = track()
-    rank.heard(health(is_busy=True, progress=1), 10.0)
-    rank.heard(health(is_busy=True, progress=1), 13.0)
-    assert view(rank, 20.0).stood_s == 3.0
-    rank.heard(health(is_busy=True, progress=2), 14.0)
-    assert view(rank, 20.0).stood_s == 0
-    rank.heard(health(is_busy=True, progress=2), 16.0)
-    rank.heard(health(progress=2), 17.0)
-    assert view(rank, 20.0).stood_s == 0
+    rank.record_answer(health(is_busy=True, progress=1), 10.0)
+    rank.record_answer(health(is_busy=True, progress=1), 13.0)
+    assert view(rank, 20.0).stalled_s == 3.0
+    rank.record_answer(health(is_busy=True, progress=2), 14.0)
+    assert view(rank, 20.0).stalled_s == 0
+    rank.record_answer(health(is_busy=True, progress=2), 16.0)
+    rank.record_answer(health(progress=2), 17.0)
+    assert view(rank, 20.0).stalled_s == 0
     # An hour without work, then some: it begins to count with the work.
-    rank.heard(health(progress=2), 3617.0)
-    rank.heard(health(is_busy=True, progress=2), 3618.0)
-    assert view(rank, 3618.0).stood_s == 1.0
+    rank.record_answer(health(progress=2), 3617.0)
+    rank.record_answer(health(is_busy=True, progress=2), 3618.0)
+    assert view(rank, 3618.0).stalled_s == 1.0
 
 
-def test_a_new_state_begins_anew() -> None:
+def test_a_new_state_starts_a_new_time() -> None:
     rank = track()
-    rank.heard(health("Joining", is_busy=True), 10.0)
-    rank.heard(health("Joining", is_busy=True), 40.0)
+    rank.record_answer(health("Joining", is_busy=True), 10.0)
+    rank.record_answer(health("Joining", is_busy=True), 40.0)
     assert view(rank, 41.0).state_s == 31.0
-    rank.heard(health("Loading", is_busy=True, loaded=0.25, slowest_s=2.0), 50.0)
+    rank.record_answer(health("Loading", is_busy=True, loaded=0.25, slowest_s=2.0), 50.0)
     seen = view(rank, 51.0)
-    assert (seen.state_s, seen.stood_s, seen.loaded, seen.slowest_s) == (1.0, 0.0, 0.25, 2.0)
+    assert (seen.state_s, seen.stalled_s, seen.loaded, seen.slowest_s) == (1.0, 0.0, 0.25, 2.0)
 
 
 HEALTHY = b'{"state":"Ready","replicaUid":"u1"}'
@@ -143,7 +148,7 @@ async def engine(tmp_path: Path, port: Port) -> AsyncIterator[EngineTracker]:
     process = EngineProcess(
         replica="qwen-0", replica_uid="u1", served_name="x", port=port.number, child=child, log=log
     )
-    yield EngineTracker(process=process, started_at=0, heard_at=0)
+    yield EngineTracker(process=process, started_at=0, answered_at=0)
     child.send(signal.SIGKILL)
     await until(lambda: not child.running())
 
@@ -161,7 +166,7 @@ async def engine(tmp_path: Path, port: Port) -> AsyncIterator[EngineTracker]:
         b'{"state":"Ready","replicaUid":"u2"}',
     ],
 )
-async def test_who_is_not_our_engine_is_not_heard(
+async def test_answers_of_other_processes_are_ignored(
     port: Port, client: HealthClient, said: bytes
 ) -> None:
     port.health = said
@@ -189,7 +194,7 @@ async def test_what_is_no_token_fails_the_probe(
 async def test_a_model_that_only_makes_embeddings_is_asked_for_one(
     port: Port, client: HealthClient
 ) -> None:
-    port.completion, port.status = b'{"error":{"code":"not_a_text_model"}}', 400
+    port.completion, port.status = b'{"error":{"message":"m","code":"not_a_text_model"}}', 400
     assert await client.probe(port.number, "x") == ""
     port.embedding = b'{"usage":{"prompt_tokens":0}}'
     assert await client.probe(port.number, "x") != ""
@@ -202,12 +207,12 @@ async def probe(engine: EngineTracker, client: HealthClient, clock: FakeClock) -
     return engine.view(clock)
 
 
-async def test_failed_probes_back_off_and_are_told_once(
+async def test_failed_probes_back_off_and_are_reported_once(
     port: Port, client: HealthClient, engine: EngineTracker
 ) -> None:
     clock = FakeClock()
     port.completion = b"{}"
-    await engine.look(client, clock)
+    await engine.observe(client, clock)
     waits, told = [], 0
     reported: RankStatus | None = None
     for _ in range(8):
@@ -222,7 +227,7 @@ async def test_failed_probes_back_off_and_are_told_once(
         await clock.advance(seen.probe_again_in_s)
         assert engine.view(clock).probe_again_in_s == 0
         # A real engine goes on answering meanwhile.
-        await engine.look(client, clock)
+        await engine.observe(client, clock)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
     assert told == 1
     port.completion = TOKEN
@@ -235,10 +240,10 @@ async def test_health_is_asked_no_more_than_needed(
 ) -> None:
     clock = FakeClock()
     for _ in range(5):
-        await engine.look(client, clock)
+        await engine.observe(client, clock)
     assert port.asked == 1
     await clock.advance(0.1)
-    await engine.look(client, clock)
+    await engine.observe(client, clock)
     assert port.asked == 2
 
 
@@ -247,11 +252,11 @@ async def test_silence_is_counted_from_the_last_answer(
 ) -> None:
     clock = FakeClock()
     await clock.advance(5)
-    await engine.look(client, clock)
+    await engine.observe(client, clock)
     assert engine.view(clock).silent_s == 0
     port.health = b""
     await clock.advance(3)
-    await engine.look(client, clock)
+    await engine.observe(client, clock)
     assert engine.view(clock).silent_s == 0
     await clock.advance(1)
     assert engine.view(clock).silent_s == 4
@@ -265,14 +270,16 @@ async def test_crashes_back_off_and_a_long_life_is_forgiven(
     await until(lambda: not engine.process.child.running())
     waits = []
     for failures in range(8):
-        crashed = EngineTracker(process=engine.process, started_at=0, heard_at=0, failures=failures)
-        await crashed.look(client, clock)
+        crashed = EngineTracker(
+            process=engine.process, started_at=0, answered_at=0, failures=failures
+        )
+        await crashed.observe(client, clock)
         waits.append(crashed.view(clock).start_again_in_s)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
     await clock.advance(61)
-    served = EngineTracker(process=engine.process, started_at=0, heard_at=0, failures=7)
-    await served.look(client, clock)
-    await served.look(client, clock)
+    served = EngineTracker(process=engine.process, started_at=0, answered_at=0, failures=7)
+    await served.observe(client, clock)
+    await served.observe(client, clock)
     seen = served.view(clock)
     assert (seen.start_again_in_s, seen.restarts, seen.exit_code) == (1, 1, -9)
 
@@ -281,10 +288,10 @@ async def test_an_end_that_was_asked_for_is_no_crash(
     client: HealthClient, engine: EngineTracker
 ) -> None:
     clock = FakeClock()
-    engine.stopping_since = 0
+    engine.note_stop(0)
     engine.process.child.send(signal.SIGKILL)
     await until(lambda: not engine.process.child.running())
-    await engine.look(client, clock)
+    await engine.observe(client, clock)
     seen = engine.view(clock)
     assert (seen.start_again_in_s, seen.restarts, seen.stopping_s) == (0, 0, 0)
 
@@ -296,7 +303,7 @@ async def test_the_golden_answer_is_read(port: Port, client: HealthClient) -> No
     port.completion = ANSWER
     assert await client.golden(port.number, "x") == (GOLDEN, "")
     # A model that only reads is asked to read.
-    port.completion, port.status = b'{"error":{"code":"not_a_text_model"}}', 400
+    port.completion, port.status = b'{"error":{"message":"m","code":"not_a_text_model"}}', 400
     assert await client.golden(port.number, "x") == (None, "")
 
 
@@ -322,15 +329,15 @@ async def test_what_is_no_golden_answer(
 
 async def test_an_engine_that_outlives_its_killing(engine: EngineTracker) -> None:
     clock = FakeClock()
-    assert not engine.is_undying(clock)
+    assert not engine.is_unkillable(clock)
     engine.killed_at = clock.monotonic()
     await clock.advance(30)
-    assert not engine.is_undying(clock)
+    assert not engine.is_unkillable(clock)
     await clock.advance(1)
-    assert engine.is_undying(clock)
+    assert engine.is_unkillable(clock)
     engine.process.child.send(signal.SIGKILL)
     await until(lambda: not engine.process.child.running())
-    assert not engine.is_undying(clock)
+    assert not engine.is_unkillable(clock)
 
 
 async def test_a_frozen_process_is_seen(engine: EngineTracker) -> None:
@@ -341,3 +348,42 @@ async def test_a_frozen_process_is_seen(engine: EngineTracker) -> None:
     child.send(signal.SIGKILL)
     await until(lambda: not child.running())
     assert not child.is_frozen()
+
+
+LIVE = tuple(life for life in EngineLife if TRANSITIONS[life])
+
+
+def test_the_table_has_every_phase_and_only_two_are_final() -> None:
+    assert set(TRANSITIONS) == set(EngineLife)
+    assert set(EngineLife) - set(LIVE) == {EngineLife.STOPPED, EngineLife.ENDED}
+
+
+@pytest.mark.parametrize("life", LIVE)
+def test_every_live_phase_ends_with_an_exit(life: EngineLife) -> None:
+    was_asked = life in (EngineLife.STOPPING, EngineLife.KILLED)
+    expected = EngineLife.STOPPED if was_asked else EngineLife.ENDED
+    assert next_life(life, EngineEvent.EXIT) is expected
+
+
+@pytest.mark.parametrize("life", EngineLife)
+def test_an_engine_never_becomes_ready_again(life: EngineLife) -> None:
+    """Only an engine that was not asked to end, did not fail and does not drain can become Ready."""
+    can_become_ready = life in (EngineLife.STARTING, EngineLife.JOINING, EngineLife.LOADING)
+    found = next_life(life, EngineEvent.READY)
+    assert (found is EngineLife.READY) == (can_become_ready or life is EngineLife.READY)
+
+
+def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
+    page = Path(__file__).parents[3] / "docs/adr/0005-an-engine-is-a-child-process.md"
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.read_text().splitlines()
+        if line.startswith("|")
+    ]
+    (_, *events), _, *phases = rows
+    assert events == list(EngineEvent)
+    documented = {
+        phase: {event: found for event, found in zip(events, cells, strict=True) if found}
+        for phase, *cells in phases
+    }
+    assert documented == TRANSITIONS

@@ -1,4 +1,4 @@
-"""What a node says of its ranks: under one key at a time, and no longer than it has them."""
+"""A node's reports of its ranks: one key at a time, and no longer than it has the rank."""
 
 import pytest
 
@@ -43,24 +43,24 @@ async def test_another_rank_takes_the_place_of_the_one_before(*, is_restarted: b
     store = Store()
     reports = store.reports()
     first = await store.assign("a", "b", epoch=1)
-    assert await reports.said(first, 0) is None
+    assert await reports.read(first, 0) is None
     await reports.write(first, 0, status(1))
     assert await store.there() == ["qwen-0/0"]
     second = await store.assign("b", "a", epoch=2)
     if is_restarted:
         reports = store.reports()
-    assert await reports.said(second, 1) is None
+    assert await reports.read(second, 1) is None
     await reports.write(second, 1, status(2))
     assert await store.there() == ["qwen-0/1"]
-    assert await reports.said(second, 1) == status(2)
+    assert await reports.read(second, 1) == status(2)
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_what_is_no_longer_here_is_no_longer_said(*, is_restarted: bool) -> None:
+async def test_a_rank_that_moved_away_is_not_reported(*, is_restarted: bool) -> None:
     store = Store()
     reports = store.reports()
     first = await store.assign("a", "b", epoch=1)
-    await reports.said(first, 0)
+    await reports.read(first, 0)
     await reports.write(first, 0, status(1))
     if is_restarted:
         reports = store.reports()
@@ -71,18 +71,18 @@ async def test_what_is_no_longer_here_is_no_longer_said(*, is_restarted: bool) -
     # And it can come back.
     reports.forget("qwen-0")
     third = await store.assign("a", "b", epoch=3)
-    await reports.said(third, 0)
+    await reports.read(third, 0)
     await reports.write(third, 0, status(3))
     assert await store.there() == ["qwen-0/0"]
 
 
-async def test_what_a_newer_agent_said_is_left_alone() -> None:
+async def test_a_status_of_a_newer_agent_is_not_overwritten() -> None:
     store = Store()
     key = keys.rank_key("a", "qwen-0", 0)
     await store.transport.commit([], [Put(key=key, value=b'{"storedVersion":9}')])
     reports = store.reports()
     first = await store.assign("a", "b", epoch=1)
-    assert await reports.said(first, 0) is None
+    assert await reports.read(first, 0) is None
     await reports.write(first, 0, status(1))
     item = await store.transport.get(key)
     assert item is not None

@@ -1,61 +1,22 @@
-"""Which models agents look at beside those that deployments name.
-
-What a node says of its machine, in the store: written once, not again without news, and gone on with.
-"""
+"""The machine's part of the node's status: written when it changes, and resumed by the next run of the agent."""
 
 import logging
 from dataclasses import replace
 
 import pytest
 
+from nodeagent.description import MachineStatus
 from nodeagent.hardware.readings import DiskReading, HeatReading, MemoryReading
-from nodeagent.node.description import MachineStatus, fallback_models
 from nodeagent.node.registration import NodeRegistration
-from schemas.meta import ObjectMeta, find_condition
+from schemas.meta import find_condition
 from schemas.node import NodeStatus
-from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.errors import ConflictError
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.clock import FakeClock
-from tests.support.fleets import deployment
-from tests.support.nodeagent_readings import GIB, WELL, Given
+from tests.support.nodeagent_readings import GIB, STATUS, WELL, Given
 
-MEMBERS = (GroupMember(node="a"), GroupMember(node="b"))
-
-
-def group(name: str, *models: str) -> ShardGroup:
-    fallbacks = (Fallback(size=2), *(Fallback(model=model) for model in models))
-    spec = ShardGroupSpec(members=MEMBERS, fallbacks=fallbacks)
-    return ShardGroup(metadata=ObjectMeta(name=name), spec=spec)
-
-
-@pytest.mark.parametrize(
-    ("sharding", "wanted"),
-    [("Never", set()), ("pair", {"small"}), ("Auto", {"small", "tiny"}), ("other", set())],
-)
-def test_fallbacks_of_the_groups_that_are_used(sharding: str, wanted: set[str]) -> None:
-    made = deployment()
-    made = made.model_copy(update={"spec": made.spec.model_copy(update={"sharding": sharding})})
-    groups = [group("pair", "small"), group("trio", "tiny")]
-    assert fallback_models([made], groups) == wanted
-
-
-STATUS = NodeStatus(
-    uid="u",
-    hostname="mac-1",
-    address="127.0.0.1",
-    agent_version="1",
-    os="macOS",
-    os_version="26.2",
-    machine="Mac16,11",
-    chip="Apple M4 Pro",
-    cpu_cores=14,
-    gpu_cores=20,
-    memory_bytes=64 * GIB,
-    allocatable_bytes=48 * GIB,
-)
 HOT = replace(WELL, heat=HeatReading(throttled="slow"), power="Battery", owner_idle_s=1.0)
 
 
@@ -78,7 +39,7 @@ class Desk:
         await self.clock.advance(10)
         if not self.vitals.is_resumed:
             self.vitals.resume(await self.presence.described())
-        await self.vitals.look(has_engines=False)
+        await self.vitals.update(has_engines=False)
         await self.presence.describe(self.vitals.fill(self.status))
         item = await self.store.get(keys.status_key("Node", "mac-1"))
         assert item is not None
@@ -105,7 +66,7 @@ async def test_a_node_tells_how_its_machine_is(desk: Desk) -> None:
     ]
 
 
-async def test_nothing_is_written_without_news(desk: Desk) -> None:
+async def test_nothing_is_written_without_a_change(desk: Desk) -> None:
     await desk.look()
     before = await desk.revision()
     for step in range(20):
@@ -138,9 +99,7 @@ async def test_the_next_run_of_the_agent_goes_on(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("there", [None, b"words", b'{"storedVersion":99,"future":1}'])
-async def test_what_another_said_of_the_name_is_not_gone_on_with(
-    desk: Desk, there: bytes | None
-) -> None:
+async def test_a_status_of_another_node_is_not_resumed(desk: Desk, there: bytes | None) -> None:
     desk.machine.now = HOT
     await desk.look()
     if there is not None:
@@ -177,11 +136,11 @@ async def test_readings_are_not_taken_in_bursts(desk: Desk) -> None:
     await desk.look()
     desk.machine.now = HOT
     await desk.clock.advance(1)
-    await desk.vitals.look(has_engines=False)
+    await desk.vitals.update(has_engines=False)
     assert desk.vitals.fill(STATUS).power == "Mains"
 
 
-async def test_nothing_is_said_of_a_node_while_a_backup_is_restored(desk: Desk) -> None:
+async def test_a_node_is_not_described_during_a_restore(desk: Desk) -> None:
     await desk.look()
     await desk.store.commit([], [Put(key=keys.RESTORING, value=b"{}")])
     desk.machine.now = HOT

@@ -1,0 +1,210 @@
+"""The description of the node in the store: its models, adapters and machine, kept up to date."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from machinery.clock import Clock
+from models import inspection
+from nodeagent.api.server import AgentApi
+from nodeagent.dependencies import AgentConfig, Dependencies
+from nodeagent.engines.references import ReferenceTasks
+from nodeagent.hardware.readings import MachineReader, MachineReading
+from nodeagent.node import machine_conditions
+from nodeagent.node.machine_conditions import MachineHistory, RebootReason
+from nodeagent.node.registration import NodeRegistration
+from nodeagent.observe import NodeState
+from schemas.node import NodeFabric, NodeStatus
+from store.codec import NewerDocumentError
+from store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+# While a child process finds out how a model can be split, which takes seconds: a group waits for the answer.
+_SPLIT_POLL_S = 0.5
+_STORE_RETRY_S = 0.5
+# Each part of a reader has its own limit; this is for one that exceeds it.
+_READ_TIMEOUT_S = 20.0
+
+
+class MachineStatus:
+    """The readings of the machine, turned into conditions of the node's status."""
+
+    def __init__(
+        self,
+        readings: MachineReader,
+        clock: Clock,
+        *,
+        every_s: float,
+        limit_s: float = _READ_TIMEOUT_S,
+    ) -> None:
+        self._readings = readings
+        self._clock = clock
+        self._every_s = every_s
+        self._limit_s = limit_s
+        self._past = MachineHistory()
+        self._fabric: NodeFabric | None = None
+        self.is_resumed = False
+        self._taken_at = float("-inf")
+        self._unreadable: tuple[str, ...] = ()
+
+    def resume(self, described: NodeStatus | None) -> None:
+        """Continue from the status that an earlier run of this agent wrote, if there is one."""
+        self.is_resumed = True
+        if described is None:
+            return
+        self._fabric = described.fabric
+        self._past = replace(
+            self._past,
+            conditions=tuple(
+                c for c in described.conditions if c.type in machine_conditions.CONDITION_TYPES
+            ),
+            disk_bytes=described.disk_bytes,
+            disk_free_bytes=described.disk_free_bytes if described.disk_bytes else None,
+            power=described.power,
+            is_owner_active=described.is_owner_active,
+        )
+
+    @property
+    def fabric(self) -> NodeFabric | None:
+        """The machine's cables at their last reading; None before the first."""
+        return self._fabric
+
+    async def update(self, *, has_engines: bool, reboot_reason: RebootReason | None = None) -> None:
+        """Take a reading, unless the last one is recent; `reboot_reason` is one that engines caused."""
+        if self._clock.monotonic() - self._taken_at < self._every_s:
+            return
+        reading = await self._take()
+        self._taken_at = self._clock.monotonic()
+        self._fabric = reading.fabric or self._fabric
+        self._past = machine_conditions.next_history(
+            reading,
+            self._past,
+            self._clock.now(),
+            has_engines=has_engines,
+            reboot_reason=reboot_reason,
+        )
+        self._log_unreadable(
+            tuple(
+                part
+                for part in machine_conditions.unreadable_parts(reading)
+                if part in machine_conditions.CONDITION_TYPES
+            )
+        )
+
+    async def _take(self) -> MachineReading:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await self._readings.take()
+        except (OSError, TimeoutError):
+            return MachineReading()
+
+    def _log_unreadable(self, unreadable: tuple[str, ...]) -> None:
+        if unreadable and unreadable != self._unreadable:
+            log.warning(
+                "parts of the machine cannot be read", extra={"parts": ", ".join(unreadable)}
+            )
+        self._unreadable = unreadable
+
+    def fill(self, status: NodeStatus) -> NodeStatus:
+        """Return the status with the machine's conditions."""
+        past = self._past
+        return status.model_copy(
+            update={
+                "fabric": self._fabric or status.fabric,
+                "conditions": past.conditions,
+                "disk_bytes": past.disk_bytes,
+                "disk_free_bytes": past.disk_free_bytes or 0,
+                "power": past.power,
+                "is_owner_active": past.is_owner_active,
+            }
+        )
+
+
+class NodeDescriber:
+    """Writes the node's status whenever one of its parts changes."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        dependencies: Dependencies,
+        node: NodeState,
+        registration: NodeRegistration,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._dependencies = dependencies
+        self._node = node
+        self._registration = registration
+        self._clock = clock
+        self._requested = asyncio.Event()
+        readings = dependencies.readings
+        # Models are inspected in bursts; the machine need not be read at each inspection.
+        every_s = config.inspect_every_s / 2
+        self._machine = (
+            MachineStatus(readings, clock, every_s=every_s) if readings is not None else None
+        )
+
+    def request(self) -> None:
+        """Request that the status is written again soon."""
+        self._requested.set()
+
+    async def run(self, references: ReferenceTasks, api: AgentApi | None) -> None:
+        """Inspect deployed models and the machine, and write the status when it changes, for ever."""
+        await self._dependencies.deployments.wait_synced()
+        last_error = ""
+        while True:
+            self._requested.clear()
+            try:
+                await self._describe(references, api)
+                last_error, wait_s = "", self._config.inspect_every_s
+                if self._dependencies.is_inspecting():
+                    wait_s = min(wait_s, _SPLIT_POLL_S)
+            except NewerDocumentError as error:
+                log.warning("status not written", extra={"why": str(error)})
+                wait_s = self._config.inspect_every_s
+            except StoreError as error:
+                if str(error) != last_error:
+                    log.info("status not written; will retry", extra={"why": str(error)})
+                last_error, wait_s = str(error), _STORE_RETRY_S
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._requested.wait()
+            except TimeoutError:
+                continue
+
+    async def _describe(self, references: ReferenceTasks, api: AgentApi | None) -> None:
+        dependencies = self._dependencies
+        deployments = tuple(dependencies.deployments.items.values())
+        groups = () if dependencies.groups is None else tuple(dependencies.groups.items.values())
+        models = await dependencies.report_models(inspection.named_models(deployments, groups))
+        self._node.learn(models)
+        adapters = await dependencies.report_adapters(inspection.named_adapters(deployments))
+        status = self._config.status.model_copy(update={"models": models, "adapters": adapters})
+        status = await self._with_machine_status(status, references)
+        if dependencies.fabric is not None:
+            status = await dependencies.fabric.fill(status, self._registration)
+        if api is not None:
+            status = api.fill(status)
+        await self._registration.describe(status)
+
+    async def _with_machine_status(
+        self, status: NodeStatus, references: ReferenceTasks
+    ) -> NodeStatus:
+        """Return the status with the conditions of the machine."""
+        if self._machine is None:
+            return status
+        if not self._machine.is_resumed:
+            self._machine.resume(await self._registration.described())
+        engines = self._node.engines
+        # Agents that share one machine do not know each other's engines.
+        has_engines = (
+            self._config.status.is_part
+            or references.is_busy
+            or any(engine.process.child.running() for engine in engines.values())
+        )
+        unkillable = [name for name, one in engines.items() if one.is_unkillable(self._clock)]
+        now = self._clock.monotonic()
+        reboot_reason = self._node.leaked.find(self._machine.fabric, unkillable, now)
+        await self._machine.update(has_engines=has_engines, reboot_reason=reboot_reason)
+        return self._machine.fill(status)
