@@ -1,7 +1,7 @@
-"""Who runs, who waits, who is refused. Lives on the event loop alone, so it needs no lock.
+"""Admission of requests: slots, a bounded queue, and refusals. Event loop only, so it needs no lock.
 
-Slots are counted here and not in the batch: a waiting request costs no memory of the GPU, can be
-refused at once when the engine drains, and leaves without the worker ever having heard of it.
+Slots are counted here and not in the batch. So a waiting request uses no GPU memory, can be refused at once when the
+engine drains, and can leave without any message to the worker.
 """
 
 import asyncio
@@ -29,47 +29,51 @@ AdmittedJob: TypeAlias = Job | EmbedJob
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ticket:
-    """One request's place, with a slot for each of its jobs, and the stream of what was made for it.
+    """One request's place, with a slot for each of its jobs, and the stream of its outputs.
 
-    Also its story, in seconds of `Clock.monotonic` and in tokens.
+    It also records times, in seconds of `Clock.monotonic`, and counts of tokens.
     """
 
     jobs: tuple[AdmittedJob, ...]
     entered_s: float
     started_s: float | None = None
-    """When it got its slots."""
+    """The time at which it got its slots."""
     first_s: float | None = None
     last_s: float = 0.0
-    """When its latest token came."""
-    made: int = 0
-    """Tokens that came, of all jobs."""
-    cached: int = 0
-    """Tokens of the prompt that were in the prefix cache."""
+    """The time of its latest token."""
+    completion_tokens: int = 0
+    """Tokens received so far, of all jobs."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
     refusal: Refusal | None = None
-    """Why it did not come to its end."""
+    """The reason why it did not finish."""
     _events: asyncio.Queue[TokenOutput | EmbeddingOutput | RefusedError] = field(
         default_factory=asyncio.Queue
     )
 
     @property
     def prompt_tokens(self) -> int:
-        """What there is to read; a prompt that several jobs continue counts once."""
+        """Number of prompt tokens; a prompt that several jobs continue counts once."""
         prompts: list[tuple[int, ...]] = []
         for job in self.jobs:
             prompts += job.prompts if isinstance(job, EmbedJob) else (job.prompt,)
         return sum(len(prompt) for prompt in dict.fromkeys(prompts))
 
     def per_token_s(self) -> float | None:
-        """Return the mean time between two tokens of a job; None if none made two."""
-        if self.first_s is None or self.made <= len(self.jobs):
+        """Return the mean time between two tokens of a job; None if no job has two."""
+        if self.first_s is None or self.completion_tokens <= len(self.jobs):
             return None
-        return (self.last_s - self.first_s) * len(self.jobs) / (self.made - len(self.jobs))
+        return (
+            (self.last_s - self.first_s)
+            * len(self.jobs)
+            / (self.completion_tokens - len(self.jobs))
+        )
 
     async def next(self) -> TokenOutput | EmbeddingOutput:
         """Wait for the next event of any of its jobs.
 
         Raises:
-            RefusedError: there will be none.
+            RefusedError: there will be no further event.
 
         """
         event = await self._events.get()
@@ -78,7 +82,7 @@ class Ticket:
         return event
 
     def ready(self) -> list[TokenOutput | EmbeddingOutput]:
-        """Return what came already, without waiting; a refusal stays for `next`."""
+        """Return the events that have arrived, without waiting; a refusal stays for `next`."""
         found: list[TokenOutput | EmbeddingOutput] = []
         while not self._events.empty():
             event = self._events.get_nowait()
@@ -89,19 +93,19 @@ class Ticket:
         return found
 
     def put(self, event: TokenOutput | EmbeddingOutput | RefusedError) -> None:
-        """Add what `next` will return. At most `max_tokens` times a job, so the queue is bounded."""
+        """Add an event for `next`. There are at most `max_tokens` a job, so the queue is bounded."""
         if isinstance(event, RefusedError):
             self.refusal = event.refusal
         self._events.put_nowait(event)
 
     def take(self, event: TokenOutput | EmbeddingOutput, now_s: float) -> None:
-        """Add what was made, and note when."""
+        """Add an output, and record its time."""
         if self.first_s is None:
             self.first_s = now_s
         self.last_s = now_s
         if isinstance(event, TokenOutput):
-            self.made += 1
-            self.cached = max(self.cached, event.cached)
+            self.completion_tokens += 1
+            self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.put(event)
 
 
@@ -133,14 +137,14 @@ class Admission:
 
     @property
     def queued(self) -> int:
-        """The number of requests that wait for one."""
+        """The number of requests that wait for a slot."""
         return len(self._queue)
 
     def enter(self, jobs: Sequence[AdmittedJob]) -> Ticket:
         """Give a request slots for all of its jobs, or a place in the queue.
 
         Raises:
-            RefusedError: both are taken.
+            RefusedError: all slots and the queue are full.
 
         """
         ticket = Ticket(jobs=tuple(jobs), entered_s=self._clock.monotonic())
@@ -154,7 +158,7 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Forget a request, in whatever state; what was not finished is cancelled."""
+        """Remove a request in any state, and cancel its unfinished jobs."""
         if ticket in self._queue:
             self._queue.remove(ticket)
         for job in ticket.jobs:
@@ -163,13 +167,13 @@ class Admission:
     def end(self, job_id: int) -> None:
         """Cancel one job, if it still runs; its slot is free at once."""
         if job_id in self._running:
-            # Before the job that takes the slot: the worker's inbox keeps the order.
+            # Sent before the job that takes the slot: the worker's inbox keeps the order.
             self._send(CancelJob(job_id))
             self._free(job_id, self._clock.monotonic())
         self._fill()
 
     def deliver(self, events: list[WorkerEvent]) -> None:
-        """Hand out what a step made; events of requests that left are dropped."""
+        """Deliver the events of a step; drop events of requests that have left."""
         now_s = self._clock.monotonic()
         for event in events:
             ticket = self._running.get(event.job_id)
@@ -185,12 +189,12 @@ class Admission:
         self._fill()
 
     def refuse_queued(self, refusal: RefusedError) -> None:
-        """Turn away all who wait."""
+        """Refuse all waiting requests."""
         while self._queue:
             self._queue.popleft().put(refusal)
 
     def refuse_all(self, refusal: RefusedError) -> None:
-        """Turn away all who wait and break off all who run."""
+        """Refuse all waiting requests and cancel all running ones."""
         self.refuse_queued(refusal)
         for ticket in dict.fromkeys(self._running.values()):
             ticket.put(refusal)
@@ -201,7 +205,7 @@ class Admission:
         await self._idle.wait()
 
     def _has_room(self, ticket: Ticket) -> bool:
-        # One with more jobs than there are slots would wait for ever; it runs when it is alone.
+        # A request with more jobs than slots would wait forever, so it runs when no other does.
         return not self._running or len(self._running) + len(ticket.jobs) <= self._concurrency
 
     def _free(self, job_id: int, now_s: float) -> None:

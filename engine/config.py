@@ -1,4 +1,4 @@
-"""What one engine process was told on its command line. Values only; nothing here reads or decides."""
+"""The config of one engine process, as its command line says. Values only; no logic."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,29 +8,29 @@ from schemas.shardgroup import Backend, Parallelism
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """The place of this process among those that share one model."""
+    """The place of this process in the group of ranks that share one model."""
 
     rank: int
     world_size: int
     host: str
-    """Where rank 0 listens to the others, and they find it."""
+    """The host on which rank 0 listens to the other ranks."""
     port: int
     secret: str
-    """What the ranks of one start know, and nobody else."""
+    """A secret that only the ranks of one start of the group know."""
     epoch: int = 1
-    """Which start of the group this is: ranks of another one are turned away."""
+    """The number of this start of the group: ranks of another epoch are rejected."""
     backend: Backend = "ring"
-    """How MLX connects the ranks."""
+    """MLX's backend that connects the ranks."""
     parallelism: Parallelism = "Tensor"
     layers: tuple[int, ...] = ()
-    """How many layers each rank has, in rank order; () splits them evenly. Pipeline only."""
+    """Number of layers of each rank, in rank order; () splits them evenly. Pipeline only."""
     timeout_s: float = 120.0
-    """How long ranks wait for each other to come, from the moment at which each has imported MLX."""
+    """The time that each rank waits for the others, from the moment when it has imported MLX."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One rank's orders, complete: no default is filled in after this point."""
+    """The complete config of one rank: all defaults are filled in."""
 
     model_dir: Path
     replica: str
@@ -40,27 +40,28 @@ class EngineConfig:
     host: str
     port: int
     context_length: int
-    """Tokens of one request at most, prompt and answer."""
+    """Most tokens of one request, prompt and answer together."""
     concurrency: int
-    """Requests that are worked on at once."""
+    """Most requests that run at once."""
     queue_limit: int
-    """Requests that may wait beside them."""
+    """Most requests that wait beside them."""
     drain_timeout_s: float
     max_body_bytes: int
     blas_cache: Path
+    """Folder of compiled and cached files that speed up a start."""
     kv_bits: int | None = None
-    """Bits (4 or 8) of a number in the KV cache; None keeps it as the model computes it. Never with `kv_window`."""
+    """Bits (4 or 8) of a number in the KV cache; None keeps the model's own. Excludes `kv_window`."""
     kv_window: int | None = None
-    """Tokens that every layer looks back at most, whatever the model does itself; None: it alone decides."""
+    """Most tokens that every layer looks back; None leaves this to the model."""
     prefix_cache_bytes: int | None = None
-    """What cached prefixes may hold, which the memory proof has counted; None: only what others leave free."""
+    """Memory of the prefix cache that the memory proof has counted; None for memory that requests leave free."""
     memory_limit_bytes: int | None = None
-    """What the memory proof promised this process, its weights and Python included; None: nobody counted."""
+    """Memory that the memory proof promised this process, with weights and Python; None without a proof."""
     adapter: Path | None = None
-    """A folder with a LoRA adapter for the model."""
+    """Folder of a LoRA adapter for the model."""
     draft_model: Path | None = None
-    """A folder with a small model that guesses tokens. Never with `kv_window`: guesses could not be taken back."""
+    """Folder of a small model that proposes tokens. Excludes `kv_window`: rejected tokens could not be dropped."""
     draft_tokens: int = 3
-    """How many tokens it guesses at once."""
+    """Number of tokens that it proposes at once."""
     group: GroupConfig | None = None
-    """None: this process has the whole model."""
+    """None if this process has the whole model."""

@@ -1,90 +1,90 @@
-"""Where the engine is in its life, and the numbers it shows while there. Decides nothing."""
+"""The gauges of an engine: numbers that the worker thread writes and the event loop reads."""
 
+import resource
+import sys
 from dataclasses import dataclass
-from enum import StrEnum
-
-
-class EngineState(StrEnum):
-    """The words of `/health`; only `Ready` takes requests."""
-
-    JOINING = "Joining"
-    """A rank that waits for the others of its group, before MLX connects them."""
-    LOADING = "Loading"
-    READY = "Ready"
-    DRAINING = "Draining"
-    FAILED = "Failed"
 
 
 @dataclass(slots=True)
 class Gauges:
-    """Written by the worker thread alone and read by the event loop: single words, so no lock.
+    """Numbers written by the worker thread only. Each one is a single word, so no lock is needed.
 
-    All start at 0. Those with "so far" only grow, and may be written in any order: a reader may see the
+    All start at 0. Those "so far" only grow, and may be written in any order: a reader may see the
     tokens of a step before its seconds.
     """
 
     loaded_bytes: int = 0
-    """Of the weights, so far."""
+    """Weights loaded so far."""
     total_bytes: int = 0
-    """Of the weights, to be loaded."""
+    """Weights to load."""
     steps: int = 0
-    """What the worker did with the batch so far: pieces of prompts or embeddings, tokens, or both in one."""
+    """Batch steps so far: pieces of prompts or embeddings, tokens, or both in one."""
     slowest_s: float = 0.0
-    """What the slowest of them took. One that takes many times as long is stuck, in a collective perhaps."""
+    """Duration of the slowest step. A step that takes many times as long is stuck, for example in a collective."""
     is_waiting: bool = False
-    """Whether the worker waits for other ranks, in a socket: for as long as it takes, and without getting anywhere."""
+    """True if the worker waits for other ranks in a socket. The wait has no limit and makes no progress."""
 
     prefill_tokens: int = 0
-    """Of prompts, computed so far: what came from the prefix cache is not in it."""
+    """Prompt tokens computed so far, without those from the prefix cache."""
     prefill_seconds: float = 0.0
-    """Spent so far on the computation of `prefill_tokens`."""
+    """Seconds spent on `prefill_tokens` so far."""
     decode_tokens: int = 0
-    """Made so far, the first of each sequence included."""
+    """Tokens generated so far, including the first one of each sequence."""
     decode_seconds: float = 0.0
-    """Spent so far on steps that made `decode_tokens`."""
+    """Seconds spent on `decode_tokens` so far."""
     draft_tokens: int = 0
-    """Guessed by a draft model so far."""
+    """Tokens proposed by a draft model so far."""
     draft_accepted_tokens: int = 0
-    """Those of them, so far, that the model would have chosen itself."""
+    """Proposed tokens, so far, that the model would have chosen itself."""
     faults: int = 0
-    """Steps, so far, whose exception cost jobs."""
+    """Steps, so far, that lost jobs to an exception."""
 
     running: int = 0
-    """Sequences in the batch that decode."""
+    """Sequences in the batch that generate."""
     prefilling: int = 0
-    """Sequences in the batch whose prompt is being read, or waits to be read."""
+    """Sequences in the batch whose prompt is being read or waits to be read."""
     chunk_tokens: int = 0
-    """How many tokens of a prompt are read at once now: less under pressure of memory or of others that decode."""
+    """Prompt tokens that one step reads now: fewer under memory pressure or beside generating sequences."""
 
     prefix_lookups: int = 0
-    """Prompts that were looked up in the prefix cache so far."""
+    """Prompts looked up in the prefix cache so far."""
     prefix_query_tokens: int = 0
-    """Tokens of the prompts that were looked up so far."""
+    """Tokens of these prompts so far."""
     prefix_hit_tokens: int = 0
-    """Those of them, so far, that need not be computed."""
+    """Tokens found in the prefix cache so far."""
     prefix_evictions: int = 0
-    """Blocks and parts of blocks that were forgotten for want of room so far."""
+    """Blocks and parts of blocks evicted for lack of room so far."""
     prefix_bytes: int = 0
-    """What the prefix cache holds."""
+    """Size of the prefix cache."""
     prefix_blocks: tuple[str, ...] = ()
-    """Names of cached prefixes' blocks, the last used first: `PrefixCache.summary`, replaced as a whole."""
+    """Names of cached blocks, last used first: `PrefixCache.summary`, replaced as a whole."""
 
     active_bytes: int = 0
-    """What MLX's arrays take now."""
+    """Memory of MLX's arrays now."""
     buffer_bytes: int = 0
-    """What MLX keeps of freed arrays for the next ones (`mx.get_cache_memory`)."""
+    """Memory of freed arrays that MLX keeps for new ones (`mx.get_cache_memory`)."""
     peak_bytes: int = 0
-    """The most that MLX's arrays took."""
+    """The most memory that MLX's arrays have used."""
     kv_bytes: int = 0
-    """What the caches of running sequences take, or are promised."""
+    """Memory promised to the caches of running sequences."""
     limit_bytes: int = 0
-    """What MLX may take; 0 before it is known."""
+    """The limit of MLX's memory; 0 before it is known."""
 
     @property
     def progress(self) -> int:
-        """What was done so far, in no unit: loaded bytes, steps, tokens read and tokens made.
+        """A number without a unit that grows while the worker makes progress: bytes, steps and tokens.
 
-        It grows for as long as the worker gets anywhere, which tells a slow model from a stuck one: a live
-        process with an idle event loop proves nothing about the thread that owns the GPU.
+        It distinguishes a slow model from a stuck one. A live process with an idle event loop says nothing about the
+        thread that owns the GPU.
         """
         return self.loaded_bytes + self.steps + self.prefill_tokens + self.decode_tokens
+
+    @property
+    def process_peak_bytes(self) -> int:
+        """The larger of MLX's peak and the peak resident memory of the process.
+
+        On Linux the resident memory includes MLX's arrays, so it is exact. On a Mac this is a lower bound: memory of the
+        GPU is not resident (omlx #3431), and MLX does not count Python. A call takes a microsecond.
+        """
+        unit = 1 if sys.platform == "darwin" else 1024
+        return max(self.peak_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

@@ -1,14 +1,9 @@
-"""What the engine shows of itself: metrics, progress, log lines.
+"""Metrics of the engine: counters of requests, and the throughput of the last minute.
 
-How fast the engine has been lately, and what that promises to who comes now. Pure: told the time.
-
-Clocks in seconds of `Clock.monotonic`.
-
-What an engine shows on `/metrics`. Counts on the event loop alone; the worker's figures are read from its gauges.
-
-Names after vLLM's and OpenTelemetry's GenAI conventions; buckets of the latter
-(gen_ai.server.time_to_first_token, .time_per_output_token, .request.duration), with longer ends: a long prompt on
-a small Mac takes minutes.
+Counters are updated on the event loop only; figures of the worker are read from its gauges. Names follow vLLM,
+buckets OpenTelemetry's GenAI conventions (gen_ai.server.time_to_first_token, .time_per_output_token,
+.request.duration) with longer ends: a long prompt on a small Mac takes minutes. Times are in seconds of
+`Clock.monotonic`.
 """
 
 import math
@@ -16,22 +11,37 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine import process_memory
-from engine.gauges import EngineState, Gauges
+from engine.gauges import Gauges
+from engine.lifecycle import EngineState
 from machinery import prometheus
 from machinery.prometheus import Counter, Gauge, Histogram, MetricFamily
+from schemas.wire import metrics as wire_metrics
+from schemas.wire.metrics import ENGINE_PREFIX
 
 _WINDOW_S = 60.0
-# A second between readings: 60 of them, whatever the number of steps.
+# One sample a second, so at most 60, whatever the number of steps.
 _SAMPLE_INTERVAL_S = 1.0
 _MAX_ENDS = 1024
 _MIN_RETRY_S, _MAX_RETRY_S = 1, 60
 
+_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(30.0, 60.0, 120.0, 300.0),
+)
+_PER_TOKEN_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    2.5,
+)
+_WHOLE_S = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    *(163.84, 327.68, 655.36),
+)
+
 
 def retry_after_s(*, queued: int, ended: int, within_s: float) -> int:
-    """Return when a queue of this length is likely to be gone, in whole seconds from 1 to 60.
+    """Return the estimated time until the queue is empty, in whole seconds from 1 to 60.
 
-    `ended` requests came to their end `within_s` seconds. None yet: the first will take at least as long again.
+    `ended` requests ended within `within_s` seconds. If none did, the first is assumed to take as long again.
     """
     wait_s = queued * within_s / max(1, ended)
     return min(_MAX_RETRY_S, max(_MIN_RETRY_S, math.ceil(wait_s)))
@@ -39,22 +49,22 @@ def retry_after_s(*, queued: int, ended: int, within_s: float) -> int:
 
 @dataclass(slots=True)
 class CompletionRate:
-    """When requests ended, of the last minute of work."""
+    """The times at which requests ended, within the last minute of work."""
 
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_ENDS))
     _busy_since: float = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Note that work came when there was none: the time before it says nothing of the pace."""
+        """Start a period of work: idle time before it must not count."""
         self._times.clear()
         self._busy_since = now_s
 
     def add(self, now_s: float) -> None:
-        """Note that a request ended."""
+        """Count the end of a request."""
         self._times.append(now_s)
 
     def retry_after_s(self, *, queued: int, now_s: float) -> int:
-        """Return when a queue of this length is likely to be gone."""
+        """Return the estimated time until a queue of this length is empty, in seconds."""
         since = max(self._busy_since, now_s - _WINDOW_S)
         while self._times and self._times[0] < since:
             self._times.popleft()
@@ -74,17 +84,17 @@ class _ThroughputSample:
 
 @dataclass(slots=True)
 class Throughput:
-    """Tokens a second while the worker is at it, over the last minute."""
+    """Tokens a second of working time, over the last minute."""
 
     gauges: Gauges
-    _readings: deque[_ThroughputSample] = field(default_factory=deque)
+    _samples: deque[_ThroughputSample] = field(default_factory=deque)
 
-    def look(self, now_s: float) -> None:
-        """Read the worker's figures, if it is time to."""
-        if self._readings and now_s - self._readings[-1].at_s < _SAMPLE_INTERVAL_S:
+    def sample(self, now_s: float) -> None:
+        """Take a sample of the gauges, at most one a second."""
+        if self._samples and now_s - self._samples[-1].at_s < _SAMPLE_INTERVAL_S:
             return
         gauges = self.gauges
-        self._readings.append(
+        self._samples.append(
             _ThroughputSample(
                 now_s,
                 gauges.prefill_tokens,
@@ -93,12 +103,12 @@ class Throughput:
                 gauges.decode_seconds,
             )
         )
-        # One older than the window stays, so that what was counted since covers all of it.
-        while len(self._readings) > 1 and self._readings[1].at_s <= now_s - _WINDOW_S:
-            self._readings.popleft()
+        # Keep one sample from before the window, so that the difference covers all of it.
+        while len(self._samples) > 1 and self._samples[1].at_s <= now_s - _WINDOW_S:
+            self._samples.popleft()
 
     def prefill(self) -> float:
-        """Return prompt tokens computed a second of prefill; 0 if there was none."""
+        """Return the prompt tokens computed in a second of prefill; 0 without prefill."""
         first, gauges = self._first(), self.gauges
         return _per_second(
             gauges.prefill_tokens - first.prefill_tokens,
@@ -106,7 +116,7 @@ class Throughput:
         )
 
     def decode(self) -> float:
-        """Return tokens made a second of decoding, by all sequences together; 0 if there were none."""
+        """Return the tokens generated in a second of decoding by all sequences together; 0 without decoding."""
         first, gauges = self._first(), self.gauges
         return _per_second(
             gauges.decode_tokens - first.decode_tokens,
@@ -114,47 +124,16 @@ class Throughput:
         )
 
     def _first(self) -> _ThroughputSample:
-        return self._readings[0] if self._readings else _ThroughputSample(0, 0, 0, 0, 0)
+        return self._samples[0] if self._samples else _ThroughputSample(0, 0, 0, 0, 0)
 
 
 def _per_second(tokens: int, seconds: float) -> float:
     return tokens / seconds if seconds > 0 else 0.0
 
 
-_PREFIX = "fleet_engine_"
-_FIRST_TOKEN_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(30.0, 60.0, 120.0, 300.0),
-)
-_PER_TOKEN_S = (
-    *(
-        0.001,
-        0.0025,
-        0.005,
-        0.01,
-        0.025,
-        0.05,
-        0.075,
-        0.1,
-        0.15,
-        0.2,
-        0.3,
-        0.4,
-        0.5,
-        0.75,
-        1.0,
-        2.5,
-    ),
-)
-_WHOLE_S = (
-    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
-    *(163.84, 327.68, 655.36),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """What somebody else keeps, and is asked for when somebody looks."""
+    """Figures that other objects keep and that are read at a scrape."""
 
     gauges: Gauges
     speed: Throughput
@@ -164,39 +143,39 @@ class MetricSources:
 
 
 class EngineMetrics:
-    """What this engine counts."""
+    """All metrics of one engine."""
 
-    def __init__(self, numbers: MetricSources) -> None:
+    def __init__(self, sources: MetricSources) -> None:
         self.requests = Counter(
-            f"{_PREFIX}requests_total",
-            "Requests, by how they ended.",
+            f"{ENGINE_PREFIX}requests_total",
+            "Requests by outcome.",
             ("endpoint", "outcome"),
         )
         self.prompt_tokens = Counter(
-            f"{_PREFIX}prompt_tokens_total",
-            "Tokens of prompts whose request ended after its first token, as in usage.",
+            f"{ENGINE_PREFIX}prompt_tokens_total",
+            "Prompt tokens of requests that got a first token, as in usage.",
         )
         self.queue = Histogram(
-            f"{_PREFIX}request_queue_time_seconds",
-            "From a request's entry to its slot.",
+            f"{ENGINE_PREFIX}request_queue_time_seconds",
+            "Seconds from a request's entry into the queue to its slot.",
             ("endpoint",),
             bounds=_WHOLE_S,
         )
         self.first_token = Histogram(
-            f"{_PREFIX}time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            f"{ENGINE_PREFIX}time_to_first_token_seconds",
+            "Seconds from a request's arrival to its first token.",
             ("endpoint",),
             bounds=_FIRST_TOKEN_S,
         )
         self.per_token = Histogram(
-            f"{_PREFIX}time_per_output_token_seconds",
-            "Between a sequence's tokens, mean of each request.",
+            f"{ENGINE_PREFIX}time_per_output_token_seconds",
+            "Mean seconds between the tokens of a sequence, for each request.",
             ("endpoint",),
             bounds=_PER_TOKEN_S,
         )
         self.whole = Histogram(
-            f"{_PREFIX}e2e_request_latency_seconds",
-            "From a request's arrival to the last byte of its answer, if it was answered.",
+            f"{ENGINE_PREFIX}e2e_request_latency_seconds",
+            "Seconds from a request's arrival to the last byte of a successful answer.",
             ("endpoint",),
             bounds=_WHOLE_S,
         )
@@ -207,71 +186,97 @@ class EngineMetrics:
             self.first_token,
             self.per_token,
             self.whole,
-            *_load_series(numbers),
-            *_token_series(numbers.gauges, numbers.speed),
-            *_prefix_cache_series(numbers.gauges),
-            *_memory_series(numbers.gauges),
+            *_load_series(sources),
+            *_token_series(sources.gauges, sources.speed),
+            *_prefix_cache_series(sources.gauges),
+            *_memory_series(sources.gauges),
         )
 
     def text(self) -> str:
-        """Return everything in Prometheus' text form."""
+        """Return all metrics in the Prometheus text format."""
         return prometheus.render(self._parts)
 
 
-def _gauge(name: str, help_: str, read: Callable[[], float]) -> Gauge:
-    return Gauge(f"{_PREFIX}{name}", help_, read)
+def _counter(name: str, help_: str, read: Callable[[], float]) -> Gauge:
+    return Gauge(name, help_, read, "counter")
 
 
-def _total(name: str, help_: str, read: Callable[[], float]) -> Gauge:
-    return Gauge(f"{_PREFIX}{name}_total", help_, read, "counter")
-
-
-def _load_series(numbers: MetricSources) -> tuple[MetricFamily, ...]:
-    gauges = numbers.gauges
+def _load_series(sources: MetricSources) -> tuple[MetricFamily, ...]:
+    gauges = sources.gauges
     return (
-        _gauge("ready", "Whether the model serves.", lambda: numbers.state() is EngineState.READY),
-        _gauge("num_requests_waiting", "Requests in the queue.", numbers.queued),
-        _gauge("num_sequences_in_flight", "Sequences that hold a slot.", numbers.in_flight),
-        _gauge("num_sequences_running", "Sequences that decode.", lambda: gauges.running),
-        _gauge(
-            "num_sequences_prefilling",
-            "Sequences whose prompt is not read to its end.",
+        Gauge(
+            f"{ENGINE_PREFIX}ready",
+            "Whether the model serves.",
+            lambda: sources.state() is EngineState.READY,
+        ),
+        Gauge(wire_metrics.ENGINE_REQUESTS_WAITING, "Requests in the queue.", sources.queued),
+        Gauge(
+            wire_metrics.ENGINE_SEQUENCES_IN_FLIGHT,
+            "Sequences that hold a slot.",
+            sources.in_flight,
+        ),
+        Gauge(
+            f"{ENGINE_PREFIX}num_sequences_running",
+            "Sequences that decode.",
+            lambda: gauges.running,
+        ),
+        Gauge(
+            f"{ENGINE_PREFIX}num_sequences_prefilling",
+            "Sequences whose prompt is not computed yet.",
             lambda: gauges.prefilling,
         ),
-        _gauge(
-            "prefill_chunk_tokens",
-            "Tokens of a prompt that are read at once.",
+        Gauge(
+            f"{ENGINE_PREFIX}prefill_chunk_tokens",
+            "Prompt tokens computed in one chunk.",
             lambda: gauges.chunk_tokens,
         ),
-        _total("steps", "Steps of the batch.", lambda: gauges.steps),
-        _total("faults", "Steps whose exception cost sequences.", lambda: gauges.faults),
+        _counter(f"{ENGINE_PREFIX}steps_total", "Steps of the batch.", lambda: gauges.steps),
+        _counter(
+            f"{ENGINE_PREFIX}faults_total",
+            "Steps whose error cost sequences.",
+            lambda: gauges.faults,
+        ),
     )
 
 
 def _token_series(gauges: Gauges, speed: Throughput) -> tuple[MetricFamily, ...]:
     return (
-        _total("generation_tokens", "Tokens made.", lambda: gauges.decode_tokens),
-        _total(
-            "prefill_tokens",
-            "Tokens of prompts computed; the last of each counts as decoding.",
+        _counter(
+            wire_metrics.ENGINE_GENERATION_TOKENS, "Tokens generated.", lambda: gauges.decode_tokens
+        ),
+        _counter(
+            wire_metrics.ENGINE_PREFILL_TOKENS,
+            "Prompt tokens computed; the last of each prompt counts as decoding.",
             lambda: gauges.prefill_tokens,
         ),
-        _total("prefill_seconds", "Spent on prefill.", lambda: gauges.prefill_seconds),
-        _total("decode_seconds", "Spent on decoding.", lambda: gauges.decode_seconds),
-        _gauge(
-            "prefill_tokens_per_second",
-            "Prompt tokens computed a second of prefill, over the last minute.",
+        _counter(
+            f"{ENGINE_PREFIX}prefill_seconds_total",
+            "Seconds of prefill.",
+            lambda: gauges.prefill_seconds,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}decode_seconds_total",
+            "Seconds of decoding.",
+            lambda: gauges.decode_seconds,
+        ),
+        Gauge(
+            wire_metrics.ENGINE_PREFILL_TOKENS_PER_SECOND,
+            "Prompt tokens computed in a second of prefill, over the last minute.",
             speed.prefill,
         ),
-        _gauge(
-            "decode_tokens_per_second",
-            "Tokens made a second of decoding, over the last minute.",
+        Gauge(
+            wire_metrics.ENGINE_DECODE_TOKENS_PER_SECOND,
+            "Tokens generated in a second of decoding, over the last minute.",
             speed.decode,
         ),
-        _total("draft_tokens", "Tokens a draft model guessed.", lambda: gauges.draft_tokens),
-        _total(
-            "draft_accepted_tokens",
-            "Those of them that the model would have chosen.",
+        _counter(
+            f"{ENGINE_PREFIX}draft_tokens_total",
+            "Tokens that the draft model proposed.",
+            lambda: gauges.draft_tokens,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}draft_accepted_tokens_total",
+            "Proposed tokens that the model accepted.",
             lambda: gauges.draft_accepted_tokens,
         ),
     )
@@ -279,22 +284,34 @@ def _token_series(gauges: Gauges, speed: Throughput) -> tuple[MetricFamily, ...]
 
 def _prefix_cache_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
     return (
-        _total("prefix_cache_lookups", "Prompts looked up.", lambda: gauges.prefix_lookups),
-        _total(
-            "prefix_cache_queries",
-            "Tokens of prompts looked up.",
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_lookups_total",
+            "Prompts looked up.",
+            lambda: gauges.prefix_lookups,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_queries_total",
+            "Prompt tokens looked up.",
             lambda: gauges.prefix_query_tokens,
         ),
-        _total("prefix_cache_hits", "Tokens of them found.", lambda: gauges.prefix_hit_tokens),
-        _total(
-            "prefix_cache_evictions",
-            "Blocks forgotten for want of room.",
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_hits_total",
+            "Prompt tokens found.",
+            lambda: gauges.prefix_hit_tokens,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_evictions_total",
+            "Blocks evicted to free memory.",
             lambda: gauges.prefix_evictions,
         ),
-        _gauge("prefix_cache_bytes", "Held by cached prefixes.", lambda: gauges.prefix_bytes),
-        _gauge(
-            "prefix_cache_blocks",
-            "Blocks of cached prefixes that are told to gateways.",
+        Gauge(
+            wire_metrics.ENGINE_PREFIX_CACHE_BYTES,
+            "Memory of cached prefixes.",
+            lambda: gauges.prefix_bytes,
+        ),
+        Gauge(
+            f"{ENGINE_PREFIX}prefix_cache_blocks",
+            "Blocks of cached prefixes that gateways can see.",
             lambda: len(gauges.prefix_blocks),
         ),
     )
@@ -302,22 +319,34 @@ def _prefix_cache_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
 
 def _memory_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
     return (
-        _gauge("memory_active_bytes", "In MLX's arrays.", lambda: gauges.active_bytes),
-        _gauge(
-            "memory_buffer_cache_bytes",
-            "Kept by MLX of freed arrays for the next ones.",
+        Gauge(
+            wire_metrics.ENGINE_MEMORY_ACTIVE_BYTES,
+            "Memory of MLX's arrays.",
+            lambda: gauges.active_bytes,
+        ),
+        Gauge(
+            f"{ENGINE_PREFIX}memory_buffer_cache_bytes",
+            "Freed memory that MLX keeps for reuse.",
             lambda: gauges.buffer_bytes,
         ),
-        _gauge(
-            "memory_peak_bytes",
-            "The most this process took.",
-            lambda: process_memory.peak_bytes(gauges.peak_bytes),
+        Gauge(
+            f"{ENGINE_PREFIX}memory_peak_bytes",
+            "Peak memory of this process.",
+            lambda: gauges.process_peak_bytes,
         ),
-        _gauge(
-            "memory_kv_bytes",
-            "KV caches of running sequences, with what is promised to them.",
+        Gauge(
+            f"{ENGINE_PREFIX}memory_kv_bytes",
+            "Memory of the KV caches of running sequences, reservations included.",
             lambda: gauges.kv_bytes,
         ),
-        _gauge("memory_limit_bytes", "What MLX may take.", lambda: gauges.limit_bytes),
-        _gauge("model_loaded_bytes", "Weights in memory.", lambda: gauges.loaded_bytes),
+        Gauge(
+            wire_metrics.ENGINE_MEMORY_LIMIT_BYTES,
+            "Memory that MLX may use.",
+            lambda: gauges.limit_bytes,
+        ),
+        Gauge(
+            f"{ENGINE_PREFIX}model_loaded_bytes",
+            "Memory of the loaded weights.",
+            lambda: gauges.loaded_bytes,
+        ),
     )

@@ -1,8 +1,6 @@
-"""Puts a batch together for one loaded model.
+"""One rank of a model: loads its part, then leads the group or follows rank 0. Worker thread only; imports mlx.
 
-One process of a model's: loads its share of it, and then leads or follows. The worker's thread alone; imports mlx.
-
-A model on one machine has one rank, which leads nobody.
+A model on one machine is a single rank that leads no others.
 """
 
 from collections.abc import Sequence
@@ -18,7 +16,8 @@ from engine.cache.layer_caches import make_caches
 from engine.cache.prefix_cache import BlockPrefixCache
 from engine.config import EngineConfig
 from engine.gauges import Gauges
-from engine.memory import allocation, budget
+from engine.memory import allocation
+from engine.memory.budget import MemoryBudget, full_bytes
 from engine.memory.guard import MemoryGuard
 from engine.model import draft_model, loader, mlx_group
 from engine.model.loader import LoadedModel
@@ -32,45 +31,13 @@ from machinery.clock import Clock
 from models import fingerprint, model_files
 from models.model_files import ModelFacts, ModelUnusableError
 
-
-def make_executor(
-    loaded: LoadedModel, config: EngineConfig, *, prefix_bytes: int, token_bytes: int | None = None
-) -> StepExecutor:
-    """Return what a rank does plans with; its prefix cache may hold so much, and counts a token for so much."""
-    options = KvOptions(bits=config.kv_bits, window=config.kv_window)
-    guesser = None
-    if loaded.draft is not None:
-        guesser = DraftProposer(model=loaded.draft, count=config.draft_tokens)
-    return StepExecutor(
-        model=loaded.model,
-        ends=frozenset(loaded.codec.eos_ids),
-        prefix=BlockPrefixCache(
-            lambda: make_caches(loaded.model, options),
-            limit_bytes=prefix_bytes,
-            token_bytes=token_bytes,
-        ),
-        grammars=loaded.grammars,
-        guesser=guesser,
-    )
-
-
-def make_batch_loop(
-    loaded: LoadedModel, executor: StepExecutor, memory: MemoryGuard, gauges: Gauges, clock: Clock
-) -> BatchLoop:
-    """Return a batch that is idle."""
-    embedder = None if loaded.pooling is None else Embedder(loaded.model, loaded.pooling)
-    return BatchLoop(
-        executor=executor, memory=memory, gauges=gauges, clock=clock, embedder=embedder
-    )
-
-
-# More than anybody has room for: JSON has no infinity.
+# Larger than any real share of memory; JSON has no infinity.
 _AMPLE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerGroup:
-    """The other ranks of this one's group, connected."""
+    """The connected group of this rank."""
 
     link: RankLink
     group: Any
@@ -79,18 +46,18 @@ class PeerGroup:
 
 @dataclass(slots=True, kw_only=True)
 class ModelRank:
-    """A model in memory, or this rank's share of it."""
+    """A model in memory, or this rank's part of it."""
 
     config: EngineConfig
     gauges: Gauges
-    patience: WaitContext
+    wait: WaitContext
     loaded: LoadedModel
     memory: MemoryGuard
-    fellows: PeerGroup | None = None
+    peers: PeerGroup | None = None
 
     @property
-    def ready(self) -> ServedModel:
-        """What the event loop needs to make jobs."""
+    def served_model(self) -> ServedModel:
+        """The values that the event loop needs to make jobs."""
         return ServedModel(
             codec=self.loaded.codec,
             vocab_size=self.loaded.vocab_size,
@@ -101,102 +68,134 @@ class ModelRank:
         )
 
     def lead(self) -> BatchLoop:
-        """Return an idle batch, once all other ranks have loaded.
+        """Return an idle batch loop, once all other ranks have loaded.
 
         Raises:
-            GroupError: one of them is gone.
-            StoppedError: this process is to end.
+            GroupError: another rank is gone.
+            StoppedError: this process must end.
 
         """
-        begin, others = self._own(), None
-        if self.fellows is not None and self.fellows.link.coordinator is not None:
-            others = self.fellows.link.coordinator
-            own = self._hello(0)
+        start, others = self._start_alone(), None
+        if self.peers is not None and self.peers.link.coordinator is not None:
+            others = self.peers.link.coordinator
+            own = self._loaded_message(0)
             self.gauges.is_waiting = True
-            hellos = [own, *others.hellos(self.patience.is_stopping)]
+            ranks = [own, *others.receive_loaded(self.wait.is_stopping)]
             self.gauges.is_waiting = False
-            begin = coordinator.agree(hellos)
-            self.memory = MemoryGuard(budget=self._narrowed(hellos))
-            others.begin(begin)
-        executor = self._executor(begin)
-        batch = make_batch_loop(
-            self.loaded, executor, self.memory, self.gauges, self.patience.clock
-        )
-        batch.others = others
+            start = coordinator.agree(ranks)
+            self.memory = MemoryGuard(budget=self._shared_budget(ranks))
+            others.send_start(start)
+        executor = self._executor(start)
+        batch = make_batch_loop(self.loaded, executor, self.memory, self.gauges, self.wait.clock)
+        batch.peers = others
         return batch
 
     def follow(self, listener: WorkerListener) -> None:
-        """Do what rank 0 says until it says bye.
+        """Execute rank 0's plans until it stops this rank.
 
         Raises:
             GroupError: rank 0 is gone, or this rank differs from it.
-            StoppedError: this process is to end, and rank 0 said nothing of it.
+            StoppedError: this process must end, and rank 0 did not say so.
 
         """
         assert self.config.group is not None
-        assert self.fellows is not None
-        link = self.fellows.link
+        assert self.peers is not None
+        link = self.peers.link
         assert link.channel is not None
         self.gauges.is_waiting = True
-        begin = link.hello(self._hello(self.config.group.rank), self.patience)
-        listener.on_ready(self.ready)
+        start = link.report_loaded(self._loaded_message(self.config.group.rank), self.wait)
+        listener.on_ready(self.served_model)
         with link.channel:
             Follower(
                 channel=link.channel,
-                executor=self._executor(begin),
+                executor=self._executor(start),
                 gauges=self.gauges,
-                patience=self.patience,
+                wait=self.wait,
             ).run()
 
-    def _executor(self, begin: StartMessage) -> StepExecutor:
+    def _executor(self, start: StartMessage) -> StepExecutor:
         return make_executor(
             self.loaded,
             self.config,
-            prefix_bytes=begin.prefix_bytes,
-            token_bytes=begin.token_bytes,
+            prefix_bytes=start.prefix_bytes,
+            token_bytes=start.token_bytes,
         )
 
-    def _own(self) -> StartMessage:
+    def _start_alone(self) -> StartMessage:
         return StartMessage(prefix_bytes=self.memory.budget.prefix_most_bytes, token_bytes=None)
 
-    def _hello(self, rank: int) -> LoadedMessage:
-        config, found = self.config, self.memory.budget
-        shaping = (config.kv_bits, config.kv_window)
-        full = budget.full_bytes(found.rule, found.load)
+    def _loaded_message(self, rank: int) -> LoadedMessage:
+        config, budget = self.config, self.memory.budget
+        settings = (config.kv_bits, config.kv_window)
+        full = full_bytes(budget.footprint, budget.load)
         return LoadedMessage(
             rank=rank,
-            model=fingerprint.compute(config.model_dir, shaping),
-            prefix_bytes=found.prefix_most_bytes,
-            token_bytes=found.rule.token_bytes,
-            is_even=not (found.rule.constant_bytes or found.rule.windows),
-            room=min(_AMPLE, found.kv_bytes / full) if full else _AMPLE,
+            model=fingerprint.compute(config.model_dir, settings),
+            prefix_bytes=budget.prefix_most_bytes,
+            token_bytes=budget.footprint.token_bytes,
+            is_even=not (budget.footprint.constant_bytes or budget.footprint.windows),
+            room=min(_AMPLE, budget.kv_bytes / full) if full else _AMPLE,
         )
 
-    def _narrowed(self, hellos: Sequence[LoadedMessage]) -> budget.MemoryBudget:
-        """Return the budget with no more room for requests than the rank has that has least."""
-        found = self.memory.budget
-        full = budget.full_bytes(found.rule, found.load)
-        room = int(coordinator.smallest_kv_share(hellos) * full)
-        return replace(found, kv_bytes=min(found.kv_bytes, room))
+    def _shared_budget(self, ranks: Sequence[LoadedMessage]) -> MemoryBudget:
+        """Return the budget, limited to the room that every rank has for requests."""
+        budget = self.memory.budget
+        full = full_bytes(budget.footprint, budget.load)
+        room = int(coordinator.smallest_kv_share(ranks) * full)
+        return replace(budget, kv_bytes=min(budget.kv_bytes, room))
+
+
+def make_executor(
+    loaded: LoadedModel, config: EngineConfig, *, prefix_bytes: int, token_bytes: int | None = None
+) -> StepExecutor:
+    """Return the executor of a rank.
+
+    `prefix_bytes` is the limit of its prefix cache; `token_bytes` is the size of a token there, None for the real size.
+    """
+    options = KvOptions(bits=config.kv_bits, window=config.kv_window)
+    proposer = None
+    if loaded.draft is not None:
+        proposer = DraftProposer(model=loaded.draft, count=config.draft_tokens)
+    return StepExecutor(
+        model=loaded.model,
+        ends=frozenset(loaded.codec.eos_ids),
+        prefix=BlockPrefixCache(
+            lambda: make_caches(loaded.model, options),
+            limit_bytes=prefix_bytes,
+            token_bytes=token_bytes,
+        ),
+        grammars=loaded.grammars,
+        proposer=proposer,
+    )
+
+
+def make_batch_loop(
+    loaded: LoadedModel, executor: StepExecutor, memory: MemoryGuard, gauges: Gauges, clock: Clock
+) -> BatchLoop:
+    """Return an idle batch loop."""
+    embedder = None if loaded.pooling is None else Embedder(loaded.model, loaded.pooling)
+    return BatchLoop(
+        executor=executor, memory=memory, gauges=gauges, clock=clock, embedder=embedder
+    )
 
 
 def connect_group(
-    config: EngineConfig, gauges: Gauges, patience: WaitContext, listener: WorkerListener
+    config: EngineConfig, gauges: Gauges, wait: WaitContext, listener: WorkerListener
 ) -> PeerGroup | None:
-    """Connect this rank to the others; None: it has none.
+    """Connect this rank to the others; return None if the config has no group.
 
     Raises:
-        GroupError: they do not come, or cannot be connected.
-        StoppedError: this process is to end.
+        GroupError: the other ranks do not come, or cannot be connected.
+        StoppedError: this process must end.
 
     """
     if config.group is None:
         return None
     gauges.is_waiting = True
-    link = rendezvous.join_group(config.group, patience)
-    listener.on_met(link.lines)
-    link.go(patience)
-    group = mlx_group.init_group(config.group, patience.pause)
+    link = rendezvous.join_group(config.group, wait)
+    listener.on_met(link.lifelines)
+    link.start_connecting(wait)
+    group = mlx_group.init_group(config.group, wait.pause)
     gauges.is_waiting = False
     listener.on_loading()
     return PeerGroup(link=link, group=group)
@@ -206,20 +205,20 @@ def load(
     config: EngineConfig,
     facts: ModelFacts,
     gauges: Gauges,
-    patience: WaitContext,
-    fellows: PeerGroup | None = None,
+    wait: WaitContext,
+    peers: PeerGroup | None = None,
 ) -> ModelRank:
-    """Load what the config names, and share the memory out.
+    """Load the model of the config, or this rank's part of it, and divide the memory.
 
     Raises:
-        ModelUnusableError: it cannot be served.
-        StoppedError: this process is to end.
+        ModelUnusableError: the model cannot be served.
+        StoppedError: this process must end.
 
     """
-    group, is_stopping = config.group, patience.is_stopping
+    group, is_stopping = config.group, wait.is_stopping
     split = None
-    if fellows is not None and group is not None:
-        split = ModelSplit(group=fellows.group, parallelism=group.parallelism, layers=group.layers)
+    if peers is not None and group is not None:
+        split = ModelSplit(group=peers.group, parallelism=group.parallelism, layers=group.layers)
     loaded = loader.load(
         config.model_dir,
         facts,
@@ -229,28 +228,28 @@ def load(
         split=split,
     )
     if loaded.pooling is not None and config.group is not None:
-        # Plans say nothing of embeddings: rank 0 would wait in a collective for ranks that never come.
+        # Step plans contain no embeddings: rank 0 would wait in a collective for ranks that never come.
         raise ModelUnusableError(
-            f"{config.model_dir}: an embedding model has one rank, and no group"
+            f"{config.model_dir}: an embedding model cannot be split over a group of ranks"
         )
     loaded = draft_model.add_draft(loaded, config, gauges, is_stopping=is_stopping)
     models = [(loaded.model, facts)]
     if loaded.draft is not None and config.draft_model is not None:
         models.append((loaded.draft, model_files.inspect_model(config.draft_model)))
-    # A stage of a pipeline computes whole layers, whatever the number of ranks.
+    # A pipeline stage computes whole layers, whatever the number of ranks.
     is_shared = group is not None and group.parallelism == "Tensor"
     ranks = group.world_size if group is not None and is_shared else 1
     return ModelRank(
         config=config,
         gauges=gauges,
-        patience=patience,
+        wait=wait,
         loaded=loaded,
         memory=allocation.allocate(models, config, ranks=ranks),
-        fellows=fellows,
+        peers=peers,
     )
 
 
 def free() -> None:
-    """Return the memory of a rank which nobody holds any more."""
+    """Free the memory of a rank without references."""
     allocation.release_wired_memory()
     loader.free()

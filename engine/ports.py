@@ -1,131 +1,77 @@
-"""What the parts of an engine need of each other, in their own words. Shapes only; no mlx here."""
+"""The values and protocols between the worker thread and the event loop. Imports no mlx."""
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from engine.grammar.interface import GrammarCompiler
 from engine.jobs import EmbedJob, Job, WorkerEvent
 from engine.memory.budget import MemoryBudget
 from engine.model.pooler import PoolerConfig
-from engine.text.template_traits import TemplateTraits
-
-Message: TypeAlias = dict[str, Any]  # one turn of a chat, as templates take it
-
-
-class Detokenizer(Protocol):
-    """One sequence's way from tokens to text; never yields half a character."""
-
-    def add_token(self, token: int) -> None:
-        """Take one token."""
-        ...
-
-    def finalize(self) -> None:
-        """Give up waiting for the rest of a character."""
-        ...
-
-    @property
-    def last_segment(self) -> str:
-        """The text since this was last read."""
-        ...
-
-
-class Codec(Protocol):
-    """The tokenizer; read only, so other threads than the worker may call it."""
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The tokens which end a text."""
-        ...
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether messages can be turned into a prompt."""
-        ...
-
-    @property
-    def traits(self) -> TemplateTraits:
-        """How the model speaks: markers, calls, the template's variables."""
-        ...
-
-    def encode_text(self, text: str) -> list[int]:
-        """Return a text's tokens."""
-        ...
-
-    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """Return a conversation's tokens; `variables` (tools, ...) are the template's."""
-        ...
-
-    def detokenizer(self) -> Detokenizer:
-        """Return a fresh detokenizer."""
-        ...
-
-    def piece(self, token: int) -> bytes:
-        """Return what one token alone spells, which may be half a character."""
-        ...
+from engine.text.interface import Codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model is in memory."""
+    """The model in memory, as the event loop sees it."""
 
     codec: Codec
     vocab_size: int
     pooling: PoolerConfig | None = None
-    """How it makes embeddings; None: it makes none."""
+    """The pooler of an embedding model; None if the model makes no embeddings."""
     has_head: bool = True
-    """Whether it generates text; of embedding models, those do that bring weights for it."""
+    """True if it generates text; an embedding model does only if it has weights for the output head."""
     grammars: GrammarCompiler | None = None
-    """What constrains it; None: its tokenizer is of a kind that cannot be."""
+    """The grammar compiler; None if the tokenizer does not support grammars."""
     budget: MemoryBudget | None = None
-    """What memory there is for requests; None: nobody counts it, in tests of other things."""
+    """The memory of requests; None does not limit it (only in tests)."""
 
 
 class WorkerListener(Protocol):
-    """Whom the worker tells. Called in the worker's thread."""
+    """Receives the worker's reports. Called in the worker thread."""
 
-    def on_met(self, lines: Mapping[int, socket.socket]) -> None:
-        """Hear that all ranks of the group have come; take over their lifelines, by rank."""
+    def on_met(self, lifelines: Mapping[int, socket.socket]) -> None:
+        """Take over the lifelines, by rank, once all ranks of the group have joined."""
         ...
 
     def on_loading(self) -> None:
-        """Hear that the ranks are connected, and that the model is loaded from now on."""
+        """Note that the ranks are connected and loading begins."""
         ...
 
-    def on_ready(self, ready: ServedModel) -> None:
-        """Hear that jobs may come."""
+    def on_ready(self, model: ServedModel) -> None:
+        """Note that jobs may be sent."""
         ...
 
     def on_events(self, events: list[WorkerEvent]) -> None:
-        """Hear what a step made."""
+        """Take the events of a step."""
         ...
 
     def on_end(self, error: Exception | None) -> None:
-        """Hear that the thread is over; without an error if it was asked to be."""
+        """Note that the thread has ended; `error` is None if it was asked to end."""
         ...
 
 
 class JobRunner(Protocol):
-    """What runs jobs: the batch, in this file's words."""
+    """Runs jobs; implemented by the batch loop."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         ...
 
     def add(self, job: Job | EmbedJob) -> None:
-        """Let a job join at the next step."""
+        """Add a job at the next step."""
         ...
 
     def remove(self, job_id: int) -> None:
-        """Take a job out at the next step, if it is still there."""
+        """Remove a job at the next step, if it still runs."""
         ...
 
     def step(self) -> Iterator[list[WorkerEvent]]:
-        """Generate at most one token for every job, or read a piece of a prompt, or both; yield what is known early."""
+        """Generate at most one token for every job, read a piece of a prompt, or both; yield events as they are known."""
         ...
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Free all resources."""
         ...

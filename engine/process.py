@@ -1,8 +1,4 @@
-"""The engine's process: socket, signals, exit codes.
-
-Exit codes: 0 asked to stop, 1 crashed, 2 the model directory or a flag is unusable (starting again
-will not help), 3 the port is taken, 4 another rank of the group is gone, and this one with it.
-"""
+"""Process of the engine: socket, signals and exit codes (schemas/wire/exit_codes.py)."""
 
 import asyncio
 import contextlib
@@ -21,35 +17,34 @@ import uvloop
 from engine.api.app import make_app
 from engine.config import EngineConfig
 from engine.flags import parse
-from engine.service import EXIT_GROUP, EXIT_OK, Service
+from engine.service import Service
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
 from machinery.http_server import BoundedHttpProtocol, SignalServer, listen
+from schemas.wire.connections import SERVER_KEEP_ALIVE_S
+from schemas.wire.exit_codes import ExitCode
 
-EXIT_PORT = 3
-# For responses whose last byte is on its way when the drain is over.
+# For responses whose last bytes are on their way at the end of the drain.
 _CLOSE_TIMEOUT_S = 5
+# The same, after another rank of the group was lost.
 _LOST_TIMEOUT_S = 1
 _STDERR_FD = 2
-# Longer than a gateway keeps an idle connection: the side that sends next should be the one to close.
-_KEEP_ALIVE_S = 75
 
 
 def run(arguments: Sequence[str] | None, *, secret: str) -> int:
-    """Run one engine; return its exit code. `secret` is what the ranks of a group know each other by."""
+    """Run one engine; return its exit code. `secret` authenticates the ranks of a group to each other."""
     config = parse(arguments, secret=secret)
     fleet_logging.setup("engine")
-    # The agent that started this process may end, and adopt it later: its terminal and its process
-    # group are nothing to us.
+    # The engine outlives the agent that started it, so the hang-up of the agent's terminal does not concern it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         listener = listen(config.host, config.port)
     except OSError as error:
         write_exit_reason(
-            f"port {config.port} is in use on {config.host} or cannot be had: {error.strerror}"
+            f"port {config.port} is in use on {config.host} or not available: {error.strerror}"
         )
-        return EXIT_PORT
-    # Until the model is loaded nothing that is made is garbage, and looking for some is a fifth of the start.
+        return ExitCode.ADDRESS_IN_USE
+    # Loading a model creates no garbage, and collecting takes a fifth of the start. The service turns it on again.
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, message = runner.run(serve(new_service(config), listener))
@@ -57,24 +52,24 @@ def run(arguments: Sequence[str] | None, *, secret: str) -> int:
 
 
 def finish(code: int, message: str) -> int:
-    """Say why the process ends, if not because it was asked to; return the code, or end at once with it."""
-    if code != EXIT_OK:
+    """Write the reason of a failure to stderr; return the exit code, or exit at once if threads are stuck."""
+    if code != ExitCode.OK:
         write_exit_reason(message)
     if threading.active_count() > 1:
-        # Stuck in the driver, or in the middle of a huge prompt: Python would wait for the latter,
-        # and MLX's own clean-up would run under the former.
+        # A thread is stuck in the driver or tokenizes a huge prompt. Python would wait for it, and MLX would be
+        # cleaned up while the driver uses it.
         os._exit(code)
     return code
 
 
 def new_service(config: EngineConfig) -> Service:
-    """Return a service that has not begun."""
-    # Seeds and ids must differ between two processes that start in the same moment.
+    """Return a service that is not started."""
+    # Seeds and ids must differ between processes that start at the same time.
     return Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
 
 
 async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
-    """Serve until told to stop; return the exit code and the last word."""
+    """Serve until the service ends; return the exit code and the reason."""
     server = SignalServer(
         uvicorn.Config(
             make_app(service),
@@ -84,7 +79,7 @@ async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=SERVER_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         ),
         service.request_stop,
@@ -92,19 +87,19 @@ async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]))
         code = await service.run()
-        if code == EXIT_GROUP:
-            # The others have ended already; who reads slowly gets no more than this.
+        if code == ExitCode.GROUP_LOST:
+            # The other ranks have ended already: slow readers get no more time than this.
             server.config.timeout_graceful_shutdown = _LOST_TIMEOUT_S
         server.should_exit = True
     return code, service.message
 
 
 def write_exit_reason(message: str) -> None:
-    """Leave the reason of an end as the last line of stderr, where the agent looks for it."""
+    """Write the reason as the last line of stderr, where the agent reads it."""
     line = f"engine: {' '.join(message.split())}\n".encode()
-    with contextlib.suppress(OSError):  # the agent that read it may be gone
+    with contextlib.suppress(OSError):  # the agent that reads it may be gone
         sys.stderr.flush()
-        # MLX's own threads complain of a lost rank there whenever they like.
+        # MLX's threads also write about a lost rank to stderr: silence them.
         ours = os.dup(_STDERR_FD)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, _STDERR_FD)

@@ -1,6 +1,6 @@
-"""One HTTP request's story: its id, what became of it, and the line that is logged at its end.
+"""Log of HTTP requests: an id, an outcome and one log line for each, and its share of the metrics.
 
-Never a word of a prompt or an answer. On the event loop alone.
+Log lines never contain text of a prompt or an answer. Used on the event loop only.
 """
 
 import logging
@@ -16,37 +16,41 @@ from engine.admission import Ticket
 from engine.metrics import EngineMetrics
 from machinery.clock import Clock
 from machinery.http_server import REQUEST_ID, TRACE_PARENT
+from schemas.wire import headers
 
 RequestOutcome: TypeAlias = Literal[
     "ok", "invalid", "queue_full", "deadline", "unavailable", "error", "client_gone"
 ]
 _OUTCOMES: dict[int, RequestOutcome] = {429: "queue_full", 503: "unavailable", 504: "deadline"}
-# Whoever asks for anything else has made it up, and must not make up a label too.
+# The label of paths that do not exist: clients must not create label values.
 _OTHER_ENDPOINT = "other"
+
+_REQUEST_ID = headers.REQUEST_ID.encode()
+_TRACE_PARENT = headers.TRACE_PARENT.encode()
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestRecord:
-    """One request. Times in seconds of `Clock.monotonic`."""
+    """Record of one request. Times in seconds of `Clock.monotonic`."""
 
     id: str
     endpoint: str
     begun_s: float
     is_generation: bool
-    """Whether it asks for something to be made; looks at health and metrics are not told of one by one."""
+    """Whether it asks the model for something. Health checks and scrapes are not logged."""
     status: int = 0
-    """0 until an answer starts."""
+    """0 until the response starts."""
     is_answered: bool = False
-    """Whether the last byte of the answer was handed over."""
+    """Whether the last byte of the response was sent."""
     model: str = ""
     ticket: Ticket | None = None
     trace_id: str = ""
-    """The trace that it belongs to, as its headers say; empty if to none."""
+    """The trace in its `traceparent`; empty if there is none."""
 
     def outcome(self) -> RequestOutcome:
-        """Return how it ended; of a stream that broke off, why."""
+        """Return the outcome; for a stream that broke off, the reason."""
         if not self.is_answered:
             return "client_gone"
         late = self.ticket.refusal if self.ticket is not None else None
@@ -58,79 +62,81 @@ class RequestRecord:
 
 @dataclass(slots=True, kw_only=True)
 class RequestLog:
-    """Begins and ends visits; between the two, `current` finds the one a coroutine works for."""
+    """Begins and ends records. Between the two, each coroutine of a request finds its own record."""
 
     metrics: EngineMetrics
     clock: Clock
     entropy: random.Random
-    _current: ContextVar[RequestRecord] = field(default_factory=lambda: ContextVar("visit"))
+    _current: ContextVar[RequestRecord] = field(default_factory=lambda: ContextVar("record"))
 
     def begin(self, scope: Scope, endpoints: Container[str]) -> RequestRecord:
-        """Return a new visit, which is the current one from now on; `endpoints` are the paths that exist."""
-        given = _header_value(scope, b"x-request-id")
-        trace = TRACE_PARENT.fullmatch(_header_value(scope, b"traceparent"))
+        """Return a new record and make it the current one; `endpoints` are the paths that exist."""
+        request_id = _header_value(scope, _REQUEST_ID)
+        trace = TRACE_PARENT.fullmatch(_header_value(scope, _TRACE_PARENT))
         path = scope["path"]
-        visit = RequestRecord(
-            id=given.decode("ascii") if REQUEST_ID.fullmatch(given) else self._fresh(),
+        is_valid = REQUEST_ID.fullmatch(request_id) is not None
+        record = RequestRecord(
+            id=request_id.decode("ascii") if is_valid else self._new_id(),
             endpoint=path if path in endpoints else _OTHER_ENDPOINT,
             begun_s=self.clock.monotonic(),
             is_generation=scope["method"] == "POST",
             trace_id=trace[1].decode("ascii") if trace is not None else "",
         )
-        self._current.set(visit)
-        return visit
+        self._current.set(record)
+        return record
 
-    def entered(self, ticket: Ticket, *, model: str) -> None:
-        """Note for what model the current visit got a place."""
-        visit = self._current.get(None)
-        if visit is not None:
-            visit.ticket, visit.model = ticket, model
+    def attach_ticket(self, ticket: Ticket, *, model: str) -> None:
+        """Store the ticket and the model of the current request."""
+        record = self._current.get(None)
+        if record is not None:
+            record.ticket, record.model = ticket, model
 
-    def end(self, visit: RequestRecord) -> None:
-        """Count it and log it."""
-        now_s, outcome = self.clock.monotonic(), visit.outcome()
-        self.metrics.requests.add(visit.endpoint, outcome)
-        if not visit.is_generation:
+    def end(self, record: RequestRecord) -> None:
+        """Count and log a request."""
+        now_s, outcome = self.clock.monotonic(), record.outcome()
+        self.metrics.requests.add(record.endpoint, outcome)
+        if not record.is_generation:
             return
         line: dict[str, object] = {
-            "request_id": visit.id,
-            "endpoint": visit.endpoint,
-            "status": visit.status,
+            "request_id": record.id,
+            "endpoint": record.endpoint,
+            "status": record.status,
             "outcome": outcome,
-            "total_s": round(now_s - visit.begun_s, 4),
+            "total_s": round(now_s - record.begun_s, 4),
         }
-        if visit.trace_id:
-            line["trace_id"] = visit.trace_id
-        if visit.ticket is not None:
-            line |= self._measured(visit, visit.ticket)
+        if record.trace_id:
+            line["trace_id"] = record.trace_id
+        if record.ticket is not None:
+            line |= self._observe(record, record.ticket)
         if outcome == "ok":
-            self.metrics.whole.observe(now_s - visit.begun_s, visit.endpoint)
+            self.metrics.whole.observe(now_s - record.begun_s, record.endpoint)
         log.info("request", extra=line)
 
-    def _measured(self, visit: RequestRecord, ticket: Ticket) -> dict[str, object]:
-        found: dict[str, object] = {
-            "model": visit.model,
+    def _observe(self, record: RequestRecord, ticket: Ticket) -> dict[str, object]:
+        """Observe the times of a request; return them as fields of its log line."""
+        line: dict[str, object] = {
+            "model": record.model,
             "prompt_tokens": ticket.prompt_tokens,
-            "cached_tokens": ticket.cached,
-            "completion_tokens": ticket.made,
+            "cached_tokens": ticket.cached_tokens,
+            "completion_tokens": ticket.completion_tokens,
         }
         if ticket.started_s is not None:
-            waited_s = ticket.started_s - ticket.entered_s
-            self.metrics.queue.observe(waited_s, visit.endpoint)
-            found["queue_s"] = round(waited_s, 4)
+            queued_s = ticket.started_s - ticket.entered_s
+            self.metrics.queue.observe(queued_s, record.endpoint)
+            line["queue_s"] = round(queued_s, 4)
         if ticket.first_s is not None:
             self.metrics.prompt_tokens.add(count=ticket.prompt_tokens)
-            first_s = ticket.first_s - visit.begun_s
-            self.metrics.first_token.observe(first_s, visit.endpoint)
-            found["ttft_s"] = round(first_s, 4)
+            first_s = ticket.first_s - record.begun_s
+            self.metrics.first_token.observe(first_s, record.endpoint)
+            line["ttft_s"] = round(first_s, 4)
             if (per_token_s := ticket.per_token_s()) is not None:
-                self.metrics.per_token.observe(per_token_s, visit.endpoint)
-        return found
+                self.metrics.per_token.observe(per_token_s, record.endpoint)
+        return line
 
-    def _fresh(self) -> str:
+    def _new_id(self) -> str:
         return f"{self.entropy.getrandbits(128):032x}"
 
 
-def _header_value(scope: Scope, wanted: bytes) -> bytes:
-    """Return the first of that name; empty if there is none."""
-    return next((value for name, value in scope["headers"] if name == wanted), b"")
+def _header_value(scope: Scope, name: bytes) -> bytes:
+    """Return the first header of that name; empty if there is none."""
+    return next((value for key, value in scope["headers"] if key == name), b"")

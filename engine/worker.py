@@ -1,14 +1,15 @@
-"""The one thread that touches MLX: it imports, loads, generates and frees.
+"""The worker thread: the only one that uses MLX. It imports, loads, generates and frees.
 
-One thread, because on Metal streams belong to a thread. It learns of the world through a queue of
-orders and tells it through a listener; it knows nothing of HTTP. Importing this module must not
-import mlx: that takes seconds, and the port has to answer first.
+There is one thread because on Metal streams belong to a thread. It takes orders from a queue, reports to a listener and
+knows nothing of HTTP. Importing this module must not import mlx: that takes seconds, and the port must answer first.
 """
 
+import asyncio
 import logging
 import queue
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -16,51 +17,79 @@ from typing import assert_never
 from engine.config import EngineConfig
 from engine.errors import GroupError, StoppedError
 from engine.gauges import Gauges
-from engine.jobs import CancelJob, EmbedJob, Job, StopWorker, WorkerOrder
+from engine.jobs import CancelJob, EmbedJob, Job, StopWorker, WorkerEvent, WorkerOrder
 from engine.linux import blas
 from engine.model import import_cache
-from engine.ports import JobRunner, WorkerListener
+from engine.ports import JobRunner, ServedModel, WorkerListener
 from engine.ranks.rendezvous import WaitContext
 from machinery.clock import Clock
 from models import model_files
 from models.model_files import ModelUnusableError
 
-# How long the first of several requests may wait for those whose prompts are being tokenized: 1,000 words take 2 ms.
+# The time that an idle worker waits for requests whose prompts are being tokenized: 1,000 words take 2 ms.
 _STRAGGLERS_S = 0.02
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LoopListener:
+    """Implements `WorkerListener`: passes each report from the worker thread on to the event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    listener: WorkerListener
+
+    def on_met(self, lifelines: Mapping[int, socket.socket]) -> None:
+        """Pass the lifelines on."""
+        self.loop.call_soon_threadsafe(self.listener.on_met, lifelines)
+
+    def on_loading(self) -> None:
+        """Pass on that the ranks are connected."""
+        self.loop.call_soon_threadsafe(self.listener.on_loading)
+
+    def on_ready(self, model: ServedModel) -> None:
+        """Pass on that jobs may be sent."""
+        self.loop.call_soon_threadsafe(self.listener.on_ready, model)
+
+    def on_events(self, events: list[WorkerEvent]) -> None:
+        """Pass on the events of a step."""
+        self.loop.call_soon_threadsafe(self.listener.on_events, events)
+
+    def on_end(self, error: Exception | None) -> None:
+        """Pass on that the thread has ended."""
+        self.loop.call_soon_threadsafe(self.listener.on_end, error)
+
+
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """Owns the thread. The inbox is bounded by whoever admits jobs: one job a slot, and its end."""
+    """Owns the thread. Admission bounds the inbox: one job a slot, and its cancellation."""
 
     config: EngineConfig
     gauges: Gauges
     clock: Clock
-    _coming: int = 0
+    _announced: int = 0
     _inbox: queue.SimpleQueue[WorkerOrder] = field(default_factory=queue.SimpleQueue)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def start(self, listener: WorkerListener) -> None:
-        """Begin to load. A daemon: a thread that hangs in the driver must not hold the process."""
+        """Start to load. The thread is a daemon: if it hangs in the driver, the process can still end."""
         threading.Thread(target=self._run, args=(listener,), name="mlx", daemon=True).start()
 
     def send(self, order: Job | EmbedJob | CancelJob) -> None:
-        """Pass an order on; never waits."""
+        """Send an order; never waits."""
         self._inbox.put(order)
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """Announce an order that is being prepared, so that an idle worker waits a moment for it. On the event loop."""
-        self._coming += 1
+        """Announce an order in preparation, so that an idle worker waits a moment for it. Event loop only."""
+        self._announced += 1
         try:
             yield
         finally:
-            self._coming -= 1
+            self._announced -= 1
 
     def stop(self) -> None:
-        """Ask the thread to drop everything, free the model and end."""
+        """Ask the thread to drop all jobs, free the model and end."""
         self._stopping.set()
         self._inbox.put(StopWorker())
 
@@ -72,12 +101,11 @@ class Worker:
         except ModelUnusableError as error:
             listener.on_end(error)
         except GroupError as error:
-            log.warning("the group is over", extra={"reason": str(error)})
+            log.warning("the group has ended", extra={"reason": str(error)})
             listener.on_end(error)
         except Exception as error:
-            # The edge of the thread: an exception that ended here would leave a process which
-            # answers health checks and serves nobody.
-            log.exception("the worker thread died")
+            # The edge of the thread: without this, the process would answer health checks and serve no requests.
+            log.exception("the worker thread failed")
             listener.on_end(error)
         else:
             listener.on_end(None)
@@ -88,28 +116,28 @@ class Worker:
         self.gauges.total_bytes = facts.weight_bytes
         blas.install(self.config.blas_cache)
         import_cache.install(self.config.blas_cache)
-        # Not at the top: it takes seconds, while the port answers, and needs the BLAS in place.
+        # Not at the top: the import takes seconds, while the port answers, and needs the BLAS in place.
         from engine import model_rank  # noqa: PLC0415 - see above
 
-        patience = WaitContext(
+        wait = WaitContext(
             clock=self.clock, pause=self._stopping.wait, is_stopping=self._stopping.is_set
         )
-        fellows = model_rank.connect_group(self.config, self.gauges, patience, listener)
-        mine = model_rank.load(self.config, facts, self.gauges, patience, fellows)
+        peers = model_rank.connect_group(self.config, self.gauges, wait, listener)
+        rank = model_rank.load(self.config, facts, self.gauges, wait, peers)
         if self.config.group is not None and self.config.group.rank > 0:
-            mine.follow(listener)
+            rank.follow(listener)
         else:
-            runner = mine.lead()
-            listener.on_ready(mine.ready)
+            runner = rank.lead()
+            listener.on_ready(rank.served_model)
             self._serve(runner, listener)
             runner.close()
             del runner
-        del mine
+        del rank
         model_rank.free()
 
     def _serve(self, runner: JobRunner, listener: WorkerListener) -> None:
         while not self._stopping.is_set():
-            for order in self._orders(can_wait=runner.is_idle):
+            for order in self._next_orders(can_wait=runner.is_idle):
                 match order:
                     case Job() | EmbedJob():
                         runner.add(order)
@@ -123,14 +151,14 @@ class Worker:
                 self._step(runner, listener)
 
     def _step(self, runner: JobRunner, listener: WorkerListener) -> None:
-        began = self.clock.monotonic()
+        start_s = self.clock.monotonic()
         for events in runner.step():
             if events:
                 listener.on_events(events)
-        self.gauges.slowest_s = max(self.gauges.slowest_s, self.clock.monotonic() - began)
+        self.gauges.slowest_s = max(self.gauges.slowest_s, self.clock.monotonic() - start_s)
 
-    def _orders(self, *, can_wait: bool) -> Iterator[WorkerOrder]:
-        """Yield what has come; with nothing else to do, wait for the first."""
+    def _next_orders(self, *, can_wait: bool) -> Iterator[WorkerOrder]:
+        """Yield the orders that have arrived; if `can_wait`, wait for the first one."""
         if can_wait:
             yield self._inbox.get()
             yield from self._stragglers()
@@ -141,10 +169,10 @@ class Worker:
                 return
 
     def _stragglers(self) -> Iterator[WorkerOrder]:
-        """Yield what comes in the next moment, if something does: prompts that are read together cost less."""
+        """Yield announced orders that arrive in the next moment: prompts that are read together cost less."""
         deadline = self.clock.monotonic() + _STRAGGLERS_S
-        while self._coming and (left := deadline - self.clock.monotonic()) > 0:
+        while self._announced and (left_s := deadline - self.clock.monotonic()) > 0:
             try:
-                yield self._inbox.get(timeout=left)
+                yield self._inbox.get(timeout=left_s)
             except queue.Empty:
                 return

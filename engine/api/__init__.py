@@ -1,1 +1,1 @@
-"""HTTP: routes, bodies, streams. What is asked and answered is in `openai/`, what is made in `batch/`."""
+"""HTTP server of the engine: routes, request bodies and streams."""

@@ -1,11 +1,7 @@
-"""What is asked about the engine itself: is it alive, does it serve, what does it do, what has it cached.
+"""Routes of the engine: OpenAI's API, and probes of the engine itself.
 
-No request for the model comes by here, and every answer is made of figures that are there already.
-
-The engine's routes, in OpenAI's shape. Nothing is sent before the first token exists.
-
-Until then a gateway may give the request to another replica without the client noticing; so a
-refusal that comes late, such as a drain, is still a refusal with a status code.
+Nothing is sent before the first token exists. Until then a gateway can give the request to another replica without the
+client noticing, so a late refusal, such as a drain, is still a refusal with a status code.
 """
 
 import os
@@ -18,88 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine import process_memory
 from engine.api import openapi, web
 from engine.api.asgi_responses import EmbeddingResponse, GenerationResponse, TokenizeResponse
 from engine.api.web import RequestOptions
 from engine.cache.interface import BLOCK_TOKENS
-from engine.errors import Refusal, RefusedError
-from engine.gauges import EngineState
+from engine.lifecycle import EngineState
 from engine.openai import embeddings, request_body, responses, tokenization
 from engine.service import Service
 from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeRoutes:
-    """One method a route."""
-
-    service: Service
-
-    def routes(self) -> list[Route]:
-        """Return them with their paths."""
-        return [
-            Route("/health", self.health, methods=["GET"]),
-            Route("/ready", self.ready, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
-            Route("/cache", self.cache, methods=["GET"]),
-        ]
-
-    async def health(self, _: Request) -> Response:
-        """Say how the process and its worker are; 200 only if it takes requests.
-
-        `progress` grows for as long as the worker gets anywhere. Whoever sees it stand still while `busy` is true,
-        for longer than the slowest step may take, sees a stuck worker.
-        """
-        service, config, gauges = self.service, self.service.config, self.service.gauges
-        body = {
-            "state": service.state,
-            "replica": config.replica,
-            "replicaUid": config.replica_uid,
-            "node": config.node,
-            "models": config.served_names,
-            "pid": os.getpid(),
-            "loadedBytes": gauges.loaded_bytes,
-            "totalBytes": gauges.total_bytes,
-            "steps": gauges.steps,
-            "slowest_s": gauges.slowest_s,
-            "rank": config.group.rank if config.group is not None else 0,
-            "epoch": config.group.epoch if config.group is not None else 0,
-            "progress": gauges.progress,
-            "busy": service.is_busy,
-            "inFlight": service.admission.in_flight,
-            "queued": service.admission.queued,
-            "cachedBlocks": len(gauges.prefix_blocks),
-            "activeBytes": gauges.active_bytes,
-            "peakBytes": process_memory.peak_bytes(gauges.peak_bytes),
-            "message": service.message,
-        }
-        return web.json_response(body, 200 if service.state is EngineState.READY else 503)
-
-    async def ready(self, _: Request) -> Response:
-        """Say whether the model serves: 200, or the refusal that requests get.
-
-        Raises:
-            RefusedError: it does not, and why.
-
-        """
-        self.service.admit()
-        return web.json_response({"ready": True, "models": self.service.config.served_names})
-
-    async def metrics(self, _: Request) -> Response:
-        """Show what was counted and measured, in Prometheus' text form."""
-        service = self.service
-        service.speed.look(service.clock.monotonic())
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
-
-    async def cache(self, _: Request) -> Response:
-        """List what prefixes are cached, for a gateway that sends alike requests to the same replica.
-
-        `cache/prefix.py` (summary) says how a block's name is computed from a prompt's tokens.
-        """
-        blocks = self.service.gauges.prefix_blocks
-        return web.json_response({"block": BLOCK_TOKENS, "blocks": blocks})
+from schemas.wire import headers
+from schemas.wire.errors import Refusal, RefusedError
 
 
 def make_app(service: Service) -> web.RequestMiddleware:
@@ -130,37 +55,37 @@ def make_app(service: Service) -> web.RequestMiddleware:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRoutes:
-    """One method a route."""
+    """Routes of OpenAI's API. Each parses one request and returns its ASGI response."""
 
     service: Service
 
     def headers(self) -> Mapping[str, str]:
-        """Return who answers, and how busy it is: what a gateway weighs replicas by."""
+        """Return the headers of every response: the replica and its load, by which gateways route."""
         config, admission = self.service.config, self.service.admission
         return {
-            "x-fleet-node": config.node,
-            "x-fleet-replica": config.replica,
-            "x-fleet-in-flight": str(admission.in_flight),
-            "x-fleet-queued": str(admission.queued),
-            **self._free(),
+            headers.NODE: config.node,
+            headers.REPLICA: config.replica,
+            headers.IN_FLIGHT: str(admission.in_flight),
+            headers.QUEUED: str(admission.queued),
+            **self._memory_free(),
         }
 
-    def _free(self) -> dict[str, str]:
-        """Return which part of the memory is free or given up for who needs it, in percent; nothing before it is known."""
+    def _memory_free(self) -> dict[str, str]:
+        """Return the percentage of memory that is free or can be freed; nothing before the limit is known."""
         gauges = self.service.gauges
         if not gauges.limit_bytes:
             return {}
-        taken = max(0, gauges.active_bytes - gauges.prefix_bytes)
-        free = max(0, 100 - 100 * taken // gauges.limit_bytes)
-        return {"x-fleet-memory-free": str(free)}
+        used = max(0, gauges.active_bytes - gauges.prefix_bytes)
+        free = max(0, 100 - 100 * used // gauges.limit_bytes)
+        return {headers.MEMORY_FREE: str(free)}
 
     async def models(self, _: Request) -> Response:
-        """List the names under which the model is served."""
+        """List the served names."""
         data = [self._model(name) for name in self.service.config.served_names]
         return web.json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        """Describe one of them."""
+        """Describe one served name."""
         name = request.path_params["name"]
         self._check_model(name)
         return web.json_response(self._model(name))
@@ -171,52 +96,52 @@ class GenerationRoutes:
 
     async def chat(self, request: Request) -> GenerationResponse:
         """Continue a conversation."""
-        return await self._answer(request, request_body.parse_chat)
+        return await self._generate(request, request_body.parse_chat)
 
     async def complete(self, request: Request) -> GenerationResponse:
         """Continue a text."""
-        return await self._answer(request, request_body.parse_completion)
+        return await self._generate(request, request_body.parse_completion)
 
     async def respond(self, request: Request) -> GenerationResponse:
-        """Continue a conversation, in the shape of OpenAI's Responses."""
+        """Continue a conversation, in the form of OpenAI's Responses API."""
         arrived_s = self.service.clock.monotonic()
-        wishes, raw = await self._read(request)
-        web.check_not_resumable(wishes)
-        wanted = responses.parse(raw)
-        self._check_model(wanted.model)
-        return GenerationResponse(self.service, wanted.chat, arrived_s, wishes.timeout_s, wanted)
+        options, raw = await self._read(request)
+        web.check_not_resumable(options)
+        parsed = responses.parse(raw)
+        self._check_model(parsed.model)
+        return GenerationResponse(self.service, parsed.chat, arrived_s, options.timeout_s, parsed)
 
     async def embed(self, request: Request) -> EmbeddingResponse:
-        """Turn texts into vectors."""
+        """Return the embeddings of texts."""
         arrived_s = self.service.clock.monotonic()
-        wishes, raw = await self._read(request)
-        web.check_not_resumable(wishes)
-        wanted = embeddings.parse(raw)
-        self._check_model(wanted.model)
-        return EmbeddingResponse(self.service, wanted, arrived_s, wishes.timeout_s)
+        options, raw = await self._read(request)
+        web.check_not_resumable(options)
+        parsed = embeddings.parse(raw)
+        self._check_model(parsed.model)
+        return EmbeddingResponse(self.service, parsed, arrived_s, options.timeout_s)
 
     async def tokenize(self, request: Request) -> TokenizeResponse:
         """Count the tokens of a prompt."""
         arrived_s = self.service.clock.monotonic()
-        wishes, raw = await self._read(request)
-        web.check_not_resumable(wishes)
-        wanted = tokenization.parse(raw)
-        self._check_model(wanted.request.model)
-        return TokenizeResponse(self.service, wanted, arrived_s, wishes.timeout_s)
+        options, raw = await self._read(request)
+        web.check_not_resumable(options)
+        parsed = tokenization.parse(raw)
+        self._check_model(parsed.request.model)
+        return TokenizeResponse(self.service, parsed, arrived_s, options.timeout_s)
 
-    async def _answer(
+    async def _generate(
         self, request: Request, parse: Callable[..., request_body.GenerationRequest]
     ) -> GenerationResponse:
         arrived_s = self.service.clock.monotonic()
-        wishes, raw = await self._read(request)
-        wanted = parse(raw, is_resumable=wishes.is_resumable)
-        self._check_model(wanted.model)
-        return GenerationResponse(self.service, wanted, arrived_s, wishes.timeout_s)
+        options, raw = await self._read(request)
+        parsed = parse(raw, is_resumable=options.is_resumable)
+        self._check_model(parsed.model)
+        return GenerationResponse(self.service, parsed, arrived_s, options.timeout_s)
 
     async def _read(self, request: Request) -> tuple[RequestOptions, bytes]:
         self.service.admit()  # before the body is read
-        wishes = web.read_options(request.headers)
-        return wishes, await web.read_body(request, self.service.config.max_body_bytes)
+        options = web.read_options(request.headers)
+        return options, await web.read_body(request, self.service.config.max_body_bytes)
 
     def _check_model(self, name: str) -> None:
         served = self.service.config.served_names
@@ -226,3 +151,74 @@ class GenerationRoutes:
         raise RefusedError(
             Refusal(status=404, message=message, param="model", code="model_not_found")
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRoutes:
+    """Routes about the engine itself. None of them waits for the model."""
+
+    service: Service
+
+    def routes(self) -> list[Route]:
+        """Return the routes with their paths."""
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/cache", self.cache, methods=["GET"]),
+        ]
+
+    async def health(self, _: Request) -> Response:
+        """Report the state of the process and its worker; 200 only while it takes requests.
+
+        `progress` grows as long as the worker advances. The worker is stuck if `progress` stands still while `busy`
+        is true, for longer than the slowest step may take.
+        """
+        service, config, gauges = self.service, self.service.config, self.service.gauges
+        body = {
+            "state": service.state,
+            "replica": config.replica,
+            "replicaUid": config.replica_uid,
+            "node": config.node,
+            "models": config.served_names,
+            "pid": os.getpid(),
+            "loadedBytes": gauges.loaded_bytes,
+            "totalBytes": gauges.total_bytes,
+            "steps": gauges.steps,
+            "slowest_s": gauges.slowest_s,
+            "rank": config.group.rank if config.group is not None else 0,
+            "epoch": config.group.epoch if config.group is not None else 0,
+            "progress": gauges.progress,
+            "busy": service.is_busy,
+            "inFlight": service.admission.in_flight,
+            "queued": service.admission.queued,
+            "cachedBlocks": len(gauges.prefix_blocks),
+            "activeBytes": gauges.active_bytes,
+            "peakBytes": gauges.process_peak_bytes,
+            "message": service.message,
+        }
+        return web.json_response(body, 200 if service.state is EngineState.READY else 503)
+
+    async def ready(self, _: Request) -> Response:
+        """Report whether the model serves: 200, or the refusal that a request would get.
+
+        Raises:
+            RefusedError: it does not serve; has the reason.
+
+        """
+        self.service.admit()
+        return web.json_response({"ready": True, "models": self.service.config.served_names})
+
+    async def metrics(self, _: Request) -> Response:
+        """Export the metrics in the Prometheus text format."""
+        service = self.service
+        service.speed.sample(service.clock.monotonic())
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def cache(self, _: Request) -> Response:
+        """List the cached prefixes, by which a gateway sends similar requests to the same replica.
+
+        `cache/prefix_cache.py` defines how the name of a block is computed from the tokens of a prompt.
+        """
+        blocks = self.service.gauges.prefix_blocks
+        return web.json_response({"block": BLOCK_TOKENS, "blocks": blocks})

@@ -1,6 +1,7 @@
-"""What a request's client is told, as the bytes of one answer or of a stream. Waits for nothing.
+"""Encoders of one response: from deltas of choices to the bytes of a body or of a stream.
 
-What the client of `/v1/responses` is told, as the bytes of one answer or of a stream. Waits for nothing.
+`CompletionEncoder` serves chats and completions, `ResponsesEncoder` the Responses API; both have the same methods.
+Nothing here awaits.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ from typing import Any
 import orjson
 
 from engine.api.generation_stream import ChoiceDelta, GenerationStream
-from engine.errors import Refusal
 from engine.openai import response_body
 from engine.openai.input_processor import GenerationChoice
 from engine.openai.response_body import (
@@ -20,171 +20,173 @@ from engine.openai.response_body import (
     ResponseTotals,
     Usage,
     resume_comment,
-    sse_event,
 )
 from engine.openai.response_events import ResponseEventBuilder
 from engine.openai.responses import ResponsesRequest
 from engine.text.output_parser import Delta
+from schemas.wire.errors import Refusal
 
 
 @dataclass(slots=True)
 class CompletionEncoder:
-    """Knows how far each choice was told, so that another process can continue from there."""
+    """Encodes a chat or a completion, with resume comments if the request is resumable."""
 
-    envelope: ResponseFormatter
-    telling: GenerationStream
+    formatter: ResponseFormatter
+    stream: GenerationStream
     arrived_s: float
-    _told: list[int] = field(init=False)
-    """Tokens of each choice that its client knows of."""
-    _is_introduced: bool = False
+    _sent_tokens: list[int] = field(init=False)
+    """Tokens of each choice that are in a resume comment, or were sent by an engine before."""
+    _has_first_comment: bool = False
 
     def __post_init__(self) -> None:
-        """Begin where another process was lost, if one was."""
-        choices = self.telling.choices
-        self._told = [len(choice.reading.tokens) for choice in choices]
-        for choice, offset in zip(choices, self.envelope.offsets, strict=True):
-            for token in choice.reading.tokens:
-                offset.take(self.envelope.spell(token))
+        """Start where another engine was lost, if the answer is continued."""
+        choices = self.stream.choices
+        self._sent_tokens = [len(choice.parser.tokens) for choice in choices]
+        for choice, offset in zip(choices, self.formatter.offsets, strict=True):
+            for token in choice.parser.tokens:
+                offset.take(self.formatter.spell(token))
 
-    def whole(self, told: Sequence[ChoiceDelta]) -> bytes:
-        """Return the one body of an answer that is complete."""
-        wholes: list[CompleteChoice] = []
-        for index, choice in enumerate(self.telling.choices):
-            assert choice.reading.finish is not None
-            delta = Delta.joined(one.delta for one in told if one.index == index)
-            wholes.append(
+    def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """Return the body of a response that is not streamed; `deltas` are all of it."""
+        choices: list[CompleteChoice] = []
+        for index, choice in enumerate(self.stream.choices):
+            assert choice.parser.finish is not None
+            choices.append(
                 CompleteChoice(
-                    delta=delta,
-                    finish=choice.reading.finish,
+                    delta=Delta.joined(one.delta for one in deltas if one.index == index),
+                    finish=choice.parser.finish,
                     echo=choice.echo,
-                    stopped_by=choice.reading.stops.matched,
+                    stop_word=choice.parser.stops.matched,
                 )
             )
-        return self.envelope.whole(wholes, self._totals())
+        return self.formatter.full_body(choices, self._totals())
 
     def begin(self) -> bytes:
-        """Return what goes before the first tokens; nothing, if another process sent it already."""
-        request, out = self.envelope.request, b""
+        """Return the chunks before the first tokens; none if another engine sent them already."""
+        request, out = self.formatter.request, b""
         if request.resumed is not None:
-            return self._end(0) if self.telling.is_over and not self.telling.ticket.jobs else b""
-        for index, choice in enumerate(self.telling.choices):
+            return self._finish(0) if self.stream.is_over and not self.stream.ticket.jobs else b""
+        for index, choice in enumerate(self.stream.choices):
             if request.is_chat or choice.echo:
-                # The first tokens are read by now, but their text is yet to come.
-                mark = self._mark(index, upto=self._told[index])
-                out += self.envelope.first(index, echo=choice.echo, mark=mark)
+                # The first tokens are parsed by now, but their text comes with the next chunk.
+                comment = self._comment(index, upto=self._sent_tokens[index])
+                out += self.formatter.first_chunk(index, echo=choice.echo, comment=comment)
         return out
 
-    def pieces(self, burst: Sequence[ChoiceDelta]) -> bytes:
-        """Return what some tokens add, which may be nothing at all."""
+    def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """Return the chunks of some deltas; may be empty."""
         out = b""
-        for told in burst:
-            if not told.delta.is_empty:
-                reading = self.telling.choices[told.index].reading
-                # Who continues has to make open tokens again, to know how likely they were.
-                mark = self._mark(told.index, upto=len(reading.tokens) - reading.open_tokens)
-                out += self.envelope.piece(told.index, told.delta, mark=mark)
-            if self.telling.choices[told.index].reading.is_over:
-                out += self._end(told.index)
+        for one in deltas:
+            parser = self.stream.choices[one.index].parser
+            if not one.delta.is_empty:
+                # The engine that continues must generate open tokens again, to know their log probabilities.
+                comment = self._comment(one.index, upto=len(parser.tokens) - parser.open_tokens)
+                out += self.formatter.delta_chunk(one.index, one.delta, comment=comment)
+            if parser.is_over:
+                out += self._finish(one.index)
         return out
 
-    def last(self) -> bytes:
-        """Return what ends a stream that went well."""
-        return self.envelope.last(self._totals())
+    def end(self) -> bytes:
+        """Return the end of a complete stream."""
+        return self.formatter.stream_end(self._totals())
 
-    def broken(self, refusal: Refusal) -> bytes:
-        """Return what ends a stream that did not. No [DONE]: it must not look like the end of the text."""
-        return sse_event(refusal.body())
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return the end of a stream that failed. Without `[DONE]`, so that clients see the text is incomplete."""
+        return refusal.event()
 
-    def _end(self, index: int) -> bytes:
-        reading = self.telling.choices[index].reading
-        assert reading.finish is not None
-        mark = self._mark(index, upto=len(reading.tokens), usage=self.telling.usage)
-        return self.envelope.end(index, reading.finish, stopped_by=reading.stops.matched, mark=mark)
+    def _finish(self, index: int) -> bytes:
+        parser = self.stream.choices[index].parser
+        assert parser.finish is not None
+        comment = self._comment(index, upto=len(parser.tokens), usage=self.stream.usage)
+        return self.formatter.finish_chunk(
+            index, parser.finish, stop_word=parser.stops.matched, comment=comment
+        )
 
-    def _mark(self, index: int, *, upto: int, usage: Usage | None = None) -> bytes:
-        """Return what makes the chunk that comes now resumable, and note that it was told."""
-        if not self.envelope.request.is_resumable:
+    def _comment(self, index: int, *, upto: int, usage: Usage | None = None) -> bytes:
+        """Return the resume comment of the next chunk, and mark its tokens as sent."""
+        if not self.formatter.request.is_resumable:
             return b""
-        choice = self.telling.choices[index]
-        tokens = choice.reading.tokens[self._told[index] : upto]
-        self._told[index] += len(tokens)
-        fleet: dict[str, Any] = {"tokens": tokens}
-        if not self._is_introduced:
-            self._is_introduced = True
-            fleet |= self._introduction(choice)
+        choice = self.stream.choices[index]
+        tokens = choice.parser.tokens[self._sent_tokens[index] : upto]
+        self._sent_tokens[index] += len(tokens)
+        fields: dict[str, Any] = {"tokens": tokens}
+        if not self._has_first_comment:
+            self._has_first_comment = True
+            fields |= self._first_fields(choice)
         if usage is not None:
-            fleet["usage"] = usage.body()
-        return resume_comment(fleet)
+            fields["usage"] = usage.body()
+        return resume_comment(fields)
 
-    def _introduction(self, choice: GenerationChoice) -> dict[str, Any]:
-        """Return what another process needs besides the tokens, and what a gateway counts."""
-        usage = self.telling.usage
+    def _first_fields(self, choice: GenerationChoice) -> dict[str, Any]:
+        """Return the fields that another engine needs besides the tokens, and those that a gateway counts."""
+        usage = self.stream.usage
         return {
             "seed": choice.job.sampling.seed,
             "prompt": choice.digest,
-            "id": self.envelope.id,
-            "created": self.envelope.created,
+            "id": self.formatter.id,
+            "created": self.formatter.created,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
         }
 
     def _totals(self) -> ResponseTotals:
-        usage, ticket = self.telling.usage, self.telling.ticket
-        if not self.envelope.request.has_performance:
+        usage, ticket = self.stream.usage, self.stream.ticket
+        if not self.formatter.request.has_performance:
             return ResponseTotals(usage=usage)
-        story = RequestTiming(
+        timing = RequestTiming(
             arrived_s=self.arrived_s,
             started_s=ticket.started_s,
             first_s=ticket.first_s,
             last_s=ticket.last_s,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
-            made_tokens=ticket.made,
-            choices=len(self.telling.choices),
+            generated_tokens=ticket.completion_tokens,
+            choices=len(self.stream.choices),
         )
-        return ResponseTotals(usage=usage, performance=response_body.performance_body(story))
+        return ResponseTotals(usage=usage, performance=response_body.performance_body(timing))
 
 
 @dataclass(slots=True)
 class ResponsesEncoder:
-    """The same methods as `wording.Wording`, for an answer of one choice."""
+    """Encodes a response of the Responses API, which has one choice."""
 
     event_builder: ResponseEventBuilder
-    telling: GenerationStream
+    stream: GenerationStream
 
     @classmethod
-    def of(cls, request: ResponsesRequest, telling: GenerationStream) -> "ResponsesEncoder":
-        """Return the wording of a request that has begun."""
-        service = telling.service
-        made_id = service.response_id(telling.ticket, kind="resp").replace("-", "_", 1)
+    def new(cls, request: ResponsesRequest, stream: GenerationStream) -> "ResponsesEncoder":
+        """Return the encoder of a request whose jobs were accepted."""
+        service = stream.service
+        response_id = service.response_id(stream.ticket, kind="resp").replace("-", "_", 1)
         created = int(service.clock.now().timestamp())
-        return cls(ResponseEventBuilder(id=made_id, created=created, echo=request.echo), telling)
+        builder = ResponseEventBuilder(id=response_id, created=created, echo=request.echo)
+        return cls(builder, stream)
 
-    def whole(self, told: Sequence[ChoiceDelta]) -> bytes:
-        """Return the one body of an answer that is complete."""
-        for one in told:
-            self.event_builder.take(one.delta)
-        finish = self.telling.choices[0].reading.finish
+    def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """Return the body of a response that is not streamed; `deltas` are all of it."""
+        for one in deltas:
+            self.event_builder.add(one.delta)
+        finish = self.stream.choices[0].parser.finish
         assert finish is not None
-        return orjson.dumps(self.event_builder.body(finish, self.telling.usage, now=self._now()))
+        return orjson.dumps(self.event_builder.body(finish, self.stream.usage, now=self._now()))
 
     def begin(self) -> bytes:
-        """Return what goes before the first tokens."""
+        """Return the events before the first tokens."""
         return self.event_builder.begin()
 
-    def pieces(self, burst: Sequence[ChoiceDelta]) -> bytes:
-        """Return what some tokens add, which may be nothing at all."""
-        return b"".join(self.event_builder.take(told.delta) for told in burst)
+    def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """Return the events of some deltas; may be empty."""
+        return b"".join(self.event_builder.add(one.delta) for one in deltas)
 
-    def last(self) -> bytes:
-        """Return what ends a stream that went well."""
-        finish = self.telling.choices[0].reading.finish
+    def end(self) -> bytes:
+        """Return the end of a complete stream."""
+        finish = self.stream.choices[0].parser.finish
         assert finish is not None
-        return self.event_builder.end(finish, self.telling.usage, now=self._now())
+        return self.event_builder.end(finish, self.stream.usage, now=self._now())
 
-    def broken(self, refusal: Refusal) -> bytes:
-        """Return what ends a stream that did not."""
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return the end of a stream that failed."""
         return self.event_builder.fail(refusal)
 
     def _now(self) -> int:
-        return int(self.telling.service.clock.now().timestamp())
+        return int(self.stream.service.clock.now().timestamp())

@@ -1,4 +1,4 @@
-"""What was made for one request, as its client is told it: token by token, or in bursts. Sends nothing."""
+"""Stream of one request's generated tokens, as deltas of its choices: one by one or in bursts. Sends nothing."""
 
 import asyncio
 import contextlib
@@ -6,25 +6,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.admission import Ticket
-from engine.errors import Refusal, RefusedError
 from engine.jobs import EmbeddingOutput, TokenOutput
 from engine.openai.input_processor import GenerationChoice
 from engine.openai.response_body import Usage
 from engine.service import Service
 from engine.text.output_parser import Delta
+from schemas.wire import headers
+from schemas.wire.errors import Refusal, RefusedError
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a client stops waiting, on the service's monotonic clock."""
+    """The time at which a client stops waiting, on the service's monotonic clock."""
 
     at_s: float
     timeout_s: float
 
-    def passed(self) -> RefusedError:
-        """Return what the client is told."""
+    def exceeded(self) -> RefusedError:
+        """Return the refusal of a request whose deadline passed."""
         message = (
-            f"The answer was not complete within the {self.timeout_s:g} seconds of 'x-request-timeout', "
+            f"The answer was not complete within the {self.timeout_s:g} seconds of '{headers.REQUEST_TIMEOUT}', "
             "which include the time in the queue."
         )
         return RefusedError(
@@ -34,7 +35,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What some tokens added to one choice."""
+    """The addition of some tokens to one choice."""
 
     index: int
     delta: Delta
@@ -42,95 +43,98 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class GenerationStream:
-    """Reads a request's tokens as they come, and ends a job whose text is over before its tokens are."""
+    """Parses a request's tokens as they come, and ends a job whose text is complete before its tokens are."""
 
     service: Service
     choices: tuple[GenerationChoice, ...]
     ticket: Ticket
     deadline: Deadline | None = None
     cached: dict[int, int] = field(init=False)
-    """How many tokens of each prompt were in the prefix cache, where its answer began."""
+    """Cached tokens of each prompt, where its answer began."""
     _indexes: dict[int, int] = field(init=False)
+    """Indexes of choices by the ids of their jobs."""
 
     def __post_init__(self) -> None:
-        """Find choices by their jobs."""
+        """Index the choices by their jobs."""
         self.cached = {c.prompt: c.cached for c in self.choices if c.cached is not None}
         self._indexes = {choice.job.id: index for index, choice in enumerate(self.choices)}
 
     @property
     def is_over(self) -> bool:
-        """Whether every choice has ended."""
-        return all(choice.reading.is_over for choice in self.choices)
+        """Return whether every choice is complete."""
+        return all(choice.parser.is_over for choice in self.choices)
 
     @property
     def usage(self) -> Usage:
-        """What was read and made so far; a prompt counts once, however many choices it has."""
+        """The token counts so far. A prompt counts once, however many choices it has."""
         prompts = {choice.prompt: len(choice.job.prompt) for choice in self.choices}
         return Usage(
             prompt_tokens=sum(prompts.values()),
-            completion_tokens=sum(len(choice.reading.tokens) for choice in self.choices),
+            completion_tokens=sum(len(choice.parser.tokens) for choice in self.choices),
             cached_tokens=sum(self.cached.values()),
-            reasoning_tokens=sum(choice.reading.reasoning_tokens for choice in self.choices),
+            reasoning_tokens=sum(choice.parser.reasoning_tokens for choice in self.choices),
         )
 
     async def next(self) -> ChoiceDelta:
-        """Wait for the next token of a choice that has not ended.
+        """Wait for the next token of a choice that is not complete.
 
         Raises:
-            RefusedError: there will be none.
+            RefusedError: no token will follow.
 
         """
         while True:
-            told = self._take(await self._event())
-            if told is not None:
-                return told
+            delta = self._parse(await self._next_output())
+            if delta is not None:
+                return delta
 
     async def burst(self) -> list[ChoiceDelta]:
-        """Wait for the next token, and take with it what came besides: at most one entry a choice.
+        """Wait for the next token, and join all that are ready: at most one delta for each choice.
 
-        A client that reads slowly so gets larger pieces instead of a longer queue of small ones.
+        A slow client thus gets larger pieces instead of a longer queue of small ones.
 
         Raises:
-            RefusedError: there will be no token.
+            RefusedError: no token will follow.
 
         """
-        told = [await self.next(), *self._takes(self.ticket.ready())]
-        if len(told) == 1:
-            return told
-        indexes = dict.fromkeys(one.index for one in told)
+        deltas = [await self.next(), *self._parse_all(self.ticket.ready())]
+        if len(deltas) == 1:
+            return deltas
+        indexes = dict.fromkeys(one.index for one in deltas)
         return [
-            ChoiceDelta(index, Delta.joined(one.delta for one in told if one.index == index))
+            ChoiceDelta(index, Delta.joined(one.delta for one in deltas if one.index == index))
             for index in indexes
         ]
 
-    async def _event(self) -> TokenOutput | EmbeddingOutput:
+    async def _next_output(self) -> TokenOutput | EmbeddingOutput:
         if self.deadline is None:
             return await self.ticket.next()
         left_s = self.deadline.at_s - self.service.clock.monotonic()
-        # What came already would be returned without a wait, so that no timeout would ever end it.
+        # `ticket.next` returns a ready token without a wait, so a timeout alone would never end a fast stream.
         if left_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     return await self.ticket.next()
-        late = self.deadline.passed()
-        self.ticket.refusal = late.refusal
-        raise late
+        error = self.deadline.exceeded()
+        self.ticket.refusal = error.refusal
+        raise error
 
-    def _takes(self, events: Iterable[TokenOutput | EmbeddingOutput]) -> Iterable[ChoiceDelta]:
-        for event in events:
-            told = self._take(event)
-            if told is not None:
-                yield told
+    def _parse_all(self, outputs: Iterable[TokenOutput | EmbeddingOutput]) -> Iterable[ChoiceDelta]:
+        for output in outputs:
+            delta = self._parse(output)
+            if delta is not None:
+                yield delta
 
-    def _take(self, made: TokenOutput | EmbeddingOutput) -> ChoiceDelta | None:
-        assert isinstance(made, TokenOutput)
-        index = self._indexes[made.job_id]
+    def _parse(self, output: TokenOutput | EmbeddingOutput) -> ChoiceDelta | None:
+        assert isinstance(output, TokenOutput)
+        index = self._indexes[output.job_id]
         choice = self.choices[index]
-        if choice.reading.is_over:
-            return None  # made while its end was on the way to the worker
+        if choice.parser.is_over:
+            return None  # generated while the cancellation was on its way to the worker
         if choice.cached is None:
-            self.cached[choice.prompt] = max(self.cached.get(choice.prompt, 0), made.cached)
-        delta = choice.reading.take(made)
-        if choice.reading.finish is not None and made.finish is None:
-            self.service.admission.end(made.job_id)
+            self.cached[choice.prompt] = max(
+                self.cached.get(choice.prompt, 0), output.cached_tokens
+            )
+        delta = choice.parser.take(output)
+        if choice.parser.finish is not None and output.finish is None:
+            self.service.admission.end(output.job_id)
         return ChoiceDelta(index, delta)

@@ -1,6 +1,6 @@
-"""What every route takes, as an OpenAPI document made from the models and tables that check requests.
+"""OpenAPI document of all routes, made from the models and tables that check requests.
 
-A body that fits may still be refused: some rules need the tokenizer, or join two parameters.
+A body that matches may still be refused: some rules need the tokenizer, or combine two parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,59 +14,60 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.api import web
-from engine.openai import parameters, responses, tokenization
-from engine.openai.embeddings import EmbeddingBody, accepted_parameters
+from engine.openai import embeddings, parameters, responses, tokenization
+from engine.openai.embeddings import EmbeddingBody
 from engine.openai.parameters import EndpointParameters
 from engine.openai.request_body import ChatBody, CompletionBody
 from engine.openai.responses import ResponsesBody
 from engine.openai.tokenization import TokenizeBody
+from schemas.wire import headers
 
 Json: TypeAlias = dict[str, Any]
 
 _SCHEMA_PATH = "#/components/schemas/"
 _STREAM, _JSON = "text/event-stream", "application/json"
 _TEXT = "text/plain"
-# Why a request for the model may be refused; each in OpenAI's envelope.
+# The reasons why a request for the model may be refused; each has OpenAI's error envelope.
 _REFUSALS = {
-    "400": "The request is wrong, or asks for something this engine does not do.",
-    "404": "Another model was asked for.",
-    "409": "An answer is to be continued whose prompt differs here.",
+    "400": "The request is wrong, or asks for something that this engine does not support.",
+    "404": "The engine does not serve this model.",
+    "409": "The answer to continue has another prompt.",
     "413": "The body is too large.",
-    "429": "As many wait already as may.",
+    "429": "The queue is full.",
     "500": "The engine failed.",
     "503": "Not ready, or shutting down; another replica can serve.",
-    "504": "The client's own deadline passed.",
+    "504": "The deadline of the client passed.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteBody:
-    """What one route takes."""
+    """Body of one route."""
 
-    body: type[BaseModel]
-    dialect: EndpointParameters
+    model: type[BaseModel]
+    accepted: EndpointParameters
     is_streamable: bool = True
     is_resumable: bool = False
 
 
 def route_bodies() -> Mapping[str, RouteBody]:
-    """Return what each route takes that takes a body, by its path."""
+    """Return the bodies of all routes that have one, by path."""
     chat, completion = parameters.chat_parameters(), parameters.completion_parameters()
     return {
-        "/v1/chat/completions": RouteBody(body=ChatBody, dialect=chat, is_resumable=True),
-        "/v1/completions": RouteBody(body=CompletionBody, dialect=completion, is_resumable=True),
-        "/v1/responses": RouteBody(body=ResponsesBody, dialect=responses.accepted_parameters()),
+        "/v1/chat/completions": RouteBody(model=ChatBody, accepted=chat, is_resumable=True),
+        "/v1/completions": RouteBody(model=CompletionBody, accepted=completion, is_resumable=True),
+        "/v1/responses": RouteBody(model=ResponsesBody, accepted=responses.accepted_parameters()),
         "/v1/embeddings": RouteBody(
-            body=EmbeddingBody, dialect=accepted_parameters(), is_streamable=False
+            model=EmbeddingBody, accepted=embeddings.accepted_parameters(), is_streamable=False
         ),
         "/tokenize": RouteBody(
-            body=TokenizeBody, dialect=tokenization.accepted_parameters(), is_streamable=False
+            model=TokenizeBody, accepted=tokenization.accepted_parameters(), is_streamable=False
         ),
     }
 
 
 def document_route(others: Sequence[Route], *, version: str) -> Route:
-    """Return the route that shows the document of all, itself included."""
+    """Return the route that serves the document, which includes the route itself."""
 
     async def show(_: Request) -> Response:
         """Describe every route."""
@@ -78,16 +79,17 @@ def document_route(others: Sequence[Route], *, version: str) -> Route:
 
 def build_document(routes: Iterable[Route], *, version: str) -> Json:
     """Return the document of an application's routes."""
-    taken = route_bodies()
-    models: list[Any] = [(one.body, "validation") for one in taken.values()]
-    _, found = models_json_schema(models, ref_template=_SCHEMA_PATH + "{model}")
-    schemas: Json = found["$defs"]
-    for one in taken.values():
-        schemas[one.body.__name__] = _body_schema(schemas[one.body.__name__], one.dialect)
+    bodies = route_bodies()
+    models: list[Any] = [(body.model, "validation") for body in bodies.values()]
+    _, definitions = models_json_schema(models, ref_template=_SCHEMA_PATH + "{model}")
+    schemas: Json = definitions["$defs"]
+    for body in bodies.values():
+        name = body.model.__name__
+        schemas[name] = _body_schema(schemas[name], body.accepted)
     paths: Json = {}
     for route in routes:
         summary = (getattr(route.endpoint, "__doc__", None) or "").partition("\n")[0]
-        operation = _operation(taken.get(route.path), summary)
+        operation = _operation(bodies.get(route.path), summary)
         for method in sorted((route.methods or set()) - {"HEAD"}):
             paths.setdefault(route.path, {})[method.lower()] = operation
     return {
@@ -98,36 +100,37 @@ def build_document(routes: Iterable[Route], *, version: str) -> Json:
     }
 
 
-def _body_schema(schema: Json, dialect: EndpointParameters) -> Json:
-    """Return a body's schema with the names that its model does not know, and no others."""
-    own = {name: one for name, one in schema["properties"].items() if name in dialect.names}
-    limited = {
-        name: {"enum": [*only.values, None], "description": only.why}
-        for name, only in dialect.limited.items()
+def _body_schema(schema: Json, accepted: EndpointParameters) -> Json:
+    """Return the schema of a body with its limited parameters, and without other unknown ones."""
+    properties = {
+        name: value for name, value in schema["properties"].items() if name in accepted.names
     }
-    return {**schema, "properties": {**own, **limited}, "additionalProperties": False}
+    for name, limited in accepted.limited.items():
+        properties[name] = {"enum": [*limited.values, None], "description": limited.reason}
+    return {**schema, "properties": properties, "additionalProperties": False}
 
 
-def _operation(taken: RouteBody | None, summary: str) -> Json:
-    if taken is None:
-        answers: Json = {
+def _operation(body: RouteBody | None, summary: str) -> Json:
+    if body is None:
+        probe: Json = {
             _JSON: {"schema": {"type": "object"}},
             _TEXT: {"schema": {"type": "string"}},
         }
-        refusals = {"503": _refusal_response("It does not take requests now.")}
-        return {"summary": summary, "responses": {"200": _success_response(answers), **refusals}}
+        refusals = {"503": _refusal_response("The engine does not take requests now.")}
+        return {"summary": summary, "responses": {"200": _success_response(probe), **refusals}}
     content: Json = {_JSON: {"schema": {"type": "object"}}}
-    if taken.is_streamable:
+    if body.is_streamable:
         content[_STREAM] = {"schema": {"type": "string"}}
-    own: list[Json] = [_header(web.TIMEOUT, {"type": "number", "exclusiveMinimum": 0})]
-    if taken.is_resumable:
-        own.append(_header(web.RESUMABLE, {"enum": ["0", "1"]}))
-    body = {_JSON: {"schema": {"$ref": _SCHEMA_PATH + taken.body.__name__}}}
-    refusals = {status: _refusal_response(why) for status, why in _REFUSALS.items()}
+    timeout = {"type": "number", "exclusiveMinimum": 0}
+    header_parameters: list[Json] = [_header(headers.REQUEST_TIMEOUT, timeout)]
+    if body.is_resumable:
+        header_parameters.append(_header(headers.RESUMABLE, {"enum": ["0", "1"]}))
+    schema = {_JSON: {"schema": {"$ref": _SCHEMA_PATH + body.model.__name__}}}
+    refusals = {status: _refusal_response(reason) for status, reason in _REFUSALS.items()}
     return {
         "summary": summary,
-        "parameters": own,
-        "requestBody": {"required": True, "content": body},
+        "parameters": header_parameters,
+        "requestBody": {"required": True, "content": schema},
         "responses": {"200": _success_response(content), **refusals},
     }
 
@@ -137,19 +140,20 @@ def _header(name: str, schema: Json) -> Json:
 
 
 def _success_response(content: Json) -> Json:
-    return {"description": "The answer.", "content": content}
+    return {"description": "The response.", "content": content}
 
 
-def _refusal_response(why: str) -> Json:
-    return {"description": why, "content": {_JSON: {"schema": {"$ref": _SCHEMA_PATH + "Refusal"}}}}
+def _refusal_response(reason: str) -> Json:
+    content = {_JSON: {"schema": {"$ref": _SCHEMA_PATH + "Refusal"}}}
+    return {"description": reason, "content": content}
 
 
 def _refusal_schema() -> Json:
-    word = {"type": ["string", "null"]}
+    text = {"type": ["string", "null"]}
     error = {
         "type": "object",
         "required": ["message", "type", "param", "code"],
-        "properties": {"message": {"type": "string"}, "type": word, "param": word, "code": word},
+        "properties": {"message": {"type": "string"}, "type": text, "param": text, "code": text},
         "additionalProperties": False,
     }
     return {"type": "object", "required": ["error"], "properties": {"error": error}}

@@ -1,1 +1,1 @@
-"""Tokens are made here: prefill, decode, sampling, in one thread and in step on all ranks of a group."""
+"""Continuous batching: prefill, decode and sampling in one thread, identical on all ranks of a group."""

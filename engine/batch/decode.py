@@ -1,10 +1,8 @@
-"""One generating sequence, as the host knows it. No mlx.
+"""The generating sequences of a batch: one forward pass a step for all of them. Worker thread only.
 
-The sequences that generate: one forward pass a step for all of them. The worker's thread alone.
-
-The next pass starts before the tokens of the last one are looked at, so that the host's work hides behind the
-device's. Only rows whose choice depends on their last token (grammars, penalties) wait for it, and only with the
-choice, not with the pass.
+The next pass starts before the tokens of the last one are read, so that the host's work overlaps with the device's.
+Only rows whose choice depends on their last token (grammars, penalties) wait for it, and only with the choice, not
+with the pass.
 """
 
 from collections.abc import Sequence
@@ -13,118 +11,118 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from engine.batch import logits_processors
+from engine.batch import logits_processors, logprobs
 from engine.batch.logits_processors import PenaltyState, needs_penalties
-from engine.batch.logprobs import BatchLogprobs, compute
+from engine.batch.logprobs import BatchLogprobs
 from engine.batch.sampling import SamplingColumns, sample
 from engine.batch.speculative import DraftProposer
 from engine.cache.interface import LayerCache
 from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
 
+Array: TypeAlias = Any  # mlx ships no types
+Model: TypeAlias = Any
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeRow:
-    """A job that generates: its tokens so far, and what they change about the next one."""
+    """The host's state of one generating job: its tokens so far, and their effect on the next one."""
 
     job: Job
-    cached: int
+    cached_tokens: int
+    """Number of prompt tokens that came from the prefix cache."""
     matcher: GrammarMatcher | None
-    tally: PenaltyState | None
-    made: list[int] = field(default_factory=list)
-    """New tokens, those of `job.emitted` included."""
+    penalties: PenaltyState | None
+    outputs: list[int] = field(default_factory=list)
+    """New tokens that were read, those of `job.emitted` included."""
     chosen: int = 0
-    """How many were chosen, read or not: the index of the next one."""
+    """Number of tokens chosen on the device, read or not: the index of the next one."""
 
     @classmethod
-    def of(cls, job: Job, *, cached: int, grammars: GrammarCompiler | None) -> "DecodeRow":
-        """Return the row of a job whose prompt was read, with the tokens it had made elsewhere."""
+    def of(cls, job: Job, *, cached_tokens: int, grammars: GrammarCompiler | None) -> "DecodeRow":
+        """Return the row of a job whose prompt was read, with the tokens that another process made for it."""
         matcher = None
         if job.grammar is not None:
             assert grammars is not None, "a grammar is checked before its job is made"
             matcher = grammars.matcher(job.grammar)
         row = cls(
             job=job,
-            cached=cached,
+            cached_tokens=cached_tokens,
             matcher=matcher,
-            tally=PenaltyState(job) if needs_penalties(job) else None,
+            penalties=PenaltyState(job) if needs_penalties(job) else None,
         )
         for token in job.emitted:
-            row._count(token)
+            row._append(token)
         row.chosen = len(job.emitted)
         return row
 
     @property
     def waits_for_tokens(self) -> bool:
-        """Whether the next token cannot be chosen before the last one is known."""
-        return self.matcher is not None or self.tally is not None
+        """True if the next token cannot be chosen before the last one is read."""
+        return self.matcher is not None or self.penalties is not None
 
     @property
     def has_unread(self) -> bool:
-        """Whether a token was chosen that nobody has looked at."""
-        return self.chosen > len(self.made)
+        """True if a token was chosen and not read."""
+        return self.chosen > len(self.outputs)
 
     @property
     def is_last(self) -> bool:
-        """Whether all tokens it may have are chosen."""
+        """True if all tokens that the job may have are chosen."""
         return self.chosen >= self.job.max_tokens
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All that it consists of."""
-        return self.job.prompt + tuple(self.made)
+        """The prompt and the new tokens."""
+        return self.job.prompt + tuple(self.outputs)
 
-    def take(self, token: int, likelihood: TokenLogprobs | None, *, is_end: bool) -> TokenOutput:
-        """Look at the next chosen token."""
-        self._count(token)
+    def read(self, token: int, scores: TokenLogprobs | None, *, is_end: bool) -> TokenOutput:
+        """Read the next chosen token; `is_end` says that it ends the text."""
+        self._append(token)
         finish: FinishReason | None = None
         if is_end:
             finish = "stop"
-        elif len(self.made) >= self.job.max_tokens:
+        elif len(self.outputs) >= self.job.max_tokens:
             finish = "length"
-        is_first = len(self.made) == len(self.job.emitted) + 1
+        is_first = len(self.outputs) == len(self.job.emitted) + 1
         return TokenOutput(
             job_id=self.job.id,
             token=token,
             finish=finish,
-            likelihood=likelihood,
-            cached=self.cached if is_first else 0,
+            logprobs=scores,
+            cached_tokens=self.cached_tokens if is_first else 0,
         )
 
-    def _count(self, token: int) -> None:
-        self.made.append(token)
+    def _append(self, token: int) -> None:
+        self.outputs.append(token)
         if self.matcher is not None:
             self.matcher.take(token)
-        if self.tally is not None:
-            self.tally.add(token)
-
-
-Array: TypeAlias = Any  # mlx ships no types
-Model: TypeAlias = Any
+        if self.penalties is not None:
+            self.penalties.add(token)
 
 
 class DecodeStage:
-    """A batch of rows, their caches, and the tokens that were chosen and not yet fed."""
+    """A batch of rows, their caches, and the tokens that were chosen and not fed to the model yet."""
 
     def __init__(
-        self, model: Model, *, ends: frozenset[int], guesser: DraftProposer | None = None
+        self, model: Model, *, ends: frozenset[int], proposer: DraftProposer | None = None
     ) -> None:
         self._model = model
         self._ends = ends
-        self._guesser = guesser
+        self._proposer = proposer
         self.rows: list[DecodeRow] = []
         self._caches: list[LayerCache] = []
-        self._tokens: Array = None  # (rows,), what goes in next
-        self._rules = SamplingColumns.of(())
-        self._likelihoods: BatchLogprobs | None = None
+        self._tokens: Array = None  # shape (rows,): the input of the next pass
+        self._sampling = SamplingColumns.of(())
+        self._logprobs: BatchLogprobs | None = None
 
     @property
     def nbytes(self) -> int:
-        """What the caches hold."""
+        """Bytes that the caches hold."""
         return sum(cache.nbytes for cache in self._caches)
 
     def join(self, rows: Sequence[DecodeRow], caches: list[LayerCache]) -> None:
-        """Add sequences, whose caches were merged, and lack the last token of each."""
+        """Add sequences. Their merged caches hold all tokens but the last one of each."""
         tokens = mx.array([row.tokens[-1] for row in rows], dtype=mx.uint32)
         if self.rows:
             for ours, theirs in zip(self._caches, caches, strict=True):
@@ -134,27 +132,27 @@ class DecodeStage:
             self._caches = caches
         self._tokens = tokens
         self.rows = [*self.rows, *rows]
-        self._rules = SamplingColumns.of([row.job.sampling for row in self.rows])
+        self._sampling = SamplingColumns.of([row.job.sampling for row in self.rows])
 
     def extract(self, job_id: int) -> tuple[tuple[int, ...], list[LayerCache]] | None:
-        """Return the tokens one sequence's caches hold, and caches of it alone; None if it is not here."""
+        """Return a job's tokens that the caches hold, and caches of this job alone; None if it does not generate."""
         for at, row in enumerate(self.rows):
             if row.job.id == job_id:
-                # The newest token was chosen, and perhaps looked at, but not fed.
+                # The newest token was chosen, and perhaps read, but not fed to the model.
                 fed = len(row.job.prompt) + row.chosen - 1
                 return row.tokens[:fed], [cache.extract(at) for cache in self._caches]
         return None
 
     def leave(self, job_ids: Sequence[int]) -> None:
-        """Take sequences out."""
-        gone = frozenset(job_ids)
-        keep = [at for at, row in enumerate(self.rows) if row.job.id not in gone]
+        """Remove jobs; ignore those that do not generate."""
+        removed = frozenset(job_ids)
+        keep = [at for at, row in enumerate(self.rows) if row.job.id not in removed]
         if len(keep) == len(self.rows):
             return
-        if self._likelihoods is not None:
-            self._likelihoods = self._likelihoods.kept(keep)
+        if self._logprobs is not None:
+            self._logprobs = self._logprobs.select(keep)
         self.rows = [self.rows[at] for at in keep]
-        self._rules = SamplingColumns.of([row.job.sampling for row in self.rows])
+        self._sampling = SamplingColumns.of([row.job.sampling for row in self.rows])
         if not keep:
             self._caches, self._tokens = [], None
             return
@@ -164,75 +162,76 @@ class DecodeStage:
         self._tokens = self._tokens[index]
 
     def read(self) -> list[TokenOutput]:
-        """Look at what was chosen and not yet looked at; waits for it."""
+        """Wait for the tokens that were chosen and not read, and return them."""
         if not any(row.has_unread for row in self.rows):
             return []
         tokens = self._tokens.tolist()
-        likelihoods = {} if self._likelihoods is None else self._likelihoods.read()
-        self._likelihoods = None
+        scores = {} if self._logprobs is None else self._logprobs.read()
+        self._logprobs = None
         return [
-            row.take(token, likelihoods.get(at), is_end=token in self._ends)
+            row.read(token, scores.get(at), is_end=token in self._ends)
             for at, (row, token) in enumerate(zip(self.rows, tokens, strict=True))
             if row.has_unread
         ]
 
     def step(self) -> list[TokenOutput]:
-        """Start one more token for every row; return what was chosen before it, and was not looked at yet.
+        """Start one more token for every row; return the tokens chosen before it that were not read yet.
 
-        Rows that had their last token are the caller's to take out before.
+        The caller first removes rows that had their last token.
         """
-        if self._guesser is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
-            return self._step_guessing(self._guesser, self.rows[0])
+        if self._proposer is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
+            return self._step_speculative(self._proposer, self.rows[0])
         logits = self._model(self._tokens[:, None], cache=self._caches)[:, -1, :]
-        made: list[TokenOutput] = []
+        outputs: list[TokenOutput] = []
         if any(row.waits_for_tokens for row in self.rows):
             mx.async_eval(logits)  # type: ignore[no-untyped-call] # mlx ships few types
-            made = self.read()
-        chosen, likelihoods = self._choose(logits)
+            outputs = self.read()
+        chosen, scores = self._choose(logits)
         mx.async_eval(  # type: ignore[no-untyped-call] # mlx ships few types
-            chosen, *(likelihoods.arrays if likelihoods is not None else ())
+            chosen, *(scores.arrays if scores is not None else ())
         )
-        if not made:
-            made = self.read()
-        self._tokens, self._likelihoods = chosen, likelihoods
+        if not outputs:
+            outputs = self.read()
+        self._tokens, self._logprobs = chosen, scores
         for row in self.rows:
             row.chosen += 1
-        return made
+        return outputs
 
-    def _step_guessing(self, guesser: DraftProposer, row: DecodeRow) -> list[TokenOutput]:
-        """Make as many tokens as the draft guessed right, and one more; all of them are looked at."""
-        made = self.read()
-        if any(one.finish is not None for one in made):
-            return made
-        guesses = guesser.guess(row.tokens, row.job.max_tokens - row.chosen - 1)
-        logits = self._model(mx.array([[row.tokens[-1], *guesses]]), cache=self._caches)[0]
-        count = len(guesses) + 1
-        rules = self._rules if count == 1 else SamplingColumns.of([row.job.sampling] * count)
-        chosen = sample(logits, rules, range(row.chosen, row.chosen + count))
-        likelihoods = compute(logits, chosen, [row.job.top_logprobs] * count)
+    def _step_speculative(self, proposer: DraftProposer, row: DecodeRow) -> list[TokenOutput]:
+        """Make one token more than the draft model guessed right, and read all of them."""
+        outputs = self.read()
+        if any(output.finish is not None for output in outputs):
+            return outputs
+        draft = proposer.propose(row.tokens, row.job.max_tokens - row.chosen - 1)
+        logits = self._model(mx.array([[row.tokens[-1], *draft]]), cache=self._caches)[0]
+        count = len(draft) + 1
+        sampling = self._sampling if count == 1 else SamplingColumns.of([row.job.sampling] * count)
+        chosen = sample(logits, sampling, range(row.chosen, row.chosen + count))
+        measured = logprobs.compute(logits, chosen, [row.job.top_logprobs] * count)
         tokens = chosen.tolist()
-        known = {} if likelihoods is None else likelihoods.read()
-        right = 0
-        while right < len(guesses) and guesses[right] == tokens[right]:
-            right += 1
-        guesser.kept += right
+        scores = {} if measured is None else measured.read()
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == tokens[accepted]:
+            accepted += 1
+        proposer.accepted_tokens += accepted
         for cache in self._caches:
-            cache.trim(len(guesses) - right)
-        for at, token in enumerate(tokens[: right + 1]):
-            made.append(row.take(token, known.get(at), is_end=token in self._ends))
-            if made[-1].finish is not None:
+            cache.trim(len(draft) - accepted)
+        for at, token in enumerate(tokens[: accepted + 1]):
+            outputs.append(row.read(token, scores.get(at), is_end=token in self._ends))
+            if outputs[-1].finish is not None:
                 break
-        row.chosen = len(row.made)
+        row.chosen = len(row.outputs)
         self._tokens = mx.array([row.tokens[-1]], dtype=mx.uint32)
-        return made
+        return outputs
 
     def _choose(self, logits: Array) -> tuple[Array, BatchLogprobs | None]:
         rows = list(enumerate(self.rows))
         changed = logits_processors.apply_penalties(
-            logits, [(at, row.tally) for at, row in rows if row.tally is not None]
+            logits, [(at, row.penalties) for at, row in rows if row.penalties is not None]
         )
         changed = logits_processors.apply_grammars(
             changed, [(at, row.matcher) for at, row in rows if row.matcher is not None]
         )
-        chosen = sample(changed, self._rules, [row.chosen for row in self.rows])
-        return chosen, compute(logits, chosen, [row.job.top_logprobs for row in self.rows])
+        chosen = sample(changed, self._sampling, [row.chosen for row in self.rows])
+        scores = logprobs.compute(logits, chosen, [row.job.top_logprobs for row in self.rows])
+        return chosen, scores

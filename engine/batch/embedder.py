@@ -1,8 +1,8 @@
-"""Turning sequences into vectors, a bounded number of tokens at a time. One thread, no I/O, no clock.
+"""Embeddings: turns sequences into vectors, a limited number of tokens at a time. No I/O, no clock.
 
-Sequences of all requests are read together, padded on the right: a causal model's hidden states do not depend
-on what comes later, so each vector is what it would be alone. One that is longer than a step may read is read
-in pieces, through a cache. A fault costs the requests that were waiting here, and no generation.
+Sequences of all requests are read together, padded on the right. The hidden states of a causal model do not depend on
+later tokens, so each vector is the same as if its sequence were read alone. A sequence that is too long for one step is
+read in pieces, through a cache. A failure costs the embedding requests in this queue, and no generation.
 """
 
 import logging
@@ -30,69 +30,70 @@ log = logging.getLogger(__name__)
 class _QueuedText:
     job_id: int
     at: int
-    """Which of its job's."""
+    """Index of the text in its job."""
     tokens: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _TextBatch:
-    """Texts that are read side by side, and how far."""
+    """Texts that are read side by side, and the progress."""
 
     texts: list[_QueuedText]
     caches: list[Any]
     sums: Array
-    """[texts, width]: their vectors, as far as they are read."""
+    """Shape (texts, width): the vectors of the tokens read so far."""
     column: int = 0
+    """Number of columns read so far."""
 
     @property
     def columns(self) -> int:
-        """The length of the longest."""
+        """The length of the longest text."""
         return max(len(text.tokens) for text in self.texts)
 
 
 class Embedder:
-    """The `Embed` jobs that run now, first come first served."""
+    """The embedding jobs that run now, first come first served."""
 
-    def __init__(self, model: Any, how: PoolerConfig) -> None:
+    def __init__(self, model: Any, pooling: PoolerConfig) -> None:
         self._model = model
         self._inner = _inner_model(model)
-        self._pooling = how
-        self._made: dict[int, dict[int, bytes]] = {}  # by job: the vectors made so far
-        self._wanted: dict[int, int] = {}  # by job: how many there will be
+        self._pooling = pooling
+        self._vectors: dict[int, dict[int, bytes]] = {}  # by job and text: the finished vectors
+        self._counts: dict[int, int] = {}  # by job: the number of its texts
         self._waiting: deque[_QueuedText] = deque()
         self._reading: _TextBatch | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self._wanted
+        """True if there is nothing to do."""
+        return not self._counts
 
     def add(self, job: EmbedJob) -> None:
-        """Let a job wait for its turn."""
-        self._made[job.id], self._wanted[job.id] = {}, len(job.prompts)
+        """Add a job to the queue."""
+        self._vectors[job.id], self._counts[job.id] = {}, len(job.prompts)
         texts = [_QueuedText(job.id, at, tokens) for at, tokens in enumerate(job.prompts)]
-        # Neighbours of one length need no padding.
+        # Neighbours of equal length need no padding.
         self._waiting += sorted(texts, key=lambda text: len(text.tokens))
 
     def remove(self, job_id: int) -> None:
-        """Forget a job, if it is here."""
-        if self._wanted.pop(job_id, None) is None:
+        """Remove a job, if it is in the queue."""
+        if self._counts.pop(job_id, None) is None:
             return
-        del self._made[job_id]
+        del self._vectors[job_id]
         self._waiting = deque(text for text in self._waiting if text.job_id != job_id)
-        if self._reading and all(text.job_id not in self._wanted for text in self._reading.texts):
+        if self._reading and all(text.job_id not in self._counts for text in self._reading.texts):
             self._reading = None
 
     def step(self, tokens: int) -> list[WorkerEvent]:
-        """Read about so many tokens, padding included; return the jobs that are done with that."""
+        """Read about `tokens` tokens, padding included; return the jobs that this finishes."""
         if self.is_idle:
             return []
         try:
             reading = self._reading or self._begin(tokens)
             self._read(reading, max(1, tokens // len(reading.texts)))
         except Exception as error:
-            # Whatever it was: nothing of the generations' caches was touched.
-            log.exception("a step of embeddings failed", extra={"jobs": len(self._wanted)})
+            # Whatever the error was, it did not touch the caches of generating jobs.
+            log.exception("embedding step failed", extra={"jobs": len(self._counts)})
             return self._drop(summarize(error))
         if reading.column < reading.columns:
             self._reading = reading
@@ -112,7 +113,7 @@ class Embedder:
         return _TextBatch(texts, make_prompt_cache(self._model), sums)
 
     def _read(self, reading: _TextBatch, most: int) -> None:
-        """Read at most so many columns more."""
+        """Read at most `most` more columns."""
         columns = min(most, reading.columns - reading.column)
         hidden = self._inner(
             mx.array(_pad_texts(reading.texts, reading.column, columns)), cache=reading.caches
@@ -122,7 +123,7 @@ class Embedder:
         part = mx.array(weights)[:, None, :] @ hidden.astype(mx.float32)
         reading.sums = reading.sums + part[:, 0]
         reading.column += columns
-        # The caches too: what they hold of this piece would else be computed with the next one.
+        # Evaluate the caches as well: otherwise their part of this piece is computed with the next one.
         mx.eval(reading.sums, [cache.state for cache in reading.caches])
 
     def _finished(self, reading: _TextBatch) -> list[WorkerEvent]:
@@ -131,18 +132,18 @@ class Embedder:
             vectors = pooler.normalize(vectors)
         events: list[WorkerEvent] = []
         for text, vector in zip(reading.texts, vectors, strict=True):
-            if text.job_id not in self._wanted:
+            if text.job_id not in self._counts:
                 continue
-            made = self._made[text.job_id]
-            made[text.at] = vector.astype("<f4").tobytes()
-            if len(made) == self._wanted[text.job_id]:
+            vectors_of_job = self._vectors[text.job_id]
+            vectors_of_job[text.at] = vector.astype("<f4").tobytes()
+            if len(vectors_of_job) == self._counts[text.job_id]:
                 self.remove(text.job_id)
-                ordered = tuple(made[at] for at in range(len(made)))
+                ordered = tuple(vectors_of_job[at] for at in range(len(vectors_of_job)))
                 events.append(EmbeddingOutput(job_id=text.job_id, vectors=ordered))
         return events
 
     def _drop(self, why: str) -> list[WorkerEvent]:
-        lost = list(self._wanted)
+        lost = list(self._counts)
         for job_id in lost:
             self.remove(job_id)
         self._reading = None
@@ -150,7 +151,7 @@ class Embedder:
 
 
 def _inner_model(model: Any) -> Any:
-    """Return the part of a model that makes hidden states, without the head."""
+    """Return the part of a model that computes hidden states, without the output head."""
     found = getattr(getattr(model, "language_model", model), "model", None)
     if found is None:
         kind = type(model).__module__.rpartition(".")[2]
@@ -159,6 +160,6 @@ def _inner_model(model: Any) -> Any:
 
 
 def _pad_texts(texts: Sequence[_QueuedText], start: int, columns: int) -> list[list[int]]:
-    # Any token will do: nothing that comes before it looks at it.
+    # Any padding token will do: earlier tokens do not attend to it.
     pieces = [text.tokens[start : start + columns] for text in texts]
     return [[*piece, *[0] * (columns - len(piece))] for piece in pieces]

@@ -1,8 +1,7 @@
-"""Carries plans out. Every rank of a group runs one, and all do the same; only rank 0 listens to what it says.
+"""Executes step plans. Every rank of a group runs one executor, and all of them do the same work.
 
-Nothing here decides: no clock, no chance, no look at memory. The worker's thread alone.
-
-What every rank shows of its batch: memory, sequences, and what is cached. The worker's thread alone.
+The executor decides nothing: it uses no clock, no randomness and no memory readings. Only rank 0 uses its outputs.
+Worker thread only.
 """
 
 from collections.abc import Sequence
@@ -22,135 +21,133 @@ from engine.jobs import Job, TokenOutput
 
 Model: TypeAlias = Any  # mlx ships no types
 
+# The most prefix cache blocks that the engine reports to a gateway: the last used ones, of 64 tokens each.
+_SUMMARY_BLOCKS = 1024
+
 
 @dataclass(slots=True, kw_only=True)
 class StepExecutor:
-    """The jobs a rank knows of, in whichever stage they are."""
+    """The jobs of one rank, in any stage."""
 
     model: Model
     ends: frozenset[int]
     """Tokens that end a text."""
     prefix: PrefixCache
     grammars: GrammarCompiler | None
-    guesser: DraftProposer | None = None
-    decoding: DecodeStage = field(init=False)
-    prefilling: PrefillStage = field(init=False)
+    proposer: DraftProposer | None = None
+    decode_stage: DecodeStage = field(init=False)
+    prefill_stage: PrefillStage = field(init=False)
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin with nothing."""
-        self.decoding = DecodeStage(self.model, ends=self.ends, guesser=self.guesser)
-        self.prefilling = PrefillStage(self.model, self.prefix)
+        """Create empty stages."""
+        self.decode_stage = DecodeStage(self.model, ends=self.ends, proposer=self.proposer)
+        self.prefill_stage = PrefillStage(self.model, self.prefix)
 
     @property
     def kv_bytes(self) -> int:
-        """What the caches of running jobs hold."""
-        return self.decoding.nbytes + self.prefilling.nbytes
+        """Bytes that the caches of running jobs hold."""
+        return self.decode_stage.nbytes + self.prefill_stage.nbytes
 
-    def tidy(self, plan: StepPlan) -> None:
-        """Give back memory that the plan says to."""
+    def free_memory(self, plan: StepPlan) -> None:
+        """Free the memory that the plan gives up."""
         if plan.prefix_bytes is not None:
             self.prefix.trim(plan.prefix_bytes)
         if plan.clears:
             mx.clear_cache()
 
     def run(self, plan: StepPlan) -> list[TokenOutput]:
-        """Do all of a plan, as rank 0 does it piece by piece; return the tokens that became known."""
-        self.tidy(plan)
+        """Execute a whole plan, in the order in which rank 0 executes its parts; return the new known tokens."""
+        self.free_memory(plan)
         self.join(plan.joins)
         self.leave(plan.leaves)
-        made: list[TokenOutput] = []
+        outputs: list[TokenOutput] = []
         if plan.decodes:
-            made += self.decode(reads_on=bool(plan.chunks))
-            self.expel()
+            outputs += self.decode(reads_on=bool(plan.chunks))
+            self.expel_faulty()
         if plan.chunks:
-            read, _ = self.prefill(plan.chunks)
-            if read is not None:
-                self.begin(read)
-        return made
+            finished, _ = self.prefill(plan.chunks)
+            if finished is not None:
+                self.begin(finished)
+        return outputs
 
     def join(self, jobs: Sequence[Job]) -> None:
-        """Hear of new jobs."""
+        """Add new jobs."""
         self.jobs.update({job.id: job for job in jobs})
 
     def leave(self, job_ids: Sequence[int]) -> None:
-        """Forget jobs in whatever stage; what they had computed stays in the prefix cache."""
+        """Remove jobs in any stage; their computed tokens stay in the prefix cache."""
         for job_id in job_ids:
-            self._keep(job_id)
+            self._store_prefix(job_id)
             self.jobs.pop(job_id, None)
-        self.prefilling.leave(job_ids)
-        self.decoding.leave(job_ids)
+        self.prefill_stage.leave(job_ids)
+        self.decode_stage.leave(job_ids)
 
     def drop(self, job_ids: Sequence[int]) -> None:
-        """Forget jobs whose caches cannot be trusted. If one of them generates, all that do go with it."""
+        """Remove jobs whose caches cannot be trusted. If one of them generates, drop all generating rows."""
         for job_id in job_ids:
             self.jobs.pop(job_id, None)
-        self.prefilling.leave(job_ids)
-        if any(row.job.id in job_ids for row in self.decoding.rows):
-            self.decoding = DecodeStage(self.model, ends=self.ends, guesser=self.guesser)
+        self.prefill_stage.leave(job_ids)
+        if any(row.job.id in job_ids for row in self.decode_stage.rows):
+            self.decode_stage = DecodeStage(self.model, ends=self.ends, proposer=self.proposer)
 
     def decode(self, *, reads_on: bool) -> list[TokenOutput]:
-        """Start one more token for every sequence that generates; return what is known of those before.
+        """Start one more token for every generating sequence; return the tokens known by now.
 
-        With `reads_on` a piece of a prompt comes next, and takes long: the tokens are waited for, and told, first.
+        With `reads_on` a piece of a prompt follows, which takes long: wait for the new tokens first.
         """
-        made: list[TokenOutput] = []
-        if any(row.is_last for row in self.decoding.rows):
-            made = self._ended(
-                self.decoding.read()
-            )  # or a pass would be made for tokens nobody may have
-        if self.decoding.rows:
-            made += self._ended(self.decoding.step())
+        outputs: list[TokenOutput] = []
+        if any(row.is_last for row in self.decode_stage.rows):
+            # Otherwise the model would compute tokens beyond a job's limit.
+            outputs = self._remove_finished(self.decode_stage.read())
+        if self.decode_stage.rows:
+            outputs += self._remove_finished(self.decode_stage.step())
         if reads_on:
-            made += self._ended(self.decoding.read())
-        return made
+            outputs += self._remove_finished(self.decode_stage.read())
+        return outputs
 
-    def expel(self) -> dict[int, str]:
-        """Forget jobs whose grammars cannot be followed any more; return them, and why."""
+    def expel_faulty(self) -> dict[int, str]:
+        """Remove jobs whose grammar cannot be followed any further; return the faults by job ID."""
         faults = {
             row.job.id: row.matcher.fault
-            for row in self.decoding.rows
+            for row in self.decode_stage.rows
             if row.matcher is not None and row.matcher.fault is not None
         }
         self.leave(list(faults))
         return faults
 
     def prefill(self, chunks: Sequence[PromptChunk]) -> tuple[PrefilledPrompts | None, int]:
-        """Read pieces of prompts; return those at their end, and how many tokens were computed."""
-        return self.prefilling.read([self.jobs[chunk.job_id] for chunk in chunks], chunks)
+        """Read pieces of prompts; return the finished prompts and the number of computed tokens."""
+        return self.prefill_stage.read([self.jobs[chunk.job_id] for chunk in chunks], chunks)
 
-    def begin(self, read: PrefilledPrompts) -> None:
-        """Let prompts that were read to their end generate from the next step on."""
+    def begin(self, finished: PrefilledPrompts) -> None:
+        """Start to generate from finished prompts at the next step."""
         rows = [
-            DecodeRow.of(prompt.job, cached=prompt.cached, grammars=self.grammars)
-            for prompt in read.prompts
+            DecodeRow.of(prompt.job, cached_tokens=prompt.cached_tokens, grammars=self.grammars)
+            for prompt in finished.prompts
         ]
-        self.decoding.join(rows, read.caches)
+        self.decode_stage.join(rows, finished.caches)
 
-    def _ended(self, made: list[TokenOutput]) -> list[TokenOutput]:
-        ended = [one.job_id for one in made if one.finish is not None]
-        if ended:
-            self.leave(ended)
-        return made
+    def _remove_finished(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        finished = [output.job_id for output in outputs if output.finish is not None]
+        if finished:
+            self.leave(finished)
+        return outputs
 
-    def _keep(self, job_id: int) -> None:
-        """Put what a sequence has computed where its continuation will look for it."""
-        found = self.decoding.extract(job_id)
+    def _store_prefix(self, job_id: int) -> None:
+        """Store what a sequence computed where its continuation will look it up."""
+        found = self.decode_stage.extract(job_id)
         if found is not None:
             self.prefix.store(*found)
 
 
-# What a gateway is told of the prefix cache: the blocks used last, of 64 tokens each.
-_SUMMARY_BLOCKS = 1024
-
-
 def update_gauges(gauges: Gauges, executor: StepExecutor) -> None:
-    """Write it into the gauges, after a step."""
+    """Write memory, sequence counts and prefix cache statistics into the gauges, after a step."""
     prefix = executor.prefix.stats
     gauges.active_bytes = mx.get_active_memory()
     gauges.buffer_bytes = mx.get_cache_memory()
     gauges.peak_bytes = mx.get_peak_memory()
-    gauges.running = len(executor.decoding.rows)
+    gauges.running = len(executor.decode_stage.rows)
     gauges.prefilling = len(executor.jobs) - gauges.running
     if gauges.prefix_bytes != prefix.nbytes:
         gauges.prefix_bytes = prefix.nbytes

@@ -1,6 +1,6 @@
-"""What is done to logits before a token is chosen: penalties, bias, grammar. For the rows that ask for it alone.
+"""Logits processors: penalties, bias and grammar masks, for the rows that ask for them.
 
-All of it depends on the tokens made so far, so it waits for them; rows without any of it do not.
+All of them depend on the tokens made so far, so their rows wait for the last token. Other rows do not.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ Array: TypeAlias = Any  # mlx ships no types
 
 
 class PenaltyState:
-    """Which tokens of one sequence are penalised or biased, kept up token by token."""
+    """The penalised and biased tokens of one sequence, updated token by token."""
 
     def __init__(self, job: Job) -> None:
         self._sampling = job.sampling
         self._slots: dict[int, int] = {}
         self._tokens = np.zeros(64, dtype=np.int32)
-        # Made so often, in the prompt, bias.
+        # Rows: how often a token was generated, whether the prompt has it, its bias.
         self._counts = np.zeros((3, 64), dtype=np.float32)
         for token, bias in job.sampling.logit_bias:
             slot = self._slot(token)
@@ -39,22 +39,22 @@ class PenaltyState:
 
     @property
     def tokens(self) -> Any:
-        """The tokens concerned, each once; int32."""
+        """The affected tokens, each once; int32."""
         return self._tokens[: len(self._slots)]
 
     @property
     def factors(self) -> Any:
-        """By what positive logits are divided and negative ones multiplied."""
-        seen = (self._counts[0] + self._counts[1])[: len(self._slots)] > 0
-        return np.where(seen, np.float32(self._sampling.repetition_penalty), np.float32(1))
+        """The factor that divides positive logits and multiplies negative ones."""
+        occurs = (self._counts[0] + self._counts[1])[: len(self._slots)] > 0
+        return np.where(occurs, np.float32(self._sampling.repetition_penalty), np.float32(1))
 
     @property
     def addends(self) -> Any:
-        """What is added then."""
-        made, _, bias = self._counts[:, : len(self._slots)]
+        """The numbers that are added to the logits after that."""
+        generated, _, bias = self._counts[:, : len(self._slots)]
         rules = self._sampling
-        spent = rules.frequency_penalty * made + rules.presence_penalty * (made > 0)
-        return (bias - spent).astype(np.float32)
+        penalty = rules.frequency_penalty * generated + rules.presence_penalty * (generated > 0)
+        return (bias - penalty).astype(np.float32)
 
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))
@@ -66,28 +66,28 @@ class PenaltyState:
 
 
 def needs_penalties(job: Job) -> bool:
-    """Whether a job's logits change with what it has made, or by a bias."""
+    """Return whether a bias or the tokens generated so far change a job's logits."""
     rules = job.sampling
     penalties = (rules.presence_penalty, rules.frequency_penalty, rules.repetition_penalty - 1)
     return bool(rules.logit_bias) or any(penalties)
 
 
-def apply_penalties(logits: Array, tallies: Sequence[tuple[int, PenaltyState]]) -> Array:
-    """Return logits of shape (rows, vocabulary) with each row's penalties and biases; (row, tally) pairs."""
-    filled = [(row, tally) for row, tally in tallies if len(tally.tokens)]
+def apply_penalties(logits: Array, states: Sequence[tuple[int, PenaltyState]]) -> Array:
+    """Return logits, shape (rows, vocabulary), with penalties and biases; `states` are (row, state) pairs."""
+    filled = [(row, state) for row, state in states if len(state.tokens)]
     if not filled:
         return logits
-    rows = mx.array(np.concatenate([np.full(len(t.tokens), row) for row, t in filled]))
-    columns = mx.array(np.concatenate([t.tokens for _, t in filled]))
-    factors = mx.array(np.concatenate([t.factors for _, t in filled]))
-    addends = mx.array(np.concatenate([t.addends for _, t in filled]))
-    seen = logits[rows, columns].astype(mx.float32)
-    changed = mx.where(seen > 0, seen / factors, seen * factors) + addends
-    return logits.at[rows, columns].add((changed - seen).astype(logits.dtype))
+    rows = mx.array(np.concatenate([np.full(len(s.tokens), row) for row, s in filled]))
+    columns = mx.array(np.concatenate([s.tokens for _, s in filled]))
+    factors = mx.array(np.concatenate([s.factors for _, s in filled]))
+    addends = mx.array(np.concatenate([s.addends for _, s in filled]))
+    old = logits[rows, columns].astype(mx.float32)
+    new = mx.where(old > 0, old / factors, old * factors) + addends
+    return logits.at[rows, columns].add((new - old).astype(logits.dtype))
 
 
 def apply_grammars(logits: Array, matchers: Sequence[tuple[int, GrammarMatcher]]) -> Array:
-    """Return logits with minus infinity wherever a row's grammar does not allow the token; (row, matcher) pairs."""
+    """Return logits with minus infinity for tokens that a row's grammar forbids; `matchers` are (row, matcher) pairs."""
     if not matchers:
         return logits
     count, size = logits.shape

@@ -1,4 +1,4 @@
-"""How likely tokens were, for the rows that want to know."""
+"""Log probabilities of chosen tokens and their alternatives, for the rows that ask for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,38 +13,41 @@ Array: TypeAlias = Any  # mlx ships no types
 
 @dataclass(frozen=True, slots=True)
 class BatchLogprobs:
-    """Arrays on their way, computed beside the next step."""
+    """Log probabilities on the device, computed beside the next step."""
 
     rows: tuple[int, ...]
+    """The batch rows that ask for them."""
     tops: tuple[int, ...]
+    """The number of alternatives that each of these rows asks for."""
     own: Array
-    """Shape (rows,)."""
+    """Of the chosen tokens; shape (rows,)."""
     tokens: Array
+    """The alternatives, likeliest first; shape (rows, most alternatives)."""
     logprobs: Array
-    """Shape (rows, most alternatives), the likeliest first."""
+    """Of the alternatives; the same shape."""
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """What has to be evaluated."""
+        """The arrays to evaluate."""
         return (self.own, self.tokens, self.logprobs)
 
-    def kept(self, rows: Sequence[int]) -> "BatchLogprobs | None":
-        """Return those of some rows, which are counted anew in that order."""
-        now = {row: at for at, row in enumerate(rows)}
-        kept = [at for at, row in enumerate(self.rows) if row in now]
-        if not kept:
+    def select(self, rows: Sequence[int]) -> "BatchLogprobs | None":
+        """Return those of the given rows, renumbered in that order; None if there are none."""
+        numbers = {row: at for at, row in enumerate(rows)}
+        found = [at for at, row in enumerate(self.rows) if row in numbers]
+        if not found:
             return None
-        index = mx.array(kept)
+        index = mx.array(found)
         return BatchLogprobs(
-            rows=tuple(now[self.rows[at]] for at in kept),
-            tops=tuple(self.tops[at] for at in kept),
+            rows=tuple(numbers[self.rows[at]] for at in found),
+            tops=tuple(self.tops[at] for at in found),
             own=self.own[index],
             tokens=self.tokens[index],
             logprobs=self.logprobs[index],
         )
 
     def read(self) -> dict[int, TokenLogprobs]:
-        """Wait for them, and return them by row."""
+        """Wait for the arrays and return their values by row."""
         own, tokens, logprobs = (array.tolist() for array in self.arrays)
         return {
             row: TokenLogprobs(
@@ -56,9 +59,10 @@ class BatchLogprobs:
 
 
 def compute(logits: Array, chosen: Array, tops: Sequence[int | None]) -> BatchLogprobs | None:
-    """Return how likely the chosen tokens were by the model's own logits; None if no row wants to know.
+    """Return the log probabilities of the chosen tokens by the model's own logits; None if no row asks for them.
 
-    `logits` has shape (rows, vocabulary), `chosen` (rows,); `tops` says how many alternatives a row wants, or None.
+    `logits` has shape (rows, vocabulary), `chosen` (rows,). `tops` is the number of alternatives that each row asks
+    for; None asks for nothing.
     """
     rows = [(row, top) for row, top in enumerate(tops) if top is not None]
     if not rows:

@@ -1,7 +1,7 @@
-"""Rank 0's side of continuous batching: decides every step, has it done, and tells what came of it.
+"""The batch loop of rank 0: plans each step, executes it and reports its outputs.
 
-A fault costs the jobs it touched, never the process: after an exception the caches of the sequences that were
-computed together cannot be trusted, so they are thrown away; prompts that were read on their own are not.
+A failure costs the jobs that it touched, never the process. After an exception the caches of sequences that were
+computed together cannot be trusted, so these sequences are dropped. Prompts that were read separately survive.
 """
 
 import logging
@@ -27,56 +27,56 @@ log = logging.getLogger(__name__)
 class PeerRanks(Protocol):
     """The other ranks of a group (ranks/coordinator.py)."""
 
-    def tell(self, plan: StepPlan) -> None:
-        """Pass on a plan, before it is done here."""
+    def send_plan(self, plan: StepPlan) -> None:
+        """Send a plan to all of them, before this rank executes it."""
         ...
 
-    def made(self, made: Sequence[TokenOutput]) -> None:
-        """Hear what tokens became known here."""
+    def add_outputs(self, outputs: Sequence[TokenOutput]) -> None:
+        """Add tokens of this rank to the checksum that the other ranks compare."""
         ...
 
     def close(self) -> None:
-        """Let them end."""
+        """Let the other ranks end."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchLoop:
-    """The jobs that run now. The caller bounds their number."""
+    """The jobs that run now. The caller limits their number."""
 
     executor: StepExecutor
     memory: MemoryGuard
     gauges: Gauges
     clock: Clock
     embedder: Embedder | None = None
-    """None: the model makes no embeddings, and nobody asks for any."""
-    others: PeerRanks | None = None
-    """The other ranks of a group; None: there are none."""
+    """None if the model makes no embeddings."""
+    peers: PeerRanks | None = None
+    """The other ranks of the group; None for a single rank."""
     speed: StepSpeed = field(default_factory=StepSpeed)
     _scheduler: Scheduler = field(init=False)
     _joins: list[Job] = field(default_factory=list)
     _leaves: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Begin with nothing."""
-        self._scheduler = Scheduler(match=self.executor.prefix.match, room=self.memory)
+        """Create the scheduler and publish the memory limit."""
+        self._scheduler = Scheduler(match=self.executor.prefix.match, memory=self.memory)
         self.gauges.limit_bytes = self.memory.budget.limit_bytes
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         is_embedding = self.embedder is not None and not self.embedder.is_idle
         return not (self.executor.jobs or self._joins or self._leaves or is_embedding)
 
     def add(self, job: Job | EmbedJob) -> None:
-        """Let a job join at the next step."""
+        """Add a job at the next step."""
         if isinstance(job, Job):
             self._joins.append(job)
         elif self.embedder is not None:
             self.embedder.add(job)
 
     def remove(self, job_id: int) -> None:
-        """Take a job out before the next step, in whichever stage it is."""
+        """Remove a job before the next step, in any stage."""
         if job_id in self.executor.jobs:
             self._leaves.append(job_id)
         self._joins = [job for job in self._joins if job.id != job_id]
@@ -84,10 +84,10 @@ class BatchLoop:
             self.embedder.remove(job_id)
 
     def step(self) -> Iterator[list[WorkerEvent]]:
-        """Make at most one token for every job and read a piece of a prompt; yield what is known as soon as it is."""
+        """Make at most one token per job and read a piece of a prompt; yield events as soon as they are known."""
         plan = self._plan()
-        if self.others is not None:
-            self.others.tell(plan)
+        if self.peers is not None:
+            self.peers.send_plan(plan)
         yield self._change(plan)
         if plan.decodes:
             yield self._decode(reads_on=bool(plan.chunks))
@@ -97,14 +97,14 @@ class BatchLoop:
             yield self.embedder.step(self.gauges.chunk_tokens)
         self.gauges.steps += 1
         if self.is_idle:
-            # Return the buffers of finished sequences to the system while nobody waits for a token.
+            # Return the buffers of finished sequences to the system while no request waits for a token.
             mx.clear_cache()
-        self._measure()
+        self._update_gauges()
 
     def close(self) -> None:
-        """Give back what is held."""
-        if self.others is not None:
-            self.others.close()
+        """Release the other ranks, all jobs and the prefix cache."""
+        if self.peers is not None:
+            self.peers.close()
         self.executor.drop(list(self.executor.jobs))
         self.executor.prefix.trim(0)
 
@@ -115,94 +115,95 @@ class BatchLoop:
             self._scheduler.add(job)
         for job_id in leaves:
             self._forget(job_id)
-        held = self.executor.prefix.nbytes
-        advice = self.memory.look(mx.get_active_memory(), mx.get_cache_memory(), held)
-        running = sum(row.job.id not in leaves for row in self.executor.decoding.rows)
-        budget = self.speed.chunk(
+        prefix_bytes = self.executor.prefix.nbytes
+        advice = self.memory.advise(mx.get_active_memory(), mx.get_cache_memory(), prefix_bytes)
+        running = sum(row.job.id not in leaves for row in self.executor.decode_stage.rows)
+        budget = self.speed.chunk_tokens(
             running=running, waiting=len(self._scheduler.waiting), factor=advice.chunk_factor
         )
         self.gauges.chunk_tokens = budget
+        is_too_large = prefix_bytes > advice.prefix_limit_bytes
         return StepPlan(
             joins=joins,
             leaves=leaves,
             decodes=running > 0,
-            chunks=self._scheduler.next(budget),
-            prefix_bytes=advice.prefix_limit_bytes if held > advice.prefix_limit_bytes else None,
+            chunks=self._scheduler.next_chunks(budget),
+            prefix_bytes=advice.prefix_limit_bytes if is_too_large else None,
             clears=advice.clear_buffers,
         )
 
     def _forget(self, job_id: int) -> None:
         self._scheduler.remove(job_id)
-        self.memory.left(job_id)
+        self.memory.release(job_id)
 
     def _change(self, plan: StepPlan) -> list[WorkerEvent]:
         self.executor.join(plan.joins)
-        self.executor.tidy(plan)
+        self.executor.free_memory(plan)
         try:
             self.executor.leave(plan.leaves)
         except Exception as error:
-            # Cutting a row out of the caches is work for the device, and may fail like a step.
-            log.exception("jobs could not be taken out; those that generate are lost")
-            return self._lose_generating(error)
+            # Removing a row from the caches runs on the device and can fail like a step.
+            log.exception("cannot remove jobs from the batch; all generating jobs are lost")
+            return self._fail_generating(error)
         return []
 
     def _decode(self, *, reads_on: bool) -> list[WorkerEvent]:
-        began = self.clock.monotonic()
+        start_s = self.clock.monotonic()
         try:
-            made = self.executor.decode(reads_on=reads_on)
-            expelled = self.executor.expel()
+            outputs = self.executor.decode(reads_on=reads_on)
+            faults = self.executor.expel_faulty()
         except Exception as error:
-            # Whatever it was, the caches of all sequences may be half written.
-            log.exception("a step failed; its jobs are lost")
-            return self._lose_generating(error)
-        seconds = self.clock.monotonic() - began
-        self.speed.decoded(seconds)
+            # Whatever the error was, the caches of all sequences may be half written.
+            log.exception("decode step failed; all generating jobs are lost")
+            return self._fail_generating(error)
+        seconds = self.clock.monotonic() - start_s
+        self.speed.record_decode(seconds)
         self.gauges.decode_seconds += seconds
-        self.gauges.decode_tokens += len(made)
-        for one in made:
-            if one.finish is not None:
-                self._forget(one.job_id)
-                self._scheduler.stored()
-        for job_id in expelled:
+        self.gauges.decode_tokens += len(outputs)
+        for output in outputs:
+            if output.finish is not None:
+                self._forget(output.job_id)
+                self._scheduler.note_cache_change()
+        for job_id in faults:
             self._forget(job_id)
-        if self.others is not None:
-            self.others.made(made)
-        faults = [JobFailure(job_id=job_id, reason=why) for job_id, why in expelled.items()]
-        return [*made, *faults]
+        if self.peers is not None:
+            self.peers.add_outputs(outputs)
+        failures = [JobFailure(job_id=job_id, reason=fault) for job_id, fault in faults.items()]
+        return [*outputs, *failures]
 
     def _prefill(self, chunks: tuple[PromptChunk, ...]) -> list[WorkerEvent]:
-        began = self.clock.monotonic()
+        start_s = self.clock.monotonic()
         ids = [chunk.job_id for chunk in chunks]
         try:
-            read, computed = self.executor.prefill(chunks)
+            finished, computed = self.executor.prefill(chunks)
         except Exception as error:
-            # They have caches of their own: those which generate are not touched.
-            log.exception("a prompt could not be read; its job is lost", extra={"jobs": ids})
-            return self._lose(ids, error)
+            # Prompts in prefill have caches of their own, so generating jobs are not affected.
+            log.exception("cannot read a prompt; its job is lost", extra={"jobs": ids})
+            return self._fail(ids, error)
         try:
-            if read is not None:
-                self.executor.begin(read)
+            if finished is not None:
+                self.executor.begin(finished)
         except Exception as error:
-            log.exception("a prompt could not join those that generate; all are lost")
-            return [*self._lose(ids, error), *self._lose_generating(error)]
-        seconds = self.clock.monotonic() - began
-        self.speed.prefilled(computed, seconds)
+            log.exception("cannot add a prompt to the generating jobs; all of them are lost")
+            return [*self._fail(ids, error), *self._fail_generating(error)]
+        seconds = self.clock.monotonic() - start_s
+        self.speed.record_prefill(computed, seconds)
         self.gauges.prefill_tokens += computed
         self.gauges.prefill_seconds += seconds
-        self._scheduler.stored()
+        self._scheduler.note_cache_change()
         for chunk in chunks:
             if not chunk.is_last:
-                position = self.executor.prefilling.position(chunk.job_id)
-                self._scheduler.has_read(chunk.job_id, position)
+                position = self.executor.prefill_stage.position(chunk.job_id)
+                self._scheduler.set_position(chunk.job_id, position)
         return []
 
-    def _lose_generating(self, error: Exception) -> list[WorkerEvent]:
-        ids = [row.job.id for row in self.executor.decoding.rows]
-        return self._lose(ids, error)
+    def _fail_generating(self, error: Exception) -> list[WorkerEvent]:
+        ids = [row.job.id for row in self.executor.decode_stage.rows]
+        return self._fail(ids, error)
 
-    def _lose(self, ids: list[int], error: Exception) -> list[WorkerEvent]:
-        if self.others is not None:
-            # The others have not failed, or not in the same place: they hold other sequences now.
+    def _fail(self, ids: list[int], error: Exception) -> list[WorkerEvent]:
+        if self.peers is not None:
+            # The other ranks did not fail, or failed elsewhere: their sequences differ from now on.
             raise error
         for job_id in ids:
             self._forget(job_id)
@@ -211,10 +212,10 @@ class BatchLoop:
         mx.clear_cache()
         return [JobFailure(job_id=job_id, reason=summarize(error)) for job_id in ids]
 
-    def _measure(self) -> None:
+    def _update_gauges(self) -> None:
         gauges = self.gauges
         update_gauges(gauges, self.executor)
         gauges.kv_bytes = self.memory.promised_bytes
-        if self.executor.guesser is not None:
-            gauges.draft_tokens = self.executor.guesser.guessed
-            gauges.draft_accepted_tokens = self.executor.guesser.kept
+        if self.executor.proposer is not None:
+            gauges.draft_tokens = self.executor.proposer.proposed_tokens
+            gauges.draft_accepted_tokens = self.executor.proposer.accepted_tokens

@@ -1,12 +1,9 @@
-"""Numbers for sampling that depend on nothing but a seed and a position. Pure.
+"""Sampling: chooses the next tokens of a whole batch at once, each row by its own parameters.
 
-So a seeded answer is the same whoever else is in the batch, and goes on the same in another process.
-
-Choosing the next tokens of a whole batch at once, each row by its own rules. Never mx.random's state.
-
-In the order of Hugging Face's generation: penalties and bias, grammar, temperature, top-k, top-p, min-p, XTC.
-A token is found where a running sum of probabilities passes the row's number (`uniform.py`), so nothing is
-sorted unless a row asks for a nucleus, and a row's choice does not depend on its neighbours.
+The order is that of Hugging Face's generation: penalties and bias, grammar, temperature, top-k, top-p, min-p, XTC.
+A token is chosen where the running sum of probabilities passes the row's random number. Nothing is sorted unless a row
+asks for a nucleus. The number depends only on the seed and the token's index, never on mx.random's state: a seeded
+answer is the same in any batch, and another process can continue it.
 """
 
 from collections.abc import Sequence
@@ -24,10 +21,10 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def uniform(seed: int, index: int, stream: int = 0) -> float:
-    """Return a number in [0, 1), a multiple of 2**-24: exact in float32, and never rounded to 1.
+    """Return a random number in [0, 1), a multiple of 2**-24: exact in float32, and never rounded to 1.
 
-    SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") on the seed, then on the
-    position; `stream` tells several numbers of one position apart.
+    It is SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") of the seed, then of
+    the index. `stream` distinguishes several numbers of one index.
     """
     state = _mix((seed & _MASK) + _GOLDEN)
     return (_mix(state + (2 * index + 1 + (stream << 40)) * _GOLDEN) >> 40) / (1 << 24)
@@ -43,13 +40,13 @@ def _mix(value: int) -> int:
 Array: TypeAlias = Any  # mlx ships no types
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-# Nearly every nucleus is among this many tokens, which are found without sorting a vocabulary.
+# Nearly every nucleus lies within this many tokens, which are found without sorting the vocabulary.
 _CANDIDATES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The samplings of a batch's rows, as columns; made anew when rows come or go."""
+    """The sampling parameters of a batch's rows, as columns; rebuilt when rows join or leave."""
 
     samplings: tuple[SamplingParams, ...]
     are_greedy: bool
@@ -58,33 +55,33 @@ class SamplingColumns:
     top_p: Array
     min_p: Array
     cuts: frozenset[str]
-    """Which of top_k, top_p, min_p and xtc any row asks for."""
+    """The subset of top_k, top_p, min_p and xtc that any row asks for."""
 
     @classmethod
     def of(cls, samplings: Sequence[SamplingParams]) -> "SamplingColumns":
         """Return the columns of these rows."""
-        chancy = [one for one in samplings if one.temperature > 0]
+        random = [one for one in samplings if one.temperature > 0]
         cuts = {
-            "top_k": any(one.top_k > 0 for one in chancy),
-            "top_p": any(one.top_p < 1 for one in chancy),
-            "min_p": any(one.min_p > 0 for one in chancy),
-            "xtc": any(one.xtc_probability > 0 for one in chancy),
+            "top_k": any(one.top_k > 0 for one in random),
+            "top_p": any(one.top_p < 1 for one in random),
+            "min_p": any(one.min_p > 0 for one in random),
+            "xtc": any(one.xtc_probability > 0 for one in random),
         }
         return cls(
             samplings=tuple(samplings),
-            are_greedy=not chancy,
+            are_greedy=not random,
             temperature=_column([one.temperature or 1.0 for one in samplings]),
             top_k=tuple(one.top_k for one in samplings),
             top_p=_column([one.top_p for one in samplings]),
             min_p=_column([one.min_p for one in samplings]),
-            cuts=frozenset(name for name, is_asked in cuts.items() if is_asked),
+            cuts=frozenset(name for name, is_used in cuts.items() if is_used),
         )
 
 
 def sample(logits: Array, rules: SamplingColumns, indices: Sequence[int]) -> Array:
     """Return one token a row, shape (rows,), from float logits of shape (rows, vocabulary).
 
-    `indices` says the how manyth new token of its sequence each one is.
+    `indices` is the index of each row's new token in its sequence.
     """
     greedy = mx.argmax(logits, axis=-1).astype(mx.uint32)
     if rules.are_greedy:
@@ -108,7 +105,7 @@ def sample(logits: Array, rules: SamplingColumns, indices: Sequence[int]) -> Arr
 
 
 def _top_k(weights: Array, rules: SamplingColumns) -> Array:
-    """Keep each row's k largest, and those equal to the smallest of them."""
+    """Keep the k largest weights of each row, and those equal to the smallest of them."""
     size = weights.shape[-1]
     widest = min(max(rules.top_k), size)
     largest = mx.sort(mx.topk(weights, widest, axis=-1), axis=-1)  # ascending
@@ -121,23 +118,23 @@ def _top_k(weights: Array, rules: SamplingColumns) -> Array:
 
 def _top_p(weights: Array, top_p: Array) -> Array:
     """Keep each row's smallest set of likeliest tokens whose probability is at least p."""
-    wanted = top_p * mx.sum(weights, axis=-1, keepdims=True)
+    required = top_p * mx.sum(weights, axis=-1, keepdims=True)
     size = weights.shape[-1]
     largest = weights if size <= _CANDIDATES else mx.topk(weights, _CANDIDATES, axis=-1)
-    is_flat = mx.any((mx.sum(largest, axis=-1, keepdims=True) < wanted) & (top_p < 1))
+    is_flat = mx.any((mx.sum(largest, axis=-1, keepdims=True) < required) & (top_p < 1))
     if size > _CANDIDATES and is_flat.item():
-        largest = weights  # a nearly flat row: its nucleus is larger, and has to be sorted out
+        largest = weights  # the nucleus of a nearly flat row is larger, and needs a full sort
     falling = -mx.sort(-largest, axis=-1)
-    # What lies before a token is less than p: it belongs to the nucleus.
-    belongs = mx.cumsum(falling, axis=-1) - falling < wanted
+    # A token belongs to the nucleus if the sum of the weights before it is less than p.
+    belongs = mx.cumsum(falling, axis=-1) - falling < required
     limit = mx.min(mx.where(belongs, falling, mx.inf), axis=-1, keepdims=True)
     return mx.where((weights >= limit) | (top_p >= 1), weights, 0)
 
 
 def _xtc(weights: Array, rules: SamplingColumns, indices: Sequence[int]) -> Array:
-    """Exclude top choices: of the tokens above the threshold keep the least likely, with some probability.
+    """Exclude top choices: with some probability, keep only the least likely of the tokens above the threshold.
 
-    As mlx-lm's `apply_xtc` (sample_utils.py), but for the special tokens that one spares: an end is a choice as well.
+    Same as mlx-lm's `apply_xtc` (sample_utils.py), but that function never excludes special tokens and this one does.
     """
     happens = [
         uniform(one.seed, i, stream=1) < one.xtc_probability

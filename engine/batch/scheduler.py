@@ -1,8 +1,8 @@
-"""Which prompt is read next, and how much of it. Pure: no mlx, no clock; speeds arrive as arguments.
+"""Prompt scheduling: picks the prompts that a step reads, and how many of their tokens. Pure: no mlx, no clock.
 
-Between two tokens of every running stream lies one piece of somebody's prompt, so a piece is sized to a time and
-not to a number of tokens. A prompt that begins like one that is being read waits for it, and then takes the
-shared part from the prefix cache: that is what makes a burst of requests with one long head cheap.
+Speeds arrive as arguments. One piece of a prompt is read between two tokens of every running stream, so a piece is
+sized by time and not by a fixed number of tokens. A prompt that begins like one in progress waits for it and then
+takes the shared part from the prefix cache. This makes a burst of requests with one long common prefix cheap.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,42 +17,42 @@ from engine.jobs import Job
 
 Tokens = npt.NDArray[np.int64]
 
-# A stream may stall for a piece of a prompt as long as for this many of its own tokens, within these bounds: below a
-# quarter of a second nobody sees it, above a second everybody does.
+# A piece of a prompt may stall streams for the time of this many of their own tokens, within these bounds: a stall
+# under a quarter of a second goes unnoticed, one above a second is noticed by everybody.
 _STALL_STEPS, _STALL_MIN_S, _STALL_MAX_S = 3.0, 0.25, 1.0
-# While more wait than run; on a GPU a piece of mlx-lm's own length takes as long.
+# The stall while more prompts wait than sequences run; on a GPU a piece of mlx-lm's own length takes as long.
 _STALL_CROWD_S = 2.0
 _SMALLEST_CHUNK = 16
-# Prompts are read together if padding wastes no more than this part of the work.
+# Prompts are read together if padding wastes at most this share of the work.
 _WASTE = 0.25
-# So many are looked at in one step.
+# The number of waiting prompts that one step considers.
 _CANDIDATES = 16
-# What is shared has to be worth the wait for it.
+# The number of shared tokens that is worth waiting for.
 _WORTH_WAITING = 32
 
 
 @dataclass(slots=True, kw_only=True)
 class StepSpeed:
-    """What was measured lately, as moving averages."""
+    """Recent speeds, as moving averages."""
 
     decode_s: float = 0.05
-    """Seconds a step of all sequences takes."""
+    """Seconds that a decode step of all sequences takes."""
     prefill_tokens_per_s: float = 200.0
 
-    def decoded(self, seconds: float) -> None:
-        """Learn from a step."""
+    def record_decode(self, seconds: float) -> None:
+        """Add a decode step to the average."""
         self.decode_s += 0.2 * (seconds - self.decode_s)
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """Learn from a piece of a prompt; tiny ones say little."""
+    def record_prefill(self, tokens: int, seconds: float) -> None:
+        """Add a piece of a prompt to the average; ignore tiny pieces, whose speed means little."""
         if tokens >= _SMALLEST_CHUNK and seconds > 0:
             self.prefill_tokens_per_s += 0.3 * (tokens / seconds - self.prefill_tokens_per_s)
 
-    def chunk(self, *, running: int, waiting: int, factor: float = 1.0) -> int:
-        """Return how many tokens of prompts the next step may read; `factor` below 1 spares memory.
+    def chunk_tokens(self, *, running: int, waiting: int, factor: float = 1.0) -> int:
+        """Return how many prompt tokens the next step may read; a `factor` below 1 saves memory.
 
-        `running` sequences generate; as long as more than those wait to be read, reading comes first: passes for a
-        few rows cost nearly as much as passes for all.
+        `running` sequences generate. While more prompts than that wait, reading goes first: a decode step of a few
+        rows costs nearly as much as one of all rows.
         """
         largest = max(_SMALLEST_CHUNK, int(LARGEST_CHUNK * factor))
         if not running:
@@ -65,69 +65,71 @@ class StepSpeed:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueuedPrompt:
-    """A job whose prompt is not read yet, or in part."""
+    """A job whose prompt is not read completely."""
 
     job: Job
     tokens: Tokens
-    """All that is read before the first new token, its last one excepted: that one makes the new token."""
-    read: int = 0
+    """All tokens to read before the first new one, without the last: decoding that one makes the new token."""
+    position: int = 0
+    """Tokens read so far."""
     is_open: bool = False
+    """True if reading has begun."""
     matched: tuple[int, int] = (-1, 0)
-    """(version of the prefix cache, tokens it would bring)."""
+    """(version of the prefix cache, number of tokens it holds of this prompt)."""
 
     @classmethod
     def of(cls, job: Job) -> "QueuedPrompt":
-        """Return a job that has just come."""
+        """Return a new job's prompt."""
         return cls(job=job, tokens=np.array((job.prompt + job.emitted)[:-1], dtype=np.int64))
 
 
 class MemoryGate(Protocol):
-    """Memory, as far as jobs need it (memory/guard.py)."""
+    """Memory admission of jobs (memory/guard.py)."""
 
     def may_join(self, job: Job, /) -> bool:
-        """Whether there is memory for one more to its end."""
+        """Return whether there is memory for one more job until it ends."""
         ...
 
-    def joined(self, job: Job) -> None:
-        """Promise it that."""
+    def reserve(self, job: Job) -> None:
+        """Reserve that memory for the job."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Scheduler:
-    """Prompts in the order they came, but a short one need not wait for all of a long one."""
+    """Prompts in order of arrival; a short prompt need not wait for the whole of a long one."""
 
     match: Callable[[Sequence[int]], int]
-    """Tokens that the prefix cache would bring."""
-    room: MemoryGate
+    """Returns the number of tokens that the prefix cache holds of a prompt."""
+    memory: MemoryGate
     waiting: list[QueuedPrompt] = field(default_factory=list)
     _version: int = 0
     _turn: int = 0
 
     def add(self, job: Job) -> None:
-        """Take a job that has come."""
+        """Add a new job."""
         self.waiting.append(QueuedPrompt.of(job))
 
     def remove(self, job_id: int) -> bool:
-        """Forget a job; whether it was here."""
+        """Remove a job; return whether it was waiting."""
         before = len(self.waiting)
         self.waiting = [one for one in self.waiting if one.job.id != job_id]
         return len(self.waiting) < before
 
-    def stored(self) -> None:
-        """Learn that the prefix cache holds something new."""
+    def note_cache_change(self) -> None:
+        """Note that the prefix cache holds new tokens."""
         self._version += 1
 
-    def has_read(self, job_id: int, position: int) -> None:
-        """Learn how far a prompt was read, what the prefix cache had included."""
+    def set_position(self, job_id: int, position: int) -> None:
+        """Set how many tokens of a prompt are read, those from the prefix cache included."""
         for one in self.waiting:
             if one.job.id == job_id:
-                one.read, one.is_open = position, True
+                one.position, one.is_open = position, True
 
-    def next(self, budget: int) -> tuple[PromptChunk, ...]:
-        """Return what to read now, of at most `budget` tokens with their padding; nothing if nobody may.
+    def next_chunks(self, budget: int) -> tuple[PromptChunk, ...]:
+        """Return the pieces to read now, of at most `budget` tokens including padding; () if none may be read.
 
-        A prompt that is read to its end is no longer waiting; of others `has_read` is heard.
+        A prompt that its piece completes leaves the queue. For the others the caller calls `set_position`.
         """
         candidates = self._candidates()
         if not candidates:
@@ -135,8 +137,8 @@ class Scheduler:
         self._turn += 1
         first = self._first(candidates)
         self._open(first)
-        left = self._left(first)
-        if left > budget:
+        remaining = self._remaining(first)
+        if remaining > budget:
             return (PromptChunk(job_id=first.job.id, count=budget, is_last=False),)
         chosen = [first]
         for one in candidates:
@@ -144,64 +146,66 @@ class Scheduler:
                 self._open(one)
                 chosen.append(one)
         chunks = tuple(
-            PromptChunk(job_id=one.job.id, count=self._left(one), is_last=True) for one in chosen
+            PromptChunk(job_id=one.job.id, count=self._remaining(one), is_last=True)
+            for one in chosen
         )
         done = {one.job.id for one in chosen}
         self.waiting = [one for one in self.waiting if one.job.id not in done]
         return chunks
 
-    def _open(self, one: QueuedPrompt) -> None:
-        if not one.is_open:
-            self.room.joined(one.job)
+    def _open(self, prompt: QueuedPrompt) -> None:
+        if not prompt.is_open:
+            self.memory.reserve(prompt.job)
 
     def _first(self, candidates: Sequence[QueuedPrompt]) -> QueuedPrompt:
-        """Return the oldest, and every other time the one which is nearest to its end."""
+        """Return the oldest prompt and, every other time, the one with the fewest remaining tokens."""
         if self._turn % 2:
             return candidates[0]
-        return min(candidates, key=self._left)
+        return min(candidates, key=self._remaining)
 
-    def _fits(self, one: QueuedPrompt, chosen: Sequence[QueuedPrompt], budget: int) -> bool:
-        """Whether it can be read to its end beside the others without wasting much on padding."""
-        if not (one.is_open or self.room.may_join(one.job)):
+    def _fits(self, prompt: QueuedPrompt, chosen: Sequence[QueuedPrompt], budget: int) -> bool:
+        """Return whether the prompt can be completed beside the chosen ones without much padding."""
+        if not (prompt.is_open or self.memory.may_join(prompt.job)):
             return False
-        lengths = [self._left(each) for each in (*chosen, one)]
+        lengths = [self._remaining(each) for each in (*chosen, prompt)]
         padded = max(lengths) * len(lengths)
         if padded > budget or padded - sum(lengths) > _WASTE * padded:
             return False
-        return not any(self._shares(one, each) for each in chosen)
+        return not any(self._shares(prompt, each) for each in chosen)
 
     def _candidates(self) -> list[QueuedPrompt]:
-        """Return those who may be read now, the oldest first; not all of a long queue, for one step is not that long."""
+        """Return the prompts that may be read now, oldest first; at most `_CANDIDATES` of a long queue."""
         found = [one for one in self.waiting if one.is_open]
         for one in self.waiting:
             if one.is_open:
                 continue
-            if len(found) >= _CANDIDATES or not self.room.may_join(one.job):
-                break  # those behind it must not take the memory it waits for
+            if len(found) >= _CANDIDATES or not self.memory.may_join(one.job):
+                break  # prompts behind it must not take the memory that it waits for
             if not any(self._shares(one, other) for other in found):
                 found.append(one)
         order = {id(one): at for at, one in enumerate(self.waiting)}
         return sorted(found, key=lambda one: order[id(one)])
 
-    def _shares(self, one: QueuedPrompt, other: QueuedPrompt) -> bool:
-        """Whether `other` will soon have read a beginning of `one` that is in no cache yet."""
-        known = max(self._matched(one), one.read)
-        if len(one.tokens) - known < _WORTH_WAITING:
+    def _shares(self, prompt: QueuedPrompt, other: QueuedPrompt) -> bool:
+        """Return whether `other` will soon have read a beginning of `prompt` that is not in the cache yet."""
+        known = max(self._match_tokens(prompt), prompt.position)
+        if len(prompt.tokens) - known < _WORTH_WAITING:
             return False
-        return common_prefix(one.tokens, other.tokens) >= known + _WORTH_WAITING
+        return common_prefix(prompt.tokens, other.tokens) >= known + _WORTH_WAITING
 
-    def _left(self, one: QueuedPrompt) -> int:
-        known = one.read if one.is_open else self._matched(one)
-        return len(one.tokens) - min(known, len(one.tokens))
+    def _remaining(self, prompt: QueuedPrompt) -> int:
+        known = prompt.position if prompt.is_open else self._match_tokens(prompt)
+        return len(prompt.tokens) - min(known, len(prompt.tokens))
 
-    def _matched(self, one: QueuedPrompt) -> int:
-        if one.matched[0] != self._version:
-            one.matched = (self._version, self.match((*one.job.prompt, *one.job.emitted)))
-        return one.matched[1]
+    def _match_tokens(self, prompt: QueuedPrompt) -> int:
+        if prompt.matched[0] != self._version:
+            tokens = (*prompt.job.prompt, *prompt.job.emitted)
+            prompt.matched = (self._version, self.match(tokens))
+        return prompt.matched[1]
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+    """Return the length of the longest common prefix of two sequences, in tokens."""
     length = min(len(one), len(other))
     differs = np.flatnonzero(one[:length] != other[:length])
     return int(differs[0]) if len(differs) else length

@@ -1,8 +1,9 @@
-"""Speculative decoding: a draft model guesses tokens, the model checks them in one pass. The worker's thread alone.
+"""Speculative decoding: a draft model proposes tokens that the model checks in one pass. Worker thread only.
 
-A guess counts only if it is the very token the model would have chosen at that place, with the number that belongs
-to it (`uniform.py`): an answer is the same with and without a draft, greedy or seeded, and only comes sooner. Used
-while one sequence runs; in a batch the device is busy anyway, and rows would keep different numbers of guesses.
+A proposed token is accepted only if it is the token that the model itself would choose at that index with that
+index's random number (sampling.py). An answer is therefore the same with and without a draft model, greedy or seeded;
+it only comes sooner. The draft model is used while a single sequence runs: in a batch the device is busy anyway, and
+rows would accept different numbers of tokens.
 """
 
 from collections.abc import Sequence
@@ -20,40 +21,40 @@ Model: TypeAlias = Any  # mlx ships no types
 
 @dataclass(slots=True, kw_only=True)
 class DraftProposer:
-    """A draft model, and what it has read of the sequence that runs alone."""
+    """A draft model, and the tokens it has read of the only running sequence."""
 
     model: Model
     count: int
-    """How many tokens to guess at once."""
-    guessed: int = 0
-    """Tokens so far."""
-    kept: int = 0
-    """Those of them the model would have chosen."""
+    """Number of tokens to propose at once."""
+    proposed_tokens: int = 0
+    """Tokens proposed so far."""
+    accepted_tokens: int = 0
+    """Those that the model would have chosen itself."""
     _caches: list[LayerCache] = field(default_factory=list)
     _read: list[int] = field(default_factory=list)
 
-    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return at most `most` tokens that may follow these."""
         count = min(self.count, most)
         if count < 1:
             return []
         self._catch_up(tokens)
         last = mx.array([[tokens[-1]]])
-        guesses: list[Any] = []
+        arrays: list[Any] = []
         for _ in range(count):
             last = mx.argmax(self.model(last, cache=self._caches)[:, -1, :], axis=-1, keepdims=True)
-            guesses.append(last)
+            arrays.append(last)
             mx.async_eval(last)  # type: ignore[no-untyped-call] # mlx ships few types
-        found = [int(guess.item()) for guess in guesses]
+        found = [int(array.item()) for array in arrays]
         self._read += [tokens[-1], *found[:-1]]
-        self.guessed += count
+        self.proposed_tokens += count
         return found
 
     def _catch_up(self, tokens: Sequence[int]) -> None:
-        """Have read all of the tokens but the last one, whatever was read before."""
-        wanted = list(tokens[:-1])
+        """Make the caches hold exactly the given tokens without the last one."""
+        target = list(tokens[:-1])
         known = 0
-        for ours, theirs in zip(self._read, wanted, strict=False):
+        for ours, theirs in zip(self._read, target, strict=False):
             if ours != theirs:
                 break
             known += 1
@@ -61,7 +62,7 @@ class DraftProposer:
             trim_prompt_cache(self._caches, len(self._read) - known)
         else:
             self._caches = make_prompt_cache(self.model)
-        for start in range(known, len(wanted), LARGEST_CHUNK):
-            self.model(mx.array([wanted[start : start + LARGEST_CHUNK]]), cache=self._caches)
+        for start in range(known, len(target), LARGEST_CHUNK):
+            self.model(mx.array([target[start : start + LARGEST_CHUNK]]), cache=self._caches)
             mx.eval([cache.state for cache in self._caches])
-        self._read = wanted
+        self._read = target

@@ -1,7 +1,7 @@
-"""What one step does, as data: rank 0 decides it, every rank of a group does it. Pure; no mlx.
+"""The plan of one batch step, as data: rank 0 makes it, every rank of a group executes it. Pure; no mlx.
 
-Nothing here or in what carries it out may depend on a clock or on chance: ranks that did the same plans in
-the same order hold the same sequences, the same caches and the same tokens.
+Neither a plan nor its execution may depend on a clock or on randomness. Ranks that execute the same plans in the
+same order then hold the same sequences, caches and tokens.
 """
 
 import sys
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from engine.jobs import Job
 
-# Tokens of prompts read in one go while nobody waits for a token. On a GPU mlx-lm's own default; a CPU reads some
-# 200 tokens/s, and is not faster with more. The memory proof knows them (models/model_files.py).
+# The most prompt tokens that one step reads while no sequence generates. On a GPU this is mlx-lm's default; a CPU
+# reads about 200 tokens/s and gains nothing from larger pieces. The memory proof uses the same numbers
+# (models/model_files.py).
 LARGEST_CHUNK = 512 if sys.platform == "linux" else 2048
 
 
@@ -20,22 +21,24 @@ class PromptChunk:
 
     job_id: int
     count: int
-    """Tokens; 0 where all but the last are in the prefix cache."""
+    """Number of tokens; 0 if the prefix cache holds all but the last one."""
     is_last: bool
-    """Whether the prompt is read to its end, and generates from the next step on."""
+    """True if the piece ends the prompt, so that the job generates from the next step on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step."""
+    """The work of one step. The field names are part of the protocol between ranks."""
 
     joins: tuple[Job, ...] = ()
+    """Jobs that start to be read."""
     leaves: tuple[int, ...] = ()
+    """IDs of jobs that end before the step."""
     decodes: bool = False
-    """Whether every sequence that generates makes one more token (or several, with a draft)."""
+    """True if every generating sequence makes one more token (or several, with a draft model)."""
     chunks: tuple[PromptChunk, ...] = ()
-    """Pieces of prompts to read together. Several only if each is the last of its prompt."""
+    """Prompt pieces to read together. There are several only if each one ends its prompt."""
     prefix_bytes: int | None = None
-    """Trim the prefix cache to this first."""
+    """Trim the prefix cache to this size before the step; None leaves it alone."""
     clears: bool = False
-    """Return MLX's unused buffers to the system."""
+    """True to return MLX's unused buffers to the system."""

@@ -1,1 +1,1 @@
-"""Keys and values of prompts that were read before, by blocks of tokens, within a budget of bytes."""
+"""KV caches: one layer's caches, and the prefix cache of earlier prompts, in blocks and within a byte limit."""

@@ -1,4 +1,4 @@
-"""What of a sequence is not held yet. Pure."""
+"""Copy plan: the parts of a sequence that the prefix cache does not hold yet. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from engine.cache.block_tree import BlockNode, BlockRules, Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCopy:
-    """What to copy for one kind of layers: 0 those that need every token, 1 those of the first window, and so on."""
+    """The tokens to copy for one kind of layers: kind 0 needs every token, kind 1 is the first window, and so on."""
 
     kind: int
     first: int
-    """The first token to copy, up to the piece's end."""
+    """The first token to copy; the last one is the last of the block."""
     since: int
-    """The first token that is held then: `first`, or that of `before`."""
+    """The first token that is item after the copy: `first`, or the first token of `before`."""
     before: Value | None = None
-    """What is held of the tokens from `since` to `first`."""
+    """The value that is item already for the tokens from `since` to `first`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCopy:
-    """A block that is not held, or one that has lost what some windows need."""
+    """A block that is not item, or one that has lost values of some windows."""
 
     start: int
     stop: int
-    """The first token after it."""
+    """The first token after the block."""
     node: BlockNode | None
-    """None: a new block."""
+    """None for a new block."""
     parts: tuple[LayerCopy, ...]
 
 
@@ -38,10 +38,10 @@ def plan_copies(
     starts: Sequence[int],
     rules: BlockRules,
 ) -> list[BlockCopy]:
-    """Return what to copy so that all of the first `end` tokens are held, as far as layers still have them.
+    """Return the copies after which the first `end` tokens are item, as far as the layers still have them.
 
-    `path` are the nodes there are for them, `tail` the one behind it that begins the next block; `starts` is the first token
-    that the layers of each window still have.
+    `path` are the nodes that exist for these tokens, and `tail` is the node behind it with which the next block begins.
+    `starts` is the first token that the layers of each window still have.
     """
     found: list[BlockCopy] = []
     for node in path:
@@ -59,17 +59,17 @@ def plan_copies(
 
 
 def _lost_window(kind: int, start: int, node: BlockNode) -> LayerCopy | None:
-    """Return what to copy for a window of a node that has less of it than the layers."""
-    held = node.extras[kind - 1]
+    """Return the copy for a window of which the layers have more tokens than the node."""
+    item = node.extras[kind - 1]
     first = max(node.start, start)
-    is_less = first < (node.end if held is None else held.first)
+    is_less = first < (node.end if item is None else item.first)
     return LayerCopy(kind=kind, first=first, since=first) if is_less else None
 
 
 def _new_block(kind: int, first: int, stop: int, tail: BlockNode | None) -> LayerCopy | None:
-    """Return what to copy of a block whose tokens the layers have from `first` to `stop`."""
+    """Return the copy of a new block whose tokens the layers have from `first` to `stop`."""
     if tail is not None:
-        held = tail.extras[kind - 1] if kind else tail.own
-        if held is not None and held.first <= first <= tail.end:
-            return LayerCopy(kind=kind, first=tail.end, since=held.first, before=held.value)
+        item = tail.extras[kind - 1] if kind else tail.own
+        if item is not None and item.first <= first <= tail.end:
+            return LayerCopy(kind=kind, first=tail.end, since=item.first, before=item.value)
     return LayerCopy(kind=kind, first=first, since=first) if first < stop else None

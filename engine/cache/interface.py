@@ -1,7 +1,4 @@
-"""What the batch needs of a prefix cache, in its own words.
-
-What a deployment says of its caches. Values only; imports no mlx.
-"""
+"""The interface of the cache room: options, the prefix cache protocol and its statistics. Imports no mlx."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,84 +6,71 @@ from typing import Any, Protocol, TypeAlias
 
 LayerCache: TypeAlias = Any  # one of mlx-lm's caches, of one sequence; mlx-lm ships no types
 
-
-class PrefixStats(Protocol):
-    """What a prefix cache did since the process began; `nbytes` is now."""
-
-    @property
-    def lookups(self) -> int:
-        """Calls of `fetch`."""
-        ...
-
-    @property
-    def hits(self) -> int:
-        """Those which found at least one token."""
-        ...
-
-    @property
-    def asked_tokens(self) -> int:
-        """Tokens that were looked up."""
-        ...
-
-    @property
-    def hit_tokens(self) -> int:
-        """Those of them that were there."""
-        ...
-
-    @property
-    def evictions(self) -> int:
-        """Blocks and parts of blocks forgotten for want of room."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """What it holds."""
-        ...
-
-
-class PrefixCache(Protocol):
-    """Caches of prompts that were read before. In the worker's thread alone."""
-
-    @property
-    def nbytes(self) -> int:
-        """What it holds."""
-        ...
-
-    @property
-    def stats(self) -> PrefixStats:
-        """What it did so far."""
-        ...
-
-    def summary(self, limit: int) -> list[str]:
-        """Return the names of at most so many blocks of what is held, last used first."""
-        ...
-
-    def match(self, tokens: Sequence[int]) -> int:
-        """Return how many of the first tokens `fetch` would bring; always less than all. Looks, and changes nothing."""
-        ...
-
-    def fetch(self, tokens: Sequence[int]) -> tuple[list[LayerCache], int]:
-        """Return caches for one sequence, filled with its first tokens, and their number; they are the caller's."""
-        ...
-
-    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache]) -> None:
-        """Keep what one sequence's caches hold of these tokens, the first it has read; they stay the caller's."""
-        ...
-
-    def trim(self, limit_bytes: int) -> None:
-        """Forget what was not used for longest until no more than this is held."""
-        ...
-
-
 BLOCK_TOKENS = 64
-"""Tokens of a block of cached prefixes."""
+"""Tokens of a block of the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvOptions:
-    """How keys and values are kept. The two do not go together."""
+    """A deployment's options for keys and values. The two exclude each other."""
 
     bits: int | None = None
-    """Bits a number; None: as the model computes them."""
+    """Bits a number; None keeps numbers as the model computes them."""
     window: int | None = None
-    """Tokens that layers look back at most; None: the model alone decides."""
+    """Most tokens that layers look back; None leaves this to the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCacheStats:
+    """Counters since the process began; `entries` and `nbytes` are current values."""
+
+    lookups: int
+    """Calls of `fetch`."""
+    hits: int
+    """Calls that found at least one token."""
+    asked_tokens: int
+    """Tokens looked up."""
+    hit_tokens: int
+    """Tokens found."""
+    stored_bytes: int
+    """Bytes copied into the cache."""
+    evictions: int
+    """Blocks, parts of blocks and states evicted for lack of room."""
+    entries: int
+    """Blocks held now."""
+    nbytes: int
+    """Bytes held now."""
+
+
+class PrefixCache(Protocol):
+    """Caches of earlier prompts. Worker thread only."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        ...
+
+    @property
+    def stats(self) -> PrefixCacheStats:
+        """Statistics for metrics."""
+        ...
+
+    def summary(self, limit: int) -> list[str]:
+        """Return the names of at most `limit` held blocks, last used first."""
+        ...
+
+    def match(self, tokens: Sequence[int]) -> int:
+        """Return how many of the first tokens `fetch` would find; always less than all. Changes nothing."""
+        ...
+
+    def fetch(self, tokens: Sequence[int]) -> tuple[list[LayerCache], int]:
+        """Return caches for one sequence, filled with its first tokens, and their number; the caller owns the caches."""
+        ...
+
+    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache]) -> None:
+        """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches."""
+        ...
+
+    def trim(self, limit_bytes: int) -> None:
+        """Evict the least recently used items until at most this many bytes are held."""
+        ...

@@ -1,11 +1,8 @@
-"""What every sequence starts with: an empty cache for each layer of a model, as its deployment wants them.
+"""Makes a model's empty layer caches with a deployment's options, and measures the bytes that they need.
 
-A model's own `make_cache` decides first; only plain KV caches are replaced, for nothing else has another form: a
-window that rotates, a recurrent state and a compressed latent stay as they are.
-
-Finds out what a model's caches hold, by having it read a few tokens without computing anything.
-
-MLX knows the shapes of a graph that it has not evaluated, so this costs a millisecond a layer and no memory.
+The model's own `make_cache` decides first. Only plain KV caches are replaced: rotating windows, recurrent states and
+compressed latents have no other form. Measuring computes nothing: MLX knows the shapes of a graph that it has not
+evaluated, so it takes a millisecond a layer and no memory.
 """
 
 from collections import Counter
@@ -28,8 +25,8 @@ from engine.cache.quantized_kv import BITS, QuantizedCache
 from engine.cache.stepped_kv import SteppedKVCache
 from models.footprint import CACHE_STEP, KvFootprint
 
-# Below it a model cannot finish a sentence. Nothing is kept from before the window: mlx-lm's `keep` is lost as soon as
-# sequences are batched (BatchRotatingKVCache.merge), and an answer must not depend on who else is there.
+# With a smaller window a model cannot finish a sentence. No tokens before the window are kept: batching drops mlx-lm's
+# `keep` (BatchRotatingKVCache.merge), and an answer must not depend on the other sequences of a batch.
 _SMALLEST_WINDOW = 16
 
 
@@ -37,12 +34,12 @@ def make_caches(model: Any, options: KvOptions) -> list[LayerCache]:
     """Return empty caches for one sequence, one a layer.
 
     Raises:
-        ValueError: the options are none, or not for this model; says what to leave out.
+        ValueError: the options are invalid, or the model cannot use them; says which field to leave out.
 
     """
     _check_options(options)
     caches: list[LayerCache] = make_prompt_cache(model)
-    # Exactly these: a subclass keeps something else, and nobody knows whether it may be packed.
+    # Only this exact class: a subclass keeps other values, which quantization might break.
     plain = [type(cache) is KVCache for cache in caches]
     if options != KvOptions() and not any(plain):
         kinds = ", ".join(count_kinds(caches))
@@ -54,12 +51,12 @@ def make_caches(model: Any, options: KvOptions) -> list[LayerCache]:
 
 
 def try_model(model: Any, options: KvOptions) -> str:
-    """Try a model with these caches; return what to log: the kinds of its caches, and what stays as it is.
+    """Try a model with these caches; return the kinds of its caches for the log.
 
-    Nothing is computed: MLX builds the graph and finds the shapes, which is where what does not fit is found.
+    Computes nothing: MLX builds the graph and its shapes, and raises an error for shapes that do not fit.
 
     Raises:
-        ValueError: the model cannot use such caches; says what to leave out.
+        ValueError: the model cannot use such caches; says which field to leave out.
 
     """
     caches = make_caches(model, options)
@@ -67,7 +64,7 @@ def try_model(model: Any, options: KvOptions) -> str:
         for tokens in (2, 1):
             model(mx.zeros((1, tokens), dtype=mx.int32), cache=caches)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        # Latent attention works on the arrays itself, attention sinks have no quantised kernel.
+        # Latent attention uses the arrays directly, and attention sinks have no quantized kernel.
         if options == KvOptions():
             raise
         raise ValueError(f"this model cannot use {_option_name(options)}: {error}") from error
@@ -75,7 +72,7 @@ def try_model(model: Any, options: KvOptions) -> str:
 
 
 def count_kinds(caches: Sequence[LayerCache]) -> dict[str, int]:
-    """Return how many layers have which kind of cache, the most frequent first."""
+    """Return the number of layers by class of cache, most frequent first."""
     return dict(Counter(type(cache).__name__ for cache in caches).most_common())
 
 
@@ -108,10 +105,10 @@ def _option_name(options: KvOptions) -> str:
 
 
 def measure_footprint(model: Any, options: KvOptions) -> KvFootprint:
-    """Return what this model's sequences need with such caches.
+    """Measure the bytes that this model's sequences need with such caches.
 
     Raises:
-        ValueError: the model cannot use them.
+        ValueError: the model cannot use such caches.
 
     """
     short, long = _fill_caches(model, options, 1), _fill_caches(model, options, 1 + CACHE_STEP)
@@ -128,7 +125,7 @@ def measure_footprint(model: Any, options: KvOptions) -> KvFootprint:
 
 
 def _fill_caches(model: Any, options: KvOptions, tokens: int) -> list[LayerCache]:
-    """Return caches that have seen so many tokens, one of them alone: caches that rotate settle then."""
+    """Return caches after `tokens` tokens. The last one is read alone: only then do rotating caches settle."""
     caches = make_caches(model, options)
     for count in (tokens - 1, 1):
         if count:
@@ -150,7 +147,7 @@ def _compare(short: LayerCache, long: LayerCache) -> KvFootprint:
         case KVCache() | QuantizedKVCache():
             return KvFootprint(token_bytes=_token_bytes(short))
         case _:
-            # A cache of the model's own module: it grows with the tokens, or it does not.
+            # A cache class of the model's own module, which may or may not grow with the tokens.
             each = -(-(long.nbytes - short.nbytes) // CACHE_STEP)
             return KvFootprint(constant_bytes=short.nbytes, token_bytes=max(0, each))
 

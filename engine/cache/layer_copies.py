@@ -1,15 +1,13 @@
-"""The edge to mlx: copies of some tokens of one sequence's caches, and caches made of such copies.
+"""Copies tokens out of a sequence's mlx-lm caches into blocks, and fills empty caches from blocks.
 
-A layer's cache is one of three things here (nodes.py says what each needs to go on):
+Each layer's cache is of one of three kinds (block_tree.py describes their needs):
 - whole: KVCache and QuantizedKVCache, which hold every token;
-- a window: RotatingKVCache, of which tokens are taken while they are still there, and put back as many as it looks at;
-- a state, copied whole: everything else (recurrent layers, chunked caches, rotating ones that keep their first tokens).
-A CacheList is as many caches as it has.
+- a window: RotatingKVCache. Tokens are copied while they are present; as many as the window has are put back;
+- a state, copied whole: all others (recurrent layers, chunked caches, rotating caches that keep their first tokens).
+A CacheList counts as the caches in it.
 
-A block is one array for all keys and values of the same shape, (layers and both, heads, tokens, size): Metal allows some
-500,000 buffers, which a block of an array per layer would use up.
-
-The edge to mlx for caches that cannot be taken apart by tokens: copies of all they hold, and caches made of such copies.
+A block has one array for all keys and values of one shape, (layers and both, heads, tokens, size). One array per layer
+would exhaust the roughly 500,000 buffers that Metal allows.
 """
 
 import math
@@ -25,65 +23,65 @@ from engine.cache.block_tree import BlockRules
 from engine.cache.interface import LayerCache
 
 Array: TypeAlias = Any  # mlx ships no types
-Shape: TypeAlias = tuple[int, int, Any]  # heads, numbers a token, mlx's type of number
-Block: TypeAlias = tuple[Array, ...]  # one array for each of a Packing's shapes
-Cut: TypeAlias = tuple[int, int]  # first token, and the first one after
+Shape: TypeAlias = tuple[int, int, Any]  # heads, numbers a token, mlx dtype
+Block: TypeAlias = tuple[Array, ...]  # one array for each shape of a BlockPacking
+Cut: TypeAlias = tuple[int, int]  # the first token, and the first token after
 
-# How much is copied at once on the way in and out: copies are made in two steps, and the first one's memory comes on top.
+# Bytes that are copied at once, in both directions. A copy has two steps, and the first one needs this much extra memory.
 _SLAB_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """Which of a model's caches is what; numbers count the flattened list."""
+    """The kinds of a model's caches; numbers are indices of the flattened list."""
 
     whole: tuple[int, ...]
     windows: tuple[tuple[int, tuple[int, ...]], ...]
-    """(tokens it looks back, the caches that do)."""
+    """(window size in tokens, the caches of this size)."""
     states: tuple[int, ...]
 
     @property
     def packed(self) -> tuple[tuple[int, ...], ...]:
-        """The caches of each kind that can be taken by tokens: whole, then the windows'."""
+        """The caches of each kind that can be copied by tokens: whole, then one group a window size."""
         return self.whole, *(caches for _, caches in self.windows)
 
     def rules(self, block: int) -> BlockRules:
-        """Return what its blocks have to obey."""
+        """Return the rules for blocks of `block` tokens."""
         windows = tuple(size for size, _ in self.windows)
         return BlockRules(block=block, windows=windows, has_state=bool(self.states))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPacking:
-    """Where the arrays of some caches lie in a block."""
+    """The places of some caches' arrays in a block."""
 
     columns: tuple[tuple[int, Shape], ...]
-    """(cache, shape), cache by cache; those of one shape are the rows of one array, in this order."""
+    """(cache, shape), cache by cache. Arrays of one shape are rows of one block array, in this order."""
     shapes: tuple[Shape, ...]
     token_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRows:
-    """One layer's arrays, (1, heads, places, size) each, and which token is at which place."""
+    """One layer's arrays, shape (1, heads, places, size) each, and the places of its tokens."""
 
     arrays: tuple[Array, ...]
     spans: tuple[tuple[int, int, int], ...]
-    """(first token, its place, how many); one follows the other."""
+    """(first token, its place, number of tokens), in token order without gaps."""
 
     @property
     def start(self) -> int:
-        """The first token that is still there."""
+        """The first token that is still present."""
         return self.spans[0][0]
 
     @property
     def stop(self) -> int:
-        """How many tokens it has read."""
+        """The number of tokens that the cache has read."""
         token, _, count = self.spans[-1]
         return token + count
 
     def take(self, array: Array, cut: Cut) -> Array:
-        """Return a view of some tokens of one of the arrays."""
+        """Return some tokens of one of the arrays, as a view where possible."""
         pieces = []
         for token, place, count in self.spans:
             first, last = max(cut[0], token), min(cut[1], token + count)
@@ -93,7 +91,7 @@ class CacheRows:
 
 
 def flatten_caches(caches: Sequence[LayerCache]) -> list[LayerCache]:
-    """Return the caches without the lists around them."""
+    """Return the caches with every CacheList replaced by its members."""
     found: list[LayerCache] = []
     for cache in caches:
         found += flatten_caches(cache.caches) if isinstance(cache, CacheList) else [cache]
@@ -101,7 +99,7 @@ def flatten_caches(caches: Sequence[LayerCache]) -> list[LayerCache]:
 
 
 def find_layout(caches: Sequence[LayerCache]) -> CacheLayout:
-    """Return what kinds of caches these are."""
+    """Return the kinds of these caches."""
     whole, states = [], []
     windows: dict[int, list[int]] = {}
     for at, leaf in enumerate(flatten_caches(caches)):
@@ -116,7 +114,7 @@ def find_layout(caches: Sequence[LayerCache]) -> CacheLayout:
 
 
 def read_rows(leaf: LayerCache) -> CacheRows | None:
-    """Return what a cache holds that can be taken by tokens; None before the first one."""
+    """Return the part of a cache that can be copied by tokens; None before the first token."""
     if leaf.keys is None or not leaf.offset:
         return None
     keys, values, end = leaf.keys, leaf.values, leaf.offset
@@ -125,15 +123,15 @@ def read_rows(leaf: LayerCache) -> CacheRows | None:
     arrays = (keys, values)
     if not isinstance(leaf, RotatingKVCache):
         return CacheRows(arrays=arrays, spans=((0, 0, end),))
-    places, at = leaf.keys.shape[2], leaf._idx  # noqa: SLF001 - where the next token goes; `state` has it, too
+    places, at = leaf.keys.shape[2], leaf._idx  # noqa: SLF001 - the next token's place; `state` has it, too
     if at >= min(end, places):
         return CacheRows(arrays=arrays, spans=((end - at, 0, at),))
-    # It went round: the oldest token is where the next one goes.
+    # The cache has wrapped around: the oldest token is at the next token's place.
     return CacheRows(arrays=arrays, spans=((end - places, at, places - at), (end - at, 0, at)))
 
 
 def find_packing(held: dict[int, CacheRows]) -> BlockPacking:
-    """Return where the arrays of these caches (by their numbers) go."""
+    """Return the places in a block for the arrays of these caches, given by number."""
     arrays = [(at, array) for at, found in held.items() for array in found.arrays]
     columns = tuple((at, (a.shape[1], a.shape[3], a.dtype)) for at, a in arrays)
     size = sum(array.shape[1] * array.shape[3] * array.itemsize for _, array in arrays)
@@ -144,7 +142,7 @@ def find_packing(held: dict[int, CacheRows]) -> BlockPacking:
 def copy_blocks(
     held: dict[int, CacheRows], packed: BlockPacking, cuts: Sequence[Cut]
 ) -> list[Block]:
-    """Return copies of these tokens, evaluated, in the same order; cuts rise, and may leave tokens out."""
+    """Return evaluated copies of these token ranges, in the same order; `cuts` are ascending and may have gaps."""
     arrays = [(found, array) for found in held.values() for array in found.arrays]
     blocks: list[Block] = []
     for run in _group_cuts(cuts, packed.token_bytes):
@@ -160,44 +158,44 @@ def copy_blocks(
             )
             for shape in packed.shapes
         ]
-        made = [tuple(slabs)]
+        copied = [tuple(slabs)]
         if len(run) > 1:
-            made = [
+            copied = [
                 tuple(
                     concatenate_copy([s[:, :, start - first : stop - first]], axis=2) for s in slabs
                 )
                 for start, stop in run
             ]
-        # What is not evaluated keeps the caches' own buffers alive.
-        mx.eval(made)
-        blocks += made
+        # Arrays that are not evaluated keep the caches' own buffers alive.
+        mx.eval(copied)
+        blocks += copied
     return blocks
 
 
 def append_block(before: Block, after: Block) -> Block:
-    """Return a block of two blocks' tokens, evaluated."""
-    made = tuple(mx.concatenate(list(pair), axis=2) for pair in zip(before, after, strict=True))
-    mx.eval(made)
-    return made
+    """Return an evaluated block with the tokens of both blocks."""
+    joined = tuple(mx.concatenate(list(pair), axis=2) for pair in zip(before, after, strict=True))
+    mx.eval(joined)
+    return joined
 
 
 def concatenate_copy(arrays: list[Array], *, axis: int) -> Array:
-    """Return a copy in any case: of one array, mx.concatenate returns a view, and so may mx.contiguous.
+    """Concatenate arrays and always copy, even a single one.
 
-    A view keeps the whole buffer alive that it looks at.
+    mx.concatenate returns a view of a single array, and so may mx.contiguous. A view keeps its whole buffer alive.
     """
     nothing = arrays[0][tuple(slice(0 if at == axis else None) for at in range(axis + 1))]
     return mx.concatenate([*arrays, nothing], axis=axis)
 
 
 def _view_wide(array: Array) -> Array:
-    """Return the same bytes as numbers of 8 bytes, if they fill them: half the time to copy float32 (seen on a CPU)."""
+    """View rows of whole 8-byte words as uint64: this halves the time to copy float32 (measured on a CPU)."""
     is_whole = array.shape[3] * array.itemsize % 8 == 0
     return array.view(mx.uint64) if is_whole else array
 
 
 def _group_cuts(cuts: Sequence[Cut], token_bytes: int) -> Iterator[list[Cut]]:
-    """Yield cuts that follow each other, as many as may be copied at once."""
+    """Yield runs of adjacent cuts that may be copied at once."""
     run: list[Cut] = []
     for one in cuts:
         is_next = run and run[-1][1] == one[0]
@@ -212,21 +210,21 @@ def _group_cuts(cuts: Sequence[Cut], token_bytes: int) -> Iterator[list[Cut]]:
 def join_blocks(
     packed: BlockPacking, blocks: Sequence[Block], tokens: Cut
 ) -> dict[int, list[Array]]:
-    """Return each cache's arrays, of some of the blocks' tokens (0 is the first block's first one); not evaluated."""
-    made: dict[Shape, Iterator[Array]] = {}
+    """Return each cache's arrays for some of the blocks' tokens, not evaluated; token 0 begins the first block."""
+    rows: dict[Shape, Iterator[Array]] = {}
     for number, shape in enumerate(packed.shapes):
         column = _trim_column([block[number] for block in blocks], tokens)
         height, width = column[0].shape[0], tokens[1] - tokens[0]
         step = max(1, _SLAB_BYTES * height // max(1, width * packed.token_bytes))
-        made[shape] = _split_rows(column, height, step, shape[2])
+        rows[shape] = _split_rows(column, height, step, shape[2])
     found: dict[int, list[Array]] = {}
     for at, shape in packed.columns:
-        found.setdefault(at, []).append(next(made[shape]))
+        found.setdefault(at, []).append(next(rows[shape]))
     return found
 
 
 def _trim_column(column: list[Array], tokens: Cut) -> list[Array]:
-    """Leave out what is before and after some tokens; they begin in the first block and end in the last."""
+    """Trim arrays to a token range that begins in the first block and ends in the last one."""
     behind = sum(array.shape[2] for array in column) - tokens[1]
     if behind:
         column[-1] = column[-1][:, :, : column[-1].shape[2] - behind]
@@ -236,7 +234,7 @@ def _trim_column(column: list[Array], tokens: Cut) -> list[Array]:
 
 
 def _split_rows(column: list[Array], height: int, step: int, dtype: Any) -> Iterator[Array]:
-    """Yield the rows one by one, `step` of them views of one buffer."""
+    """Yield the rows one by one; every `step` rows are views of one buffer."""
     for low in range(0, height, step):
         parts = column if step >= height else [array[low : low + step] for array in column]
         slab = mx.concatenate(parts, axis=2).view(dtype)
@@ -245,31 +243,28 @@ def _split_rows(column: list[Array], height: int, step: int, dtype: Any) -> Iter
 
 
 def fill_cache(leaf: LayerCache, arrays: list[Array], offset: int) -> None:
-    """Let an empty cache hold these arrays of the last tokens before `offset`."""
+    """Fill an empty cache with arrays of the last tokens before `offset`."""
     keys: Any
     values: Any
     if isinstance(leaf, QuantizedKVCache):
         packed, scales = arrays[0].shape[3], arrays[1].shape[3]
-        leaf.group_size = packed * 32 // leaf.bits // scales  # 32 bits a packed number
+        leaf.group_size = packed * 32 // leaf.bits // scales  # a packed word has 32 bits
         keys, values = tuple(arrays[:3]), tuple(arrays[3:])
     else:
         keys, values = arrays
     leaf.keys, leaf.values, leaf.offset = keys, values, offset
     if isinstance(leaf, RotatingKVCache):
-        leaf._idx = arrays[0].shape[2]  # noqa: SLF001 - in order, and the next token goes behind them
+        leaf._idx = arrays[0].shape[2]  # noqa: SLF001 - tokens are in order, the next one goes behind them
 
 
 def block_bytes(block: Block) -> int:
-    """Return what a block weighs."""
+    """Return the bytes of a block."""
     return sum(array.nbytes for array in block)
-
-
-# mlx ships no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ArrayPlace:
-    """Where an array of a state lies."""
+    """The place of one array of a state."""
 
     start: int
     shape: tuple[int, ...]
@@ -278,16 +273,16 @@ class _ArrayPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCopy:
-    """What some caches had at one time."""
+    """A copy of the states of some caches."""
 
     trees: list[Any]
-    """Each cache's `state`, with a _Place for each array."""
+    """Each cache's `state`, with an _ArrayPlace for each array."""
     arrays: dict[Any, Array]
-    """All arrays of a type behind each other."""
+    """By dtype: all arrays of it, concatenated."""
 
 
 def copy_states(caches: Sequence[LayerCache]) -> StateCopy:
-    """Return copies of what these hold; evaluated, and nothing of the caches' own buffers."""
+    """Return evaluated copies of these caches' states, which share no buffers with them."""
     arrays: dict[Any, list[Array]] = {}
 
     def put(value: Any) -> Any:
@@ -305,7 +300,7 @@ def copy_states(caches: Sequence[LayerCache]) -> StateCopy:
 
 
 def restore_states(caches: Sequence[LayerCache], state: StateCopy) -> None:
-    """Let caches hold what others had."""
+    """Set the states of caches from a copy."""
 
     def get(value: Any) -> Any:
         if not isinstance(value, _ArrayPlace):
@@ -319,6 +314,6 @@ def restore_states(caches: Sequence[LayerCache], state: StateCopy) -> None:
 
 
 def state_bytes(caches: Sequence[LayerCache]) -> int:
-    """Return what the arrays in these weigh."""
+    """Return the bytes of the arrays in these caches' states."""
     found = cast("list[tuple[str, Any]]", tree_flatten([cache.state for cache in caches]))
     return sum(array.nbytes for _, array in found if isinstance(array, mx.array))

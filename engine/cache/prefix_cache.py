@@ -1,10 +1,9 @@
-"""The prefix cache: blocks of tokens, and the keys and values that belong to them. In the worker's thread alone.
+"""The prefix cache: the keys and values of earlier prompts, by blocks of tokens. Worker thread only.
 
-Which blocks there are and which go first is decided in blocks.py, without mlx; kv.py copies.
+block_tree.py finds and evicts blocks without mlx; layer_copies.py copies their values.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import mlx.core as mx
@@ -19,36 +18,17 @@ from engine.cache.block_tree import (
     encode_tokens,
 )
 from engine.cache.copy_plan import BlockCopy, plan_copies
-from engine.cache.interface import BLOCK_TOKENS, LayerCache
+from engine.cache.interface import BLOCK_TOKENS, LayerCache, PrefixCacheStats
 from engine.cache.layer_copies import BlockPacking, CacheRows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixCacheStats:
-    """What it did since the process began; `entries` and `nbytes` are what it holds now."""
-
-    lookups: int
-    """Calls of `fetch`."""
-    hits: int
-    """Those that brought at least one token."""
-    asked_tokens: int
-    hit_tokens: int
-    stored_bytes: int
-    """What was copied into it."""
-    evictions: int
-    """Blocks, parts of blocks and states forgotten for want of room."""
-    entries: int
-    """Blocks."""
-    nbytes: int
-
-
 class BlockPrefixCache:
-    """Implements `PrefixCache`: prefixes of any number of sequences within `limit_bytes`; 0 turns it off.
+    """Implements `PrefixCache` for prefixes of any number of sequences within `limit_bytes`; 0 turns it off.
 
-    A match may end at any token. Models with recurrent layers are the exception: one can go on only from where a `store`
-    ended, and each store copies their whole state, of a size that does not depend on the tokens. With them `store` should
-    be called where others may go on: every thousand tokens or so, and before the last token of a prompt (`fetch` always
-    leaves one to compute, so a state at the very end is of no use to the same prompt).
+    A match may end at any token. Models with recurrent layers are an exception: they can continue only from the end of a
+    `store`, and each store copies their whole state, whose size does not depend on the number of tokens. For them, call
+    `store` where other prompts may continue: about every thousand tokens, and before the last token of a prompt (`fetch`
+    always leaves one token to compute, so the same prompt cannot use a state at its very end).
     """
 
     def __init__(
@@ -61,8 +41,8 @@ class BlockPrefixCache:
     ) -> None:
         """`make` returns the model's empty caches for one sequence; `block` is in tokens.
 
-        `token_bytes` is what a token counts for, instead of what it takes: stages of a pipeline that have more layers or
-        fewer must forget the same. For models all of whose layers keep every token.
+        `token_bytes` replaces the real size of a token: stages of a pipeline with different numbers of layers must evict
+        the same blocks. It is valid only for models whose layers all keep every token.
         """
         self._token_bytes = token_bytes
         self._make = make
@@ -73,12 +53,12 @@ class BlockPrefixCache:
 
     @property
     def nbytes(self) -> int:
-        """What it holds: arrays, and 2 KiB a block for the rest."""
+        """Bytes held: arrays, and 2 KiB a block for everything else."""
         return self._blocks.nbytes
 
     @property
     def stats(self) -> PrefixCacheStats:
-        """Return what /metrics tells."""
+        """Return statistics for metrics."""
         return PrefixCacheStats(
             lookups=self._lookups,
             hits=self._hits,
@@ -91,25 +71,25 @@ class BlockPrefixCache:
         )
 
     def summary(self, limit: int) -> list[str]:
-        """Return the names of at most `limit` full blocks, the last used first, and before those that follow it.
+        """Return the names of at most `limit` full blocks, last used first; a block comes before those that follow it.
 
-        A name speaks for all tokens up to its block's end, and any process can compute it: the hexadecimal digits of
-        BLAKE2b with digest_size=8 over the name of the block before (8 bytes; none for the first) and then this block's
-        tokens as little-endian uint32. A prompt is held here up to the last of its blocks whose name is listed.
+        A name identifies all tokens up to its block's end, and any process can compute it: the hexadecimal digits of
+        BLAKE2b with digest_size=8 over the name of the previous block (8 bytes; none for the first one) and this block's
+        tokens as little-endian uint32. A prompt is held up to the last of its blocks whose name is listed.
         """
         full = (node.key.hex() for node in self._blocks.recent() if node.key)
         return list(islice(full, max(0, limit)))
 
     def match(self, tokens: Sequence[int]) -> int:
-        """Return how many of the first tokens `fetch` would bring; always less than all. Changes nothing."""
-        return self._find(tokens).length
+        """Return how many of the first tokens `fetch` would find; always less than all. Changes nothing."""
+        return self._find_match(tokens).length
 
     def fetch(self, tokens: Sequence[int]) -> tuple[list[LayerCache], int]:
-        """Return caches for one sequence, filled with its first tokens, and their number; they are the caller's."""
+        """Return caches for one sequence, filled with its first tokens, and their number; the caller owns the caches."""
         caches = self._make()
         if not self._blocks.limit_bytes:
             return caches, 0
-        found = self._find(tokens)
+        found = self._find_match(tokens)
         self._lookups += 1
         self._asked += len(tokens)
         if found.length:
@@ -120,13 +100,14 @@ class BlockPrefixCache:
         return caches, found.length
 
     def store(self, tokens: Sequence[int], caches: Sequence[LayerCache]) -> None:
-        """Keep what one sequence's caches hold of these tokens, the first it has read; they stay the caller's.
+        """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
 
-        Copies only what is not held yet, so calling it after each piece of a prompt costs no more than calling it once.
-        What does not fit is left out. Recurrent layers are kept if the caches have read these tokens and no more.
+        Copies only values that are not held yet, so calling it after each piece of a prompt costs no more than calling it
+        once. Values that do not fit are left out. States of recurrent layers are stored only if the caches have read
+        exactly these tokens.
 
         Raises:
-            TypeError: caches of other kinds or shapes than those that `make` makes and that were stored before.
+            TypeError: the caches differ in kind or shape from those of `make` or of an earlier call.
 
         """
         if not self._blocks.limit_bytes:
@@ -141,7 +122,7 @@ class BlockPrefixCache:
         path = self._blocks.walk(data)
         self._blocks.touch(path, end)
         starts = [max((rows.start for rows in kind.values()), default=0) for kind in held[1:]]
-        tail = self._blocks.beginning(path, data)
+        tail = self._blocks.find_partial(path, data)
         pieces = plan_copies(path, tail, end, starts, self._blocks.rules)
         has_end = bool(path) and path[-1].end == end and path[-1].extras[-1:] != [None]
         recurrent = (
@@ -150,13 +131,13 @@ class BlockPrefixCache:
             else []
         )
         if pieces or recurrent:
-            self._put(data, path, pieces, held, recurrent)
+            self._insert(data, path, pieces, held, recurrent)
 
     def trim(self, limit_bytes: int) -> None:
-        """Forget what was not used for longest until no more than this is held."""
+        """Evict the least recently used items until at most this many bytes are held."""
         self._blocks.trim(limit_bytes)
 
-    def _find(self, tokens: Sequence[int]) -> PrefixMatch:
+    def _find_match(self, tokens: Sequence[int]) -> PrefixMatch:
         if not self._blocks.entries:
             return PrefixMatch()
         return self._blocks.match(encode_tokens(tokens), limit=len(tokens) - 1)
@@ -165,7 +146,7 @@ class BlockPrefixCache:
         return [leaves[at] for at in self._layout.states]
 
     def _rows(self, caches: Sequence[LayerCache]) -> list[dict[int, CacheRows]]:
-        """Return what can be copied by tokens, kind by kind, of caches which hold something."""
+        """Return the parts of non-empty caches that can be copied by tokens, kind by kind."""
         found = layer_copies.flatten_caches(caches)
         if layer_copies.find_layout(caches) != self._layout:
             got = ", ".join(dict.fromkeys(type(cache).__name__ for cache in found))
@@ -193,7 +174,7 @@ class BlockPrefixCache:
             )
         return found
 
-    def _put(
+    def _insert(
         self,
         data: bytes,
         path: list[BlockNode],
@@ -201,15 +182,15 @@ class BlockPrefixCache:
         held: list[dict[int, CacheRows]],
         recurrent: list[LayerCache],
     ) -> None:
-        """Copy the pieces that fit and hang them below `path`; a state only if everything fits."""
+        """Copy the pieces that fit and add them below `path`; copy a state only if everything fits."""
         packings = self._pack(held)
         weight = layer_copies.state_bytes(recurrent)
         sizes = [self._size(piece, packings) for piece in pieces]
         needed = sum(node.nbytes for node in path) + weight + sum(sizes)
         if recurrent and needed > self._blocks.limit_bytes:
-            return  # of no use without each other
-        room = self._blocks.room([weight, *sizes])
-        pieces = pieces[: max(0, room - 1)]
+            return  # the state and the blocks are useless without each other
+        fitting = self._blocks.make_room([weight, *sizes])
+        pieces = pieces[: max(0, fitting - 1)]
         copies = _copy_all(pieces, held, packings)
         kept = layer_copies.copy_states(recurrent)
         for piece, blocks in zip(pieces, copies, strict=True):
@@ -246,7 +227,7 @@ class BlockPrefixCache:
         )
 
     def _fill(self, leaves: list[LayerCache], found: PrefixMatch) -> None:
-        """Fill empty caches with what a match holds."""
+        """Fill empty caches with the values of a match."""
         windows = self._layout.windows
         for kind, packed in enumerate(self._packings):
             first = max(0, found.length - windows[kind - 1][0]) if kind else 0
@@ -262,7 +243,7 @@ class BlockPrefixCache:
         state = found.path[-1].extras[-1] if self._layout.states else None
         if state is not None:
             layer_copies.restore_states(self._recurrent(leaves), state.value)
-        # Otherwise what is forgotten next would stay in memory until the caller evaluates.
+        # Otherwise blocks that are evicted next stay in memory until the caller evaluates the caches.
         mx.eval([leaf.state for leaf in leaves])
 
 
@@ -272,11 +253,11 @@ def _copy_all(
     packings: Sequence[BlockPacking],
 ) -> list[dict[int, layer_copies.Block]]:
     """Return each piece's copies by kind."""
-    made: list[dict[int, layer_copies.Block]] = [{} for _ in pieces]
+    copies_by_piece: list[dict[int, layer_copies.Block]] = [{} for _ in pieces]
     for kind, (rows, packed) in enumerate(zip(held, packings, strict=True)):
         chosen = [
             (copies, part, piece.stop)
-            for piece, copies in zip(pieces, made, strict=True)
+            for piece, copies in zip(pieces, copies_by_piece, strict=True)
             for part in piece.parts
             if part.kind == kind
         ]
@@ -287,4 +268,4 @@ def _copy_all(
             copies[kind] = (
                 block if part.before is None else layer_copies.append_block(part.before, block)
             )
-    return made
+    return copies_by_piece

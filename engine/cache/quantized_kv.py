@@ -1,11 +1,9 @@
-"""What a quantised KV cache is made of: six arrays a layer, and how they grow, are padded and told apart.
+"""Quantized KV caches of 2 to 8 bits a number, for one sequence and for a batch of unequal lengths.
 
-Works on mlx-lm's caches by their fields (`keys`, `values`, `bits`, `group_size`); knows nothing of batches.
-
-KV caches of 2 to 8 bits a number, for one sequence and for a batch of ragged ones.
-
-mlx-lm 0.32 has the form for one sequence only, so `kvCache.bits` could not be batched; what both forms share is its own.
-Scaled dot-product attention takes the quantised path for every cache with `bits` (mlx_lm/models/base.py).
+mlx-lm 0.32 has the cache for one sequence only, so `kvCache.bits` could not be batched. The classes here derive from
+mlx-lm's. Its attention takes the quantized path for every cache with `bits` (mlx_lm/models/base.py). A layer has six
+arrays: packed numbers, scales and biases of keys and of values. The functions work on the fields `keys`, `values`,
+`bits` and `group_size` of either class.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,20 +16,20 @@ from typing_extensions import override
 from models.footprint import CACHE_STEP
 
 Array: TypeAlias = Any  # mlx ships no types
-# Packed numbers, scales and biases, each (rows, heads, tokens, numbers a token), as mx.quantize makes them.
+# Packed numbers, scales and biases as mx.quantize returns them, each of shape (rows, heads, tokens, numbers a token).
 Packed: TypeAlias = tuple[Array, ...]
 
-# What mx.quantize offers; 5 is left out because nothing else in the field knows it.
+# The bits that mx.quantize offers; 5 is left out because no other system supports it.
 BITS = (2, 3, 4, 6, 8)
-# mlx-lm's own size, and the smallest there is, for heads which that does not divide.
+# mlx-lm's own size, and the smallest one of mx.quantize, for heads that 64 does not divide.
 GROUP_SIZES = (64, 32)
 
 
 def choose_group_size(*head_sizes: int) -> int:
-    """Return how many numbers share a scale, for heads of these sizes.
+    """Return the number of numbers that share a scale, for heads of these sizes.
 
     Raises:
-        ValueError: no size that mx.quantize has divides them.
+        ValueError: no group size of mx.quantize divides all of them.
 
     """
     for size in GROUP_SIZES:
@@ -50,26 +48,26 @@ def cache_arrays(cache: Any) -> list[Array]:
 
 
 def slice_tokens(cache: Any, tokens: int) -> tuple[Packed, Packed]:
-    """Return the first tokens' keys and values, without the room for those to come."""
+    """Return the keys and values of the first tokens, without the room for later ones."""
     found = [part[..., :tokens, :] for part in cache_arrays(cache)]
     return tuple(found[:3]), tuple(found[3:])
 
 
 def set_arrays(cache: Any, parts: list[Array]) -> None:
-    """Give a cache its arrays, in the order of `parts`."""
+    """Set a cache's arrays, in the order of `cache_arrays`."""
     cache.keys, cache.values = tuple(parts[:3]), tuple(parts[3:])
 
 
 def allocated_bytes(cache: Any) -> int:
-    """Return what is allocated, padding and room for tokens to come included."""
+    """Return the allocated bytes, including padding and room for later tokens."""
     return 0 if cache.keys is None else sum(part.nbytes for part in cache_arrays(cache))
 
 
 def common_packing(caches: Sequence[Any]) -> tuple[int, int]:
-    """Return the bits and the size of a group that all of these have.
+    """Return the bits and the group size that all of these caches have.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the caches differ.
 
     """
     found = sorted({(cache.bits, cache.group_size) for cache in caches})
@@ -81,7 +79,7 @@ def common_packing(caches: Sequence[Any]) -> tuple[int, int]:
 def append_tokens(cache: Any, keys: Array, values: Array, *, at: int) -> None:
     """Pack keys and values and write them from token `at` on.
 
-    A cache grows to the next whole step, whatever it grew from (see stepped.py).
+    The cache grows to a multiple of CACHE_STEP (see stepped_kv.py).
     """
     tokens = keys.shape[2]
     new: list[Array] = []
@@ -99,7 +97,7 @@ def append_tokens(cache: Any, keys: Array, values: Array, *, at: int) -> None:
 
 
 def pad_row(cache: Any, like: list[Array], longest: int) -> list[Array]:
-    """Return one sequence's arrays, padded on the left to `longest` tokens; empty ones as zeros like `like`."""
+    """Return one sequence's arrays, padded on the left to `longest` tokens; zeros like `like` for an empty cache."""
     if cache.keys is None or not cache.offset:
         return [mx.zeros((1, a.shape[1], longest, a.shape[3]), a.dtype) for a in like]
     padding = [(0, 0), (0, 0), (longest - cache.offset, 0), (0, 0)]
@@ -107,7 +105,7 @@ def pad_row(cache: Any, like: list[Array], longest: int) -> list[Array]:
 
 
 def align_rows(cache: Any, like: list[Array], end: int, width: int) -> list[Array]:
-    """Return a batch's arrays moved so that its rows end at `end`, with room for `width` tokens."""
+    """Return a batch's arrays, moved so that all rows end at `end`, with room for `width` tokens."""
     if cache.keys is None:
         rows = cache.offset.shape[0]
         return [mx.zeros((rows, a.shape[1], width, a.shape[3]), a.dtype) for a in like]
@@ -117,14 +115,11 @@ def align_rows(cache: Any, like: list[Array], end: int, width: int) -> list[Arra
     return [mx.pad(part, [(0, 0), (0, 0), (left, right), (0, 0)]) for part in held]
 
 
-# mlx ships no types
-
-
 class QuantizedCache(QuantizedKVCache):
-    """One sequence's keys and values of one layer, and how to make a batch of several.
+    """One sequence's keys and values of one layer.
 
-    The size of a group is found when the first keys come. Other than mlx-lm's, it takes the width of a packed token
-    from what mx.quantize made: `size // (32 // bits)` is wrong for 3 and 6 bits of 128.
+    The group size is chosen at the first keys. Unlike mlx-lm's class, this one takes the width of a packed token from
+    the result of mx.quantize: `size // (32 // bits)` is wrong for 3 and 6 bits of 128.
     """
 
     keys: Any  # Packed, or None before the first token
@@ -135,7 +130,7 @@ class QuantizedCache(QuantizedKVCache):
 
     @override
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Packed, Packed]:
-        """Append keys and values, (1, heads, tokens, size) each; return all there are, packed."""
+        """Append keys and values, shape (1, heads, tokens, size) each; return those of all tokens, packed."""
         if self.keys is None:
             self.group_size = choose_group_size(keys.shape[-1], values.shape[-1])
         append_tokens(self, keys, values, at=self.offset)
@@ -144,7 +139,7 @@ class QuantizedCache(QuantizedKVCache):
 
     @classmethod
     def merge(cls, caches: Sequence["QuantizedCache"]) -> "BatchQuantizedKVCache":
-        """Return one cache for all of these sequences."""
+        """Merge the caches of several sequences into one batch."""
         return BatchQuantizedKVCache.merge(caches)
 
     @override
@@ -155,19 +150,20 @@ class QuantizedCache(QuantizedKVCache):
     @property
     @override
     def nbytes(self) -> int:
-        """What is allocated, room for tokens to come included."""
+        """The allocated bytes, including room for later tokens."""
         return allocated_bytes(self)
 
 
 class BatchQuantizedKVCache(BatchKVCache):
-    """The same for a batch: every row ends at token `_idx`, and begins after its `left_padding`.
+    """The same for a batch: each row ends at token `_idx` and begins after its `left_padding`.
 
-    State, masks, trimming, paddings and offsets are BatchKVCache's; here is what differs when a token is six arrays and not two.
+    BatchKVCache provides states, masks, trimming, paddings and offsets. This class overrides the methods that touch the
+    arrays, of which a token has six instead of two.
     """
 
     keys: Any  # Packed, or None before the first token
     values: Any
-    left_padding: Any  # arrays of whole numbers, one a row
+    left_padding: Any  # integer arrays, one number a row
     offset: Any
     _idx: int
     _right_padding: Any
@@ -179,7 +175,7 @@ class BatchQuantizedKVCache(BatchKVCache):
 
     @override
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Packed, Packed]:
-        """Append keys and values, (rows, heads, tokens, size) each; return all there are, packed."""
+        """Append keys and values, shape (rows, heads, tokens, size) each; return those of all tokens, packed."""
         if self.keys is None:
             self.group_size = choose_group_size(keys.shape[-1], values.shape[-1])
         append_tokens(self, keys, values, at=self._idx)
@@ -189,12 +185,12 @@ class BatchQuantizedKVCache(BatchKVCache):
 
     @override
     def keys_and_values(self) -> tuple[Packed, Packed]:
-        """Return all tokens, without the room for those to come."""
+        """Return the keys and values of all tokens, without the room for later ones."""
         return slice_tokens(self, self._idx)
 
     @override
     def finalize(self) -> None:
-        """Turn the padding that `prepare` announced on the right into padding on the left."""
+        """Move the right padding that `prepare` announced to the left."""
         padding = self._right_padding
         if padding is None:
             return
@@ -206,7 +202,7 @@ class BatchQuantizedKVCache(BatchKVCache):
 
     @override
     def filter(self, batch_indices: Any) -> None:
-        """Keep these rows alone, and no padding that all of them have."""
+        """Keep only these rows, and drop padding that all of them share."""
         self.offset = self.offset[batch_indices]
         self.left_padding = self.left_padding[batch_indices]
         spare = min(self.left_padding.tolist())
@@ -217,10 +213,10 @@ class BatchQuantizedKVCache(BatchKVCache):
 
     @override
     def extend(self, other: "BatchQuantizedKVCache") -> None:
-        """Add another batch's rows below this one's.
+        """Append the rows of another batch.
 
         Raises:
-            ValueError: they are packed in another way.
+            ValueError: the batches differ in bits or group size.
 
         """
         both = (self, other)
@@ -240,7 +236,7 @@ class BatchQuantizedKVCache(BatchKVCache):
 
     @override
     def extract(self, idx: int) -> QuantizedCache:
-        """Return one row as a sequence of its own; it shares no memory with the batch."""
+        """Return one row as a cache of its own; it shares no memory with the batch."""
         cache = QuantizedCache(self.bits)
         cache.group_size = self.group_size
         if self.keys is None:
@@ -254,10 +250,10 @@ class BatchQuantizedKVCache(BatchKVCache):
     @classmethod
     @override
     def merge(cls, caches: Sequence[QuantizedCache]) -> "BatchQuantizedKVCache":
-        """Return one cache for these sequences, the shorter ones padded on the left.
+        """Merge the caches of several sequences into one batch, the shorter ones padded on the left.
 
         Raises:
-            ValueError: they are packed in different ways.
+            ValueError: the caches differ in bits or group size.
 
         """
         filled = [cache for cache in caches if cache.keys is not None]
@@ -275,11 +271,11 @@ class BatchQuantizedKVCache(BatchKVCache):
 
     @override
     def size(self) -> int:
-        """Return the number of tokens, those of the padding included."""
+        """Return the number of tokens, including padding."""
         return self._idx
 
     @property
     @override
     def nbytes(self) -> int:
-        """What is allocated, padding and room for tokens to come included."""
+        """The allocated bytes, including padding and room for later tokens."""
         return allocated_bytes(self)

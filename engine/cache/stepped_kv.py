@@ -1,7 +1,7 @@
-"""mlx-lm's plain KV caches, which here end at a multiple of 256 tokens whatever they grew from.
+"""Plain KV caches of mlx-lm whose size is always a multiple of 256 tokens.
 
-mlx-lm's add 256 tokens to wherever they are full, so 64 sequences of 512 tokens may hold half as much again as the
-memory proof says they do (models/footprint.py rounds to whole steps, and so do these).
+mlx-lm's own caches add 256 tokens to the length at which they are full, so 64 sequences of 512 tokens may hold 1.5
+times the bytes of the memory proof. The proof rounds up to whole steps (models/footprint.py), and so do these caches.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class SteppedKVCache(KVCache):
 
     @override
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Append keys and values, (1, heads, tokens, size) each; return all there are."""
+        """Append keys and values, shape (1, heads, tokens, size) each; return those of all tokens."""
         at, self.offset = self.offset, self.offset + keys.shape[2]
         _append(self, keys, values, at=at)
         return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
@@ -32,12 +32,12 @@ class SteppedKVCache(KVCache):
     @classmethod
     @override
     def merge(cls, caches: Sequence["SteppedKVCache"]) -> "BatchSteppedKVCache":
-        """Return one cache for all of these sequences."""
+        """Merge the caches of several sequences into one batch."""
         return BatchSteppedKVCache.merge(caches)
 
 
 class BatchSteppedKVCache(BatchKVCache):
-    """The same for a batch: every row ends at token `_idx`, and begins after its `left_padding`."""
+    """The same for a batch: each row ends at token `_idx` and begins after its `left_padding`."""
 
     keys: Any
     values: Any
@@ -47,7 +47,7 @@ class BatchSteppedKVCache(BatchKVCache):
 
     @override
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Append keys and values, (rows, heads, tokens, size) each; return all there are."""
+        """Append keys and values, shape (rows, heads, tokens, size) each; return those of all tokens."""
         tokens = keys.shape[2]
         at, self._idx = self._idx, self._idx + tokens
         self.offset = self.offset + tokens
@@ -56,7 +56,7 @@ class BatchSteppedKVCache(BatchKVCache):
 
     @override
     def extract(self, idx: int) -> SteppedKVCache:
-        """Return one row as a sequence of its own; it shares no memory with the batch."""
+        """Return one row as a cache of its own; it shares no memory with the batch."""
         make: Callable[[], SteppedKVCache] = SteppedKVCache  # mlx-lm ships no types
         cache = make()
         if self.keys is None:
@@ -70,17 +70,15 @@ class BatchSteppedKVCache(BatchKVCache):
     @classmethod
     @override
     def merge(cls, caches: Sequence[SteppedKVCache]) -> "BatchSteppedKVCache":
-        """Return one cache for these sequences, the shorter ones padded on the left."""
+        """Merge the caches of several sequences into one batch, the shorter ones padded on the left."""
         if not any(cache.offset for cache in caches):
             return cls([0] * len(caches))
-        merge: Callable[..., BatchSteppedKVCache] = (
-            super().merge
-        )  # of this class, as it is asked here
+        merge: Callable[..., BatchSteppedKVCache] = super().merge  # makes a cache of this class
         return merge(caches)
 
 
 def _append(cache: Any, keys: Array, values: Array, *, at: int) -> None:
-    """Write keys and values from token `at` on; grow to the next whole step if there is no room."""
+    """Write keys and values from token `at` on; grow the cache to the next whole step if there is no room."""
     end = at + keys.shape[2]
     if cache.keys is None or end > cache.keys.shape[2]:
         cache.keys, cache.values = (

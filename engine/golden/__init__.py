@@ -1,1 +1,1 @@
-"""`python -m engine.golden`: the answer by which a group's is checked, made by one process."""
+"""The golden question answered by one process: the reference for the answer of a group of ranks."""

@@ -1,11 +1,101 @@
-"""Where the process begins that answers alone: the only file here that writes the environment."""
+"""`python -m engine.golden`: prints the answer of one process, with the whole model, to the golden question.
 
+Takes an engine's flags about the model (--model-dir, --kv-bits, ...), serves on a port of its own while it asks, and
+prints the answer as JSON (schemas.formation.GoldenAnswer) on stdout. Exit codes are the engine's.
+"""
+
+import asyncio
+import http.client
+import json
 import os
+import socket
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 
-from engine.golden.asking import run
+import uvloop
+
+from engine.flags import parse
+from engine.lifecycle import EngineState
+from engine.process import finish, new_service, serve, write_exit_reason
+from engine.service import Service
+from machinery import process_log as fleet_logging
+from machinery.http_server import listen
+from models import golden_question
+from schemas.formation import GoldenAnswer
+from schemas.wire import engine_flags
+from schemas.wire.exit_codes import ExitCode
+
+_HOST, _NAME = "127.0.0.1", "golden"
+# The question and its answer have about 40 tokens.
+_CONTEXT = 256
+_POLL_S = 0.1
+# The time for one answer, on a machine that may be busy.
+_ANSWER_S = 120.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Ask the question and print the answer; return the exit code."""
+    try:
+        listener = listen(_HOST, 0)
+    except OSError as error:
+        write_exit_reason(f"cannot listen on any port of {_HOST}: {error.strerror}")
+        return ExitCode.ADDRESS_IN_USE
+    port = int(listener.getsockname()[1])
+    defaults = engine_flags.to_argv(
+        replica=_NAME,
+        replica_uid=_NAME,
+        node=_NAME,
+        served_names=(_NAME,),
+        context_length=_CONTEXT,
+        concurrency=1,
+        prefix_cache_bytes=0,
+    )
+    config = parse([*defaults, *arguments, "--host", _HOST, "--port", str(port)])
+    fleet_logging.setup("golden")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code, answer = runner.run(_ask(new_service(config), listener))
+    if code != ExitCode.OK or not isinstance(answer, GoldenAnswer):
+        return finish(code, str(answer))
+    sys.stdout.write(f"{answer.model_dump_json(by_alias=True)}\n")
+    sys.stdout.flush()
+    return finish(code, "")
+
+
+async def _ask(service: Service, listener: socket.socket) -> tuple[int, GoldenAnswer | str]:
+    """Serve until the question is answered; return the exit code, and the answer or the error."""
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(serve(service, listener))
+        while service.state is EngineState.LOADING:
+            await service.clock.sleep(_POLL_S)
+        answer: GoldenAnswer | str = service.message
+        if service.state is EngineState.READY:
+            answer = await asyncio.to_thread(_answer, service.config.port)
+        service.request_stop()
+        code, message = await serving
+    if code != ExitCode.OK:
+        return code, message
+    return (ExitCode.OK if isinstance(answer, GoldenAnswer) else ExitCode.CRASHED), answer
+
+
+def _answer(port: int) -> GoldenAnswer | str:
+    """Ask the engine's own API, as agents ask a group; return the answer or the error."""
+    with closing(http.client.HTTPConnection(_HOST, port, timeout=_ANSWER_S)) as connection:
+        try:
+            headers = {"content-type": "application/json"}
+            connection.request(
+                "POST",
+                golden_question.PATH,
+                json.dumps(golden_question.request_body(_NAME)),
+                headers,
+            )
+            raw = connection.getresponse().read()
+            return golden_question.read_answer(json.loads(raw), is_reference=True)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return f"the golden question was not answered: {error}"
+
 
 if __name__ == "__main__":
-    # A model is a folder; transformers would ask the hub about some of them otherwise.
+    # A model is a folder; otherwise transformers would look some of them up on the hub.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     sys.exit(run(sys.argv[1:]))

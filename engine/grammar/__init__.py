@@ -1,1 +1,1 @@
-"""Outputs that must match a schema: llguidance behind one port."""
+"""Structured output: grammars for answers and tool calls, enforced by llguidance behind one interface."""

@@ -1,4 +1,4 @@
-"""What the batch needs of a grammar library, in its own words."""
+"""The interface of grammar libraries: a compiler for each model and a matcher for each output."""
 
 from typing import Protocol, TypeAlias
 
@@ -9,37 +9,37 @@ TokenMask: TypeAlias = npt.NDArray[np.uint32]
 
 
 class GrammarMatcher(Protocol):
-    """Where one output is in its grammar. Never raises: a fault is one output's, and a batch has many."""
+    """One output's position in its grammar. Never raises: a fault concerns one output of a whole batch."""
 
     @property
     def fault(self) -> str | None:
-        """Why the output can no longer be followed: a token that was not allowed, or too costly a text."""
+        """Why the output cannot be followed any further: a forbidden token, or text that is too costly to match."""
         ...
 
     def fill(self, row: TokenMask) -> None:
-        """Write which tokens may come next: bit `t % 32` of word `t // 32` is token t.
+        """Write the mask of the allowed next tokens: bit `t % 32` of word `t // 32` is token t.
 
-        At the end only ends may; after a fault too, so that there is always a token to choose.
+        At the end of the grammar, and after a fault, only end tokens are allowed. So there is always a token to choose.
         """
         ...
 
     def take(self, token: int) -> None:
-        """Go on by a token that was allowed."""
+        """Advance by an allowed token."""
         ...
 
 
 class GrammarCompiler(Protocol):
-    """What makes matchers. One a model: it knows the vocabulary."""
+    """Compiles grammars and makes matchers, for one model's vocabulary."""
 
     def check(self, grammar: str) -> None:
-        """Compile a grammar; what was checked makes its matchers at little cost, from any thread.
+        """Compile and cache a grammar, so that its matchers are cheap; callable from any thread.
 
         Raises:
-            GrammarError: it is wrong, or too large.
+            GrammarError: the grammar is invalid or too large.
 
         """
         ...
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """Return a matcher at the start of a text."""
+        """Return a matcher at the start of an output."""
         ...

@@ -1,10 +1,8 @@
-"""References within a JSON Schema: that each leads somewhere, and not in a circle. Pure.
+"""Normalizes JSON Schemas for the grammar library: known keywords only, limited size, no annotations. Pure.
 
-JSON Schemas made fit for the grammar library: known keywords only, bounded, without annotations. Pure.
-
-llguidance ignores keywords it has never heard of, and `x-guidance` in a client's schema would steer it; so
-every keyword is looked at here, by name. What cannot be enforced is refused by name, or, where a schema is not
-strict (OpenAI's tools by default), left out of the grammar, which then allows more than the schema and never less.
+llguidance ignores unknown keywords, and `x-guidance` in a client's schema would change its behaviour. So every keyword
+is checked here by name. Keywords that cannot be enforced are refused by name. In schemas that are not strict (OpenAI's
+tools by default) they are left out instead: the grammar then allows more than the schema, and never less.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,79 +12,23 @@ from urllib.parse import unquote
 
 from engine.errors import GrammarError
 
-Json: TypeAlias = Any
+Json: TypeAlias = Any  # a parsed schema, or a part of it
 
-
-def check_references(schema: Json, uses: Mapping[str, str]) -> None:
-    """Refuse what nothing can match because it refers to nothing but itself.
-
-    `uses` are the references in the schema, each with a place where it stands. Recursion through properties and
-    items is no circle: there is something on the way.
-
-    Raises:
-        GrammarError: a reference leads nowhere, or back to itself.
-
-    """
-    targets = {ref: _target(schema, ref, where) for ref, where in uses.items()}
-    founded: set[str] = set()
-    while True:
-        # The least fixed point: a reference is founded if its target is, without leaning on itself.
-        found = {ref for ref, target in targets.items() if _is_founded(target, founded)}
-        if found == founded:
-            break
-        founded = found
-    for ref, where in uses.items():
-        if ref not in founded:
-            raise GrammarError(f"{where}: '{ref[:100]}' refers to nothing but itself.")
-
-
-def _is_founded(part: Json, founded: set[str]) -> bool:
-    if not isinstance(part, Mapping):
-        return True
-    if "$ref" in part and part["$ref"] not in founded:
-        return False
-    if not all(_is_founded(one, founded) for one in part.get("allOf", ())):
-        return False
-    return all(
-        any(_is_founded(one, founded) for one in part[name])
-        for name in ("anyOf", "oneOf")
-        if name in part
-    )
-
-
-def _target(schema: Json, ref: str, where: str) -> Json:
-    path = unquote(ref.removeprefix("#"))
-    if path and not path.startswith("/"):
-        return {}  # an anchor, which the library finds or refuses
-    target = schema
-    for step in path.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, Mapping) and name in target:
-            target = target[name]
-        elif isinstance(target, list) and name.isdecimal() and int(name[:9]) < len(target):
-            target = target[int(name)]
-        else:
-            raise GrammarError(f"{where}: there is no '{ref[:100]}' in this schema.")
-    return target
-
-
-# a schema as it came from the parser
-
-# A schema of 2,000 properties compiles in 50 ms; llguidance's own parser ends at 128 levels of JSON.
+# A schema of 2,000 properties compiles in 50 ms; llguidance's own parser stops at 128 levels of JSON.
 _MAX_PARTS, _MAX_DEPTH, _MAX_VALUES, _MAX_PATTERN = 2_000, 50, 10_000, 2_000
-# Each may be left out, so each may be next: llguidance gives up at 2,000 possibilities, four a property.
+# Any optional property may come next: llguidance gives up at 2,000 alternatives, and each property has four.
 _MAX_OPTIONAL = 400
-# llguidance allows seven digits; with five (on SmolLM2's vocabulary) compiling takes a second already.
+# llguidance allows seven digits, but with five (on SmolLM2's vocabulary) compiling already takes a second.
 _MAX_MULTIPLE = 1_000
 _MAX_TRIES = 30
-"""Compilations to find out which part of a schema is at fault."""
+"""Most compilations to find the faulty part of a schema."""
 
 _ANY = object()
 _TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
 _FORMATS = frozenset(
     {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-# What JSON Schema and OpenAPI only describe with. `discriminator` names what `oneOf` decides anyhow.
+# Keywords of JSON Schema and OpenAPI that only describe. `discriminator` repeats what `oneOf` decides anyway.
 _ANNOTATIONS = frozenset(
     {
         "title",
@@ -122,18 +64,18 @@ KEYWORDS = (
     | _TEXTS
     | {"type", "required", "enum", "const"}
 )
-"""All that are enforced."""
+"""All keywords that are enforced."""
 _COMPOSING = frozenset({"$ref", "anyOf", "oneOf"})
 
 
 def normalize_schema(schema: Json, *, is_strict: bool = True) -> Json:
-    """Return a schema as the grammar library takes it.
+    """Return a schema in the form that the grammar library needs.
 
-    Objects that list properties and do not speak of others are closed, as OpenAI's strict mode demands it: a
-    model that may invent properties does. Not in schemas that put objects together of several.
+    Objects that list properties and do not mention additional ones are closed, as in OpenAI's strict mode: a model that
+    may invent properties does so. Schemas that compose objects of several parts stay open.
 
     Raises:
-        GrammarError: it asks for what cannot be enforced, is no schema, or is too large; names the place.
+        GrammarError: the schema is invalid, too large, or has a keyword that cannot be enforced; names the place.
 
     """
     walk = _SchemaWalk(is_strict=is_strict)
@@ -149,23 +91,23 @@ class _SchemaWalk:
     is_strict: bool
     is_composed: bool = False
     uses: dict[str, str] = field(default_factory=dict)
-    """Each reference, and where it stands."""
+    """Each reference, and a place where it is used."""
     _parts: int = 0
     _values: int = 0
 
     def read(self, schema: Json, where: str, depth: int) -> Json:
         self._parts += 1
         if self._parts > _MAX_PARTS:
-            raise GrammarError(f"{where}: a schema may have {_MAX_PARTS} parts at most.")
+            raise GrammarError(f"{where}: a schema can have at most {_MAX_PARTS} parts.")
         if depth > _MAX_DEPTH:
             raise GrammarError(
-                f"{where[:200]}: a schema may be nested {_MAX_DEPTH} levels deep at most; "
-                "use '$ref' for what repeats."
+                f"{where[:200]}: a schema can be nested at most {_MAX_DEPTH} levels deep; "
+                "use '$ref' for repeated parts."
             )
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            raise GrammarError(f"{where}: a schema is a JSON object, or true or false.")
+            raise GrammarError(f"{where}: a schema must be a JSON object, true or false.")
         _check_optional(schema, where)
         if "allOf" in schema or (_COMPOSING & schema.keys() and "properties" in schema):
             self.is_composed = True
@@ -202,7 +144,7 @@ class _SchemaWalk:
         _expect(name == "const" or (isinstance(value, list) and bool(value)), here, "a list")
         self._values += _count_values(value, here, 0)
         if self._values > _MAX_VALUES:
-            raise GrammarError(f"{here}: a schema may list {_MAX_VALUES} values at most.")
+            raise GrammarError(f"{here}: a schema can list at most {_MAX_VALUES} values.")
         return value
 
     def _limit(self, name: str, value: Json, here: str) -> Json:
@@ -212,15 +154,16 @@ class _SchemaWalk:
         if name not in _NUMBERS:
             return self._text(name, value, here)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        _expect(is_number, here, "a number (draft 4's true and false are not understood)")
+        _expect(is_number, here, "a number (draft 4's true and false are not supported)")
         if name == "multipleOf" and not (0 < value <= _MAX_MULTIPLE):
-            return self._leave(here, f"multiples of 1 to {_MAX_MULTIPLE} can be enforced")
+            return self._omit(here, f"use a multiple of 1 to {_MAX_MULTIPLE}")
         return value
 
     def _text(self, name: str, value: Json, here: str) -> Json:
         if name == "type":
             listed = value if isinstance(value, list) else [value]
-            _expect(bool(listed) and all(one in _TYPES for one in listed), here, f"of {_TYPES}")
+            is_known = bool(listed) and all(one in _TYPES for one in listed)
+            _expect(is_known, here, f"one or more of {', '.join(_TYPES)}")
             return value
         if name == "required":
             fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
@@ -229,19 +172,19 @@ class _SchemaWalk:
         if name in _TEXTS:
             _expect(isinstance(value, str), here, "a string")
         if name == "$ref" and not value.startswith("#"):
-            raise GrammarError(f"{here}: only references within the schema ('#...') are followed.")
+            raise GrammarError(f"{here}: only references within the schema ('#...') are supported.")
         if name == "$ref":
             self.uses[value] = here[:300]
         if name == "pattern" and len(value) > _MAX_PATTERN:
-            return self._leave(here, f"a pattern may have {_MAX_PATTERN} characters")
+            return self._omit(here, f"use a pattern of at most {_MAX_PATTERN} characters")
         if name == "format" and value not in _FORMATS:
-            return self._leave(here, f"of formats, {', '.join(sorted(_FORMATS))} can be")
+            return self._omit(here, f"use one of the formats {', '.join(sorted(_FORMATS))}")
         if name in _TEXTS:
             return value
-        return self._leave(here, "leave it out, or describe it in the prompt")
+        return self._omit(here, "leave it out, or describe it in the prompt")
 
-    def _leave(self, here: str, cure: str) -> Json:
-        """Leave a keyword out of the grammar, where that is allowed."""
+    def _omit(self, here: str, cure: str) -> Json:
+        """Leave a keyword out of the grammar, if the schema is not strict."""
         if self.is_strict:
             raise GrammarError(f"{here[:300]}: this keyword cannot be enforced; {cure}.")
         return _ANY
@@ -253,12 +196,12 @@ def _check_optional(schema: Mapping[str, Json], where: str) -> None:
         return
     if len(named) - (len(needed) if isinstance(needed, list) else 0) > _MAX_OPTIONAL:
         raise GrammarError(
-            f"{where[:200]}: an object may have {_MAX_OPTIONAL} properties that are not required."
+            f"{where[:200]}: an object can have at most {_MAX_OPTIONAL} properties that are not required."
         )
 
 
 def _close_objects(schema: Json) -> None:
-    """Forbid unnamed properties wherever a schema names some and does not say."""
+    """Forbid additional properties in objects that name some and do not mention additional ones."""
     if isinstance(schema, bool):
         return
     named = schema.get("properties")
@@ -270,17 +213,17 @@ def _close_objects(schema: Json) -> None:
 
 
 def check_nesting(value: Json) -> None:
-    """Refuse what is too deep for those who print it: templates, and ourselves.
+    """Refuse a value that is nested too deeply to be printed by templates and by this process.
 
     Raises:
-        GrammarError: it is.
+        GrammarError: the value is nested too deeply.
 
     """
     _count_values(value, "$", -_MAX_DEPTH)  # a level of a schema is two of JSON
 
 
 def find_failing_part(schema: Json, fails: Callable[[Json], bool]) -> str:
-    """Return where the smallest part of a schema lies that fails by itself."""
+    """Return the path of the smallest part of a schema that fails by itself."""
     where, left = "$", _MAX_TRIES
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     found = True
@@ -305,9 +248,11 @@ def _children(schema: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _count_values(value: Json, here: str, depth: int) -> int:
-    """Return how many values are in a value."""
+    """Count a value and the values in it."""
     if depth > _MAX_DEPTH:
-        raise GrammarError(f"{here}: this is nested too deeply; {_MAX_DEPTH} levels are allowed.")
+        raise GrammarError(
+            f"{here}: the value is nested too deeply; at most {_MAX_DEPTH} levels are allowed."
+        )
     if isinstance(value, Mapping):
         return 1 + sum(_count_values(one, here, depth + 1) for one in value.values())
     if isinstance(value, list):
@@ -319,6 +264,59 @@ def _is_count(value: Json) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
-def _expect(holds: bool, here: str, wanted: str) -> None:  # noqa: FBT001 - an assertion in words
+def _expect(holds: bool, here: str, expected: str) -> None:  # noqa: FBT001 - an assertion
     if not holds:
-        raise GrammarError(f"{here[:300]}: expected {wanted}.")
+        raise GrammarError(f"{here[:300]}: expected {expected}.")
+
+
+def check_references(schema: Json, uses: Mapping[str, str]) -> None:
+    """Refuse references that nothing can match because they refer only to themselves.
+
+    `uses` maps each reference in the schema to a place where it is used. Recursion through properties and items is
+    allowed, because it consumes text.
+
+    Raises:
+        GrammarError: a reference has no target, or leads back to itself.
+
+    """
+    targets = {ref: _target(schema, ref, where) for ref, where in uses.items()}
+    founded: set[str] = set()
+    while True:
+        # The least fixed point: a reference is founded if its target is founded without the reference itself.
+        found = {ref for ref, target in targets.items() if _is_founded(target, founded)}
+        if found == founded:
+            break
+        founded = found
+    for ref, where in uses.items():
+        if ref not in founded:
+            raise GrammarError(f"{where}: '{ref[:100]}' refers only to itself.")
+
+
+def _is_founded(part: Json, founded: set[str]) -> bool:
+    if not isinstance(part, Mapping):
+        return True
+    if "$ref" in part and part["$ref"] not in founded:
+        return False
+    if not all(_is_founded(one, founded) for one in part.get("allOf", ())):
+        return False
+    return all(
+        any(_is_founded(one, founded) for one in part[name])
+        for name in ("anyOf", "oneOf")
+        if name in part
+    )
+
+
+def _target(schema: Json, ref: str, where: str) -> Json:
+    path = unquote(ref.removeprefix("#"))
+    if path and not path.startswith("/"):
+        return {}  # an anchor: the library resolves or refuses it
+    target = schema
+    for step in path.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, Mapping) and name in target:
+            target = target[name]
+        elif isinstance(target, list) and name.isdecimal() and int(name[:9]) < len(target):
+            target = target[int(name)]
+        else:
+            raise GrammarError(f"{where}: there is no '{ref[:100]}' in this schema.")
+    return target

@@ -1,8 +1,8 @@
-"""Grammars written in llguidance's Lark: what an answer may look like, thinking and calls included. Pure.
+"""Writes grammars of answers in llguidance's Lark dialect, with reasoning and tool calls. Pure.
 
-A marker that is one token of the vocabulary (`<tool_call>`) is written as that token; text then cannot contain it.
-A marker of ordinary tokens is looked for in the text. Either way the marker's spelling is kept out of free text,
-or a call would open that nothing enforces.
+A marker that is one token of the vocabulary (`<tool_call>`) is written as that token, and text cannot contain it. A
+marker of ordinary tokens is matched in the text. In both cases free text must not spell the marker, because it would
+open a call that the grammar does not enforce.
 """
 
 import json
@@ -12,27 +12,26 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Json: TypeAlias = Any
-Specials: TypeAlias = Mapping[
-    str, int
-]  # the spelling of each token that is no piece of ordinary text
+# The special tokens (those that are no piece of ordinary text), by their spelling.
+Specials: TypeAlias = Mapping[str, int]
 
-# One blank at most between two parts of JSON: a random model would otherwise write blanks for ever.
+# At most one blank between two parts of JSON: otherwise a random model would write blanks forever.
 _BLANKS = {"whitespace_pattern": r"\x20?"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningMarkers:
-    """How thinking goes before the answer."""
+    """The markers around reasoning before the answer."""
 
     start: str
     end: str
     is_open: bool
-    """The prompt opened it already; otherwise the model may, and need not."""
+    """True if the prompt has opened it already; otherwise the model may open it or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSchema:
-    """What may be called, and what its arguments have to match."""
+    """A function that may be called, and the schema of its arguments."""
 
     name: str
     parameters: Json
@@ -40,40 +39,41 @@ class FunctionSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    """How a dialect writes calls whose arguments are JSON."""
+    """A dialect's syntax of calls whose arguments are JSON."""
 
     start: str
     """Opens a call, or a section of calls."""
     before: str
-    """Between it and the name."""
+    """Text between `start` and the name."""
     middle: str
-    """Between the name and its arguments."""
+    """Text between the name and its arguments."""
     after: str
+    """Text between the arguments and `end`."""
     end: str
-    """Closes what `start` opened; may be empty."""
+    """Closes the part that `start` opened; may be empty."""
     between: str = ""
-    """Between the end of one and the start of the next; a model may leave it out."""
+    """Text between one call and the next; a model may omit it."""
 
 
 def json_grammar(schema: Json, specials: Specials, thought: ReasoningMarkers | None) -> str:
-    """Return the grammar of an answer that is JSON."""
+    """Return the grammar of a JSON answer."""
     return _join(specials, thought, ["answer: value", f"value: {_json(schema)}"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
-    """What may be called, how it is written, and what else an answer may be."""
+    """The functions that may be called, the syntax of calls, and the form of answers without calls."""
 
     form: CallSyntax
     functions: tuple[FunctionSchema, ...]
     must_call: bool
     is_parallel: bool
     instead: Json = None
-    """The schema of an answer without calls; None: any text, with calls behind it or not."""
+    """The schema of an answer without calls; None allows any text, with or without calls behind it."""
 
 
 def call_grammar(calling: CallRules, specials: Specials, thought: ReasoningMarkers | None) -> str:
-    """Return the grammar of an answer that calls functions, or may."""
+    """Return the grammar of an answer that must or may call functions."""
     form = calling.form
     start, between = _literal(form.start, specials), _literal(form.between, specials)
     gap = f"{between}? " if between else ""
@@ -120,7 +120,7 @@ def _json(schema: Json) -> str:
 
 
 def _literal(text: str, specials: Specials) -> str:
-    """Return a text as Lark's literals; what is one special token becomes that token."""
+    """Return a text as Lark literals; special tokens are written as tokens."""
     if not text:
         return ""
     names = sorted(specials, key=len, reverse=True)
@@ -133,7 +133,7 @@ def _literal(text: str, specials: Specials) -> str:
 
 
 def _text_without(marker: str) -> str:
-    """Return a terminal for any text in which a marker is not spelled out."""
+    """Return a terminal for any text that does not contain the marker."""
     return f"/(?s:.*)/ & ~/(?s:.*){_escape(marker)}(?s:.*)/"
 
 

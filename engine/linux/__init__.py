@@ -1,1 +1,1 @@
-"""Linux-only parts of the engine."""
+"""Linux-only parts of the engine; macOS needs none of them."""

@@ -1,8 +1,8 @@
-"""Linux only: put a fast BLAS in front of the slow one that MLX's CPU wheel bundles.
+"""Puts a fast BLAS in front of the slow one that MLX's CPU wheel bundles, on Linux only.
 
-The bundled one is the reference BLAS, 1.5 GFLOP/s. libmlx takes `cblas_sgemm` from the process's
-global symbols, so whatever is loaded globally before the first `import mlx.core` replaces it. Must
-not import mlx, and never fails: an engine without it is slow, not wrong. Not needed on macOS.
+The wheel bundles the reference BLAS (1.5 GFLOP/s). libmlx takes `cblas_sgemm` from the process's global symbols, so a
+library that is loaded globally before the first `import mlx.core` replaces it. This module must not import mlx, and it
+never fails: an engine without a fast BLAS is slow, but not wrong. macOS does not need it.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from machinery import files
 
-# NumPy's wheel carries OpenBLAS under other names, so there is nothing to install. One-row products
-# go to sgemv: decoding is a third faster than with plain OpenBLAS.
+# NumPy's wheel contains OpenBLAS under other names, so nothing needs to be installed. One-row products
+# go to sgemv, which makes decoding a third faster than with plain OpenBLAS.
 _SHIM = r"""
 #include <stdint.h>
 typedef int64_t I;
@@ -37,7 +37,7 @@ void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, V 
     scipy_cblas_sgemm64_(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 """
-# Where Debian and Ubuntu put libopenblas0-pthread.
+# The paths of libopenblas0-pthread on Debian and Ubuntu.
 _SYSTEM_LIBRARIES = ("openblas-pthread/libopenblas.so.0", "libopenblas.so.0")
 _COMPILE_TIMEOUT_S = 60
 
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 
 
 def install(cache: Path) -> bool:
-    """Load a fast BLAS into this process; say whether one is in place.
+    """Load a fast BLAS into this process; return whether one is in place.
 
-    `cache` keeps the compiled shim; it belongs to this user alone, for its content is executed.
+    `cache` is the folder of the compiled shim. Only this user may write to it, because its content is executed.
     """
     if sys.platform != "linux":
         return False
@@ -60,12 +60,12 @@ def install(cache: Path) -> bool:
 
 
 def locate(cache: Path) -> Path | None:
-    """Return the library that `install` would try first, for processes that are given it by LD_PRELOAD."""
+    """Return the library that `install` would try first, for processes that load it by LD_PRELOAD."""
     return next(_candidates(cache), None)
 
 
 def _candidates(cache: Path) -> Iterator[Path]:
-    """Yield what to try, the fastest first."""
+    """Yield the libraries to try, fastest first."""
     for found in (_shim(cache), _system_library()):
         if found is not None:
             yield found
@@ -107,12 +107,12 @@ def _shim(cache: Path) -> Path | None:
 
 
 def _compile(built: Path, openblas: Path) -> None:
-    # Several engines may do this at once: each in its own folder, the last rename wins.
+    # Several engines may compile at once: each one in its own folder, and the last rename wins.
     with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
         source, output = Path(scratch, "shim.c"), Path(scratch, "shim.so")
         source.write_text(_SHIM, encoding="utf-8")
         command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(output), str(source)]
         command += [str(openblas), f"-Wl,-rpath,{openblas.parent}"]
-        # Every word of the command is ours or NumPy's own path.
+        # Every word of the command is a constant or NumPy's own path.
         subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
         output.replace(built)

@@ -1,1 +1,1 @@
-"""How much memory requests may take, and what is given up first when it runs short."""
+"""Memory of an engine: the budget of requests, admission of jobs, and measures under memory pressure."""

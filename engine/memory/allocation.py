@@ -1,8 +1,6 @@
-"""What MLX is told of memory: its limits for all arrays, for unused buffers, and for what stays wired.
+"""Measures a loaded model, divides the memory among its uses, and sets MLX's memory limits.
 
-The only file of this folder that knows mlx. In the worker's thread alone; nothing may be computed meanwhile.
-
-From a loaded model to the memory its requests may take. In the worker's thread, before the first of them.
+This is the only file of this folder that imports mlx. Worker thread only, while nothing is computed.
 """
 
 import logging
@@ -24,9 +22,9 @@ from models import model_files
 from models.footprint import KvFootprint, ServingLoad, activation_bytes
 from models.model_files import ModelFacts, ModelUnusableError
 
-# Unused buffers that are kept in any case: less would allocate anew in every step.
+# The least unused buffers to keep: with fewer, every step would allocate again.
 _MIN_BUFFER_BYTES = 64 << 20
-# Metal wires memory on behalf of a process from this macOS on (mlx: set_wired_limit).
+# The first macOS on which Metal wires memory for a process (mlx: set_wired_limit).
 _WIRED_SINCE_MACOS = 15
 
 log = logging.getLogger(__name__)
@@ -34,44 +32,45 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxLimits:
-    """In bytes."""
+    """MLX's limits, in bytes."""
 
     arrays: int
     buffers: int
     wired: int
 
 
-def find_limits(budget: MemoryBudget) -> MlxLimits:
+def find_limits(shared: MemoryBudget) -> MlxLimits:
     """Return the limits for a budget.
 
-    Wired is what the model needs and no more: wired memory is lost to everybody else, and a part of it may stay so
-    when a process is killed (mlx#3910).
+    The wired limit is exactly what the model needs: other processes cannot use wired memory, and a part of it may stay
+    wired when the process is killed (mlx#3910).
     """
-    caches = min(full_bytes(budget.rule, budget.load), budget.kv_bytes) + budget.prefix_kept_bytes
+    full = full_bytes(shared.footprint, shared.load)
+    caches = min(full, shared.kv_bytes) + shared.prefix_kept_bytes
     return MlxLimits(
-        arrays=budget.limit_bytes,
-        buffers=max(_MIN_BUFFER_BYTES, budget.activation_bytes),
-        wired=min(budget.limit_bytes, budget.weights_bytes + budget.activation_bytes + caches),
+        arrays=shared.limit_bytes,
+        buffers=max(_MIN_BUFFER_BYTES, shared.activation_bytes),
+        wired=min(shared.limit_bytes, shared.weights_bytes + shared.activation_bytes + caches),
     )
 
 
 def machine_bytes() -> int:
-    """Return what this machine recommends for models.
+    """Return the memory that this machine recommends for models.
 
-    Metal says it, `iogpu.wired_limit_mb` considered; on Linux it is the share of the memory, or of the tightest
-    cgroup's, that the agent reports of such a machine.
+    On macOS, Metal recommends it and respects `iogpu.wired_limit_mb`. On Linux it is a share of the memory, or of the
+    smallest cgroup limit: the same share that the agent reports.
     """
     recommended = _recommended_bytes()
     if recommended is not None:
         return recommended
     memory = linux_memory.memory_bytes()
-    if memory is None:  # no /proc: MLX's own guess, which knows no cgroups
+    if memory is None:  # no /proc: MLX's own estimate, which ignores cgroups
         return int(mx.get_memory_limit())
     return memory * linux_memory.MODEL_SHARE_PERCENT // 100
 
 
 def apply_limits(limits: MlxLimits) -> None:
-    """Set the limits."""
+    """Set MLX's limits."""
     mx.set_memory_limit(limits.arrays)
     mx.set_cache_limit(limits.buffers)
     wired = _set_wired_limit(limits.wired)
@@ -80,23 +79,23 @@ def apply_limits(limits: MlxLimits) -> None:
 
 
 def release_wired_memory() -> None:
-    """Let go of what is wired, before the model is freed: what is wired at the end of a process may stay so."""
+    """Unwire all memory, before the model is freed: memory that is wired when a process ends may stay wired."""
     _set_wired_limit(0)
 
 
-def _set_wired_limit(wanted: int) -> int:
-    """Set the wired limit; return what it is now, 0 where there is none."""
+def _set_wired_limit(wanted_bytes: int) -> int:
+    """Set the wired limit; return the limit that was set, 0 if the system has none."""
     recommended = _recommended_bytes()
     if (
         recommended is None
         or int(platform.mac_ver()[0].partition(".")[0] or 0) < _WIRED_SINCE_MACOS
     ):
         return 0
-    limit = min(wanted, recommended)
+    limit = min(wanted_bytes, recommended)
     try:
         mx.set_wired_limit(limit)
     except ValueError as error:
-        # The system's own limit is lower than what it recommends: slower, not wrong.
+        # The system's own limit is lower than its recommendation: slower, but not wrong.
         log.warning(
             "cannot keep the model wired; it may be paged out",
             extra={"wired_bytes": limit, "reason": str(error)},
@@ -114,12 +113,12 @@ def _recommended_bytes() -> int | None:
 def allocate(
     models: list[tuple[Any, ModelFacts]], config: EngineConfig, *, ranks: int = 1
 ) -> MemoryGuard:
-    """Measure the model's caches (a draft model's, too, if it is the second), share the memory out, tell MLX.
+    """Measure the caches of the model (and of a draft model, the second one), divide the memory and set MLX's limits.
 
-    All weights must be in memory already: what they take is measured.
+    All weights must be in memory already, because their size is measured.
 
     Raises:
-        ModelUnusableError: the model cannot have such caches, or the memory is too little to serve anybody.
+        ModelUnusableError: the model cannot use such caches, or the memory is too small for any request.
 
     """
     found = plan_budget(models, config, ranks=ranks)
@@ -130,15 +129,15 @@ def allocate(
 def plan_budget(
     models: list[tuple[Any, ModelFacts]], config: EngineConfig, *, ranks: int
 ) -> MemoryBudget:
-    """Return how the memory is shared."""
-    is_guessing = len(models) > 1
+    """Return the memory budget; arguments and errors are those of `allocate`."""
+    has_draft = len(models) > 1
     load = ServingLoad(
         context_length=config.context_length,
         concurrency=config.concurrency,
         ranks=ranks,
         kv_bits=config.kv_bits,
         kv_window=config.kv_window,
-        draft_tokens=config.draft_tokens if is_guessing else 0,
+        draft_tokens=config.draft_tokens if has_draft else 0,
     )
     (model, facts), *drafts = models
     options = KvOptions(bits=config.kv_bits, window=config.kv_window)
@@ -146,16 +145,16 @@ def plan_budget(
         kinds = layer_caches.try_model(model, options)
     except ValueError as error:
         raise ModelUnusableError(str(error)) from error
-    rule, activations = _measure_needs(model, facts, options, load)
+    footprint, activations = _measure_needs(model, facts, options, load)
     for draft, draft_facts in drafts:
-        # Whole on every rank, and never quantised.
+        # Every rank has the whole draft model, and its caches are never quantized.
         alone = ServingLoad(
             context_length=load.context_length + load.draft_tokens, concurrency=load.concurrency
         )
         more = _measure_needs(draft, draft_facts, KvOptions(), alone)
-        rule, activations = rule + more[0], activations + more[1]
+        footprint, activations = footprint + more[0], activations + more[1]
     shared = budget.make_budget(
-        rule,
+        footprint,
         load,
         MemoryRequest(
             promised_bytes=config.memory_limit_bytes, prefix_bytes=config.prefix_cache_bytes
@@ -163,13 +162,13 @@ def plan_budget(
         machine_bytes=machine_bytes(),
         held=(mx.get_active_memory(), activations),
     )
-    if shared.complaint:
-        raise ModelUnusableError(shared.complaint)
+    if shared.shortage:
+        raise ModelUnusableError(shared.shortage)
     log.info(
-        "memory shared out",
+        "memory budget computed",
         extra={
             "caches": kinds,
-            "bytes_a_token": rule.token_bytes,
+            "bytes_a_token": footprint.token_bytes,
             "kv_bytes": shared.kv_bytes,
             "activation_bytes": activations,
             "longest": shared.longest,
@@ -181,8 +180,8 @@ def plan_budget(
 def _measure_needs(
     model: Any, facts: ModelFacts, options: KvOptions, load: ServingLoad
 ) -> tuple[KvFootprint, int]:
-    """Return the rule of a model's caches, and what is held for a moment while it works."""
+    """Return the footprint of a model's caches, and the bytes of its activations."""
     shape = model_files.model_geometry(facts, casts_to_float32=sys.platform == "linux")
-    rule = layer_caches.measure_footprint(model, options)
-    # Layers that rotate hold the piece of a prompt that is being read beside their window.
-    return rule, activation_bytes(shape, load) + rule.reading_bytes(shape.prefill_step)
+    footprint = layer_caches.measure_footprint(model, options)
+    # Rotating layers hold the prompt piece in progress beside their window.
+    return footprint, activation_bytes(shape, load) + footprint.reading_bytes(shape.prefill_step)

@@ -1,9 +1,9 @@
-"""Whether a request fits into what this engine may hold: ever, and now. Pure.
+"""The memory budget: decides whether a request fits into this engine, at all and beside the running ones. Pure.
 
-    promise = process + weights + activations + KV caches of requests + prefix cache
+    promised = process + weights + activations + KV caches of requests + prefix cache
 
-The promise is the memory proof's (`--memory-limit-bytes`). Where nobody made one it is what the machine recommends,
-and requests get what lies below the high mark: nobody has counted for them, so something is kept back.
+The memory proof promises the amount (`--memory-limit-bytes`). Without a promise it is the machine's recommendation, and
+requests get only the part below the high mark, because no proof has counted them.
 """
 
 from collections.abc import Collection
@@ -14,55 +14,55 @@ from engine.memory.pressure import HIGH
 from models.footprint import CACHE_STEP, KvFootprint, ServingLoad
 from schemas.quantity import show
 
-# Python and its libraries. Less than the memory proof's 768 MiB (reconciler/placement/memory_proof.py), which has unused buffers
-# in it: those are counted here, and what remains covers that allocations are rounded up and, for a moment, copied.
+# Python and its libraries. The memory proof's 768 MiB (reconciler/placement/memory_proof.py) include unused buffers,
+# which are counted separately here; the rest of the difference covers rounding and temporary copies of allocations.
 PROCESS_BYTES = 512 * 2**20
-# The part of the limit that the prefix cache may grow to where nobody said how much: a quarter.
+# Without an explicit size, the prefix cache may grow to a quarter of the limit.
 _PREFIX_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """How the memory is shared; all in bytes."""
+    """The parts of the memory; all sizes in bytes."""
 
-    rule: KvFootprint
+    footprint: KvFootprint
     limit_bytes: int
-    """What MLX may hold: weights, activations, caches and unused buffers."""
+    """The limit of MLX: weights, activations, caches and unused buffers."""
     weights_bytes: int
     activation_bytes: int
     kv_bytes: int
-    """For the caches of requests."""
+    """The KV caches of requests."""
     prefix_kept_bytes: int
-    """For the prefix cache alone; requests never get it."""
+    """Reserved for the prefix cache; requests never get it."""
     prefix_most_bytes: int
-    """What the prefix cache may grow to in what requests leave."""
+    """The most that the prefix cache may hold, together with memory that requests leave free."""
     load: ServingLoad
 
     @property
     def longest(self) -> int:
-        """Return how many tokens one request can have when it is alone; 0 if none can."""
+        """The number of tokens that one request can have when it runs alone; 0 if none fits."""
         guesses = self.load.draft_tokens
         most = self.load.context_length + guesses
-        return max(0, self.rule.longest_within(self.kv_bytes, most) - guesses)
+        return max(0, self.footprint.longest_within(self.kv_bytes, most) - guesses)
 
     def needs(self, lengths: Collection[int]) -> int:
-        """Return what sequences of these lengths need together at worst: each as much as the longest."""
+        """Return the most bytes that sequences of these lengths need together: each as much as the longest."""
         longest = max(lengths, default=0) + self.load.draft_tokens
-        return self.rule.batch_bytes(len(lengths), longest)
+        return self.footprint.batch_bytes(len(lengths), longest)
 
     def fits(self, lengths: Collection[int]) -> bool:
-        """Whether sequences of these lengths can run together to their ends."""
+        """Return whether sequences of these lengths can run together until they end."""
         return self.needs(lengths) <= self.kv_bytes
 
     def prefix_bytes(self, lengths: Collection[int]) -> int:
-        """Return what the prefix cache may hold beside these sequences."""
+        """Return the bytes that the prefix cache may hold beside sequences of these lengths."""
         left = max(0, self.kv_bytes - self.needs(lengths))
         return min(self.prefix_kept_bytes + left, self.prefix_most_bytes)
 
     def refuse(self, prompt_tokens: int, max_tokens: int, *, param: str) -> Refusal | None:
-        """Return why a request can never run here, or None: one that fits alone is never refused.
+        """Return the refusal of a request that can never run here; None if it fits when it runs alone.
 
-        `param` is the field of the request that is to blame.
+        `param` is the field of the request to name in the message.
         """
         tokens = prompt_tokens + max_tokens
         if self.fits([tokens]):
@@ -76,13 +76,13 @@ class MemoryBudget:
         return Refusal(status=400, message=message, param=param, code="kv_budget_exceeded")
 
     @property
-    def complaint(self) -> str:
-        """Say why nobody can be served with so little memory; "" if somebody can."""
+    def shortage(self) -> str:
+        """Why the memory is too small for any request; "" if it is large enough."""
         if self.longest >= min(CACHE_STEP, self.load.context_length):
             return ""
         return (
             f"the memory limit leaves {show(self.kv_bytes)} for requests, and one of {CACHE_STEP} tokens needs "
-            f"{show(self.needs([CACHE_STEP]))}: {show(self.limit_bytes)} may be held beside the process' own "
+            f"{show(self.needs([CACHE_STEP]))}: MLX may hold {show(self.limit_bytes)} beside the process' own "
             f"{show(PROCESS_BYTES)}, of which weights take {show(self.weights_bytes)} and activations up to "
             f"{show(self.activation_bytes)}; give the model more memory, or a smaller context or concurrency"
         )
@@ -90,38 +90,38 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """What the command line says of memory, in bytes."""
+    """The memory flags of the command line, in bytes."""
 
     promised_bytes: int | None = None
-    """What the whole process may take; None: nobody counted."""
+    """The promise for the whole process; None if there is no memory proof."""
     prefix_bytes: int | None = None
-    """What the prefix cache is promised; None: what requests leave."""
+    """The size of the prefix cache; None for the memory that requests leave free."""
 
 
 def make_budget(
-    rule: KvFootprint,
+    footprint: KvFootprint,
     load: ServingLoad,
-    wishes: MemoryRequest,
+    request: MemoryRequest,
     *,
     machine_bytes: int,
     held: tuple[int, int],
 ) -> MemoryBudget:
-    """Share the memory out.
+    """Divide the memory among its uses.
 
-    `machine_bytes` is what the machine recommends for models; `held` is what the weights take (measured, adapters and
-    draft models included) and what activations may take at worst.
+    `machine_bytes` is the memory that the machine recommends for models. `held` is the measured size of the weights,
+    with adapters and draft models, and the most that activations may take.
     """
     weights, activations = held
-    limit = max(0, (wishes.promised_bytes or machine_bytes) - PROCESS_BYTES)
+    limit = max(0, (request.promised_bytes or machine_bytes) - PROCESS_BYTES)
     room = limit - weights
-    if wishes.promised_bytes is None:
+    if request.promised_bytes is None:
         room = int(HIGH * room)
     room = max(0, room - activations)
-    full = full_bytes(rule, load)
-    kept = min(wishes.prefix_bytes or 0, max(0, room - full))
-    most = limit // _PREFIX_DIVISOR if wishes.prefix_bytes is None else wishes.prefix_bytes
+    full = full_bytes(footprint, load)
+    kept = min(request.prefix_bytes or 0, max(0, room - full))
+    most = limit // _PREFIX_DIVISOR if request.prefix_bytes is None else request.prefix_bytes
     return MemoryBudget(
-        rule=rule,
+        footprint=footprint,
         limit_bytes=limit,
         weights_bytes=weights,
         activation_bytes=activations,
@@ -132,6 +132,6 @@ def make_budget(
     )
 
 
-def full_bytes(rule: KvFootprint, load: ServingLoad) -> int:
-    """Return what the caches of all requests hold together at worst."""
-    return rule.batch_bytes(load.concurrency, load.context_length + load.draft_tokens)
+def full_bytes(footprint: KvFootprint, load: ServingLoad) -> int:
+    """Return the most bytes that the caches of all requests hold together."""
+    return footprint.batch_bytes(load.concurrency, load.context_length + load.draft_tokens)

@@ -1,4 +1,4 @@
-"""Who may join, and what is given up when memory runs short: what the batch asks. Deterministic; knows no mlx."""
+"""The memory guard of the batch: admits jobs, and says what to give up when memory is short. Deterministic; no mlx."""
 
 from dataclasses import dataclass, field
 
@@ -10,21 +10,21 @@ from engine.memory.pressure import MemoryPressure, MemoryReading, PressureLevel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAdvice:
-    """What to do before the next step."""
+    """The measures to take before the next step."""
 
     prefix_limit_bytes: int
-    """Trim the prefix cache to this."""
+    """Trim the prefix cache to this size."""
     chunk_factor: float
-    """Multiply the pieces of prompts by this; 0 asks for the smallest."""
+    """Multiply the size of prompt pieces by this; 0 means the smallest pieces."""
     may_join: bool
-    """Whether sequences may join at all; `Memory.may_join` says of which."""
+    """True if sequences may join at all; `MemoryGuard.may_join` decides for each one."""
     clear_buffers: bool
-    """Give back MLX's unused buffers."""
+    """Return MLX's unused buffers to the system."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MemoryGuard:
-    """The promises made to the jobs that run, and the pressure at the last look."""
+    """The memory promised to running jobs, and the pressure of the last reading."""
 
     budget: MemoryBudget
     _lengths: dict[int, int] = field(default_factory=dict)
@@ -32,19 +32,19 @@ class MemoryGuard:
 
     @property
     def promised_bytes(self) -> int:
-        """What the jobs that run will hold at worst."""
+        """The most bytes that the running jobs will hold."""
         return self.budget.needs(self._lengths.values())
 
     @property
     def level(self) -> PressureLevel:
-        """The pressure at the last look."""
+        """The pressure of the last reading."""
         return self._pressure.level
 
     def may_join(self, *jobs: Job) -> bool:
-        """Whether there is room for these jobs together, to their very ends, beside those that run.
+        """Return whether there is room for these jobs together, until they end, beside the running ones.
 
-        One alone always may: what has no room by itself was refused before it came here (`Budget.refuse`), and
-        nobody would ever leave for it.
+        A single job may always join an empty batch: `MemoryBudget.refuse` has refused jobs that do not fit alone, and
+        waiting would not free any memory.
         """
         if not self._lengths and len(jobs) == 1:
             return True
@@ -52,18 +52,18 @@ class MemoryGuard:
             return False
         return self.budget.fits([*self._lengths.values(), *map(_length, jobs)])
 
-    def joined(self, job: Job) -> None:
-        """Learn that a job runs: from the moment at which its prompt is first read."""
+    def reserve(self, job: Job) -> None:
+        """Reserve memory for a job, from the first piece of its prompt on."""
         self._lengths[job.id] = _length(job)
 
-    def left(self, job_id: int) -> None:
-        """Learn that a job is over, whether or not it ever ran."""
+    def release(self, job_id: int) -> None:
+        """Release the memory of a job that has ended, whether or not it ever ran."""
         self._lengths.pop(job_id, None)
 
-    def look(self, active_bytes: int, buffer_bytes: int, prefix_bytes: int) -> MemoryAdvice:
-        """Learn what is held now, before a step; return what is to be done first.
+    def advise(self, active_bytes: int, buffer_bytes: int, prefix_bytes: int) -> MemoryAdvice:
+        """Take a reading before a step; return the measures to take first.
 
-        Also to be asked after `joined`, for what a job is promised is taken from the prefix cache.
+        Call it again after `reserve`: the prefix cache gives up the memory that a new job needs.
         """
         budget = self.budget
         reading = MemoryReading(

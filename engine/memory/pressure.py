@@ -1,23 +1,23 @@
-"""How near memory is to its end, with two water marks, and what is given up at each. Pure.
+"""Memory pressure: two water marks, and the measures at each of them. Pure.
 
-Marks are parts of what lies above the weights: those stay whatever happens, and of a model that nearly fills its Mac
-the first request would otherwise be the last. Nothing here ends a sequence that runs.
+The marks are shares of the memory beside the weights. Weights always stay; with marks on the total, a model that nearly
+fills its Mac would be above them from its first request on. No measure ends a running sequence.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
 
-# MLX itself begins to collect at 0.95 of what is recommended (mlx/backend/metal/allocator.cpp).
+# MLX itself starts to free buffers at 0.95 of the recommended size (mlx/backend/metal/allocator.cpp).
 LOW, HIGH = 0.85, 0.95
-# What has to be given back before all is well again: without it, one sequence that comes and goes at the mark would
-# empty the caches each time.
+# Pressure returns to normal only below this share: otherwise a sequence that comes and goes at the low mark would empty
+# the caches each time.
 _RELEASE = 0.80
-# Unused buffers below this part of the room are not worth the time of making them anew.
+# Unused buffers below this share are not worth the time to allocate them again.
 _WORTH_CLEARING = 0.02
 
 
 class PressureLevel(IntEnum):
-    """How bad it is."""
+    """Levels of memory pressure."""
 
     NORMAL = 0
     TIGHT = 1
@@ -26,27 +26,27 @@ class PressureLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """What is held now, in bytes."""
+    """The memory in use, in bytes."""
 
     active_bytes: int
-    """In MLX's arrays, weights and prefix cache included."""
+    """MLX's arrays, including weights and prefix cache."""
     buffer_bytes: int
-    """What MLX keeps of freed arrays."""
+    """Buffers of freed arrays that MLX keeps."""
     prefix_bytes: int
-    """What the prefix cache holds."""
+    """The prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPressure:
-    """What was found at the last look."""
+    """The result of the last reading."""
 
     level: PressureLevel = PressureLevel.NORMAL
     prefix_cap_bytes: int | None = None
-    """What the prefix cache may hold because of it; None: as much as it otherwise may."""
+    """The limit of the prefix cache under this pressure; None adds no limit."""
 
     @property
     def chunk_factor(self) -> float:
-        """By what the pieces of prompts are to be multiplied; 0 asks for the smallest there are."""
+        """The factor for the size of prompt pieces; 0 means the smallest pieces."""
         return {PressureLevel.NORMAL: 1.0, PressureLevel.TIGHT: 0.5, PressureLevel.CRITICAL: 0.0}[
             self.level
         ]
@@ -55,10 +55,10 @@ class MemoryPressure:
 def assess(
     before: MemoryPressure, reading: MemoryReading, *, limit_bytes: int, weights_bytes: int
 ) -> MemoryPressure:
-    """Return the pressure now.
+    """Return the current pressure.
 
-    Critical lasts until the low mark, Tight until a little below it. What the prefix cache is cut down to is decided
-    once, when it becomes tight: half of what it holds then.
+    CRITICAL lasts until the low mark, TIGHT until a little below it. The limit of the prefix cache is set once, when
+    memory becomes tight: to half of its size at that time.
     """
     level = _level(before.level, _used_share(reading, limit_bytes, weights_bytes))
     cap = before.prefix_cap_bytes
@@ -74,23 +74,23 @@ def assess(
 def should_clear_buffers(
     now: MemoryPressure, reading: MemoryReading, *, limit_bytes: int, weights_bytes: int
 ) -> bool:
-    """Whether MLX's unused buffers are to be given back."""
-    room = limit_bytes - weights_bytes
-    return now.level > PressureLevel.NORMAL and reading.buffer_bytes > _WORTH_CLEARING * room
+    """Return whether MLX should return its unused buffers."""
+    available = limit_bytes - weights_bytes
+    return now.level > PressureLevel.NORMAL and reading.buffer_bytes > _WORTH_CLEARING * available
 
 
 def _used_share(reading: MemoryReading, limit_bytes: int, weights_bytes: int) -> float:
-    """Return the part of the room that is taken; without any room, what is taken is all of it."""
-    taken = reading.active_bytes + reading.buffer_bytes - weights_bytes
-    room = limit_bytes - weights_bytes
-    if room <= 0:
-        return 1.0 if taken > 0 else 0.0
-    return taken / room
+    """Return the used share of the memory beside the weights; 1 if there is no such memory and some is used."""
+    used = reading.active_bytes + reading.buffer_bytes - weights_bytes
+    available = limit_bytes - weights_bytes
+    if available <= 0:
+        return 1.0 if used > 0 else 0.0
+    return used / available
 
 
-def _level(before: PressureLevel, part: float) -> PressureLevel:
-    if part >= HIGH or (before is PressureLevel.CRITICAL and part >= LOW):
+def _level(before: PressureLevel, share: float) -> PressureLevel:
+    if share >= HIGH or (before is PressureLevel.CRITICAL and share >= LOW):
         return PressureLevel.CRITICAL
-    if part >= LOW or (before > PressureLevel.NORMAL and part >= _RELEASE):
+    if share >= LOW or (before > PressureLevel.NORMAL and share >= _RELEASE):
         return PressureLevel.TIGHT
     return PressureLevel.NORMAL

@@ -1,1 +1,1 @@
-"""From a folder to a model in memory."""
+"""Model loading: from a folder of files to a model in memory."""

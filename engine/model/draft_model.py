@@ -1,4 +1,4 @@
-"""The draft model: a small one that guesses what the model then checks. In the worker's thread alone."""
+"""The draft model: a small model that proposes tokens for speculative decoding. Worker thread only."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 def add_draft(
     loaded: LoadedModel, config: EngineConfig, gauges: Gauges, *, is_stopping: Callable[[], bool]
 ) -> LoadedModel:
-    """Return the loaded model with the draft model that the config names; as it is if it names none.
+    """Return the loaded model with the draft model of the config; unchanged if the config names none.
 
     Raises:
-        ModelUnusableError: the folder is no sound model, or it cannot guess for this one.
+        ModelUnusableError: the folder is no valid model, or its model cannot be the draft for this one.
         StoppedError: `is_stopping` became true.
 
     """
@@ -35,7 +35,7 @@ def add_draft(
         raise ModelUnusableError("a draft model needs a model that generates text; leave it out")
     if folder.resolve() == config.model_dir.resolve():
         raise ModelUnusableError(
-            f"{folder} is the model itself; as its own draft it would only do everything twice: take a small model of the same family"
+            f"{folder} is the model itself, and as its own draft it would only double the work; use a small model of the same family"
         )
     facts = model_files.inspect_model(folder)
     model_files.check_context(facts, config.context_length)
@@ -50,24 +50,24 @@ def add_draft(
     return replace(loaded, draft=model)
 
 
-def _check_vocabulary(folder: Path, own: Mapping[str, int], wanted: Mapping[str, int]) -> None:
-    """Refuse a vocabulary in which the guesses would be other words, or none at all."""
-    if own == wanted:
+def _check_vocabulary(folder: Path, own: Mapping[str, int], vocabulary: Mapping[str, int]) -> None:
+    """Refuse a vocabulary in which the same tokens spell other texts."""
+    if own == vocabulary:
         return
-    differ = [text for text in wanted if own.get(text) != wanted[text]]
+    differ = [text for text in vocabulary if own.get(text) != vocabulary[text]]
     shown = f", first {differ[0]!r}" if differ else ""
     raise ModelUnusableError(
-        f"{folder} cannot be the draft model: it knows {len(own)} tokens, the model {len(wanted)}, and "
-        f"{len(differ)} of the model's are not the same there{shown}; take a small model of the same family"
+        f"{folder} cannot be the draft model: it has {len(own)} tokens, the model has {len(vocabulary)}, and "
+        f"{len(differ)} of the model's tokens differ{shown}; use a small model of the same family"
     )
 
 
 def _check_caches(folder: Path, model: Model) -> None:
-    """Refuse layers from which a wrong guess cannot be taken back."""
+    """Refuse layers whose caches cannot drop a rejected token."""
     caches: list[Any] = make_prompt_cache(model)
     others = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
     if others:
         raise ModelUnusableError(
-            f"{folder} has layers that cannot take back a wrong guess ({', '.join(others)}), so there can be no "
-            "draft model; leave it out"
+            f"{folder} has layers that cannot drop a rejected token ({', '.join(others)}), so it cannot be used with a "
+            "draft model; leave the draft model out"
         )

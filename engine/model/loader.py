@@ -1,12 +1,4 @@
-"""Checkpoints of embedding models in the shape that mlx-lm expects. In the worker's thread alone.
-
-Qwen's own Qwen3-Embedding, and e5-mistral, store the inner model: names without `model.`, and no head, whatever
-their config says of tied embeddings (vllm-metal #730, QwenLM/Qwen3-VL-Embedding #89). mlx-lm refuses both.
-
-A LoRA adapter on a model whose weights were not read yet. In the worker's thread alone.
-
-From a checked folder to a model in memory, through mlx-lm. Runs in the worker thread alone.
-"""
+"""Loads a model from its folder into memory with mlx-lm: weights, tokenizer and LoRA adapter. Worker thread only."""
 
 import gc
 import importlib.metadata
@@ -37,85 +29,12 @@ from engine.text.codec import TextCodec
 from models import adapter_files
 from models.model_files import ModelFacts, ModelUnusableError
 
-
-def has_output_head(folder: Path) -> bool:
-    """Return whether the weights have a head of their own: what is tied says nothing of having been trained."""
-    return any("lm_head." in name for name in tensor_names(folder))
-
-
-def tensor_names(folder: Path) -> set[str]:
-    """Return the names of all tensors; reads headers only."""
-    found: set[str] = set()
-    for path in folder.glob("model*.safetensors"):
-        tensors: Any = mx.load(str(path))
-        found |= tensors.keys()
-    return found
-
-
-def load_embedding_model(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Load as mlx-lm does, lazily; a head that is not there is tied, and never used."""
-    config = {} if has_output_head(folder) else {"tie_word_embeddings": True}
-    model, found = utils.load_model(
-        folder, lazy=True, model_config=config, get_model_classes=_prefixed_classes
-    )
-    return model, found
-
-
-def _prefixed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    model_class, args_class = utils._get_classes(config)  # noqa: SLF001 - what `load_model` itself defaults to
-
-    def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
-        if not any(name.startswith(("model.", "language_model.")) for name in weights):
-            weights = {
-                name if name.startswith("lm_head.") else f"model.{name}": array
-                for name, array in weights.items()
-            }
-        if not hasattr(model_class, "sanitize"):
-            return weights
-        found: dict[str, Any] = model_class.sanitize(model, weights)
-        return found
-
-    return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
-
-
 Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
 
-
-def apply_adapter(model: Model, folder: Path) -> None:
-    """Wrap the layers that the adapter is for; its weights are read with the model's, when they are evaluated.
-
-    Raises:
-        ModelUnusableError: the folder is no sound adapter, or it is one for another model.
-
-    """
-    facts = adapter_files.inspect_adapter(folder)
-    try:
-        load_adapters(model, str(folder))
-    except (ValueError, AttributeError, TypeError) as error:
-        # The folder is sound, so it is about the model: other names, other widths, layers of another kind.
-        raise ModelUnusableError(
-            f"adapter: {folder} (rank {facts.rank}) is not for this model: {_summarize_error(error)}",
-            reason="AdapterUnusable",
-        ) from error
-    # New layers begin as for training, with dropout.
-    model.eval()
-
-
-def _summarize_error(error: Exception) -> str:
-    """Return the complaint with one tensor of the list that mlx-lm makes."""
-    head, _, rest = str(error).partition("\n")
-    tensors = sorted(line.strip() for line in rest.splitlines())
-    if not tensors:
-        return head
-    return f"{len(tensors)} of its tensors do not fit, first {tensors[0]}"
-
-
-# an mlx.nn.Module; mlx ships no types
-
-# Weights are read this many bytes at a time, so that progress is seen and a stop is obeyed.
+# Weights are read this many bytes at a time, so that progress is visible and a stop takes effect.
 _SLICE_BYTES = 256 << 20
 
-# Files of which each is a whole tokenizer's words.
+# Files that each contain a whole tokenizer's vocabulary.
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
     *("spiece.model", "sentencepiece.bpe.model", "tiktoken.model"),
@@ -126,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that is ready to generate."""
+    """A model in memory, ready to generate."""
 
     model: Model
     codec: TextCodec
@@ -135,7 +54,7 @@ class LoadedModel:
     has_head: bool = True
     grammars: GrammarCompiler | None = None
     draft: Model | None = None
-    """A small model that guesses (draft.py). It has the same tokens; padding may make its logits wider or narrower."""
+    """The draft model (draft_model.py). It has the same tokens; padding may make its logits wider or narrower."""
 
 
 def load(
@@ -147,12 +66,12 @@ def load(
     adapter: Path | None = None,
     split: ModelSplit | None = None,
 ) -> LoadedModel:
-    """Load the folder's model, telling `gauges` how far it got.
+    """Load the model of a folder, and write the progress into `gauges`.
 
-    `adapter` is a folder with a LoRA adapter for it; `split` says which part of it this rank has, None: all of it.
+    `adapter` is the folder of a LoRA adapter; `split` is this rank's part of the model, None for all of it.
 
     Raises:
-        ModelUnusableError: mlx-lm cannot serve what is in the folder, or in the adapter's.
+        ModelUnusableError: mlx-lm cannot serve the model or the adapter.
         StoppedError: `is_stopping` became true.
 
     """
@@ -197,13 +116,13 @@ def _read_weights_and_tokenizer(
     gauges: Gauges,
     is_stopping: Callable[[], bool],
 ) -> TextCodec:
-    """Read the weights, which needs the disk and no Python, beside the tokenizer, which needs half a second or two."""
+    """Read the weights, which needs the disk and no Python, and the tokenizer, which takes up to 2 s, in parallel."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer") as pool:
         reading = pool.submit(load_codec, folder, config)
 
         def is_over() -> bool:
             if reading.done():
-                reading.result()  # what is wrong with it is better said before the last of the weights
+                reading.result()  # raise a tokenizer's error before all weights are read
             return is_stopping()
 
         materialize(model, gauges, is_stopping=is_over)
@@ -211,19 +130,19 @@ def _read_weights_and_tokenizer(
 
 
 def load_codec(folder: Path, config: dict[str, Any]) -> TextCodec:
-    """Return the folder's tokenizer; `config` is its model's.
+    """Load the folder's tokenizer; `config` is the model's config.
 
     Raises:
-        ModelUnusableError: there is none, or it cannot be read.
+        ModelUnusableError: the tokenizer is missing or cannot be read.
 
     """
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
-        # transformers would make an empty one from nothing.
+        # transformers would silently make an empty tokenizer.
         raise ModelUnusableError(
-            f"{folder}: there is no tokenizer; one of {', '.join(_TOKENIZER_FILES)} belongs beside config.json"
+            f"{folder}: there is no tokenizer; add one of {', '.join(_TOKENIZER_FILES)} beside config.json"
         )
     with raise_unusable(f"{folder}: tokenizer"):
-        # Without a False, transformers asks on stdin whether to run a model's own code.
+        # Without False, transformers asks on stdin whether to run a model's own code.
         extra = {"trust_remote_code": False}
         make_tokenizer: Callable[..., Any] = load_tokenizer
         eos = config.get("eos_token_id")
@@ -236,18 +155,18 @@ def load_codec(folder: Path, config: dict[str, Any]) -> TextCodec:
 
 @contextmanager
 def raise_unusable(culprit: Path | str) -> Iterator[None]:
-    """Say whose fault it is, while nothing but files can be at fault."""
+    """Turn any exception into a ModelUnusableError that names the culprit, while only files can be at fault."""
     try:
         yield
     except Exception as error:
-        # There is no list to catch: the tokenizers library raises bare Exception, and a config's
-        # oddities come out of mlx-lm as TypeError, KeyError, AttributeError and ValueError.
+        # No narrower list is possible: the tokenizers library raises bare Exception, and mlx-lm raises
+        # TypeError, KeyError, AttributeError and ValueError for unusual configs.
         raise ModelUnusableError(f"{culprit}: {summarize(error)}") from error
 
 
 def free() -> None:
-    """Return the memory of a model which nobody holds any more."""
-    gc.unfreeze()  # the service froze what was there when the model was ready: the model, too
+    """Free the memory of a model without references."""
+    gc.unfreeze()  # the service froze all objects when the model was ready, the model included
     gc.collect()
     mx.clear_cache()
     log.info("model unloaded", extra={"active_bytes": mx.get_active_memory()})
@@ -256,12 +175,12 @@ def free() -> None:
 def materialize(model: Model, gauges: Gauges, *, is_stopping: Callable[[], bool]) -> None:
     """Read the weights, a slice at a time; on Linux as float32.
 
-    MLX's CPU backend multiplies float16 and bfloat16 some 30 times slower than float32, in dense
-    layers as well as by the scales of quantized ones. Packed integers stay as they are. The price
-    is memory: twice the size of a dense float16 file.
+    MLX's CPU backend multiplies float16 and bfloat16 about 30 times slower than float32, in dense
+    layers and in the scales of quantized ones. Packed integers stay as they are. The price is
+    memory: twice the size of a dense float16 file.
     """
     parameters = cast("list[tuple[str, Any]]", tree_flatten(model.parameters()))
-    # A draft model comes after the model.
+    # A draft model is loaded after the model.
     gauges.total_bytes = gauges.loaded_bytes + sum(array.nbytes for _, array in parameters)
     for part in _slices(parameters):
         if is_stopping():
@@ -289,3 +208,79 @@ def _slices(parameters: Iterable[tuple[str, Any]]) -> Iterable[list[tuple[str, A
             part = []
     if part:
         yield part
+
+
+def has_output_head(folder: Path) -> bool:
+    """Return whether the weights have an output head of their own; a tied head may never have been trained."""
+    return any("lm_head." in name for name in tensor_names(folder))
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """Return the names of all tensors; reads only the files' headers."""
+    found: set[str] = set()
+    for path in folder.glob("model*.safetensors"):
+        tensors: Any = mx.load(str(path))
+        found |= tensors.keys()
+    return found
+
+
+def load_embedding_model(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Load an embedding model lazily, as mlx-lm does; a missing head is tied, and never used.
+
+    Qwen3-Embedding and e5-mistral store the inner model: names without `model.` and no head, whatever their config says
+    about tied embeddings (vllm-metal #730, QwenLM/Qwen3-VL-Embedding #89). mlx-lm refuses both.
+    """
+    config = {} if has_output_head(folder) else {"tie_word_embeddings": True}
+    model, found = utils.load_model(
+        folder, lazy=True, model_config=config, get_model_classes=_prefixed_classes
+    )
+    return model, found
+
+
+def _prefixed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    model_class, args_class = utils._get_classes(config)  # noqa: SLF001 - the default of `load_model`
+
+    def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        if not any(name.startswith(("model.", "language_model.")) for name in weights):
+            weights = {
+                name if name.startswith("lm_head.") else f"model.{name}": array
+                for name, array in weights.items()
+            }
+        if not hasattr(model_class, "sanitize"):
+            return weights
+        found: dict[str, Any] = model_class.sanitize(model, weights)
+        return found
+
+    return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
+
+
+def apply_adapter(model: Model, folder: Path) -> None:
+    """Wrap the layers of a LoRA adapter; its weights are read with the model's, when they are evaluated.
+
+    Raises:
+        ModelUnusableError: the folder is no valid adapter, or it belongs to another model.
+
+    """
+    facts = adapter_files.inspect_adapter(folder)
+    try:
+        load_adapters(model, str(folder))
+    except (ValueError, AttributeError, TypeError) as error:
+        # The folder is valid, so the model differs: other names, other widths, or other kinds of layers.
+        raise ModelUnusableError(
+            f"adapter: {folder} (rank {facts.rank}) is not for this model: {_summarize_error(error)}",
+            reason="AdapterUnusable",
+        ) from error
+    # New layers start in training mode, with dropout.
+    model.eval()
+
+
+def _summarize_error(error: Exception) -> str:
+    """Return mlx-lm's message with only the first tensor of its list."""
+    head, _, rest = str(error).partition("\n")
+    tensors = sorted(line.strip() for line in rest.splitlines())
+    if not tensors:
+        return head
+    return f"{len(tensors)} of its tensors do not fit, first {tensors[0]}"
+
+
+# an mlx.nn.Module; mlx ships no types

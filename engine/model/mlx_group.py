@@ -1,14 +1,9 @@
-"""Has MLX connect the ranks of a group. In the worker's thread; imports mlx.
+"""MLX's group of ranks: connects them, and keeps one rank's part of a model. Worker thread only.
 
-`mx.distributed.init` holds Python's lock while it waits, so no other thread of this process runs until all ranks have
-come: nothing answers, and nothing of ours could break it off. Hence ranks meet on our own channels first
-(ranks/meeting.py), and a timer of the kernel ends the process if MLX waits on. Ring: rank 0 would wait for ever for a rank
-that died on its way, and the others for 31 s (measured, mlx 0.32.4).
-
-Keeps one rank's part of a model: the seam for replicas of several Macs. In the worker's thread alone.
-
-As `mlx_lm.utils.sharded_load` does it, on a model whose weights are lazy: what belongs to other ranks is never read.
-Nothing is sent here, and nobody is waited for.
+`mx.distributed.init` holds Python's lock while it waits. No other thread of this process runs until all ranks have
+come: the process answers nothing and cannot stop the wait. So the ranks first meet on our own channels
+(ranks/rendezvous.py), and a kernel timer ends the process if MLX still waits. Without it, rank 0 of a ring waits forever
+for a rank that died in between, and the others wait 31 s (measured, mlx 0.32.4).
 """
 
 import inspect
@@ -24,26 +19,26 @@ from engine.config import GroupConfig
 from engine.errors import GroupError
 from schemas.shardgroup import Parallelism
 
-# Beyond the 31 s after which MLX's ring gives up by itself, and says why.
+# More than the 31 s after which MLX's ring gives up by itself with a reason.
 _CONNECT_S = 40.0
-# The last rank connects before it accepts, all others accept before they connect. If the first does not listen yet, MLX
-# looks again after a second.
+# The last rank connects before it accepts; all others accept before they connect. If rank 0 does not listen yet, MLX
+# tries again only after a second.
 _HEAD_START_S = 0.15
 
 log = logging.getLogger(__name__)
 
 
 def init_group(group: GroupConfig, pause: Callable[[float], object]) -> Any:
-    """Return the group (an mx.distributed.Group), as the environment says where its ranks are.
+    """Return the connected group (an mx.distributed.Group); the environment says where its ranks are.
 
     Raises:
-        GroupError: MLX cannot connect them.
+        GroupError: MLX cannot connect the ranks.
 
     """
     if group.backend == "ring" and group.rank == group.world_size - 1:
         pause(_HEAD_START_S)
     log.info(
-        "connecting; SIGALRM ends this process if it takes longer",
+        "connecting to the other ranks; SIGALRM ends this process after the limit",
         extra={"rank": group.rank, "epoch": group.epoch, "limit_s": _CONNECT_S},
     )
     signal.setitimer(signal.ITIMER_REAL, _CONNECT_S)
@@ -58,69 +53,74 @@ def init_group(group: GroupConfig, pause: Callable[[float], object]) -> Any:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if (found.rank(), found.size()) != (group.rank, group.world_size):
         raise GroupError(
-            f"MLX takes this for rank {found.rank()} of {found.size()}, and it is rank {group.rank} of "
-            f"{group.world_size}: look at MLX_RANK and MLX_HOSTFILE or MLX_IBV_DEVICES"
+            f"MLX treats this process as rank {found.rank()} of {found.size()}, but it is rank {group.rank} of "
+            f"{group.world_size}: check MLX_RANK and MLX_HOSTFILE or MLX_IBV_DEVICES"
         )
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSplit:
-    """How a model is split."""
+    """The split of a model over the ranks of a group."""
 
     group: Any
-    """An mx.distributed.Group: the ranks that share it."""
+    """An mx.distributed.Group: the ranks that share the model."""
     parallelism: Parallelism = "Tensor"
     layers: tuple[int, ...] = ()
-    """How many layers each rank has, in rank order; rank 0 has the last ones. () leaves it to mlx-lm."""
+    """Number of layers of each rank, in rank order; rank 0 has the last layers. () leaves the split to mlx-lm."""
 
 
-def split_model(model: Any, how: ModelSplit) -> None:
-    """Leave in the model what this rank of the group computes.
+def split_model(model: Any, parts: ModelSplit) -> None:
+    """Keep only this rank's part of a model whose weights are still lazy; weights of other ranks are never read.
 
-    Each rank needs all weight files on its disk. To be done before caches are made, and before the weights are read.
+    Each rank needs all weight files on its disk. Call this before caches are made and before the weights are read. It
+    sends nothing and waits for no rank, and does the same as `mlx_lm.utils.sharded_load`.
 
     Raises:
-        ValueError: the type cannot be split like that, or its sizes cannot be divided by the group's.
+        ValueError: the model type cannot be split like that, or the group's size does not divide its sizes.
 
     """
-    by_layers = getattr(getattr(model, "model", None), "pipeline", None)
-    ways = ["Tensor"] * hasattr(model, "shard") + ["Pipeline"] * (by_layers is not None)
-    if how.parallelism not in ways:
-        instead = f"parallelism {ways[0]} works" if ways else "give it one Mac that has room for it"
-        raise ValueError(
-            f"model type {getattr(model, 'model_type', '')} cannot be split over {how.group.size()} Macs by "
-            f"{how.parallelism} in mlx-lm; {instead}"
+    pipeline = getattr(getattr(model, "model", None), "pipeline", None)
+    supported = ["Tensor"] * hasattr(model, "shard") + ["Pipeline"] * (pipeline is not None)
+    if parts.parallelism not in supported:
+        cure = (
+            f"parallelism {supported[0]} works"
+            if supported
+            else "run it on one Mac with enough memory"
         )
-    if by_layers is not None and how.parallelism == "Pipeline":
-        _pipeline(model, by_layers, how)
+        raise ValueError(
+            f"model type {getattr(model, 'model_type', '')} cannot be split over {parts.group.size()} Macs by "
+            f"{parts.parallelism} in mlx-lm; {cure}"
+        )
+    if pipeline is not None and parts.parallelism == "Pipeline":
+        _pipeline(model, pipeline, parts)
         return
     before = dict(_heads(model))
-    model.shard(how.group)
-    _check_heads(before, dict(_heads(model)), how.group.size())
+    model.shard(parts.group)
+    _check_heads(before, dict(_heads(model)), parts.group.size())
 
 
-def _pipeline(model: Any, by_layers: Any, how: ModelSplit) -> None:
-    count, size = len(model.layers), how.group.size()
-    takes_split = "split" in inspect.signature(by_layers).parameters
-    if how.layers and (len(how.layers) != size or sum(how.layers) != count):
+def _pipeline(model: Any, pipeline: Any, parts: ModelSplit) -> None:
+    count, size = len(model.layers), parts.group.size()
+    takes_split = "split" in inspect.signature(pipeline).parameters
+    if parts.layers and (len(parts.layers) != size or sum(parts.layers) != count):
         raise ValueError(
-            f"the split {','.join(map(str, how.layers))} does not give each of {size} ranks its part of {count} layers"
+            f"the split {','.join(map(str, parts.layers))} does not divide {count} layers among {size} ranks"
         )
-    if how.layers and takes_split:
-        by_layers(how.group, split=list(how.layers))
+    if parts.layers and takes_split:
+        pipeline(parts.group, split=list(parts.layers))
         return
-    by_layers(how.group)
+    pipeline(parts.group)
     own = len([layer for layer in model.layers if layer is not None])
-    if how.layers and own != how.layers[how.group.rank()]:
+    if parts.layers and own != parts.layers[parts.group.rank()]:
         raise ValueError(
-            f"model type {model.model_type} splits its layers itself in mlx-lm: rank {how.group.rank()} gets "
-            f"{own}, not {how.layers[how.group.rank()]}; leave --layers out"
+            f"model type {model.model_type} splits its layers itself in mlx-lm: rank {parts.group.rank()} gets "
+            f"{own}, not {parts.layers[parts.group.rank()]}; leave --layers out"
         )
 
 
 def _heads(model: Any) -> Iterator[tuple[tuple[int, str], int]]:
-    """Yield the numbers of heads in each layer's modules, which types of mlx-lm divide without looking."""
+    """Yield the numbers of heads in each layer's modules, which mlx-lm divides without a check."""
     for at, layer in enumerate(model.layers):
         for name, module in layer.named_modules():
             for key, value in vars(module).items():
@@ -131,10 +131,10 @@ def _heads(model: Any) -> Iterator[tuple[tuple[int, str], int]]:
 def _check_heads(
     before: dict[tuple[int, str], int], after: dict[tuple[int, str], int], size: int
 ) -> None:
-    """Refuse what mlx-lm would load, and fail with at the first token, or not even then."""
+    """Refuse a split that mlx-lm would load but that fails at the first token, or gives wrong answers."""
     for (at, name), heads in before.items():
         now = after.get((at, name), heads)
-        # Some types repeat KV heads of which there are fewer than ranks.
+        # Some model types repeat KV heads if there are fewer of them than ranks.
         is_repeated = now == 1 and size % heads == 0
         if now not in (heads, heads / size) and not is_repeated:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""How a folder wants texts turned into vectors, by sentence-transformers' files. Pure; must not import mlx.
+"""The pooler of an embedding model: its config in sentence-transformers' files, and its weights. Must not import mlx.
 
-Every mode that is honoured is a weighted sum over a text's tokens, so that a long text may be read in pieces
-and a padded place weighs nothing.
+Every supported mode is a weighted sum over a text's tokens, so a long text can be read in pieces and padding weighs
+nothing.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from models.model_files import ModelFacts, ModelUnusableError
 
 Mode: TypeAlias = Literal["cls", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
-# sentence-transformers' older names, each with a boolean, and the newer ones of `pooling_mode`.
+# sentence-transformers' older switches, and the equivalent values of the newer `pooling_mode`.
 _MODES: dict[str, Mode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -32,17 +32,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerConfig:
-    """What becomes of a text's hidden states."""
+    """The pooling of a text's hidden states into one vector."""
 
     mode: Mode
     width: int
-    """How many numbers a vector has."""
+    """Number of dimensions of a vector."""
     is_normalized: bool
-    """Whether vectors have length 1."""
+    """True if vectors have length 1."""
     max_tokens: int | None = None
-    """What a text may have at most, if that is less than the context."""
+    """Most tokens of a text, if that is less than the context."""
     prefix: str = ""
-    """What goes before every text; a text given as tokens is taken as it is."""
+    """Text that precedes every input; inputs given as tokens are left unchanged."""
 
 
 class _Module(BaseModel):
@@ -70,10 +70,10 @@ _SWITCHES = TypeAdapter(dict[str, bool | int | str | None])
 
 
 def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
-    """Return how the folder's model makes vectors; None if it is no embedding model.
+    """Return the pooler config of the folder's model; None if it is no embedding model.
 
     Raises:
-        ModelUnusableError: it is one, and would make wrong vectors here.
+        ModelUnusableError: it is an embedding model whose vectors would be wrong here.
 
     """
     listing = folder / "modules.json"
@@ -93,8 +93,8 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
             f"{folder}/config.json lacks hidden_size, the width of its vectors"
         )
     switches = folder / modules["Pooling"].path / "config.json"
-    own = _optional(_Transformer, folder / "sentence_bert_config.json")
-    if own.do_lower_case:
+    settings = _optional(_Transformer, folder / "sentence_bert_config.json")
+    if settings.do_lower_case:
         raise ModelUnusableError(
             f"{folder}/sentence_bert_config.json: do_lower_case is not supported"
         )
@@ -103,7 +103,7 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
         mode=_find_mode(switches, has_prefix=bool(prefix)),
         width=facts.config.hidden_size,
         is_normalized="Normalize" in modules,
-        max_tokens=own.max_seq_length,
+        max_tokens=settings.max_seq_length,
         prefix=prefix,
     )
 
@@ -111,9 +111,9 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
 def weights(
     mode: Mode, lengths: Sequence[int], *, start: int, columns: int
 ) -> npt.NDArray[np.float32]:
-    """Return what the tokens at `start` and after weigh in each text's vector.
+    """Return the weights of `columns` tokens from `start` on in each text's vector; shape (texts, columns).
 
-    Shape [texts, columns]; texts are padded on the right, `lengths` are theirs without that.
+    Texts are padded on the right; `lengths` do not count padding.
     """
     at = np.arange(start, start + columns)[None, :]
     length = np.array(lengths)[:, None]
@@ -131,7 +131,7 @@ def weights(
 
 
 def normalize(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return vectors, one a row, of length 1; nothing stays nothing."""
+    """Scale vectors, one a row, to length 1; a zero vector stays zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), dtype=np.float32)
 
@@ -143,9 +143,9 @@ def _find_mode(path: Path, *, has_prefix: bool) -> Mode:
             f"{path}: include_prompt false is not supported with a default prompt"
         )
     chosen = switches.get("pooling_mode")
-    named = {mode: mode for mode in _MODES.values()}
-    if isinstance(chosen, str) and chosen in named:
-        return named[chosen]
+    modes = {mode: mode for mode in _MODES.values()}
+    if isinstance(chosen, str) and chosen in modes:
+        return modes[chosen]
     on = [
         name
         for name, value in switches.items()
@@ -153,26 +153,26 @@ def _find_mode(path: Path, *, has_prefix: bool) -> Mode:
     ]
     if chosen is None and len(on) == 1 and on[0] in _MODES:
         return _MODES[on[0]]
-    wanted = chosen if chosen is not None else " and ".join(on) or "none"
+    name = chosen if chosen is not None else " and ".join(on) or "none"
     raise ModelUnusableError(
-        f"{path}: pooling {wanted} is not supported; it must be one of {', '.join(named)}"
+        f"{path}: pooling {name} is not supported; it must be one of {', '.join(modes)}"
     )
 
 
 def _find_prefix(path: Path) -> str:
-    own = _optional(_Prompts, path)
-    if own.default_prompt_name is None:
+    settings = _optional(_Prompts, path)
+    if settings.default_prompt_name is None:
         return ""
-    if own.default_prompt_name not in own.prompts:
-        raise ModelUnusableError(f"{path}: there is no prompt '{own.default_prompt_name}'")
-    return own.prompts[own.default_prompt_name]
+    if settings.default_prompt_name not in settings.prompts:
+        raise ModelUnusableError(f"{path}: there is no prompt '{settings.default_prompt_name}'")
+    return settings.prompts[settings.default_prompt_name]
 
 
 def _check_attention(path: Path) -> None:
-    own = _optional(_Attention, path)
-    if own.is_causal is False or own.use_bidirectional_attention not in (None, False):
+    settings = _optional(_Attention, path)
+    if settings.is_causal is False or settings.use_bidirectional_attention not in (None, False):
         raise ModelUnusableError(
-            f"{path}: the model reads in both directions, mlx-lm only forwards; its vectors would be wrong"
+            f"{path}: the model attends in both directions, and mlx-lm only to earlier tokens; its vectors would be wrong"
         )
 
 

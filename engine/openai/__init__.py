@@ -1,1 +1,1 @@
-"""OpenAI's shapes: from bytes to checked values, and from values to bytes. Sends and waits for nothing."""
+"""OpenAI's HTTP API as values: from bytes to checked requests, and from results to bytes. No I/O."""

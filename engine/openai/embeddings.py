@@ -1,6 +1,6 @@
-"""`/v1/embeddings`: from the bytes of a request to a job, and from vectors to the bytes of an answer.
+"""Requests and responses of `/v1/embeddings`: from bytes to a job, and from vectors to bytes.
 
-Knows nothing of HTTP. Texts become tokens in the tokenizer's threads.
+Nothing here knows HTTP. Texts are tokenized in the tokenizer threads.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine import errors
 from engine.jobs import EmbeddingOutput, EmbedJob
 from engine.model import pooler
 from engine.model.pooler import PoolerConfig
@@ -21,16 +20,17 @@ from engine.openai import limits, request_body
 from engine.openai.input_processor import InputProcessor
 from engine.openai.parameters import EndpointParameters
 from engine.openai.request_body import Token
-from engine.ports import Codec
+from engine.text.interface import Codec
+from schemas.wire import errors
 
 EmbeddingInput: TypeAlias = str | tuple[int, ...]
 
-# OpenAI's own limits, a request.
+# OpenAI's limits of one request.
 _MAX_INPUTS, _MAX_TOKENS = 2048, 300_000
 
 
 class EmbeddingBody(BaseModel):
-    """What `/v1/embeddings` takes."""
+    """Body of `/v1/embeddings`."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -43,7 +43,7 @@ class EmbeddingBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
-    """What one client wants to have embedded."""
+    """One checked request for embeddings."""
 
     model: str
     inputs: tuple[EmbeddingInput, ...]
@@ -52,16 +52,16 @@ class EmbeddingRequest:
 
 
 def accepted_parameters() -> EndpointParameters:
-    """Return the names of `/v1/embeddings`."""
+    """Return the parameters of `/v1/embeddings`."""
     honoured = frozenset({"model", "input", "encoding_format", "dimensions"})
     return EndpointParameters(honoured=honoured, labels=frozenset({"user"}), limited={})
 
 
 def parse(raw: bytes) -> EmbeddingRequest:
-    """Read a body.
+    """Parse a body.
 
     Raises:
-        RefusedError: it asks for something that is wrong or that the engine does not do.
+        RefusedError: a value is wrong or not supported.
 
     """
     fields = request_body.read_object(raw)
@@ -69,7 +69,7 @@ def parse(raw: bytes) -> EmbeddingRequest:
     body = request_body.validate(EmbeddingBody, fields)
     inputs = _inputs(body.input)
     if not inputs or "" in inputs or () in inputs:
-        raise errors.invalid("'input' must not be empty, nor any part of it.", param="input")
+        raise errors.invalid("Neither 'input' nor a part of it may be empty.", param="input")
     if len(inputs) > _MAX_INPUTS:
         message = f"'input' has {len(inputs)} parts; a request may have {_MAX_INPUTS}."
         raise errors.invalid(message, param="input")
@@ -81,73 +81,78 @@ def parse(raw: bytes) -> EmbeddingRequest:
     )
 
 
-def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> tuple[EmbeddingInput, ...]:
-    if isinstance(given, str):
-        return (given,)
-    if given and isinstance(given[0], int):
-        return (tuple(given),)
-    return tuple(one if isinstance(one, str) else tuple(cast("list[int]", one)) for one in given)
+def _inputs(value: str | list[str] | list[int] | list[list[int]]) -> tuple[EmbeddingInput, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if value and isinstance(value[0], int):
+        return (tuple(value),)
+    return tuple(
+        part if isinstance(part, str) else tuple(cast("list[int]", part)) for part in value
+    )
 
 
 async def build_job(
     request: EmbeddingRequest, processor: InputProcessor, *, job_id: int
 ) -> EmbedJob:
-    """Return what the worker has to do.
+    """Return the job of a request.
 
     Raises:
-        RefusedError: the model makes no embeddings, or not of this.
+        RefusedError: the model has no embeddings, or does not support this input.
 
     """
-    how = processor.ready.pooling
-    if how is None:
+    pooling = processor.ready.pooling
+    if pooling is None:
         raise errors.invalid(
             "This model generates text; it is not an embedding model: its folder has no "
             "modules.json and 1_Pooling/config.json of sentence-transformers.",
             param="model",
             code="not_an_embedding_model",
         )
-    if request.dimensions is not None and request.dimensions > how.width:
-        message = f"'dimensions' is {request.dimensions}; this model's vectors have {how.width}."
+    if request.dimensions is not None and request.dimensions > pooling.width:
+        message = (
+            f"'dimensions' is {request.dimensions}; this model's vectors have {pooling.width}."
+        )
         raise errors.invalid(message, param="dimensions")
-    lane = processor.lanes.for_length(sum(len(one) for one in request.inputs))
-    tokens = await asyncio.get_running_loop().run_in_executor(
-        lane, _tokenize, request.inputs, how.prefix, processor.ready.codec
+    executor = processor.tokenizers.executor_for(sum(len(part) for part in request.inputs))
+    prompts = await asyncio.get_running_loop().run_in_executor(
+        executor, _tokenize, request.inputs, pooling.prefix, processor.ready.codec
     )
-    most = min(processor.context_length, how.max_tokens or processor.context_length)
-    _check_lengths(tokens, most, processor.ready.vocab_size)
-    return EmbedJob(id=job_id, prompts=tuple(tokens))
+    max_length = min(processor.context_length, pooling.max_tokens or processor.context_length)
+    _check_lengths(prompts, max_length, processor.ready.vocab_size)
+    return EmbedJob(id=job_id, prompts=tuple(prompts))
 
 
 def _tokenize(inputs: Sequence[EmbeddingInput], prefix: str, codec: Codec) -> list[tuple[int, ...]]:
     return [
-        tuple(codec.encode_text(prefix + one)) if isinstance(one, str) else one for one in inputs
+        tuple(codec.encode_text(prefix + part)) if isinstance(part, str) else part
+        for part in inputs
     ]
 
 
-def _check_lengths(tokens: Sequence[tuple[int, ...]], most: int, vocab_size: int) -> None:
-    for at, one in enumerate(tokens):
-        where = "input" if len(tokens) == 1 else f"input[{at}]"
-        limits.check_tokens(one, vocab_size, param=where)
-        if len(one) > most:
+def _check_lengths(prompts: Sequence[tuple[int, ...]], max_length: int, vocab_size: int) -> None:
+    for at, prompt in enumerate(prompts):
+        param = "input" if len(prompts) == 1 else f"input[{at}]"
+        limits.check_tokens(prompt, vocab_size, param=param)
+        if len(prompt) > max_length:
             message = (
-                f"This model's maximum context length is {most} tokens. However, your {where} "
-                f"resulted in {len(one)} tokens. Please reduce its length."
+                f"This model's maximum context length is {max_length} tokens. However, your {param} "
+                f"resulted in {len(prompt)} tokens. Please reduce its length."
             )
-            raise errors.invalid(message, param=where, code="context_length_exceeded")
-    total = sum(len(one) for one in tokens)
+            raise errors.invalid(message, param=param, code="context_length_exceeded")
+    total = sum(len(prompt) for prompt in prompts)
     if total > _MAX_TOKENS:
         message = f"'input' has {total} tokens; a request may have {_MAX_TOKENS}."
         raise errors.invalid(message, param="input")
 
 
 def encode_response(
-    request: EmbeddingRequest, how: PoolerConfig, asked: EmbedJob, made: EmbeddingOutput
+    request: EmbeddingRequest, pooling: PoolerConfig, job: EmbedJob, output: EmbeddingOutput
 ) -> bytes:
-    """Return the answer; takes some 50 ms for thousands of vectors, so it belongs into a thread."""
-    vectors = np.frombuffer(b"".join(made.vectors), dtype="<f4").reshape(-1, how.width)
-    if request.dimensions is not None and request.dimensions < how.width:
+    """Return the response body. Takes some 50 ms for thousands of vectors: call it in a thread."""
+    vectors = np.frombuffer(b"".join(output.vectors), dtype="<f4").reshape(-1, pooling.width)
+    if request.dimensions is not None and request.dimensions < pooling.width:
         vectors = np.ascontiguousarray(vectors[:, : request.dimensions])
-        if how.is_normalized:
+        if pooling.is_normalized:
             vectors = pooler.normalize(vectors)
     data: list[dict[str, Any]] = [
         {
@@ -159,7 +164,7 @@ def encode_response(
         }
         for index, vector in enumerate(vectors)
     ]
-    tokens = sum(len(one) for one in asked.prompts)
+    tokens = sum(len(prompt) for prompt in job.prompts)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    answer = {"object": "list", "data": data, "model": request.model, "usage": usage}
-    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    body = {"object": "list", "data": data, "model": request.model, "usage": usage}
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,6 +1,6 @@
-"""The input items of `/v1/responses`, and the messages of a chat they stand for. Pure.
+"""Input items of `/v1/responses`, and their conversion to the messages of a chat. Pure.
 
-A turn of the assistant is one message in a chat, and several items here: its reasoning, its text, its calls.
+An assistant's turn is one message in a chat. Here it is several items: its reasoning, its text and its calls.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from engine import errors
+from schemas.wire import errors
 
 Json: TypeAlias = dict[str, Any]
 
@@ -18,24 +18,27 @@ _PART_TYPES = ("input_text", "output_text", "refusal")
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
-def type_discriminator(usual: str | None = None) -> Discriminator:
-    """Return what tells the members of a union apart: tags that are no identifiers, so that no path has them."""
+def type_discriminator(default: str | None = None) -> Discriminator:
+    """Return a discriminator by the field `type`.
+
+    Its tags are not identifiers, so that `_error_path` leaves them out of paths.
+    """
 
     def tag(value: Any) -> str | None:
-        found = (
-            value.get("type", usual) if isinstance(value, dict) else getattr(value, "type", None)
+        kind = (
+            value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
         )
-        return f"a {found}" if isinstance(found, str) else None
+        return f"a {kind}" if isinstance(kind, str) else None
 
     return Discriminator(
         tag,
         custom_error_type="kind",
-        custom_error_message="It must be an object of a type that is known",
+        custom_error_message="It must be an object of a known type",
     )
 
 
 class InputText(BaseModel):
-    """What was said to the model."""
+    """Text for the model."""
 
     model_config = _STRICT
 
@@ -44,7 +47,7 @@ class InputText(BaseModel):
 
 
 class OutputText(BaseModel):
-    """What the model said; annotations there are none, and likelihoods are no part of a prompt."""
+    """Text of the model. There are no annotations, and log probabilities are not part of a prompt."""
 
     model_config = _STRICT
 
@@ -55,7 +58,7 @@ class OutputText(BaseModel):
 
 
 class RefusalText(BaseModel):
-    """What the model said instead of an answer."""
+    """Refusal text of the model."""
 
     model_config = _STRICT
 
@@ -64,7 +67,7 @@ class RefusalText(BaseModel):
 
 
 class ReasoningText(BaseModel):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     model_config = _STRICT
 
@@ -93,7 +96,7 @@ class MessageItem(BaseModel):
 
 
 class CallItem(BaseModel):
-    """A call that the model made."""
+    """A call by the model."""
 
     model_config = _STRICT
 
@@ -106,7 +109,7 @@ class CallItem(BaseModel):
 
 
 class ResultItem(BaseModel):
-    """What a call gave back."""
+    """The result of a call."""
 
     model_config = _STRICT
 
@@ -118,7 +121,7 @@ class ResultItem(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What the model thought before the item that follows; only the text itself can be given back to it."""
+    """Reasoning that led to the next item. Only plain text is supported, neither encrypted nor summarized."""
 
     model_config = _STRICT
 
@@ -140,10 +143,10 @@ _ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def normalize(items: object) -> object:
-    """Return items without what is null; refuse with a sentence what pydantic would report as a wrong type.
+    """Return items without null fields; refuse unsupported types with a clearer message than pydantic's.
 
     Raises:
-        RefusedError: an item or a part of one is of a type that this engine does not take.
+        RefusedError: the type of an item or of a part is not supported.
 
     """
     if not isinstance(items, list):
@@ -152,12 +155,12 @@ def normalize(items: object) -> object:
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         if isinstance(kind, str) and kind not in _ITEM_TYPES:
             raise errors.invalid(
-                f"Items of type '{kind[:50]}' are not supported; there are {', '.join(_ITEM_TYPES)}.",
+                f"Items of type '{kind[:50]}' are not supported; use {', '.join(_ITEM_TYPES)}.",
                 param=f"input[{at}].type",
             )
         if isinstance(item, dict):
             _check(item, f"input[{at}]")
-    # Clients send back what they were given, with each field they know of.
+    # Clients send back earlier output with all fields that they know, null where unset.
     return [
         {name: value for name, value in item.items() if value is not None}
         if isinstance(item, dict)
@@ -169,7 +172,7 @@ def normalize(items: object) -> object:
 def _check(item: Json, where: str) -> None:
     if item.get("encrypted_content") is not None:
         raise errors.invalid(
-            "This engine encrypts nothing, so it cannot read that.",
+            "This engine does not encrypt reasoning; leave 'encrypted_content' out.",
             param=f"{where}.encrypted_content",
         )
     if item.get("type", "message") != "message":
@@ -179,60 +182,60 @@ def _check(item: Json, where: str) -> None:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in _PART_TYPES:
             raise errors.invalid(
-                f"This model takes text only; a part of type '{kind[:50]}' is not supported.",
+                f"This model accepts text only; a part of type '{kind[:50]}' is not supported.",
                 param=f"{where}.content[{at}].type",
             )
 
 
 @dataclass(slots=True)
 class ItemOrigin:
-    """Which items a message came from."""
+    """The items that became one message."""
 
     item: int | None
-    """The index of the first; None: it is no item's."""
+    """Index of the first item; None if the message came from no item."""
     calls: list[int] = field(default_factory=list)
-    """The index of each of its calls."""
+    """Indexes of its calls."""
 
 
 @dataclass(slots=True)
 class ChatTranscript:
-    """The messages so far, as a body of `/v1/chat/completions` has them."""
+    """Messages in the form of `/v1/chat/completions`, each with its origin."""
 
     messages: list[Json] = field(default_factory=list)
     origins: list[ItemOrigin] = field(default_factory=list)
-    """One a message."""
+    """One for each message."""
 
     def add(self, message: Json, item: int | None) -> Json:
-        """Add a message, which may still change."""
+        """Append a message and return it; it may still change."""
         self.messages.append(message)
         self.origins.append(ItemOrigin(item))
         return message
 
 
-def to_chat(given: str | Sequence[Item], instructions: str | None) -> ChatTranscript:
-    """Return the chat that a request's input stands for.
+def to_chat(request_input: str | Sequence[Item], instructions: str | None) -> ChatTranscript:
+    """Return the equivalent chat of a request's input.
 
     Raises:
-        RefusedError: a reasoning item is not followed by what it led to.
+        RefusedError: a reasoning item is not followed by a message or a call of the assistant.
 
     """
     chat = ChatTranscript()
     if instructions is not None:
         chat.add({"role": "developer", "content": instructions}, None)
-    if isinstance(given, str):
-        chat.add({"role": "user", "content": given}, None)
+    if isinstance(request_input, str):
+        chat.add({"role": "user", "content": request_input}, None)
         return chat
-    turn: Json | None = None  # the assistant's, while its items come
-    thought: str | None = None
-    for at, item in enumerate(given):
+    turn: Json | None = None  # the assistant's message, while its items follow each other
+    reasoning: str | None = None
+    for at, item in enumerate(request_input):
         if isinstance(item, ReasoningItem):
-            thought = (thought or "") + "".join(part.text for part in item.content)
+            reasoning = (reasoning or "") + "".join(part.text for part in item.content)
             turn = None
             continue
-        is_said = isinstance(item, CallItem) or (
+        is_assistant = isinstance(item, CallItem) or (
             isinstance(item, MessageItem) and item.role == "assistant"
         )
-        if thought is not None and not is_said:
+        if reasoning is not None and not is_assistant:
             raise _dangling_reasoning(at - 1)
         if isinstance(item, CallItem):
             turn = turn or chat.add({"role": "assistant"}, at)
@@ -240,16 +243,16 @@ def to_chat(given: str | Sequence[Item], instructions: str | None) -> ChatTransc
             chat.origins[-1].calls.append(at)
         elif isinstance(item, MessageItem):
             message = chat.add({"role": item.role, "content": _text(item.content)}, at)
-            turn = message if is_said else None
+            turn = message if is_assistant else None
         else:
             turn = None
             content = _text(item.output)
             chat.add({"role": "tool", "tool_call_id": item.call_id, "content": content}, at)
-        if thought is not None and turn is not None:
-            turn["reasoning_content"] = thought
-            thought = None
-    if thought is not None:
-        raise _dangling_reasoning(len(given) - 1)
+        if reasoning is not None and turn is not None:
+            turn["reasoning_content"] = reasoning
+            reasoning = None
+    if reasoning is not None:
+        raise _dangling_reasoning(len(request_input) - 1)
     return chat
 
 

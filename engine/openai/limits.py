@@ -1,18 +1,18 @@
-"""What a model and its context have room for; of requests whose tokens are known. Pure."""
+"""Limits of vocabulary, context and memory, for requests whose tokens are known. Pure."""
 
 from collections.abc import Iterable, Sequence
 
-from engine import errors
-from engine.errors import RefusedError
 from engine.memory.budget import MemoryBudget
 from engine.openai.request_body import GenerationRequest
+from schemas.wire import errors
+from schemas.wire.errors import RefusedError
 
-# OpenAI's own; a chat's default is all that is left.
+# OpenAI's default for completions. The default of a chat is the rest of the context.
 _COMPLETION_MAX_TOKENS = 16
 
 
 def check_bias(request: GenerationRequest, vocab_size: int) -> None:
-    """Refuse a bias for tokens that the model does not have.
+    """Refuse a bias for a token that is not in the vocabulary.
 
     Raises:
         RefusedError: there is one.
@@ -22,10 +22,10 @@ def check_bias(request: GenerationRequest, vocab_size: int) -> None:
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, *, param: str = "prompt") -> None:
-    """Refuse what would crash a model or make it read beyond its embedding.
+    """Refuse tokens that would crash a model or index its embedding out of bounds.
 
     Raises:
-        RefusedError: there are no tokens, or some that the model does not have.
+        RefusedError: there are no tokens, or one is not in the vocabulary.
 
     """
     if not tokens:
@@ -34,10 +34,10 @@ def check_tokens(tokens: Sequence[int], vocab_size: int, *, param: str = "prompt
 
 
 def check_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> None:
-    """Refuse tokens that the model does not have.
+    """Refuse tokens outside the vocabulary.
 
     Raises:
-        RefusedError: there are some; names `param`.
+        RefusedError: there is one; names `param`.
 
     """
     for token in tokens:
@@ -47,10 +47,10 @@ def check_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> None
 
 
 def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, context_length: int) -> int:
-    """Return how many tokens may be generated.
+    """Return the largest number of tokens to generate.
 
     Raises:
-        RefusedError: the context has no room for the prompt and what was asked for.
+        RefusedError: the context has no room for the prompt and the requested tokens.
 
     """
     left = context_length - prompt_tokens
@@ -60,52 +60,54 @@ def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, context_l
         return left if request.is_chat else min(_COMPLETION_MAX_TOKENS, left)
     if request.max_tokens is not None and request.max_tokens <= left:
         return request.max_tokens
-    raise _too_long(request, prompt_tokens, context_length)
+    raise _context_exceeded(request, prompt_tokens, context_length)
 
 
 def fit_to_memory(
-    memory: MemoryBudget | None, request: GenerationRequest, prompt_tokens: int, max_tokens: int
+    budget: MemoryBudget | None, request: GenerationRequest, prompt_tokens: int, max_tokens: int
 ) -> int:
-    """Return how many of `max_tokens` there is memory for; without a budget nobody counts.
+    """Return the part of `max_tokens` that fits into memory; all of it without a budget.
 
-    A number that nobody asked for, or that is to be fitted, is made smaller; others are refused.
+    A default number, and one that may be fitted, is lowered; any other that does not fit is refused.
 
     Raises:
-        RefusedError: the request would not fit if it were alone.
+        RefusedError: the request would not fit even if it ran alone.
 
     """
-    if memory is None:
+    if budget is None:
         return max_tokens
     if request.max_tokens is None or request.is_fitted:
-        max_tokens = max(1, min(max_tokens, memory.longest - prompt_tokens))
-    what = "messages" if request.is_chat else "prompt"
-    refusal = memory.refuse(prompt_tokens, max_tokens, param=what)
+        max_tokens = max(1, min(max_tokens, budget.longest - prompt_tokens))
+    param = "messages" if request.is_chat else "prompt"
+    refusal = budget.refuse(prompt_tokens, max_tokens, param=param)
     if refusal is not None:
         raise RefusedError(refusal)
     return max_tokens
 
 
-def _too_long(request: GenerationRequest, prompt_tokens: int, context_length: int) -> RefusedError:
-    what = "messages" if request.is_chat else "prompt"
+def _context_exceeded(
+    request: GenerationRequest, prompt_tokens: int, context_length: int
+) -> RefusedError:
+    param = "messages" if request.is_chat else "prompt"
     limit = f"This model's maximum context length is {context_length} tokens."
     if request.max_tokens is None or prompt_tokens >= context_length:
-        wish = f"However, your {what} resulted in {prompt_tokens} tokens."
-        cure = f"Please reduce the length of the {what}."
+        found = f"However, your {param} resulted in {prompt_tokens} tokens."
+        remedy = f"Please reduce the length of the {param}."
     else:
         total = prompt_tokens + request.max_tokens
-        wish = (
-            f"However, you requested {total} tokens ({prompt_tokens} in the {what}, "
+        found = (
+            f"However, you requested {total} tokens ({prompt_tokens} in the {param}, "
             f"{request.max_tokens} in the completion)."
         )
-        cure = f"Please reduce the length of the {what} or completion."
-    return errors.invalid(f"{limit} {wish} {cure}", param=what, code="context_length_exceeded")
+        remedy = f"Please reduce the length of the {param} or completion."
+    return errors.invalid(f"{limit} {found} {remedy}", param=param, code="context_length_exceeded")
 
 
 def too_many_choices(request: GenerationRequest, concurrency: int) -> RefusedError:
-    """Return the refusal of a request that asks for more answers than there are slots."""
+    """Return the refusal of a request for more choices than the engine has slots."""
     name = "n" if request.n > 1 else "prompt"
     message = (
-        f"'{name}' asks for {request.size} answers in one request; this replica generates {concurrency} at "
-        "once. Send several requests."
+        f"'{name}' asks for {request.size} choices in one request; this replica generates {concurrency} at once. "
+        "Send several requests."
     )
     return errors.invalid(message, param=name)

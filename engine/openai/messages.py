@@ -1,7 +1,7 @@
-"""The messages of a chat: OpenAI's shapes in, what chat templates take out. Knows no template.
+"""Messages of a chat: from OpenAI's form to the form that chat templates take.
 
-Templates on Hugging Face take a call's arguments as an object and a result with its function's name;
-OpenAI's clients send the arguments as JSON in a string and the result with the call's id.
+OpenAI's clients send the arguments of a call as JSON in a string, and a result with the id of its call. Templates on
+Hugging Face take the arguments as an object, and a result with the name of its function.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine import errors
-from engine.ports import Message
+from engine.text.interface import Message
+from schemas.wire import errors
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
-# What a reply of OpenAI's has besides, when a client sends it back as history: empty in ours.
+# Fields of OpenAI's replies that clients send back as history; accepted if they are empty.
 _EMPTY_FIELDS = ("annotations", "audio", "function_call")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TextPart(BaseModel):
-    """A piece of a message."""
+    """Text of a message."""
 
     model_config = _STRICT
 
@@ -30,7 +30,7 @@ class TextPart(BaseModel):
 
 
 class RefusalPart(BaseModel):
-    """A piece of what an assistant said instead of an answer."""
+    """Refusal text of an assistant."""
 
     model_config = _STRICT
 
@@ -39,7 +39,7 @@ class RefusalPart(BaseModel):
 
 
 class PromptMessage(BaseModel):
-    """What the model is told before and between the turns, or by its user."""
+    """Message of a system, a developer or a user."""
 
     model_config = _STRICT
 
@@ -49,7 +49,7 @@ class PromptMessage(BaseModel):
 
 
 class MessageFunction(BaseModel):
-    """Which function an assistant called, and with what."""
+    """Function and arguments of a call."""
 
     model_config = _STRICT
 
@@ -58,7 +58,7 @@ class MessageFunction(BaseModel):
 
 
 class MessageToolCall(BaseModel):
-    """One call of an assistant."""
+    """One tool call of an assistant."""
 
     model_config = _STRICT
 
@@ -66,11 +66,11 @@ class MessageToolCall(BaseModel):
     type: Literal["function"] = "function"
     function: MessageFunction
     index: int | None = None
-    """In a piece of a stream; clients that join pieces leave it there."""
+    """Of a streamed call; clients that join the pieces leave it there."""
 
 
 class AssistantMessage(BaseModel):
-    """What the assistant said before."""
+    """Earlier message of the assistant."""
 
     model_config = _STRICT
 
@@ -83,7 +83,7 @@ class AssistantMessage(BaseModel):
 
 
 class ToolMessage(BaseModel):
-    """What a tool gave back."""
+    """Result of a tool call."""
 
     model_config = _STRICT
 
@@ -98,10 +98,10 @@ AnyMessage: TypeAlias = Annotated[
 
 
 def normalize(messages: object) -> None:
-    """Refuse with a sentence what pydantic would report as a wrong type; drop empty extras.
+    """Drop empty extra fields, and refuse unsupported roles and parts with a clearer message than pydantic's.
 
     Raises:
-        RefusedError: a message has what this engine does not take.
+        RefusedError: a message has a role, a part or a field that is not supported.
 
     """
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -122,7 +122,7 @@ def normalize(messages: object) -> None:
 def _check_role(role: object, where: str) -> None:
     if role == "function":
         raise errors.invalid(
-            "Messages of the role 'function' are deprecated; use the role 'tool'.",
+            "The role 'function' is deprecated; use the role 'tool'.",
             param=f"{where}.role",
         )
     if role not in ROLES:
@@ -135,34 +135,34 @@ def _check_part(part: object, where: str) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in ("text", "refusal"):
         raise errors.invalid(
-            f"This model takes text only; a part of type '{kind[:50]}' is not supported.",
+            f"This model accepts text only; a part of type '{kind[:50]}' is not supported.",
             param=f"{where}.type",
         )
 
 
 def to_template(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
-    """Return the messages as templates take them.
+    """Return the messages in the form that chat templates take.
 
     Raises:
-        RefusedError: a call or a result makes no sense where it stands.
+        RefusedError: a call is malformed, or a result has no call.
 
     """
-    called: dict[str, str] = {}  # the function of each call so far, by the call's id
-    found: list[Message] = []
+    functions: dict[str, str] = {}  # names of called functions, by the id of the call
+    converted: list[Message] = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if isinstance(message, PromptMessage):
-            found.append(_prompt_message(message))
+            converted.append(_prompt_message(message))
         elif isinstance(message, AssistantMessage):
-            found.append(_assistant_message(message, where))
-            called |= {call.id: call.function.name for call in message.tool_calls or ()}
+            converted.append(_assistant_message(message, where))
+            functions |= {call.id: call.function.name for call in message.tool_calls or ()}
         else:
-            found.append(_tool_message(message, called, where))
-    return tuple(found)
+            converted.append(_tool_message(message, functions, where))
+    return tuple(converted)
 
 
 def _prompt_message(message: PromptMessage) -> Message:
-    # Templates know `system`; `developer` is what OpenAI calls it since its reasoning models.
+    # Templates know `system`; `developer` is OpenAI's name for it since its reasoning models.
     role = "system" if message.role == "developer" else message.role
     named = {} if message.name is None else {"name": message.name}
     return {"role": role, "content": _text(message.content), **named}
@@ -171,23 +171,23 @@ def _prompt_message(message: PromptMessage) -> Message:
 def _assistant_message(message: AssistantMessage, where: str) -> Message:
     if message.content is None and message.refusal is None and not message.tool_calls:
         raise errors.invalid(
-            "An assistant's message needs 'content', or 'tool_calls' instead.",
+            "A message of the role 'assistant' needs 'content' or 'tool_calls'.",
             param=f"{where}.content",
         )
-    shown: Message = {
+    converted: Message = {
         "role": "assistant",
         "content": _text(message.content or "") + (message.refusal or ""),
     }
     if message.name is not None:
-        shown["name"] = message.name
+        converted["name"] = message.name
     if message.reasoning_content:
-        shown["reasoning_content"] = message.reasoning_content
+        converted["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
-        shown["tool_calls"] = [
+        converted["tool_calls"] = [
             _tool_call(call, f"{where}.tool_calls[{at}]")
             for at, call in enumerate(message.tool_calls)
         ]
-    return shown
+    return converted
 
 
 def _tool_call(call: MessageToolCall, where: str) -> Message:
@@ -207,8 +207,8 @@ def _tool_call(call: MessageToolCall, where: str) -> Message:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _tool_message(message: ToolMessage, called: Mapping[str, str], where: str) -> Message:
-    name = called.get(message.tool_call_id)
+def _tool_message(message: ToolMessage, functions: Mapping[str, str], where: str) -> Message:
+    name = functions.get(message.tool_call_id)
     if name is None:
         raise errors.invalid(
             "A message of the role 'tool' must answer a call in the 'tool_calls' of an assistant's "
@@ -230,7 +230,7 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
 
 
 def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return about how many characters a template will write of these messages."""
+    """Return the approximate number of characters that a template writes for these messages."""
     return sum(
         len(message["content"])
         + len(message.get("reasoning_content", ""))

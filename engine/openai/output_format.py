@@ -1,32 +1,33 @@
-"""What an answer may be, for one model: the words and variables its prompt needs, and the grammar it has to match.
+"""Output format of one request on one model: prompt text, template variables, grammar and parsers.
 
-Joins what a request wants (formats, tools, effort) with how the model speaks (`text/voice.py`). Runs in the threads
-that tokenize: compiling a grammar takes up to a second.
+Combines what a request demands (tools, response format, reasoning effort) with the traits of the model's chat
+template. Runs in the tokenizer threads: compiling a grammar takes up to a second.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from engine import errors
-from engine.errors import GrammarError, PromptRefusedError, RefusedError
+from engine.errors import GrammarError, PromptRefusedError
 from engine.grammar import json_schema, lark
 from engine.grammar.interface import GrammarCompiler
 from engine.grammar.lark import CallRules, CallSyntax, ReasoningMarkers
 from engine.jobs import SamplingParams
 from engine.openai.output_options import CallableTool, RequiredSchema, Toolbox
 from engine.openai.request_body import GenerationRequest
-from engine.ports import Codec, Message
 from engine.text import reasoning, template_traits
+from engine.text.interface import Codec, Message
 from engine.text.output_parser import OutputParser
 from engine.text.reasoning import ReasoningParser, ThinkingState
 from engine.text.spans import StopMatcher
 from engine.text.template_traits import TemplateTraits
 from engine.text.tool_calls import PLAIN, ToolCallFormat, ToolCallParser, tool_instructions
+from schemas.wire import errors
+from schemas.wire.errors import RefusedError
 
 Json: TypeAlias = Any
 
-# A marker and the blanks behind it are few tokens.
+# Enough for a marker and the blanks after it.
 _TAIL_TOKENS = 16
 # OpenAI's lowest bias, which amounts to a ban.
 _BAN_BIAS = -100.0
@@ -34,139 +35,148 @@ _BAN_BIAS = -100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFormat:
-    """How the answers to one prompt are made and read."""
+    """The grammar, the bias and the parsers for the answers to one prompt."""
 
     grammar: str | None
     _bias: tuple[tuple[int, float], ...]
     _request: GenerationRequest
     _codec: Codec
-    _opening: ThinkingState
-    _dialect: ToolCallFormat | None
+    _thinking_state: ThinkingState
+    _call_format: ToolCallFormat | None
 
-    def biased(self, sampling: SamplingParams) -> SamplingParams:
-        """Return a sampling with the bias that comes with the manner; a client's own for a token stays."""
+    def with_bias(self, sampling: SamplingParams) -> SamplingParams:
+        """Return `sampling` with the bias of this format; the client's own bias for a token wins."""
         own = {token for token, _ in sampling.logit_bias}
-        added = tuple(one for one in self._bias if one[0] not in own)
+        added = tuple(bias for bias in self._bias if bias[0] not in own)
         return replace(sampling, logit_bias=sampling.logit_bias + added)
 
-    def reading(self, call_seed: str) -> OutputParser:
-        """Return what reads one answer; the ids of its calls are derived from `call_seed`."""
-        box = self._request.toolbox
-        offers = () if box is None else box.offers
-        named = [offer.function.name for offer in offers]
-        shown = () if box is None else box.shown
-        tools = tuple(tool for tool in shown if tool["function"]["name"] in named)
-        thinking = self._codec.traits.thinking if self._request.is_chat else None
+    def new_parser(self, call_seed: str) -> OutputParser:
+        """Return a parser for one answer; the ids of its tool calls are derived from `call_seed`."""
+        toolbox = self._request.toolbox
+        callable_tools = () if toolbox is None else toolbox.callable_tools
+        names = [tool.function.name for tool in callable_tools]
+        all_tools = () if toolbox is None else toolbox.template_tools
+        tools = tuple(tool for tool in all_tools if tool["function"]["name"] in names)
+        markers = self._codec.traits.thinking if self._request.is_chat else None
         return OutputParser(
             detokenizer=self._codec.detokenizer(),
             stops=StopMatcher(self._request.stops),
-            thoughts=ReasoningParser(thinking, self._opening),
+            reasoning=ReasoningParser(markers, self._thinking_state),
             calls=ToolCallParser(
-                dialect=self._dialect, tools=tools, must_call=box is not None and box.must_call
+                call_format=self._call_format,
+                tools=tools,
+                must_call=toolbox is not None and toolbox.must_call,
             ),
-            is_parallel=box is None or box.is_parallel,
+            is_parallel=toolbox is None or toolbox.is_parallel,
             call_seed=call_seed,
         )
 
 
 def schema_length(request: GenerationRequest) -> int:
-    """Return about how many characters of schemas a request has: they are compiled, and written into the prompt."""
-    box, wanted = request.toolbox, request.format
-    shown = 0 if box is None else sum(len(str(tool)) for tool in box.shown)
-    return shown + (0 if wanted is None else len(str(wanted.schema)))
+    """Return the approximate number of characters of a request's schemas, which are compiled and prompted."""
+    toolbox, schema = request.toolbox, request.format
+    tools_length = 0 if toolbox is None else sum(len(str(tool)) for tool in toolbox.template_tools)
+    return tools_length + (0 if schema is None else len(str(schema.schema)))
 
 
 @dataclass(frozen=True, slots=True)
 class ChatEncoder:
-    """A codec that writes one request's conversation: with its tools, its format and its effort."""
+    """Encodes the conversation of one request, with its tools, its response format and its effort."""
 
     request: GenerationRequest
     codec: Codec
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be turned into a prompt."""
+        """Return whether the model has a chat template."""
         return self.codec.has_chat_template
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return a conversation's tokens.
+        """Return the tokens of a conversation.
 
         Raises:
-            PromptRefusedError: the template does not allow these messages.
-            RefusedError: the model cannot be told how much to think.
+            PromptRefusedError: the template does not support these messages.
+            RefusedError: the template has no place for a reasoning effort.
 
         """
         try:
-            return self._encoded(messages)
+            return self._encode(messages)
         except RecursionError as error:
-            raise PromptRefusedError("something in them is nested too deeply") from error
+            raise PromptRefusedError("the messages are nested too deeply") from error
 
-    def _encoded(self, messages: Sequence[Message]) -> list[int]:
-        traits, given = self.codec.traits, template_variables(self.request, self.codec.traits)
-        speaks = tool_call_format(self.request, traits) or traits.dialect
-        shown = list(messages) if speaks.is_native else template_traits.spell_tool_calls(messages)
-        words = self._words(speaks)
-        if not words:
-            return self.codec.encode_chat(shown, **given)
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        traits = self.codec.traits
+        variables = template_variables(self.request, traits)
+        call_format = tool_call_format(self.request, traits) or traits.tool_call_format
+        if not call_format.is_native:
+            messages = template_traits.spell_tool_calls(messages)
+        text = self._instructions(call_format)
+        if not text:
+            return self.codec.encode_chat(list(messages), **variables)
         try:
-            return self.codec.encode_chat(template_traits.add_system_text(shown, words), **given)
+            return self.codec.encode_chat(
+                template_traits.add_system_text(messages, text), **variables
+            )
         except PromptRefusedError:
-            # Most templates that refuse something here know no system.
-            return self.codec.encode_chat(template_traits.add_user_text(shown, words), **given)
+            # Most templates that fail here have no system role.
+            return self.codec.encode_chat(
+                template_traits.add_user_text(messages, text), **variables
+            )
 
-    def _words(self, speaks: ToolCallFormat) -> str:
-        box, wanted = self.request.toolbox, self.request.format
+    def _instructions(self, call_format: ToolCallFormat) -> str:
+        toolbox, schema = self.request.toolbox, self.request.format
         parts: list[str] = []
-        if box is not None and box.offers and not speaks.is_native:
-            parts.append(tool_instructions(box.shown))
-        if wanted is not None and wanted.instruction:
-            parts.append(wanted.instruction)
+        if toolbox is not None and toolbox.callable_tools and not call_format.is_native:
+            parts.append(tool_instructions(toolbox.template_tools))
+        if schema is not None and schema.instruction:
+            parts.append(schema.instruction)
         return "\n\n".join(parts)
 
 
 def tool_call_format(request: GenerationRequest, traits: TemplateTraits) -> ToolCallFormat | None:
-    """Return how calls are written; None if none may be."""
-    box = request.toolbox
-    if box is None or not box.offers:
+    """Return the format of tool calls in the answer; None if it may have none."""
+    toolbox = request.toolbox
+    if toolbox is None or not toolbox.callable_tools:
         return None
-    must_enforce = box.must_call or request.format is not None
-    if must_enforce and traits.dialect.form is None:
+    must_enforce = toolbox.must_call or request.format is not None
+    if must_enforce and traits.tool_call_format.syntax is None:
         return PLAIN
-    return traits.dialect
+    return traits.tool_call_format
 
 
 def template_variables(request: GenerationRequest, traits: TemplateTraits) -> dict[str, Json]:
-    """Return what the chat template is given besides messages.
+    """Return the variables of the chat template besides the messages.
 
     Raises:
-        RefusedError: the model cannot be told how much to think.
+        RefusedError: the template has no place for a reasoning effort.
 
     """
-    given: dict[str, Json] = {}
-    speaks = tool_call_format(request, traits)
-    if request.toolbox is not None and speaks is not None and speaks.is_native:
-        given["tools"] = list(request.toolbox.shown)
-    return given | _effort_variables(request.effort, traits)
+    variables: dict[str, Json] = {}
+    call_format = tool_call_format(request, traits)
+    if request.toolbox is not None and call_format is not None and call_format.is_native:
+        variables["tools"] = list(request.toolbox.template_tools)
+    return variables | _effort_variables(request.effort, traits)
 
 
 def _effort_variables(effort: str | None, traits: TemplateTraits) -> dict[str, Json]:
     if effort is None:
         return {}
-    given: dict[str, Json] = {}
+    variables: dict[str, Json] = {}
     for switch in ("enable_thinking", "thinking"):
         if traits.thinking is not None and traits.mentions(switch):
-            # Models with a switch think or do not; how much is theirs.
-            given[switch] = effort not in ("none", "minimal")
+            # A switch turns reasoning on or off; the model decides how much.
+            variables[switch] = effort not in ("none", "minimal")
             break
     if traits.mentions("reasoning_effort"):
-        given["reasoning_effort"] = effort
-    # A model that does not think does without a thought what "none" asks for.
-    if not given and (effort != "none" or traits.thinking is not None):
-        message = (
-            "This model's chat template has no place for an effort; leave 'reasoning_effort' out."
+        variables["reasoning_effort"] = effort
+    # A model without reasoning complies with "none" as it is.
+    if not variables and (effort != "none" or traits.thinking is not None):
+        raise errors.invalid(
+            "This model's chat template has no place for an effort; leave 'reasoning_effort' out.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
         )
-        raise errors.invalid(message, param="reasoning_effort", code="unsupported_parameter")
-    return given
+    return variables
 
 
 def build(
@@ -175,118 +185,125 @@ def build(
     codec: Codec,
     grammars: GrammarCompiler | None,
 ) -> OutputFormat:
-    """Return how the answers to a prompt are made and read.
+    """Return the output format of the answers to one prompt.
 
     Raises:
-        RefusedError: the schemas cannot be enforced, or nothing can be on this model.
+        RefusedError: a schema cannot be enforced, or this model's output cannot be constrained at all.
 
     """
     traits = codec.traits
-    opening = ThinkingState.FREE
+    state = ThinkingState.FREE
     if traits.thinking is not None:
         tail = b"".join(codec.piece(token) for token in prompt[-_TAIL_TOKENS:])
-        opening = reasoning.thinking_state(tail.decode(errors="ignore"), traits.thinking)
-    thought = None
-    if traits.thinking is not None and opening is not ThinkingState.CLOSED:
-        is_open = opening is ThinkingState.OPEN
-        thought = ReasoningMarkers(
-            start=traits.thinking.start, end=traits.thinking.end, is_open=is_open
+        state = reasoning.thinking_state(tail.decode(errors="ignore"), traits.thinking)
+    markers = None
+    if traits.thinking is not None and state is not ThinkingState.CLOSED:
+        markers = ReasoningMarkers(
+            start=traits.thinking.start,
+            end=traits.thinking.end,
+            is_open=state is ThinkingState.OPEN,
         )
     return OutputFormat(
-        grammar=_grammar(request, traits, thought, grammars),
+        grammar=_grammar(request, traits, markers, grammars),
         _bias=_tool_call_ban(request.toolbox, traits),
         _request=request,
         _codec=codec,
-        _opening=opening,
-        _dialect=tool_call_format(request, traits),
+        _thinking_state=state,
+        _call_format=tool_call_format(request, traits),
     )
 
 
-def _tool_call_ban(box: Toolbox | None, traits: TemplateTraits) -> tuple[tuple[int, float], ...]:
-    """Keep a model that was told to call nothing from opening a call."""
-    marker = traits.specials.get(traits.dialect.start)
-    is_banned = box is not None and not box.offers and marker is not None
-    return ((marker, _BAN_BIAS),) if is_banned and marker is not None else ()
+def _tool_call_ban(
+    toolbox: Toolbox | None, traits: TemplateTraits
+) -> tuple[tuple[int, float], ...]:
+    """Return a bias that keeps a model from starting a call when `tool_choice` is "none"."""
+    marker = traits.specials.get(traits.tool_call_format.start)
+    if toolbox is None or toolbox.callable_tools or marker is None:
+        return ()
+    return ((marker, _BAN_BIAS),)
 
 
 def _grammar(
     request: GenerationRequest,
     traits: TemplateTraits,
-    thought: ReasoningMarkers | None,
+    markers: ReasoningMarkers | None,
     grammars: GrammarCompiler | None,
 ) -> str | None:
-    speaks = tool_call_format(request, traits)
-    form = None if speaks is None else speaks.form
-    if request.format is None and form is None:
+    call_format = tool_call_format(request, traits)
+    syntax = None if call_format is None else call_format.syntax
+    if request.format is None and syntax is None:
         return None
-    box = request.toolbox
+    toolbox = request.toolbox
     if grammars is None:
-        if request.format is None and box is not None and not box.must_call:
-            return None  # read, as the calls of dialects are that have no form
+        if request.format is None and toolbox is not None and not toolbox.must_call:
+            return None  # calls are parsed but not enforced
         param = "tool_choice" if request.format is None else request.format.param
         raise errors.invalid("The outputs of this model cannot be constrained.", param=param)
-    builder = _GrammarBuilder(request, traits, thought, grammars)
-    if form is not None and box is not None:
-        return builder.calls(box, form)
+    builder = _GrammarBuilder(request, traits, markers, grammars)
+    if syntax is not None and toolbox is not None:
+        return builder.call_grammar(toolbox, syntax)
     assert request.format is not None
-    return builder.answer(request.format)
+    return builder.answer_grammar(request.format)
 
 
 @dataclass(frozen=True, slots=True)
 class _GrammarBuilder:
     request: GenerationRequest
     traits: TemplateTraits
-    thought: ReasoningMarkers | None
+    markers: ReasoningMarkers | None
     grammars: GrammarCompiler
 
-    def answer(self, wanted: RequiredSchema) -> str:
-        text = lark.json_grammar(wanted.schema, self.traits.specials, self.thought)
-        error = self._error(text)
+    def answer_grammar(self, required: RequiredSchema) -> str:
+        grammar = lark.json_grammar(required.schema, self.traits.specials, self.markers)
+        error = self._error(grammar)
         if error is not None:
-            raise self._refused(wanted.schema, wanted.param, error)
-        return text
+            raise self._schema_error(required.schema, required.param, error)
+        return grammar
 
-    def calls(self, box: Toolbox, form: CallSyntax) -> str:
-        text = self._calls(box, box.offers, form)
-        if self._error(text) is None:
-            return text
+    def call_grammar(self, toolbox: Toolbox, syntax: CallSyntax) -> str:
+        grammar = self._write(toolbox, toolbox.callable_tools, syntax)
+        if self._error(grammar) is None:
+            return grammar
         if self.request.format is not None:
-            self.answer(self.request.format)  # says so, if that is what cannot be enforced
-        text = self._calls(box, [self._enforced(offer) for offer in box.offers], form)
-        error = self._error(text)
+            self.answer_grammar(self.request.format)  # raises if the response format is the cause
+        tools = [self._enforceable(tool) for tool in toolbox.callable_tools]
+        grammar = self._write(toolbox, tools, syntax)
+        error = self._error(grammar)
         if error is not None:
-            raise errors.invalid(f"Together these tools are too much: {error}", param="tools")
-        return text
+            raise errors.invalid(
+                f"The schemas of these tools are too large together: {error}", param="tools"
+            )
+        return grammar
 
-    def _calls(self, box: Toolbox, offers: Sequence[CallableTool], form: CallSyntax) -> str:
-        calling = CallRules(
-            form=form,
-            functions=tuple(offer.function for offer in offers),
+    def _write(self, toolbox: Toolbox, tools: Sequence[CallableTool], syntax: CallSyntax) -> str:
+        rules = CallRules(
+            form=syntax,
+            functions=tuple(tool.function for tool in tools),
             instead=None if self.request.format is None else self.request.format.schema,
-            must_call=box.must_call,
-            is_parallel=box.is_parallel,
+            must_call=toolbox.must_call,
+            is_parallel=toolbox.is_parallel,
         )
-        return lark.call_grammar(calling, self.traits.specials, self.thought)
+        return lark.call_grammar(rules, self.traits.specials, self.markers)
 
-    def _enforced(self, offer: CallableTool) -> CallableTool:
-        """Return an offer whose arguments can be enforced: as any object, if they need not be more."""
-        parameters = offer.function.parameters
+    def _enforceable(self, tool: CallableTool) -> CallableTool:
+        """Return the tool with parameters that can be enforced: any object, if it is not strict."""
+        parameters = tool.function.parameters
         error = self._error(lark.json_grammar(parameters, {}, None))
         if error is None:
-            return offer
-        if offer.is_strict:
-            raise self._refused(parameters, offer.param, error)
-        return replace(offer, function=replace(offer.function, parameters={"type": "object"}))
+            return tool
+        if tool.is_strict:
+            raise self._schema_error(parameters, tool.param, error)
+        return replace(tool, function=replace(tool.function, parameters={"type": "object"}))
 
-    def _refused(self, wanted: Json, param: str, error: str) -> RefusedError:
+    def _schema_error(self, schema: Json, param: str, error: str) -> RefusedError:
         where = json_schema.find_failing_part(
-            wanted, lambda part: bool(self._error(lark.json_grammar(part, {}, None)))
+            schema, lambda part: bool(self._error(lark.json_grammar(part, {}, None)))
         )
         return errors.invalid(f"Invalid schema: {where}: {error}", param=param)
 
-    def _error(self, text: str) -> str | None:
+    def _error(self, grammar: str) -> str | None:
         try:
-            self.grammars.check(text)
+            self.grammars.check(grammar)
         except GrammarError as error:
             return str(error) or "it cannot be compiled"
         return None

@@ -1,8 +1,6 @@
-"""`response_format`: text, any JSON object, or JSON that matches a schema. Pure.
+"""Parsing of `response_format`, `tools`, `tool_choice` and `parallel_tool_calls`. Pure.
 
-A schema is enforced whether `strict` or not: there is nothing that a looser reading would make better.
-
-`tools`, `tool_choice` and `parallel_tool_calls`: what may be called, and whether it must be. Pure.
+A schema is enforced whether it is `strict` or not: a looser mode would have no advantage.
 """
 
 import json
@@ -12,16 +10,19 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine import errors
 from engine.errors import GrammarError
 from engine.grammar import json_schema
 from engine.grammar.lark import FunctionSchema
+from schemas.wire import errors
 
 Json: TypeAlias = Any
-# OpenAI's rule for the names of functions, too.
-FunctionNameText: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+# OpenAI's pattern, for schemas and for functions.
+OpenAIName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
+_CHOICE_ERROR = "A 'tool_choice' is 'none', 'auto', 'required', or an object of the type 'function' or 'allowed_tools'."
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class PlainResponseFormat(BaseModel):
@@ -33,11 +34,11 @@ class PlainResponseFormat(BaseModel):
 
 
 class JsonSchemaSpec(BaseModel):
-    """A schema, and what it is for."""
+    """A JSON schema with a name and a description."""
 
     model_config = _STRICT
 
-    name: FunctionNameText
+    name: OpenAIName
     description: str | None = None
     body: dict[str, Json] | None = Field(default=None, alias="schema")
     strict: bool | None = None
@@ -52,80 +53,78 @@ class SchemaResponseFormat(BaseModel):
     json_schema: JsonSchemaSpec
 
 
-def format_model(given: dict[str, Json]) -> type[PlainResponseFormat] | type[SchemaResponseFormat]:
-    """Return what a `response_format` has to be.
+def format_model(value: dict[str, Json]) -> type[PlainResponseFormat] | type[SchemaResponseFormat]:
+    """Return the model that a `response_format` must match.
 
     Raises:
-        RefusedError: it is of a kind that this engine does not know.
+        RefusedError: its type is unknown.
 
     """
-    wanted = given.get("type")
-    if wanted not in ("text", "json_object", "json_schema"):
+    kind = value.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
         message = "A 'response_format' is of the type 'text', 'json_object' or 'json_schema'."
         raise errors.invalid(message, param="response_format.type")
-    return SchemaResponseFormat if wanted == "json_schema" else PlainResponseFormat
+    return SchemaResponseFormat if kind == "json_schema" else PlainResponseFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredSchema:
-    """What the answer has to match."""
+    """The schema that an answer must match."""
 
     schema: Json
-    """As the grammar library takes it."""
+    """As the grammar compiler takes it."""
     param: str
-    """Where in the request it came from."""
+    """The path of the schema in the request."""
     instruction: str = ""
-    """What the model is told of it: it writes better what it knows it has to."""
+    """Text about the schema for the prompt: a model answers better if it knows the schema."""
 
 
-def read_format(wanted: PlainResponseFormat | SchemaResponseFormat | None) -> RequiredSchema | None:
-    """Return what an answer has to match; None if anything will do.
+def read_format(
+    response_format: PlainResponseFormat | SchemaResponseFormat | None,
+) -> RequiredSchema | None:
+    """Return the schema that an answer must match; None if any text is allowed.
 
     Raises:
-        RefusedError: the schema asks for what cannot be enforced; names the place.
+        RefusedError: the schema cannot be enforced; names the place.
 
     """
-    if wanted is None or wanted.type == "text":
+    if response_format is None or response_format.type == "text":
         return None
-    if isinstance(wanted, PlainResponseFormat):
+    if isinstance(response_format, PlainResponseFormat):
         return RequiredSchema(schema={"type": "object"}, param="response_format")
-    described = wanted.json_schema
-    body = {} if described.body is None else described.body
+    spec = response_format.json_schema
+    body = {} if spec.body is None else spec.body
     try:
         json_schema.check_nesting(body)
-        enforceable = json_schema.normalize_schema(body)
+        schema = json_schema.normalize_schema(body)
     except GrammarError as error:
         raise errors.invalid(f"Invalid schema: {error}", param=_SCHEMA_PARAM) from error
     return RequiredSchema(
-        schema=enforceable, param=_SCHEMA_PARAM, instruction=_format_instruction(described, body)
+        schema=schema, param=_SCHEMA_PARAM, instruction=_format_instruction(spec, body)
     )
 
 
-def _format_instruction(described: JsonSchemaSpec, body: Json) -> str:
-    about = f": {described.description}" if described.description else ""
+def _format_instruction(spec: JsonSchemaSpec, body: Json) -> str:
+    about = f": {spec.description}" if spec.description else ""
     return (
-        f"# Response format\n\nAnswer with JSON only, the {described.name}{about}.\n"
+        f"# Response format\n\nAnswer with JSON only, the {spec.name}{about}.\n"
         f"It matches this JSON Schema:\n{json.dumps(body, ensure_ascii=False)}"
     )
 
 
-_CHOICE_ERROR = "A 'tool_choice' is 'none', 'auto', 'required', or an object of the type 'function' or 'allowed_tools'."
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
 class FunctionSignature(BaseModel):
-    """A function's name and what it takes."""
+    """The name and the parameters of a function."""
 
     model_config = _STRICT
 
-    name: FunctionNameText
+    name: OpenAIName
     description: str | None = None
     parameters: dict[str, Json] | None = None
     strict: bool | None = None
 
 
 class Tool(BaseModel):
-    """Something the model may call; of OpenAI's kinds only functions."""
+    """A tool that the model may call; functions are the only supported type."""
 
     model_config = _STRICT
 
@@ -134,7 +133,7 @@ class Tool(BaseModel):
 
 
 class FunctionName(BaseModel):
-    """A function's name."""
+    """The name of a function."""
 
     model_config = _STRICT
 
@@ -142,7 +141,7 @@ class FunctionName(BaseModel):
 
 
 class FunctionChoice(BaseModel):
-    """The one function that must be called."""
+    """One function that must be called."""
 
     model_config = _STRICT
 
@@ -151,7 +150,7 @@ class FunctionChoice(BaseModel):
 
 
 class AllowedToolSet(BaseModel):
-    """Which of the functions may be called, and whether one must be."""
+    """The functions that may be called, and whether one must be."""
 
     model_config = _STRICT
 
@@ -160,7 +159,7 @@ class AllowedToolSet(BaseModel):
 
 
 class AllowedToolsChoice(BaseModel):
-    """Some of the functions: the prompt stays the same, so that its cache does."""
+    """A subset of the functions. All of them stay in the prompt, so that its cached prefix stays valid."""
 
     model_config = _STRICT
 
@@ -175,51 +174,51 @@ Choice: TypeAlias = Mode | FunctionChoice | AllowedToolsChoice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallableTool:
-    """One function that may be called."""
+    """One function that the answer may call."""
 
     function: FunctionSchema
     index: int
-    """Where in `tools`."""
+    """Index in `tools`."""
     is_strict: bool
 
     @property
     def param(self) -> str:
-        """Where its schema stands in the request."""
+        """The path of its schema in the request."""
         return f"tools[{self.index}].function.parameters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolbox:
-    """What an answer may call."""
+    """The tools of a request."""
 
-    shown: tuple[dict[str, Json], ...]
-    """All tools, as templates take them."""
-    offers: tuple[CallableTool, ...]
-    """Those that may be called; none with `tool_choice: none`."""
+    template_tools: tuple[dict[str, Json], ...]
+    """All tools, as chat templates take them."""
+    callable_tools: tuple[CallableTool, ...]
+    """The tools that may be called; empty with `tool_choice: none`."""
     must_call: bool
     is_parallel: bool
 
 
-def parse_choice_mode(given: str | None) -> Mode | None:
-    """Return a `tool_choice` that is a word.
+def parse_choice_mode(text: str | None) -> Mode | None:
+    """Return a `tool_choice` that is a string.
 
     Raises:
-        RefusedError: it is none of OpenAI's words.
+        RefusedError: it is not one of OpenAI's values.
 
     """
-    if given not in (None, "none", "auto", "required"):
+    if text not in (None, "none", "auto", "required"):
         raise errors.invalid(_CHOICE_ERROR, param="tool_choice")
-    return cast("Mode | None", given)
+    return cast("Mode | None", text)
 
 
-def choice_model(given: dict[str, Json]) -> type[FunctionChoice] | type[AllowedToolsChoice]:
-    """Return what a `tool_choice` that is an object has to be.
+def choice_model(value: dict[str, Json]) -> type[FunctionChoice] | type[AllowedToolsChoice]:
+    """Return the model that a `tool_choice` object must match.
 
     Raises:
-        RefusedError: it is of a kind that this engine does not know.
+        RefusedError: its type is unknown.
 
     """
-    kind = given.get("type")
+    kind = value.get("type")
     if kind not in ("function", "allowed_tools"):
         raise errors.invalid(_CHOICE_ERROR, param="tool_choice.type")
     return FunctionChoice if kind == "function" else AllowedToolsChoice
@@ -228,10 +227,10 @@ def choice_model(given: dict[str, Json]) -> type[FunctionChoice] | type[AllowedT
 def read_tools(
     tools: Sequence[Tool] | None, choice: Choice | None, *, is_parallel: bool | None
 ) -> Toolbox | None:
-    """Return what may be called; None if there are no tools.
+    """Return the tools of a request; None if there are none.
 
     Raises:
-        RefusedError: the tools or the choice make no sense, or a schema cannot be enforced.
+        RefusedError: the tools or the choice contradict each other, or a schema cannot be enforced.
 
     """
     if not tools:
@@ -244,12 +243,12 @@ def read_tools(
             message = f"There are two functions with the name '{name}'."
             raise errors.invalid(message, param=f"tools[{at}].function.name")
     allowed = _allowed_names(choice, names)
-    offers = [_callable_tool(at, tool.function) for at, tool in enumerate(tools)]
+    callable_tools = [_callable_tool(at, tool.function) for at, tool in enumerate(tools)]
     return Toolbox(
-        shown=tuple(_template_tool(tool) for tool in tools),
-        offers=tuple(offer for offer in offers if offer.function.name in allowed),
+        template_tools=tuple(_template_tool(tool) for tool in tools),
+        callable_tools=tuple(tool for tool in callable_tools if tool.function.name in allowed),
         must_call=_must_call(choice),
-        # Who names one function wants it called, not called again and again.
+        # A choice of one function asks for one call, not for repeated calls.
         is_parallel=is_parallel is not False and not isinstance(choice, FunctionChoice),
     )
 
@@ -258,18 +257,18 @@ def _allowed_names(choice: Choice | None, names: Sequence[str]) -> Sequence[str]
     if choice == "none":
         return ()
     if isinstance(choice, FunctionChoice):
-        wanted = {choice.function.name: "tool_choice.function.name"}
+        allowed = {choice.function.name: "tool_choice.function.name"}
     elif isinstance(choice, AllowedToolsChoice):
-        wanted = {
-            one.function.name: f"tool_choice.allowed_tools.tools[{at}].function.name"
-            for at, one in enumerate(choice.allowed_tools.tools)
+        allowed = {
+            tool.function.name: f"tool_choice.allowed_tools.tools[{at}].function.name"
+            for at, tool in enumerate(choice.allowed_tools.tools)
         }
     else:
         return names
-    for name, param in wanted.items():
+    for name, param in allowed.items():
         if name not in names:
             raise errors.invalid(f"There is no function '{name[:100]}' in 'tools'.", param=param)
-    return list(wanted)
+    return list(allowed)
 
 
 def _must_call(choice: Choice | None) -> bool:
@@ -279,25 +278,25 @@ def _must_call(choice: Choice | None) -> bool:
 
 
 def _template_tool(tool: Tool) -> dict[str, Json]:
-    # Templates read these without asking whether they are there.
-    shown = tool.model_dump(exclude_none=True)
-    shown["function"].setdefault("description", "")
-    shown["function"].setdefault("parameters", {"type": "object", "properties": {}})
-    return shown
+    body = tool.model_dump(exclude_none=True)
+    # Templates read these fields without a check.
+    body["function"].setdefault("description", "")
+    body["function"].setdefault("parameters", {"type": "object", "properties": {}})
+    return body
 
 
 def _callable_tool(index: int, signature: FunctionSignature) -> CallableTool:
     is_strict = bool(signature.strict)
-    given = dict(signature.parameters or _NO_PARAMETERS)
+    schema = dict(signature.parameters or _NO_PARAMETERS)
     param = f"tools[{index}].function.parameters"
-    if "$ref" not in given:
-        given.setdefault("type", "object")
-        if given["type"] != "object":
+    if "$ref" not in schema:
+        schema.setdefault("type", "object")
+        if schema["type"] != "object":
             message = "The parameters of a function are an object: use 'type': 'object'."
             raise errors.invalid(message, param=f"{param}.type")
     try:
-        json_schema.check_nesting(given)
-        parameters = json_schema.normalize_schema(given, is_strict=is_strict)
+        json_schema.check_nesting(schema)
+        parameters = json_schema.normalize_schema(schema, is_strict=is_strict)
     except GrammarError as error:
         raise errors.invalid(f"Invalid schema: {error}", param=param) from error
     function = FunctionSchema(name=signature.name, parameters=parameters)

@@ -1,7 +1,7 @@
-"""Every name OpenAI knows: what is honoured, what is a mere label, what is refused and why. Pure.
+"""Table of all parameters that OpenAI's API has: honoured, label, limited or refused. Pure.
 
-Nothing is ignored in silence: a name that is not honoured here may be sent only with a value that
-asks for what happens anyway. `docs/reference/openai.md` is the same as a table; a test compares them.
+No parameter is ignored: one that is not honoured may only be sent with a value that asks for the default behaviour.
+`docs/reference/openai.md` has the same table; a test compares them.
 """
 
 import difflib
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from engine import errors
+from schemas.wire import errors
 
-Json: TypeAlias = Any  # as it came from the parser, before validation
+Json: TypeAlias = Any  # parsed, not validated
 
-# Their types are checked; they name who asks, and change no answer.
+# Their types are checked; they identify the client and change no answer.
 _LABELS = frozenset({"session_id", "user"})
 _LABELS_CHAT = _LABELS | {"metadata", "safety_identifier", "prompt_cache_key"}
 _HONOURED = frozenset(
@@ -33,7 +33,7 @@ _HONOURED = frozenset(
         "stream_options",
     }
 )
-# Not OpenAI's: known from other servers and from mlx-lm, or our own (`include_performance`, `fit_max_tokens`).
+# Not OpenAI's: from other servers and mlx-lm, or ours (`include_performance`, `fit_max_tokens`).
 EXTENSIONS = frozenset(
     {
         "top_k",
@@ -50,46 +50,46 @@ EXTENSIONS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitedParameter:
-    """A name that may be sent with values that change nothing, so that spelled-out defaults work."""
+    """A parameter that may only be sent with values that change nothing, so that explicit defaults work."""
 
     values: tuple[Json, ...] = ()
-    """Besides null."""
-    why: str
+    """Accepted values besides null."""
+    reason: str
 
 
 _LIMITED_CHAT: Mapping[str, LimitedParameter] = {
-    "audio": LimitedParameter(why="This engine makes text, no audio."),
+    "audio": LimitedParameter(reason="This engine generates text only."),
     "function_call": LimitedParameter(
-        values=("none", "auto"), why="It is deprecated; use 'tool_choice'."
+        values=("none", "auto"), reason="It is deprecated; use 'tool_choice'."
     ),
-    "functions": LimitedParameter(values=([],), why="It is deprecated; use 'tools'."),
-    "modalities": LimitedParameter(values=(["text"],), why="This engine makes text only."),
-    "moderation": LimitedParameter(why="This engine judges no content."),
-    "prediction": LimitedParameter(why="This engine does not use predicted outputs."),
+    "functions": LimitedParameter(values=([],), reason="It is deprecated; use 'tools'."),
+    "modalities": LimitedParameter(values=(["text"],), reason="This engine generates text only."),
+    "moderation": LimitedParameter(reason="This engine does not moderate content."),
+    "prediction": LimitedParameter(reason="This engine does not use predicted outputs."),
     "prompt_cache_options": LimitedParameter(
         values=({}, {"mode": "implicit"}),
-        why="Prefixes are cached as they come and forgotten when memory is needed.",
+        reason="Prefixes are always cached, and evicted when memory is needed.",
     ),
     "prompt_cache_retention": LimitedParameter(
-        values=("in_memory",), why="Prefixes are kept in memory, for no promised time."
+        values=("in_memory",), reason="Prefixes are kept in memory until it is needed."
     ),
-    "service_tier": LimitedParameter(values=("auto", "default"), why="There is one tier."),
-    "store": LimitedParameter(values=(False,), why="This engine stores no answers."),
+    "service_tier": LimitedParameter(values=("auto", "default"), reason="There is one tier."),
+    "store": LimitedParameter(values=(False,), reason="This engine does not store answers."),
     "verbosity": LimitedParameter(
-        values=("medium",), why="The model's own length is what there is."
+        values=("medium",), reason="The model decides how long its answers are."
     ),
-    "web_search_options": LimitedParameter(why="This engine does not search the web."),
+    "web_search_options": LimitedParameter(reason="This engine does not search the web."),
 }
 _LIMITED_COMPLETION: Mapping[str, LimitedParameter] = {
     "suffix": LimitedParameter(
-        values=("",), why="This engine continues texts and does not fill gaps."
+        values=("",), reason="This engine continues text and does not fill gaps."
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointParameters:
-    """The names of one endpoint."""
+    """The parameters of one endpoint."""
 
     honoured: frozenset[str]
     labels: frozenset[str]
@@ -97,26 +97,28 @@ class EndpointParameters:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that may be sent in some form."""
+        """All names that may be sent."""
         return self.honoured | self.labels | self.limited.keys()
 
     def check(self, body: Mapping[str, Json]) -> None:
-        """Refuse what would otherwise be ignored.
+        """Refuse parameters that would otherwise be ignored.
 
         Raises:
-            RefusedError: a name is unknown, or asks for something the engine does not do.
+            RefusedError: a name is unknown, or its value is not supported.
 
         """
         for name, value in body.items():
             if name in self.honoured or name in self.labels:
                 continue
-            only = self.limited.get(name)
-            if only is None:
+            limited = self.limited.get(name)
+            if limited is None:
                 raise errors.invalid(
                     self._unknown(name), param=name[:100], code="unknown_parameter"
                 )
-            if value is not None and not _is_allowed(value, only.values):
-                message = f"'{name}' is not supported with this value. {only.why} Leave it out."
+            if value is not None and not _is_allowed(value, limited.values):
+                message = (
+                    f"'{name}' is not supported with this value. {limited.reason} Leave it out."
+                )
                 raise errors.invalid(message, param=name, code="unsupported_parameter")
 
     def _unknown(self, name: str) -> str:
@@ -126,7 +128,7 @@ class EndpointParameters:
 
 
 def chat_parameters() -> EndpointParameters:
-    """Return the names of `/v1/chat/completions`."""
+    """Return the parameters of `/v1/chat/completions`."""
     own = {
         "messages",
         "max_completion_tokens",
@@ -145,7 +147,7 @@ def chat_parameters() -> EndpointParameters:
 
 
 def completion_parameters() -> EndpointParameters:
-    """Return the names of `/v1/completions`."""
+    """Return the parameters of `/v1/completions`."""
     own = {"prompt", "best_of", "echo"}
     return EndpointParameters(
         honoured=_HONOURED | (EXTENSIONS - _LABELS) | own,

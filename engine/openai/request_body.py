@@ -1,8 +1,6 @@
-"""The parameters that say how tokens are drawn, in OpenAI's names and our own; and what the worker is told of them. Pure.
+"""Bodies of chat and completion requests: from bytes to a checked value, in OpenAI's form and within its limits.
 
-From the bytes of a request to a checked value: OpenAI's shapes, this engine's limits.
-
-Validation that needs the tokenizer is in prompts.py. Nothing here waits or knows of HTTP.
+Checks that need the tokenizer are in input_processor.py. Nothing here awaits or knows HTTP.
 """
 
 import dataclasses
@@ -13,20 +11,27 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from engine import errors
 from engine.jobs import SamplingParams
 from engine.openai import messages, output_options, parameters
 from engine.openai.output_options import Tools
-from engine.ports import Message
+from engine.text.interface import Message
+from schemas.wire import errors, streams
 
+_B = TypeVar("_B", bound=BaseModel)
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-# Below, logits divided by it overflow float32; what is drawn is the likeliest token anyway.
+Stop: TypeAlias = Annotated[str, Field(min_length=1)]
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+# Logits divided by a lower temperature overflow float32; the sampled token is the most probable one anyway.
 _MIN_TEMPERATURE = 1e-4
 
 
 class SamplingBody(BaseModel):
-    """Strict, so that "0.5" is no number; unknown names were refused before, neutral ones drop."""
+    """Sampling parameters. Strict, so that "0.5" is no number; unknown names were refused before."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -40,57 +45,6 @@ class SamplingBody(BaseModel):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
-
-
-def read_sampling(body: SamplingBody) -> SamplingParams:
-    """Return it without a seed.
-
-    Raises:
-        RefusedError: a bias is for no token.
-
-    """
-    given: dict[str, Any] = {
-        name: value
-        for name in (
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "xtc_probability",
-            "xtc_threshold",
-        )
-        if (value := getattr(body, name)) is not None
-    }
-    top_k, top_p = max(body.top_k or 0, 0), body.top_p  # -1 is vLLM's "no limit"
-    if top_p == 0:
-        # The smallest set of tokens with some probability is the likeliest alone.
-        top_k, top_p = 1, None
-    temperature = 1.0 if body.temperature is None else body.temperature
-    return SamplingParams(
-        temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=top_k,
-        logit_bias=_logit_bias(body.logit_bias or {}),
-        **given,
-    )
-
-
-def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    for token in given:
-        if not (token.isascii() and token.isdecimal() and str(int(token[:20])) == token):
-            raise errors.invalid(
-                f"The keys of 'logit_bias' are token ids; '{token[:50]}' is none.",
-                param="logit_bias",
-            )
-    return tuple(sorted((int(token), bias) for token, bias in given.items() if bias))
-
-
-_B = TypeVar("_B", bound=BaseModel)
-Stop: TypeAlias = Annotated[str, Field(min_length=1)]
-Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
-SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
-_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class _StreamOptions(BaseModel):
@@ -120,7 +74,7 @@ class _GenerationBody(SamplingBody):
 
 
 class ChatBody(_GenerationBody):
-    """What `/v1/chat/completions` takes."""
+    """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[messages.AnyMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -137,7 +91,7 @@ class ChatBody(_GenerationBody):
 
 
 class CompletionBody(_GenerationBody):
-    """What `/v1/completions` takes."""
+    """Body of `/v1/completions`."""
 
     prompt: str | list[str] | list[Token] | list[list[Token]]
     best_of: int | None = None
@@ -146,7 +100,7 @@ class CompletionBody(_GenerationBody):
 
 
 class _ResumeBody(BaseModel):
-    """What a gateway sends to have an answer continued: the sums of its marks."""
+    """The field `fleet`, with which a gateway continues an answer: the sum of its resume comments."""
 
     model_config = _STRICT
 
@@ -160,85 +114,85 @@ class _ResumeBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A prompt that the model's chat template writes."""
+    """A prompt that the model's chat template renders."""
 
     messages: tuple[Message, ...]
-    """As templates take them (messages.py)."""
+    """As chat templates take them (messages.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompts:
-    """Prompts as they are, or as the tokens they are made of."""
+    """Prompts as text or as tokens."""
 
     contents: tuple[str | tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """How far another process came with this request before it was lost."""
+    """The progress of another engine with this request, before it was lost."""
 
     tokens: tuple[int, ...]
     seed: int
     prompt: str
-    """The digest of the prompt's tokens there."""
+    """Digest of the prompt's tokens there."""
     id: str
     created: int
     """Seconds since 1970."""
     cached_tokens: int
-    """How many of the prompt's were cached there: what the client is told at the end, wherever that is."""
+    """Prompt tokens that were cached there; the final usage repeats this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What one client wants, in range and complete but for what depends on the prompt's tokens."""
+    """One checked request for text. Limits that depend on the prompt's tokens are checked later."""
 
     model: str
     prompt: Conversation | TextPrompts
     max_tokens: int | None
     sampling: SamplingParams
-    """Its seed is not set yet."""
+    """Without a seed."""
     seed: int | None
     stops: tuple[str, ...]
     is_streamed: bool
     has_usage: bool
     n: int = 1
-    """Choices a prompt."""
+    """Choices of each prompt."""
     top_logprobs: int | None = None
-    """How many alternatives to tell of each token; None: no likelihoods at all."""
+    """Alternatives to report for each token; None reports no log probabilities."""
     is_echoed: bool = False
     has_performance: bool = False
     is_fitted: bool = False
-    """Whether `max_tokens` is the most there may be, not what there must be room for."""
+    """Whether `max_tokens` may be lowered to the room that is left."""
     is_resumable: bool = False
-    """Whether marks tell what another process needs to continue: for one choice, as a stream."""
+    """Whether the stream carries resume comments; only for streams of one choice."""
     resumed: ResumePoint | None = None
     format: output_options.RequiredSchema | None = None
-    """What the text has to match."""
+    """The schema that the text must match."""
     toolbox: output_options.Toolbox | None = None
     effort: str | None = None
-    """How much to think."""
+    """Reasoning effort."""
 
     @property
     def is_chat(self) -> bool:
-        """Whether it came to the chat endpoint."""
+        """Return whether the request came to the chat endpoint."""
         return isinstance(self.prompt, Conversation)
 
     @property
     def size(self) -> int:
-        """The number of choices."""
+        """The number of choices of all prompts."""
         prompts = 1 if isinstance(self.prompt, Conversation) else len(self.prompt.contents)
         return prompts * self.n
 
 
 def parse_chat(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
-    """Read the body of a chat request; only with `is_resumable` may it have the field `fleet`.
+    """Parse the body of a chat request; the field `fleet` is allowed only with `is_resumable`.
 
     Raises:
-        RefusedError: it asks for something that is wrong or that the engine does not do.
+        RefusedError: a value is wrong or not supported.
 
     """
     fields = read_object(raw)
-    fleet = _pop_resume_point(fields) if is_resumable else None
+    resumed = _pop_resume_point(fields) if is_resumable else None
     parameters.chat_parameters().check(fields)
     messages.normalize(fields.get("messages"))
     body = validate(ChatBody, fields)
@@ -261,27 +215,28 @@ def parse_chat(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
         effort=body.reasoning_effort,
         **_common_fields(body),
     )
-    return request if not is_resumable else _with_resume_point(request, fleet)
+    return request if not is_resumable else _with_resume_point(request, resumed)
 
 
 def parse_completion(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
-    """Read the body of a completion request; only with `is_resumable` may it have the field `fleet`.
+    """Parse the body of a completion request; the field `fleet` is allowed only with `is_resumable`.
 
     Raises:
-        RefusedError: it asks for something that is wrong or that the engine does not do.
+        RefusedError: a value is wrong or not supported.
 
     """
     fields = read_object(raw)
-    fleet = _pop_resume_point(fields) if is_resumable else None
+    resumed = _pop_resume_point(fields) if is_resumable else None
     parameters.completion_parameters().check(fields)
     body = validate(CompletionBody, fields)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise errors.invalid(
-            "'best_of' must equal 'n': this engine returns all that it generates.", param="best_of"
+            "'best_of' must equal 'n': this engine returns all choices that it generates.",
+            param="best_of",
         )
     if body.echo and body.logprobs is not None:
         raise errors.invalid(
-            "'echo' cannot be combined with 'logprobs': the likelihoods of a prompt are not kept.",
+            "'echo' cannot be combined with 'logprobs': log probabilities of a prompt are not kept.",
             param="echo",
         )
     request = GenerationRequest(
@@ -291,25 +246,68 @@ def parse_completion(raw: bytes, *, is_resumable: bool = False) -> GenerationReq
         is_echoed=bool(body.echo),
         **_common_fields(body),
     )
-    return request if not is_resumable else _with_resume_point(request, fleet)
+    return request if not is_resumable else _with_resume_point(request, resumed)
 
 
-def _read_format(given: dict[str, Any] | None) -> output_options.RequiredSchema | None:
-    if given is None:
-        return None
-    return output_options.read_format(
-        validate(output_options.format_model(given), given, at="response_format")
+def read_sampling(body: SamplingBody) -> SamplingParams:
+    """Return the sampling parameters, without a seed.
+
+    Raises:
+        RefusedError: a key of `logit_bias` is not a token id.
+
+    """
+    given: dict[str, Any] = {
+        name: value
+        for name in (
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "xtc_probability",
+            "xtc_threshold",
+        )
+        if (value := getattr(body, name)) is not None
+    }
+    top_k, top_p = max(body.top_k or 0, 0), body.top_p  # -1 is vLLM's "no limit"
+    if top_p == 0:
+        # The smallest set of tokens with any probability is the most probable token.
+        top_k, top_p = 1, None
+    temperature = 1.0 if body.temperature is None else body.temperature
+    return SamplingParams(
+        temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        **given,
     )
 
 
-def _read_tool_choice(given: str | dict[str, Any] | None) -> output_options.Choice | None:
-    if given is None or isinstance(given, str):
-        return output_options.parse_choice_mode(given)
-    return validate(output_options.choice_model(given), given, at="tool_choice")
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for token in biases:
+        if not (token.isascii() and token.isdecimal() and str(int(token[:20])) == token):
+            raise errors.invalid(
+                f"The keys of 'logit_bias' must be token ids; '{token[:50]}' is not one.",
+                param="logit_bias",
+            )
+    return tuple(sorted((int(token), bias) for token, bias in biases.items() if bias))
+
+
+def _read_format(value: dict[str, Any] | None) -> output_options.RequiredSchema | None:
+    if value is None:
+        return None
+    return output_options.read_format(
+        validate(output_options.format_model(value), value, at="response_format")
+    )
+
+
+def _read_tool_choice(value: str | dict[str, Any] | None) -> output_options.Choice | None:
+    if value is None or isinstance(value, str):
+        return output_options.parse_choice_mode(value)
+    return validate(output_options.choice_model(value), value, at="tool_choice")
 
 
 def _common_fields(body: _GenerationBody) -> dict[str, Any]:
-    """Return the fields of a Request which both endpoints have."""
+    """Return the fields of a GenerationRequest that both endpoints have."""
     if body.stream_options is not None and not body.stream:
         raise errors.invalid(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
@@ -328,17 +326,17 @@ def _common_fields(body: _GenerationBody) -> dict[str, Any]:
 
 
 def _pop_resume_point(fields: dict[str, Any]) -> ResumePoint | None:
-    given = fields.pop("fleet", None)
-    if given is None:
+    value = fields.pop(streams.RESUME_FIELD, None)
+    if value is None:
         return None
-    fleet = validate(_ResumeBody, given, at="fleet")
+    body = validate(_ResumeBody, value, at=streams.RESUME_FIELD)
     return ResumePoint(
-        tokens=tuple(fleet.tokens),
-        seed=fleet.seed,
-        prompt=fleet.prompt,
-        id=fleet.id,
-        created=fleet.created,
-        cached_tokens=fleet.cached_tokens,
+        tokens=tuple(body.tokens),
+        seed=body.seed,
+        prompt=body.prompt,
+        id=body.id,
+        created=body.created,
+        cached_tokens=body.cached_tokens,
     )
 
 
@@ -355,10 +353,10 @@ def _with_resume_point(
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Return a JSON object.
+    """Parse a JSON object.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: the body is not a JSON object.
 
     """
     try:
@@ -371,32 +369,32 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def validate(kind: type[_B], fields: Any, *, at: str = "") -> _B:
-    """Return parsed JSON as a model; `at` is where in the body it lies.
+    """Return parsed JSON as a model; `at` is the path of the JSON in the body.
 
     Raises:
-        RefusedError: a value is wrong; names it.
+        RefusedError: a value is wrong; names its path.
 
     """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        # Of a union's complaints, the deepest is about the member that nearly fitted.
-        found = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
-        param = _error_path([at, *found["loc"]] if at else found["loc"])
-        raise errors.invalid(f"Invalid '{param}': {found['msg']}.", param=param) from error
+        # Of the errors of a union, the deepest belongs to the member that fits best.
+        deepest = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+        param = _error_path([at, *deepest["loc"]] if at else deepest["loc"])
+        raise errors.invalid(f"Invalid '{param}': {deepest['msg']}.", param=param) from error
 
 
 def _error_path(location: Sequence[str | int]) -> str:
-    """Write a location as OpenAI does, `messages[0].content`, without pydantic's union members."""
+    """Return a location in OpenAI's form, `messages[0].content`, without pydantic's union members."""
     text = ""
     before: str | int = ""
     for part in location:
-        # A role after an index tells which kind of message it is; it is no field.
-        is_kind = part in ("str", "int") or (isinstance(before, int) and part in messages.ROLES)
+        # A role after an index is the tag of a union member, not a field.
+        is_tag = part in ("str", "int") or (isinstance(before, int) and part in messages.ROLES)
         before = part
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part.isidentifier() and not is_kind:
+        elif part.isidentifier() and not is_tag:
             text += f".{part}" if text else part
     return text or "body"
 
@@ -404,14 +402,16 @@ def _error_path(location: Sequence[str | int]) -> str:
 def _prompt_contents(
     prompt: str | list[str] | list[int] | list[list[int]],
 ) -> tuple[str | tuple[int, ...], ...]:
-    """Return the prompts; a list of numbers is one prompt, and any other list is several."""
+    """Return the prompts; a list of numbers is one prompt, any other list is several."""
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:
         raise errors.invalid("'prompt' must not be empty.", param="prompt")
-    numbers = tuple(one for one in prompt if isinstance(one, int))
+    numbers = tuple(part for part in prompt if isinstance(part, int))
     if numbers:
         return (numbers,)
     return tuple(
-        one if isinstance(one, str) else tuple(one) for one in prompt if not isinstance(one, int)
+        part if isinstance(part, str) else tuple(part)
+        for part in prompt
+        if not isinstance(part, int)
     )

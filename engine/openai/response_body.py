@@ -1,8 +1,6 @@
-"""OpenAI's two shapes of likelihoods: chat's and completions'. Pure.
+"""Response bodies of chats and completions, whole and in chunks: choices, log probabilities, usage, performance.
 
-How fast an answer was, as its client is told if it asks. Pure.
-
-OpenAI's response bodies, whole and in pieces. Values in, bytes out; sends nothing.
+Values in, bytes out; nothing here sends or awaits.
 """
 
 import codecs
@@ -14,21 +12,46 @@ import orjson
 
 from engine.openai.request_body import GenerationRequest
 from engine.text.output_parser import Delta, Finish, ScoredToken, ToolCallDelta
+from schemas.wire import streams
 
 Json: TypeAlias = dict[str, Any]
-Spell: TypeAlias = Callable[[int], bytes]  # what one token alone spells, maybe half a character
+PerformanceBody: TypeAlias = dict[str, float | int | None]
+PieceSpeller: TypeAlias = Callable[[int], bytes]  # the bytes of one token, maybe half a character
 
-# What OpenAI says of a token that cannot be; minus infinity is no JSON.
+# OpenAI's value for an impossible token: JSON has no minus infinity.
 _MIN_LOGPROB = -9999.0
 
 
-def chat_logprobs(scored: Iterable[ScoredToken], spell: Spell) -> Json:
-    """Return a chat choice's `logprobs`."""
+@dataclass(slots=True)
+class TextOffset:
+    """Position of the next token in the text of a choice, in characters."""
+
+    characters: int = 0
+    _partial: bytes = b""
+    """First bytes of a character that is not complete."""
+
+    def take(self, piece: bytes) -> int:
+        """Return the position of a token and advance behind it.
+
+        A token that continues a character has the position of that character.
+        """
+        start = self.characters
+        # In UTF-8, bytes of the form 10xxxxxx continue a character; one that is not continued is shown as U+FFFD.
+        if not piece or piece[0] & 0xC0 != 0x80:
+            start += len(_decode_piece(self._partial))
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.characters += len(decoder.decode(self._partial + piece))
+        self._partial = decoder.getstate()[0]
+        return start
+
+
+def chat_logprobs(scored: Iterable[ScoredToken], spell: PieceSpeller) -> Json:
+    """Return the `logprobs` of a chat choice."""
     content = [
         {
-            **_token_logprob(one.token, one.likelihood.logprob, spell),
+            **_token_logprob(one.token, one.logprobs.logprob, spell),
             "top_logprobs": [
-                _token_logprob(token, logprob, spell) for token, logprob in one.likelihood.top
+                _token_logprob(token, logprob, spell) for token, logprob in one.logprobs.top
             ],
         }
         for one in scored
@@ -36,7 +59,7 @@ def chat_logprobs(scored: Iterable[ScoredToken], spell: Spell) -> Json:
     return {"content": content, "refusal": None}
 
 
-def _token_logprob(token: int, logprob: float, spell: Spell) -> Json:
+def _token_logprob(token: int, logprob: float, spell: PieceSpeller) -> Json:
     piece = spell(token)
     return {
         "token": _decode_piece(piece),
@@ -45,42 +68,23 @@ def _token_logprob(token: int, logprob: float, spell: Spell) -> Json:
     }
 
 
-def completion_logprobs(scored: Sequence[ScoredToken], spell: Spell, offset: "TextOffset") -> Json:
-    """Return a completion choice's `logprobs`; moves `offset` on."""
+def completion_logprobs(
+    scored: Sequence[ScoredToken], spell: PieceSpeller, offset: TextOffset
+) -> Json:
+    """Return the `logprobs` of a completion choice; advances `offset`."""
     pieces = [spell(one.token) for one in scored]
     return {
         "tokens": [_decode_piece(piece) for piece in pieces],
-        "token_logprobs": [_finite_logprob(one.likelihood.logprob) for one in scored],
+        "token_logprobs": [_finite_logprob(one.logprobs.logprob) for one in scored],
         "top_logprobs": [
             {
                 _decode_piece(spell(token)): _finite_logprob(logprob)
-                for token, logprob in one.likelihood.top
+                for token, logprob in one.logprobs.top
             }
             for one in scored
         ],
         "text_offset": [offset.take(piece) for piece in pieces],
     }
-
-
-@dataclass(slots=True)
-class TextOffset:
-    """Where in a choice's text the next token begins, in characters."""
-
-    characters: int = 0
-    _open: bytes = b""
-    """The beginning of a character."""
-
-    def take(self, piece: bytes) -> int:
-        """Return where a token begins, and go on behind it; the rest of a character begins where the character does."""
-        begin = self.characters
-        # In UTF-8, bytes of the form 10xxxxxx continue a character; what is not continued is shown as U+FFFD.
-        if not piece or piece[0] & 0xC0 != 0x80:
-            begin += len(_decode_piece(self._open))
-        seen = self._open + piece
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.characters += len(decoder.decode(seen))
-        self._open = decoder.getstate()[0]
-        return begin
 
 
 def _decode_piece(piece: bytes) -> str:
@@ -91,45 +95,43 @@ def _finite_logprob(logprob: float) -> float:
     return max(logprob, _MIN_LOGPROB)
 
 
-PerformanceBody: TypeAlias = dict[str, float | int | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTiming:
-    """When what happened to one request, in seconds of one monotonic clock, and how much."""
+    """Times of one request in seconds of one monotonic clock, and its token counts."""
 
     arrived_s: float
     started_s: float | None
-    """When it got its slots; None: it needed none."""
+    """The time at which it got its slots; None if it needed none."""
     first_s: float | None
-    """When its first token was made."""
+    """The time of its first token."""
     last_s: float
-    """When its last one was."""
+    """The time of its last token."""
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt: these were not read again."""
-    made_tokens: int
-    """Here, without what another process had made before."""
+    """Prompt tokens from the prefix cache."""
+    generated_tokens: int
+    """Generated by this engine, without those of an engine before."""
     choices: int
 
 
-def performance_body(story: RequestTiming) -> PerformanceBody:
-    """Return the response's `performance`; None where there is nothing to measure."""
-    cached = {"cached_tokens": story.cached_tokens}
-    if story.started_s is None or story.first_s is None:
-        nothing = dict.fromkeys(
+def performance_body(timing: RequestTiming) -> PerformanceBody:
+    """Return the `performance` of a response; None where there is nothing to measure."""
+    cached = {"cached_tokens": timing.cached_tokens}
+    if timing.started_s is None or timing.first_s is None:
+        unknown = dict.fromkeys(
             ("queue_s", "prefill_s", "ttft_s", "prompt_tokens_per_s", "decode_tokens_per_s")
         )
-        return {**nothing, **cached}
-    prefill_s = story.first_s - story.started_s
+        return {**unknown, **cached}
+    prefill_s = timing.first_s - timing.started_s
+    prefilled = timing.prompt_tokens - timing.cached_tokens
     # The first token of each choice comes with its prompt.
-    decoded = story.made_tokens - story.choices
+    decoded = timing.generated_tokens - timing.choices
     return {
-        "queue_s": round(story.started_s - story.arrived_s, 6),
+        "queue_s": round(timing.started_s - timing.arrived_s, 6),
         "prefill_s": round(prefill_s, 6),
-        "ttft_s": round(story.first_s - story.arrived_s, 6),
-        "prompt_tokens_per_s": _tokens_per_s(story.prompt_tokens - story.cached_tokens, prefill_s),
-        "decode_tokens_per_s": _tokens_per_s(decoded, story.last_s - story.first_s),
+        "ttft_s": round(timing.first_s - timing.arrived_s, 6),
+        "prompt_tokens_per_s": _tokens_per_s(prefilled, prefill_s),
+        "decode_tokens_per_s": _tokens_per_s(decoded, timing.last_s - timing.first_s),
         **cached,
     }
 
@@ -138,12 +140,9 @@ def _tokens_per_s(tokens: int, seconds: float) -> float | None:
     return round(tokens / seconds, 3) if tokens > 0 and seconds > 0 else None
 
 
-DONE = b"data: [DONE]\n\n"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request cost."""
+    """Token counts of one request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -163,123 +162,125 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseTotals:
-    """What is told at the end."""
+    """Figures at the end of a response."""
 
     usage: Usage
     performance: Mapping[str, float | None] | None = None
-    """Ours, if asked for (`performance.py`)."""
+    """`performance_body`, if the client asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteChoice:
-    """One complete choice."""
+    """One choice of a response that is not streamed."""
 
     delta: Delta
     finish: Finish
     echo: str = ""
-    stopped_by: str | None = None
-    """The stop word that ended it, if one did."""
+    stop_word: str | None = None
+    """The stop word that ended the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormatter:
-    """What all bodies of one response have in common, and where its choices' texts are."""
+    """Formats the body or the chunks of one response."""
 
     id: str
     created: int
     request: GenerationRequest
     fingerprint: str
-    spell: Spell
+    spell: PieceSpeller
     offsets: tuple[TextOffset, ...]
-    """One a choice."""
+    """One for each choice."""
 
-    def whole(self, choices: Sequence[CompleteChoice], totals: ResponseTotals) -> bytes:
-        """Return the one body of a response that is not streamed."""
-        name = "chat.completion" if self.request.is_chat else "text_completion"
-        shown = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        body = {**self._head(name), "choices": shown, "usage": totals.usage.body()}
+    def full_body(self, choices: Sequence[CompleteChoice], totals: ResponseTotals) -> bytes:
+        """Return the body of a response that is not streamed."""
+        kind = "chat.completion" if self.request.is_chat else "text_completion"
+        bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        body = {**self._head(kind), "choices": bodies, "usage": totals.usage.body()}
         return orjson.dumps(_with_performance(body, totals))
 
     def _choice(self, index: int, choice: CompleteChoice) -> Json:
-        shown: Json = (
+        text: Json = (
             {"message": _message_body(choice.delta)}
             if self.request.is_chat
             else {"text": choice.echo + choice.delta.content}
         )
-        told = self.request.top_logprobs is not None
-        likelihoods = self._logprobs(index, choice.delta) if told else None
+        has_logprobs = self.request.top_logprobs is not None
         return {
             "index": index,
-            **shown,
-            "logprobs": likelihoods,
+            **text,
+            "logprobs": self._logprobs(index, choice.delta) if has_logprobs else None,
             "finish_reason": choice.finish,
-            **_stop_reason(choice.stopped_by),
+            **_stop_reason(choice.stop_word),
         }
 
-    def first(self, index: int, *, echo: str = "", mark: bytes = b"") -> bytes:
-        """Return what goes before a choice's first token: a chat says who speaks, a completion its prompt if asked."""
+    def first_chunk(self, index: int, *, echo: str = "", comment: bytes = b"") -> bytes:
+        """Return the chunk before the first token of a choice: the role in a chat, the echo in a completion.
+
+        `comment` is the chunk's resume comment, here and below.
+        """
         if self.request.is_chat:
             delta = {"role": "assistant", "content": "", "refusal": None}
-            return self._chunk(index, {"delta": delta}, mark=mark)
-        return self._chunk(index, {"text": echo}, mark=mark)
+            return self._chunk(index, {"delta": delta}, comment=comment)
+        return self._chunk(index, {"text": echo}, comment=comment)
 
-    def piece(self, index: int, delta: Delta, *, mark: bytes = b"") -> bytes:
-        """Return what some tokens add to a choice."""
-        shown: Json = (
+    def delta_chunk(self, index: int, delta: Delta, *, comment: bytes = b"") -> bytes:
+        """Return the chunk that adds a delta to a choice."""
+        text: Json = (
             {"delta": _delta_body(delta)} if self.request.is_chat else {"text": delta.content}
         )
-        likelihoods = self._logprobs(index, delta) if delta.scored else None
-        return self._chunk(index, {**shown, "logprobs": likelihoods}, mark=mark)
+        logprobs = self._logprobs(index, delta) if delta.scored else None
+        return self._chunk(index, {**text, "logprobs": logprobs}, comment=comment)
 
-    def end(
+    def finish_chunk(
         self,
         index: int,
         finish: Finish,
         *,
-        stopped_by: str | None = None,
-        mark: bytes = b"",
+        stop_word: str | None = None,
+        comment: bytes = b"",
     ) -> bytes:
-        """Return what says why a choice is over; `stopped_by` is the stop word, if one did it."""
-        shown: Json = {"delta": {}} if self.request.is_chat else {"text": ""}
-        why = {"finish_reason": finish, **_stop_reason(stopped_by)}
-        return self._chunk(index, {**shown, **why}, mark=mark)
+        """Return the chunk with the finish reason of a choice."""
+        text: Json = {"delta": {}} if self.request.is_chat else {"text": ""}
+        reason = {"finish_reason": finish, **_stop_reason(stop_word)}
+        return self._chunk(index, {**text, **reason}, comment=comment)
 
-    def last(self, totals: ResponseTotals) -> bytes:
-        """Return what ends a stream that went well."""
+    def stream_end(self, totals: ResponseTotals) -> bytes:
+        """Return the end of a complete stream: the usage if requested, and `[DONE]`."""
         if not self.request.has_usage and totals.performance is None:
-            return DONE
+            return streams.DONE
         usage = {"usage": totals.usage.body()} if self.request.has_usage else {}
         body = {**self._chunk_head(), "choices": [], **usage}
-        return sse_event(_with_performance(body, totals)) + DONE
+        return sse_event(_with_performance(body, totals)) + streams.DONE
 
     def _logprobs(self, index: int, delta: Delta) -> Json:
         if self.request.is_chat:
             return chat_logprobs(delta.scored, self.spell)
         return completion_logprobs(delta.scored, self.spell, self.offsets[index])
 
-    def _chunk(self, index: int, shown: Json, *, mark: bytes) -> bytes:
-        choice = {"index": index, "logprobs": None, "finish_reason": None, **shown}
+    def _chunk(self, index: int, fields: Json, *, comment: bytes) -> bytes:
+        choice = {"index": index, "logprobs": None, "finish_reason": None, **fields}
         body = {**self._chunk_head(), "choices": [choice]}
         if self.request.has_usage:
             body["usage"] = None
-        return mark + sse_event(body)
+        return comment + sse_event(body)
 
     def _chunk_head(self) -> Json:
         return self._head("chat.completion.chunk" if self.request.is_chat else "text_completion")
 
-    def _head(self, name: str) -> Json:
+    def _head(self, kind: str) -> Json:
         return {
             "id": self.id,
-            "object": name,
+            "object": kind,
             "created": self.created,
             "model": self.request.model,
             "system_fingerprint": self.fingerprint,
         }
 
 
-def _stop_reason(stopped_by: str | None) -> Json:
-    """Return vLLM's `stop_reason`, where there is one to tell."""
-    return {} if stopped_by is None else {"stop_reason": stopped_by}
+def _stop_reason(stop_word: str | None) -> Json:
+    """Return vLLM's `stop_reason`, if a stop word ended the choice."""
+    return {} if stop_word is None else {"stop_reason": stop_word}
 
 
 def _with_performance(body: Json, totals: ResponseTotals) -> Json:
@@ -287,15 +288,15 @@ def _with_performance(body: Json, totals: ResponseTotals) -> Json:
 
 
 def _delta_body(delta: Delta) -> Json:
-    """Return a chunk's `delta`, with what there is."""
-    shown: Json = {}
+    """Return the `delta` of a chunk, without empty fields."""
+    body: Json = {}
     if delta.content:
-        shown["content"] = delta.content
+        body["content"] = delta.content
     if delta.reasoning:
-        shown["reasoning_content"] = delta.reasoning
+        body["reasoning_content"] = delta.reasoning
     if delta.tool_calls:
-        shown["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
-    return shown
+        body["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
+    return body
 
 
 def _tool_call_delta(call: ToolCallDelta) -> Json:
@@ -307,35 +308,35 @@ def _tool_call_delta(call: ToolCallDelta) -> Json:
 
 
 def _message_body(delta: Delta) -> Json:
-    """Return a whole answer: an answer that is only calls has no content."""
+    """Return the `message` of a whole answer; `content` is null if there are only calls."""
     calls = _tool_call_bodies(delta.tool_calls)
-    shown: Json = {
+    body: Json = {
         "role": "assistant",
         "content": None if calls and not delta.content else delta.content,
         "refusal": None,
     }
     if delta.reasoning:
-        shown["reasoning_content"] = delta.reasoning
+        body["reasoning_content"] = delta.reasoning
     if calls:
-        shown["tool_calls"] = calls
-    return shown
+        body["tool_calls"] = calls
+    return body
 
 
 def _tool_call_bodies(pieces: Sequence[ToolCallDelta]) -> list[Json]:
-    """Join the pieces of calls, in the order of their indexes."""
-    found: list[Json] = []
+    """Join the pieces of each call, in the order of their indexes."""
+    bodies: list[Json] = []
     for index in sorted({piece.index for piece in pieces}):
         parts = [piece for piece in pieces if piece.index == index]
-        function = {"name": parts[0].name, "arguments": "".join(one.arguments for one in parts)}
-        found.append({"id": parts[0].id, "type": "function", "function": function})
-    return found
+        function = {"name": parts[0].name, "arguments": "".join(part.arguments for part in parts)}
+        bodies.append({"id": parts[0].id, "type": "function", "function": function})
+    return bodies
 
 
-def resume_comment(fleet: Json) -> bytes:
-    """Return the mark of a chunk: a comment line in its event, for gateways."""
-    return b": fleet " + orjson.dumps(fleet) + b"\n"
+def resume_comment(fields: Json) -> bytes:
+    """Return the comment line of a chunk that lets a gateway continue the answer elsewhere."""
+    return streams.RESUME_COMMENT + orjson.dumps(fields) + b"\n"
 
 
 def sse_event(body: Json) -> bytes:
     """Return one server-sent event."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    return streams.DATA + orjson.dumps(body) + streams.END

@@ -1,6 +1,6 @@
-"""How an answer unfolds in `/v1/responses`: items that open, grow and close, as events and as one body.
+"""Responses of `/v1/responses`: output items that open, grow and close, as stream events and as one body.
 
-Values in, values out; sends nothing.
+Values in, bytes out; nothing here sends or awaits.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from engine.errors import Refusal
 from engine.openai.response_body import Usage
 from engine.text.output_parser import Delta, Finish, ToolCallDelta
+from schemas.wire.errors import Refusal
 
 Json: TypeAlias = dict[str, Any]
 ItemKind: TypeAlias = Literal["reasoning", "message", "function_call"]
@@ -28,33 +28,33 @@ _EVENT_PREFIXES = {
 
 @dataclass(slots=True, kw_only=True)
 class _OutputItem:
-    """One item of the output."""
+    """One output item."""
 
     kind: ItemKind
     id: str
     index: int
     call: ToolCallDelta | None = None
-    """Of a function call, what it began with."""
+    """The first piece of a function call."""
     pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """What it holds so far: a text, or a call's arguments."""
+        """The text so far, or the arguments of a call."""
         return "".join(self.pieces)
 
     @property
-    def where(self) -> Json:
-        """Where its text is, for an event."""
-        place: Json = {"item_id": self.id, "output_index": self.index}
-        return place if self.kind == "function_call" else {**place, "content_index": 0}
+    def location(self) -> Json:
+        """The fields of an event that locate its text."""
+        fields: Json = {"item_id": self.id, "output_index": self.index}
+        return fields if self.kind == "function_call" else {**fields, "content_index": 0}
 
     def part(self, text: str) -> Json:
-        """Return its one part."""
+        """Return its only content part."""
         extra: Json = {"annotations": [], "logprobs": []} if self.kind == "message" else {}
         return {"type": _PART_TYPES[self.kind], "text": text, **extra}
 
     def body(self, status: ItemStatus) -> Json:
-        """Return the item; while it is in progress it shows nothing of its text."""
+        """Return the item; without its text while it is in progress."""
         is_open = status == "in_progress"
         head: Json = {"id": self.id, "type": self.kind, "status": status}
         if self.call is not None:
@@ -68,7 +68,7 @@ class _OutputItem:
 
 @dataclass(slots=True, kw_only=True)
 class ResponseEventBuilder:
-    """One answer. Events are numbered as they are returned."""
+    """Builds the events and the body of one response. Events are numbered in the order of the calls."""
 
     id: str
     created: int
@@ -76,17 +76,17 @@ class ResponseEventBuilder:
     _items: list[_OutputItem] = field(default_factory=list)
     _open: _OutputItem | None = None
     _call: int | None = None
-    """The index, among the calls, of the one that is open."""
+    """Index of the open call among the calls."""
     _count: int = 0
 
     def begin(self) -> bytes:
-        """Return what goes before the first token."""
+        """Return the events before the first token."""
         body = self._body("in_progress", [])
         started = self._event("response.created", response=body)
         return started + self._event("response.in_progress", response=body)
 
-    def take(self, delta: Delta) -> bytes:
-        """Return what some tokens add, which may be nothing at all."""
+    def add(self, delta: Delta) -> bytes:
+        """Return the events of a delta; may be empty."""
         out = b""
         if delta.reasoning:
             out += self._grow("reasoning", delta.reasoning)
@@ -97,23 +97,23 @@ class ResponseEventBuilder:
         return out
 
     def end(self, finish: Finish, usage: Usage, *, now: int) -> bytes:
-        """Return what ends a stream that went well."""
+        """Return the last events of a complete stream; `now` is in seconds since 1970."""
         closed = self._close_all(finish)
         body = self.body(finish, usage, now=now)
         return closed + self._event(f"response.{body['status']}", response=body)
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return what ends a stream that broke off."""
+        """Return the last event of a stream that failed."""
         items = [
             item.body("incomplete" if item is self._open else "completed") for item in self._items
         ]
         body = self._body("failed", items)
-        # OpenAI's clients know a closed list of codes; of ours this is the nearest.
+        # OpenAI's clients know a closed list of codes; this one is the closest.
         body["error"] = {"code": "server_error", "message": refusal.message}
         return self._event("response.failed", response=body)
 
     def body(self, finish: Finish, usage: Usage, *, now: int) -> Json:
-        """Return the whole answer, once it is over."""
+        """Return the body of a complete response; `now` is in seconds since 1970."""
         self._close_all(finish)
         is_cut = finish == "length"
         last = self._items[-1] if self._items else None
@@ -145,17 +145,17 @@ class ResponseEventBuilder:
     def _grow(self, kind: ItemKind, text: str) -> bytes:
         out = b""
         if self._open is None or self._open.kind != kind:
-            out = self._close("completed") + self._begin(kind)
-        return out + self._add(text)
+            out = self._close("completed") + self._open_item(kind)
+        return out + self._grow_open(text)
 
     def _grow_call(self, call: ToolCallDelta) -> bytes:
         out = b""
         if self._open is None or self._open.kind != "function_call" or self._call != call.index:
-            out = self._close("completed") + self._begin("function_call", call)
+            out = self._close("completed") + self._open_item("function_call", call)
             self._call = call.index
-        return out + (self._add(call.arguments) if call.arguments else b"")
+        return out + (self._grow_open(call.arguments) if call.arguments else b"")
 
-    def _begin(self, kind: ItemKind, call: ToolCallDelta | None = None) -> bytes:
+    def _open_item(self, kind: ItemKind, call: ToolCallDelta | None = None) -> bytes:
         index = len(self._items)
         item_id = f"{_ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{index:02x}"
         item = self._open = _OutputItem(kind=kind, id=item_id, index=index, call=call)
@@ -163,15 +163,15 @@ class ResponseEventBuilder:
         body = item.body("in_progress")
         out = self._event("response.output_item.added", output_index=index, item=body)
         if call is None:
-            out += self._event("response.content_part.added", **item.where, part=item.part(""))
+            out += self._event("response.content_part.added", **item.location, part=item.part(""))
         return out
 
-    def _add(self, text: str) -> bytes:
+    def _grow_open(self, text: str) -> bytes:
         assert self._open is not None
         self._open.pieces.append(text)
         extra: Json = {"logprobs": []} if self._open.kind == "message" else {}
         kind = f"{_EVENT_PREFIXES[self._open.kind]}.delta"
-        return self._event(kind, **self._open.where, delta=text, **extra)
+        return self._event(kind, **self._open.location, delta=text, **extra)
 
     def _close(self, status: ItemStatus) -> bytes:
         item, self._open, self._call = self._open, None, None
@@ -179,21 +179,20 @@ class ResponseEventBuilder:
             return b""
         done = f"{_EVENT_PREFIXES[item.kind]}.done"
         if item.call is not None:
-            out = self._event(done, **item.where, arguments=item.text)
+            out = self._event(done, **item.location, arguments=item.text)
         else:
             part = item.part(item.text)
             extra: Json = {"logprobs": []} if item.kind == "message" else {}
-            out = self._event(done, **item.where, text=item.text, **extra)
-            out += self._event("response.content_part.done", **item.where, part=part)
+            out = self._event(done, **item.location, text=item.text, **extra)
+            out += self._event("response.content_part.done", **item.location, part=part)
         body = item.body(status)
         return out + self._event("response.output_item.done", output_index=item.index, item=body)
 
     def _close_all(self, finish: Finish) -> bytes:
         out = b""
         if not self._items and finish != "length":
-            out = self._begin(
-                "message"
-            )  # an answer that says nothing is an empty one, and no absent one
+            # An answer without text is an empty message, not a missing one.
+            out = self._open_item("message")
         return out + self._close("incomplete" if finish == "length" else "completed")
 
     def _event(self, name: str, /, **fields: Any) -> bytes:

@@ -1,7 +1,7 @@
-"""`/v1/responses`, the part of it that keeps no state: a request is read as the chat request it stands for. Pure.
+"""Requests of `/v1/responses`, without its stateful part: each becomes the equivalent chat request. Pure.
 
-So whatever a chat honours or refuses is honoured or refused here, under the names of this endpoint. What is made
-of the answer is in unfolding.py.
+A chat's rules therefore hold here too, and a refusal names the parameters of this endpoint. The response is in
+response_events.py.
 """
 
 import dataclasses
@@ -13,17 +13,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
-from engine import errors
-from engine.errors import Refusal, RefusedError
 from engine.openai import input_items, request_body
 from engine.openai.input_items import ChatTranscript, Item, ItemOrigin
 from engine.openai.parameters import EndpointParameters, LimitedParameter
 from engine.openai.request_body import GenerationRequest
+from schemas.wire import errors
+from schemas.wire.errors import Refusal, RefusedError
 
 Json: TypeAlias = dict[str, Any]
 
 _STRICT = ConfigDict(strict=True, extra="forbid", serialize_by_alias=True)
-_STATELESS = "This engine keeps no answers and no conversations; send the whole input."
+_STATELESS = "This engine does not store responses or conversations; send the whole input."
 
 
 class FunctionTool(BaseModel):
@@ -48,7 +48,7 @@ class NamedFunction(BaseModel):
 
 
 class AllowedTools(BaseModel):
-    """Which of the tools may be called."""
+    """The tools that may be called."""
 
     model_config = _STRICT
 
@@ -80,7 +80,7 @@ class ObjectFormat(BaseModel):
 
 
 class SchemaFormat(BaseModel):
-    """JSON that a schema describes."""
+    """JSON that matches a schema."""
 
     model_config = _STRICT
 
@@ -100,7 +100,7 @@ AnyFormat: TypeAlias = Annotated[
 
 
 class TextConfig(BaseModel):
-    """How the text of an answer should be."""
+    """Format and length of the text."""
 
     model_config = _STRICT
 
@@ -109,7 +109,7 @@ class TextConfig(BaseModel):
 
 
 class ReasoningConfig(BaseModel):
-    """How much the model should think; of its thoughts there are no summaries."""
+    """Reasoning effort; summaries are not supported."""
 
     model_config = _STRICT
 
@@ -119,7 +119,7 @@ class ReasoningConfig(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """Nothing of a stream is padded."""
+    """Options of a stream; events are never padded."""
 
     model_config = _STRICT
 
@@ -127,7 +127,7 @@ class StreamOptions(BaseModel):
 
 
 class ResponsesBody(BaseModel):
-    """What `/v1/responses` takes."""
+    """Body of `/v1/responses`."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -153,65 +153,69 @@ class ResponsesBody(BaseModel):
 
 _LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "session_id", "user"})
 _LIMITED: Mapping[str, LimitedParameter] = {
-    "background": LimitedParameter(values=(False,), why=_STATELESS),
-    "context_management": LimitedParameter(values=([],), why="This engine shortens no context."),
-    "conversation": LimitedParameter(why=_STATELESS),
-    "include": LimitedParameter(
-        values=([],), why="There is nothing that an answer would not include."
+    "background": LimitedParameter(values=(False,), reason=_STATELESS),
+    "context_management": LimitedParameter(
+        values=([],), reason="This engine does not shorten a context."
     ),
-    "max_tool_calls": LimitedParameter(why="This engine calls no tools itself."),
-    "moderation": LimitedParameter(why="This engine judges no content."),
-    "previous_response_id": LimitedParameter(why=_STATELESS),
+    "conversation": LimitedParameter(reason=_STATELESS),
+    "include": LimitedParameter(
+        values=([],), reason="An answer always includes all of its output."
+    ),
+    "max_tool_calls": LimitedParameter(reason="This engine does not call tools itself."),
+    "moderation": LimitedParameter(reason="This engine does not moderate content."),
+    "previous_response_id": LimitedParameter(reason=_STATELESS),
     "prompt": LimitedParameter(
-        why="This engine keeps no prompts; send 'instructions' and 'input'."
+        reason="This engine does not store prompts; send 'instructions' and 'input'."
     ),
     "prompt_cache_options": LimitedParameter(
-        values=({}, {"mode": "implicit"}), why="Prefixes are always cached."
+        values=({}, {"mode": "implicit"}), reason="Prefixes are always cached."
     ),
     "prompt_cache_retention": LimitedParameter(
-        values=("in_memory",), why="Prefixes are kept in memory, for no promised time."
+        values=("in_memory",), reason="Prefixes are kept in memory until it is needed."
     ),
-    "service_tier": LimitedParameter(values=("auto", "default"), why="There is one tier."),
-    "store": LimitedParameter(values=(False,), why=_STATELESS),
+    "service_tier": LimitedParameter(values=("auto", "default"), reason="There is one tier."),
+    "store": LimitedParameter(values=(False,), reason=_STATELESS),
     "top_logprobs": LimitedParameter(
-        values=(0,), why="Likelihoods are told by /v1/chat/completions."
+        values=(0,), reason="Use /v1/chat/completions for log probabilities."
     ),
-    "truncation": LimitedParameter(values=("disabled",), why="What is too long is refused."),
+    "truncation": LimitedParameter(
+        values=("disabled",), reason="An input that is too long is refused."
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """What one client wants."""
+    """One checked request for a response."""
 
     chat: GenerationRequest
-    """The same, as the engine knows it."""
+    """The equivalent chat request."""
     origins: tuple[ItemOrigin, ...]
-    """Which items each message of the chat came from."""
+    """The input items of each message of the chat."""
     echo: Json
-    """What of the request the answer repeats."""
+    """Fields of the request that the response repeats."""
 
     @property
     def model(self) -> str:
-        """The name it asks for."""
+        """The name of the requested model."""
         return self.chat.model
 
-    def told(self, refusal: Refusal) -> Refusal:
-        """Return a chat's refusal under the names of this endpoint."""
+    def rename_params(self, refusal: Refusal) -> Refusal:
+        """Return a chat's refusal with the parameter names of this endpoint."""
         return _rename_params(refusal, self.origins)
 
 
 def accepted_parameters() -> EndpointParameters:
-    """Return the names of `/v1/responses`."""
+    """Return the parameters of `/v1/responses`."""
     own = frozenset(ResponsesBody.model_fields) - _LABELS
     return EndpointParameters(honoured=own, labels=_LABELS, limited=_LIMITED)
 
 
 def parse(raw: bytes) -> ResponsesRequest:
-    """Read a body.
+    """Parse a body.
 
     Raises:
-        RefusedError: it asks for something that is wrong or that the engine does not do.
+        RefusedError: a value is wrong or not supported.
 
     """
     fields = request_body.read_object(raw)
@@ -240,7 +244,7 @@ def _check_tools(fields: Json) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "function":
             raise errors.invalid(
-                f"This engine runs no tools itself; '{kind[:50]}' is not supported, 'function' is.",
+                f"This engine does not run tools; '{kind[:50]}' is not supported, use 'function'.",
                 param=f"tools[{at}].type",
             )
         if isinstance(tool, dict):
@@ -249,7 +253,7 @@ def _check_tools(fields: Json) -> None:
 
 def _chat_body(body: ResponsesBody, chat: ChatTranscript) -> Json:
     text = body.text or TextConfig()
-    given: Json = {
+    chat_body: Json = {
         "model": body.model,
         "messages": chat.messages,
         "max_completion_tokens": body.max_output_tokens,
@@ -267,28 +271,28 @@ def _chat_body(body: ResponsesBody, chat: ChatTranscript) -> Json:
         "user": body.user,
         "verbosity": text.verbosity,
     }
-    return {name: value for name, value in given.items() if value not in (None, [])}
+    return {name: value for name, value in chat_body.items() if value not in (None, [])}
 
 
-def _chat_response_format(wanted: PlainFormat | ObjectFormat | SchemaFormat | None) -> Json | None:
-    if not isinstance(wanted, SchemaFormat):
-        return None if wanted is None else {"type": wanted.type}
-    own = wanted.model_dump(exclude={"type"}, exclude_none=True)
-    return {"type": "json_schema", "json_schema": own}
+def _chat_response_format(text_format: AnyFormat | None) -> Json | None:
+    if not isinstance(text_format, SchemaFormat):
+        return None if text_format is None else {"type": text_format.type}
+    spec = text_format.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "json_schema", "json_schema": spec}
 
 
 def _chat_tool(tool: FunctionTool | NamedFunction) -> Json:
-    own = tool.model_dump(exclude={"type"}, exclude_none=True)
-    return {"type": "function", "function": own}
+    function = tool.model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "function", "function": function}
 
 
-def _chat_tool_choice(wanted: str | NamedFunction | AllowedTools | None) -> str | Json | None:
-    if isinstance(wanted, NamedFunction):
-        return _chat_tool(wanted)
-    if isinstance(wanted, AllowedTools):
-        tools = [_chat_tool(tool) for tool in wanted.tools]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": wanted.mode, "tools": tools}}
-    return wanted
+def _chat_tool_choice(choice: str | NamedFunction | AllowedTools | None) -> str | Json | None:
+    if isinstance(choice, NamedFunction):
+        return _chat_tool(choice)
+    if isinstance(choice, AllowedTools):
+        tools = [_chat_tool(tool) for tool in choice.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+    return choice
 
 
 def _echoed_fields(body: ResponsesBody) -> Json:
@@ -320,7 +324,7 @@ def _echoed_fields(body: ResponsesBody) -> Json:
     }
 
 
-# What a chat calls it, and what it is called here; the first that fits.
+# A chat's path of a parameter, and the path here.
 _PARAM_RENAMES = (
     (re.compile(r"^tools\[(\d+)\]\.function\b"), r"tools[\1]"),
     (re.compile(r"^response_format(\.json_schema)?\b"), "text.format"),
@@ -336,7 +340,7 @@ _MESSAGE_PATH = re.compile(r"^messages(?:\[(\d+)\])?(?:\.tool_calls\[(\d+)\](?:\
 def _rename_params(refusal: Refusal, origins: Sequence[ItemOrigin]) -> Refusal:
     if refusal.param is None:
         return refusal
-    param = _MESSAGE_PATH.sub(lambda found: _input_path(found[1], found[2], origins), refusal.param)
+    param = _MESSAGE_PATH.sub(lambda match: _input_path(match[1], match[2], origins), refusal.param)
     for pattern, name in _PARAM_RENAMES:
         param = pattern.sub(name, param)
     message = refusal.message.replace(f"'{refusal.param}'", f"'{param}'")

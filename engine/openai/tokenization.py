@@ -1,6 +1,6 @@
-"""`/tokenize`: how many tokens the prompt of a request has, read exactly as the request itself would be.
+"""Requests and responses of `/tokenize`, which counts the tokens of a prompt as the request itself would be read.
 
-Not OpenAI's; vLLM and llama.cpp have it under this name. Knows nothing of HTTP.
+The path is vLLM's and llama.cpp's, not OpenAI's. Nothing here knows HTTP.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine import errors
 from engine.openai import request_body
 from engine.openai.messages import AnyMessage
 from engine.openai.output_options import Tools
 from engine.openai.parameters import EndpointParameters
 from engine.openai.request_body import GenerationRequest, Token
+from schemas.wire import errors
 
-# What of a chat its prompt depends on.
+# The fields of a chat that its prompt depends on.
 _CHAT_FIELDS = frozenset(
     {"messages", "reasoning_effort", "response_format", "tool_choice", "tools"}
 )
 
 
 class TokenizeBody(BaseModel):
-    """What `/tokenize` takes: a chat's fields, or a prompt."""
+    """Body of `/tokenize`: the fields of a chat, or a prompt."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -40,50 +40,50 @@ class TokenizeBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
-    """What is to be counted."""
+    """One checked request for a token count."""
 
     request: GenerationRequest
     has_tokens: bool
-    """Whether the tokens themselves are wanted, too."""
+    """Whether the response has the tokens, too."""
 
 
 def accepted_parameters() -> EndpointParameters:
-    """Return the names of `/tokenize`."""
+    """Return the parameters of `/tokenize`."""
     own = frozenset({"model", "prompt", "return_tokens"})
     return EndpointParameters(honoured=_CHAT_FIELDS | own, labels=frozenset(), limited={})
 
 
 def parse(raw: bytes) -> TokenizeRequest:
-    """Read a body.
+    """Parse a body.
 
     Raises:
-        RefusedError: it is wrong, or has a prompt and messages, or neither.
+        RefusedError: a value is wrong, or there is not exactly one of `prompt` and `messages`.
 
     """
     fields = request_body.read_object(raw)
     accepted_parameters().check(fields)
-    given = {name: value for name, value in fields.items() if value is not None}
-    has_tokens = given.pop("return_tokens", False)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    has_tokens = fields.pop("return_tokens", False)
     if not isinstance(has_tokens, bool):
         raise errors.invalid(
             "Invalid 'return_tokens': it must be true or false.", param="return_tokens"
         )
-    if ("messages" in given) == ("prompt" in given):
+    if ("messages" in fields) == ("prompt" in fields):
         raise errors.invalid("Give either 'messages' or 'prompt'.", param="messages")
-    if "messages" in given:
-        request = request_body.parse_chat(orjson.dumps(given))
+    if "messages" in fields:
+        request = request_body.parse_chat(orjson.dumps(fields))
         return TokenizeRequest(request=request, has_tokens=has_tokens)
-    for name in sorted(given.keys() & _CHAT_FIELDS):
+    for name in sorted(fields.keys() & _CHAT_FIELDS):
         raise errors.invalid(f"'{name}' is for chats; give 'messages'.", param=name)
-    request = request_body.parse_completion(orjson.dumps(given))
+    request = request_body.parse_completion(orjson.dumps(fields))
     if request.size != 1:
         raise errors.invalid("'prompt' must be one text, or one list of tokens.", param="prompt")
     return TokenizeRequest(request=request, has_tokens=has_tokens)
 
 
-def encode_response(asked: TokenizeRequest, tokens: Sequence[int], context_length: int) -> bytes:
-    """Return the answer."""
-    found: dict[str, Any] = {"count": len(tokens), "max_model_len": context_length}
-    if asked.has_tokens:
-        found["tokens"] = tokens
-    return orjson.dumps(found)
+def encode_response(request: TokenizeRequest, tokens: Sequence[int], context_length: int) -> bytes:
+    """Return the response body."""
+    body: dict[str, Any] = {"count": len(tokens), "max_model_len": context_length}
+    if request.has_tokens:
+        body["tokens"] = tokens
+    return orjson.dumps(body)

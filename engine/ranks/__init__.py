@@ -1,5 +1,4 @@
-"""A sharded engine's other processes: they do what rank 0 does, told over TCP as data.
+"""The ranks of a sharded engine: rank 0 sends its step plans over TCP as data, and the other ranks execute them.
 
-Rank 0 decides each step (`batch/plan.py`) and sends it before doing it; the others wait for it in a socket, so an idle
-group costs nothing, and run the same executor. Never pickle, never a collective for control.
+The other ranks wait in a socket, so an idle group costs nothing. Control never uses pickle or a collective.
 """

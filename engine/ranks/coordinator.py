@@ -1,7 +1,4 @@
-"""What the ranks of a group agree on once each knows what it has. Pure.
-
-Rank 0's end of the channels: says when, and tells the others every step before doing it.
-"""
+"""Rank 0's end of the channels: starts the group, and sends every step plan before rank 0 executes it."""
 
 import logging
 import socket
@@ -22,41 +19,40 @@ from engine.ranks.messages import (
     TokenChecksum,
 )
 
+_POLL_S = 0.5
 
-def agree(hellos: Sequence[LoadedMessage]) -> StartMessage:
-    """Return what holds for all; the first hello is rank 0's.
+log = logging.getLogger(__name__)
 
-    Prefix caches must hold the same on all ranks, for rank 0 alone looks what is in its own. Stages of a pipeline with
-    more layers need more for a token: all count what it takes where it takes most. That is exact for layers which keep
-    every token, and for nothing else.
+
+def agree(ranks: Sequence[LoadedMessage]) -> StartMessage:
+    """Return the values that hold for all ranks; the first message is rank 0's.
+
+    Prefix caches must hold the same blocks on all ranks, because rank 0 only looks into its own. Pipeline stages with
+    more layers need more bytes a token, so all ranks count the largest size. This is exact only for layers that keep
+    every token; otherwise the prefix cache is off.
 
     Raises:
-        GroupError: they have loaded different things.
+        GroupError: the ranks have loaded different models.
 
     """
-    own = hellos[0]
-    for hello in hellos:
-        if hello.model != own.model:
+    leader = ranks[0]
+    for rank in ranks:
+        if rank.model != leader.model:
             raise GroupError(
-                f"rank {hello.rank} has another model, or other versions of mlx or mlx-lm, than rank 0"
+                f"rank {rank.rank} has another model, or other versions of mlx or mlx-lm, than rank 0"
             )
-    shared = min(hello.prefix_bytes for hello in hellos)
-    if len({hello.token_bytes for hello in hellos}) == 1:
+    shared = min(rank.prefix_bytes for rank in ranks)
+    if len({rank.token_bytes for rank in ranks}) == 1:
         return StartMessage(prefix_bytes=shared, token_bytes=None)
-    if all(hello.is_even for hello in hellos):
-        most = max(hello.token_bytes for hello in hellos)
+    if all(rank.is_even for rank in ranks):
+        most = max(rank.token_bytes for rank in ranks)
         return StartMessage(prefix_bytes=shared, token_bytes=most)
     return StartMessage(prefix_bytes=0, token_bytes=None)
 
 
-def smallest_kv_share(hellos: Sequence[LoadedMessage]) -> float:
-    """Return which part of all requests' caches has room on every rank."""
-    return min(hello.room for hello in hellos)
-
-
-_POLL_S = 0.5
-
-log = logging.getLogger(__name__)
+def smallest_kv_share(ranks: Sequence[LoadedMessage]) -> float:
+    """Return the share of all requests' caches for which every rank has room."""
+    return min(rank.room for rank in ranks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,10 +62,10 @@ class Coordinator:
     channels: list[socket.socket]
     """In rank order, from rank 1 on."""
     _number: int = 0
-    _tally: TokenChecksum = field(default_factory=TokenChecksum)
+    _checksum: TokenChecksum = field(default_factory=TokenChecksum)
 
-    def go(self) -> None:
-        """Have all ranks connect. The last one first, for it waits a moment by itself (model/connecting.py).
+    def send_connect(self) -> None:
+        """Make all ranks connect; the last one first, because it waits a moment by itself (model/mlx_group.py).
 
         Raises:
             GroupError: one of them is gone.
@@ -78,26 +74,26 @@ class Coordinator:
         for channel in reversed(self.channels):
             messages.send(channel, messages.encode(ConnectMessage()))
 
-    def hellos(self, is_stopping: Callable[[], bool]) -> list[LoadedMessage]:
-        """Wait until all ranks have loaded, for as long as that takes; return what they say, in rank order.
+    def receive_loaded(self, is_stopping: Callable[[], bool]) -> list[LoadedMessage]:
+        """Wait without a limit until all ranks have loaded; return their messages in rank order.
 
         Raises:
             GroupError: one of them is gone.
             StoppedError: `is_stopping` became true.
 
         """
-        return [self._hello(channel, is_stopping) for channel in self.channels]
+        return [self._receive_loaded(channel, is_stopping) for channel in self.channels]
 
-    def begin(self, begin: StartMessage) -> None:
-        """Tell all ranks what was agreed on.
+    def send_start(self, start: StartMessage) -> None:
+        """Send the agreed values to all ranks.
 
         Raises:
             GroupError: one of them is gone.
 
         """
-        self._say(begin)
+        self._broadcast(start)
 
-    def tell(self, plan: StepPlan) -> None:
+    def send_plan(self, plan: StepPlan) -> None:
         """Send a plan to all ranks.
 
         Raises:
@@ -105,34 +101,36 @@ class Coordinator:
 
         """
         self._number += 1
-        self._say(StepMessage(number=self._number, plan=plan, made=self._tally.sum))
+        self._broadcast(StepMessage(number=self._number, plan=plan, made=self._checksum.sum))
 
-    def made(self, made: Sequence[TokenOutput]) -> None:
-        """Count what a step brought here; the others compare it with theirs."""
-        self._tally.add(made)
+    def add_outputs(self, outputs: Sequence[TokenOutput]) -> None:
+        """Add rank 0's tokens of a step to the checksum that the other ranks compare with their own."""
+        self._checksum.add(outputs)
 
     def close(self) -> None:
-        """Let the others end."""
+        """Let the other ranks end."""
         for channel in self.channels:
             try:
                 messages.send(channel, messages.encode(StopMessage()))
             except GroupError as error:
-                log.warning("a rank was gone before it was let go", extra={"reason": str(error)})
+                log.warning("a rank was gone before it was stopped", extra={"reason": str(error)})
             channel.close()
 
-    def _say(self, word: RankMessage) -> None:
-        raw = messages.encode(word)
+    def _broadcast(self, message: RankMessage) -> None:
+        raw = messages.encode(message)
         for rank, channel in enumerate(self.channels, 1):
             try:
                 messages.send(channel, raw)
             except GroupError as error:
                 raise GroupError(f"rank {rank} was lost: {error}") from error
 
-    def _hello(self, channel: socket.socket, is_stopping: Callable[[], bool]) -> LoadedMessage:
+    def _receive_loaded(
+        self, channel: socket.socket, is_stopping: Callable[[], bool]
+    ) -> LoadedMessage:
         while (raw := messages.receive(channel, _POLL_S)) is None:
             if is_stopping():
                 raise StoppedError
-        word = messages.decode(raw)
-        if not isinstance(word, LoadedMessage):
-            raise GroupError(f"a rank said {word.kind} where it should say what it loaded")
-        return word
+        message = messages.decode(raw)
+        if not isinstance(message, LoadedMessage):
+            raise GroupError(f"a rank sent '{message.kind}' before it had loaded its model")
+        return message

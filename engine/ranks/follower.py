@@ -1,4 +1,4 @@
-"""What ranks above 0 do: wait for a step in a socket, do it, wait again. The worker's thread alone."""
+"""The loop of ranks above 0: waits for a step in a socket and executes it. Worker thread only."""
 
 import socket
 from dataclasses import dataclass, field
@@ -17,24 +17,24 @@ _POLL_S = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class Follower:
-    """Does what rank 0 says."""
+    """Executes the plans of rank 0."""
 
     channel: socket.socket
     executor: StepExecutor
     gauges: Gauges
-    patience: WaitContext
+    wait: WaitContext
     _number: int = 0
-    _tally: TokenChecksum = field(default_factory=TokenChecksum)
+    _checksum: TokenChecksum = field(default_factory=TokenChecksum)
 
     def run(self) -> None:
-        """Follow until rank 0 says bye.
+        """Follow rank 0 until it sends a StopMessage.
 
         Raises:
             GroupError: rank 0 is gone, or has made other tokens than this rank.
-            StoppedError: this process is to end, and rank 0 said nothing of it.
+            StoppedError: this process must end, and rank 0 did not say so.
 
         """
-        while not self.patience.is_stopping():
+        while not self.wait.is_stopping():
             self.gauges.is_waiting = True
             raw = messages.receive(self.channel, _POLL_S)
             if raw is None:
@@ -42,26 +42,26 @@ class Follower:
             self.gauges.is_waiting = False
             match messages.decode(raw):
                 case StepMessage() as step:
-                    self._do(step)
+                    self._execute(step)
                 case StopMessage():
                     return
-                case word:
-                    raise GroupError(f"rank 0 said {word.kind} in the middle of work")
+                case message:
+                    raise GroupError(f"rank 0 sent '{message.kind}' instead of a step")
         raise StoppedError
 
-    def _do(self, step: StepMessage) -> None:
+    def _execute(self, step: StepMessage) -> None:
         if step.number != self._number + 1:
             raise GroupError(f"step {step.number} came after step {self._number}")
-        if step.made != self._tally.sum:
+        if step.made != self._checksum.sum:
             raise GroupError(
-                f"before step {step.number} this rank had made other tokens than rank 0: its answers would be garbage"
+                f"before step {step.number} this rank had made other tokens than rank 0, so answers would be wrong"
             )
-        clock = self.patience.clock
-        began = clock.monotonic()
+        clock = self.wait.clock
+        start_s = clock.monotonic()
         self._number = step.number
-        self._tally.add(self.executor.run(step.plan))
+        self._checksum.add(self.executor.run(step.plan))
         self.gauges.steps += 1
-        self.gauges.slowest_s = max(self.gauges.slowest_s, clock.monotonic() - began)
+        self.gauges.slowest_s = max(self.gauges.slowest_s, clock.monotonic() - start_s)
         if not self.executor.jobs:
             mx.clear_cache()
         update_gauges(self.gauges, self.executor)

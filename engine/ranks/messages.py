@@ -1,18 +1,15 @@
-"""What ranks say to each other, as JSON. Values only.
+"""Messages between the ranks of a group, as JSON behind a length prefix.
 
-rank n -> rank 0: Join         who it is; it has imported MLX
-rank 0 -> rank n: Go           all are there: connect; or Away, and the channel is closed
-rank n -> rank 0: Hello        what it has in memory
-rank 0 -> rank n: Begin        what all agreed on
-rank 0 -> rank n: Step, Step, ...
-rank 0 -> rank n: Bye          it was asked to end; the channel closing without it is a failure
+rank n -> rank 0: JoinMessage       sent after the rank has imported MLX
+rank 0 -> rank n: ConnectMessage    all ranks are present, connect MLX; or RejectMessage, and the channel closes
+rank n -> rank 0: LoadedMessage     the rank's part of the model is in memory
+rank 0 -> rank n: StartMessage      the values that all ranks agreed on
+rank 0 -> rank n: StepMessage       repeated
+rank 0 -> rank n: StopMessage       rank 0 was asked to end; a channel that closes without it is a failure
 
-Each rank has a second channel to rank 0, its lifeline, which also begins with a Join. On it both sides say why they end,
-Over or Bye, and nothing else: that it closes without a word is how the death of a rank is noticed.
-
-Words on a socket, each after its length. Blocking, with deadlines; used in the worker's thread alone.
-
-A check sum of the tokens a rank has made, by which ranks notice that they differ. Pure.
+Each rank has a second channel to rank 0, its lifeline, which also begins with a JoinMessage. On it either side only
+sends its reason to end, a FailureMessage or a StopMessage. A lifeline that closes without one means that the rank died.
+`send` and `receive` block with deadlines; use them in the worker thread only.
 """
 
 import socket
@@ -28,10 +25,16 @@ from engine.batch.step_plan import StepPlan
 from engine.errors import GroupError
 from engine.jobs import TokenOutput
 
+# A plan of 1,024 jobs with a million tokens each is larger; no rank has the memory for such jobs either.
+MAX_BYTES = 256 << 20
+LENGTH_BYTES = 4
+# A rank whose kernel accepts no bytes for this long is dead or frozen.
+_SEND_S = 20.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinMessage:
-    """A rank that is about to connect to the others."""
+    """A rank wants to connect to the others."""
 
     rank: int
     world_size: int
@@ -43,7 +46,7 @@ class JoinMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectMessage:
-    """Not this one."""
+    """Rank 0 does not accept the rank."""
 
     reason: str
     kind: Literal["away"] = "away"
@@ -51,48 +54,48 @@ class RejectMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectMessage:
-    """All ranks are there: connect."""
+    """All ranks are present: connect MLX."""
 
     kind: Literal["go"] = "go"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedMessage:
-    """A rank that has its share of the model in memory."""
+    """A rank has its part of the model in memory."""
 
     rank: int
     model: str
-    """A digest of what must be alike: the model's configuration and files, and the versions of mlx and mlx-lm."""
+    """A digest that all ranks must share: the model's config and files, and the versions of mlx and mlx-lm."""
     prefix_bytes: int
-    """What its prefix cache may hold."""
+    """The most bytes that its prefix cache may hold."""
     token_bytes: int
-    """What one token takes there: stages of a pipeline may differ."""
+    """Cache bytes of one token on this rank; stages of a pipeline may differ."""
     is_even: bool
-    """Whether every token takes as much: no layers that rotate, and no states."""
+    """True if every token takes the same number of bytes: no rotating layers and no states."""
     room: float
-    """What the caches of requests may take there, as a part of what they take when all slots are full."""
+    """The room for requests' caches on this rank, as a share of the caches of all slots when full."""
     kind: Literal["hello"] = "hello"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartMessage:
-    """All ranks are there."""
+    """All ranks have loaded: start to follow plans."""
 
     prefix_bytes: int
-    """What each prefix cache may hold, so that all forget the same things at the same time."""
+    """The limit of every rank's prefix cache, so that all ranks evict the same blocks at the same time."""
     token_bytes: int | None
-    """What a token counts for in them, where it takes more on some ranks than on others; None: what it takes."""
+    """The size of a token in these caches, where real sizes differ between ranks; None for the real size."""
     kind: Literal["begin"] = "begin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMessage:
-    """The next thing to do."""
+    """The next step to execute."""
 
     number: int
     plan: StepPlan
     made: int
-    """A check sum of all tokens rank 0 knew of before this step (`Tally`)."""
+    """The checksum of all tokens that rank 0 knew before this step (`TokenChecksum`)."""
     kind: Literal["step"] = "step"
 
 
@@ -105,7 +108,7 @@ class StopMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureMessage:
-    """The group has failed; on lifelines."""
+    """The group has failed; on lifelines only."""
 
     reason: str
     kind: Literal["over"] = "over"
@@ -126,59 +129,66 @@ _ADAPTER: TypeAdapter[RankMessage] = TypeAdapter(
 )
 
 
-def encode(word: RankMessage) -> bytes:
-    """Return a word as JSON."""
-    return orjson.dumps(word)
+class TokenChecksum:
+    """A checksum of all tokens of a rank, in the order in which they were read. It shows ranks that differ."""
+
+    def __init__(self) -> None:
+        self.sum = 0
+
+    def add(self, outputs: Iterable[TokenOutput]) -> None:
+        """Add the tokens of a step."""
+        for output in outputs:
+            self.sum = crc32(b"%d %d" % (output.job_id, output.token), self.sum)
+
+
+def encode(message: RankMessage) -> bytes:
+    """Return a message as JSON."""
+    return orjson.dumps(message)
 
 
 def decode(raw: bytes) -> RankMessage:
-    """Return the word.
+    """Parse a message.
 
     Raises:
-        GroupError: it is none.
+        GroupError: the bytes are no message.
 
     """
     try:
         return _ADAPTER.validate_json(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, found["loc"]))
-        raise GroupError(f"what came is no word of ranks: {where}: {found['msg']}") from error
-
-
-# A plan of 1,024 jobs with a million tokens each is larger; nobody has memory for it either.
-MAX_BYTES = 256 << 20
-LENGTH_BYTES = 4
-# A rank whose kernel takes nothing for so long is gone or frozen.
-_SEND_S = 20.0
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise GroupError(
+            f"received an invalid message between ranks: {where}: {first['msg']}"
+        ) from error
 
 
 def frame(raw: bytes) -> bytes:
-    """Return a word with its length before it."""
+    """Return an encoded message behind its length."""
     return len(raw).to_bytes(LENGTH_BYTES, "big") + raw
 
 
 def send(channel: socket.socket, raw: bytes) -> None:
-    """Send one word.
+    """Send one encoded message.
 
     Raises:
-        GroupError: the other side is gone, or takes nothing.
+        GroupError: the other rank is gone, or accepts no bytes.
 
     """
     channel.settimeout(_SEND_S)
     try:
         channel.sendall(frame(raw))
     except TimeoutError as error:
-        raise GroupError(f"the other rank took nothing for {_SEND_S:g} s") from error
+        raise GroupError(f"the other rank accepted no data for {_SEND_S:g} s") from error
     except OSError as error:
         raise GroupError(f"the other rank is gone: {error.strerror}") from error
 
 
 def receive(channel: socket.socket, timeout_s: float | None) -> bytes | None:
-    """Return the next word; None if none began within the time. `timeout_s` None waits for as long as it takes.
+    """Return the next encoded message; None if none began within `timeout_s`. None waits without a limit.
 
     Raises:
-        GroupError: the other side is gone, or sent what is no word.
+        GroupError: the other rank is gone, or sent no valid message.
 
     """
     channel.settimeout(timeout_s)
@@ -189,15 +199,17 @@ def receive(channel: socket.socket, timeout_s: float | None) -> bytes | None:
     except OSError as error:
         raise GroupError(f"the other rank is gone: {error.strerror}") from error
     channel.settimeout(_SEND_S)
-    length = int.from_bytes(
-        first + _receive_exactly(channel, LENGTH_BYTES - len(first), first), "big"
-    )
+    rest = _receive_exactly(channel, LENGTH_BYTES - len(first), first)
+    length = int.from_bytes(first + rest, "big")
     if length > MAX_BYTES:
-        raise GroupError(f"a word of {length} bytes is announced; at most {MAX_BYTES} are allowed")
+        raise GroupError(
+            f"the other rank announced a message of {length} bytes; the limit is {MAX_BYTES}"
+        )
     return _receive_exactly(channel, length, first)
 
 
 def _receive_exactly(channel: socket.socket, count: int, before: bytes) -> bytes:
+    """Return `count` bytes; `before` are the bytes of this message so far, none if the channel was closed."""
     if not before:
         raise GroupError("the other rank closed the channel")
     found = bytearray()
@@ -205,22 +217,10 @@ def _receive_exactly(channel: socket.socket, count: int, before: bytes) -> bytes
         try:
             part = channel.recv(min(count - len(found), 1 << 20))
         except TimeoutError as error:
-            raise GroupError("the other rank stopped in the middle of a word") from error
+            raise GroupError("the other rank stopped in the middle of a message") from error
         except OSError as error:
             raise GroupError(f"the other rank is gone: {error.strerror}") from error
         if not part:
-            raise GroupError("the other rank closed the channel in the middle of a word")
+            raise GroupError("the other rank closed the channel in the middle of a message")
         found += part
     return bytes(found)
-
-
-class TokenChecksum:
-    """All tokens so far, in the order in which they were read."""
-
-    def __init__(self) -> None:
-        self.sum = 0
-
-    def add(self, made: Iterable[TokenOutput]) -> None:
-        """Count what a step brought."""
-        for one in made:
-            self.sum = crc32(b"%d %d" % (one.job_id, one.token), self.sum)

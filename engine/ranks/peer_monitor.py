@@ -1,8 +1,8 @@
-"""How a rank notices that another one has ended, whatever its own worker hangs in. On the event loop.
+"""Monitors the other ranks of a group, even while this rank's worker hangs. Event loop only.
 
-MLX does not tell: after the death of one of several ranks the others may wait in a collective for ever (measured on the
-ring, mlx 0.32.4; reported of JACCL). But the kernel closes a dead process' connections, and a thread that waits in MLX does
-not hold Python's lock. Each rank above 0 has a line to rank 0, which passes on what it learns.
+MLX does not report the death of a rank: the others may wait in a collective forever (measured on the ring, mlx 0.32.4;
+reported for JACCL). But the kernel closes the connections of a dead process, and a thread that waits in MLX does not
+hold Python's lock. Each rank above 0 has a lifeline to rank 0, which passes on the reasons that it receives.
 """
 
 import asyncio
@@ -14,76 +14,77 @@ from engine.errors import GroupError
 from engine.ranks import messages
 from engine.ranks.messages import FailureMessage, RankMessage, RejectMessage, StopMessage
 
-# Who failed first is heard within milliseconds, once MLX has failed here because of it.
+# Once MLX has failed here because of another rank, that rank's reason arrives within milliseconds.
 _BLAME_WAIT_S = 1.0
 _FAREWELL_S = 0.5
-# A reason of a rank's end, and some.
+# The reason of a rank's end, with room to spare.
 _MAX_MESSAGE_BYTES = 1 << 16
 
 
 class PeerMonitor:
-    """The lines of one rank."""
+    """The lifelines of one rank."""
 
     def __init__(self, rank: int) -> None:
         self.is_parting = False
-        """Whether the others are being let go: that they end is no loss then."""
+        """True if this rank releases the others, so that their end is no failure."""
         self._rank = rank
-        self._lines: dict[int, socket.socket] = {}
-        self._known = asyncio.Event()
+        self._lifelines: dict[int, socket.socket] = {}
+        self._ready = asyncio.Event()
         self._failed = asyncio.Event()
 
-    def met(self, lines: Mapping[int, socket.socket]) -> None:
-        """Take over the lines, by the other end's rank."""
-        for line in lines.values():
+    def set_lifelines(self, lifelines: Mapping[int, socket.socket]) -> None:
+        """Take over the lifelines, by the rank at the other end."""
+        for line in lifelines.values():
             line.settimeout(0)
-        self._lines = dict(lines)
-        self._known.set()
+        self._lifelines = dict(lifelines)
+        self._ready.set()
 
-    def failed(self) -> None:
-        """Learn that this rank's worker has failed; it may be another rank's doing."""
+    def note_failure(self) -> None:
+        """Note that this rank's worker has failed, perhaps because of another rank."""
         self._failed.set()
-        self._known.set()
+        self._ready.set()
 
     async def watch(self) -> str | None:
-        """Return which rank ended the group, once one has; None if it was this one."""
-        await self._known.wait()
+        """Wait until the group ends; return the reason and the rank that caused it, None if it was this rank."""
+        await self._ready.wait()
         async with asyncio.TaskGroup() as group:
-            failing = group.create_task(self._until_failed())
-            hearing = {
-                group.create_task(self._hear(rank, line)) for rank, line in self._lines.items()
+            failure = group.create_task(self._wait_for_failure())
+            receivers = {
+                group.create_task(self._receive_loss(rank, line))
+                for rank, line in self._lifelines.items()
             }
-            loss = await self._first_loss(failing, hearing)
-            for task in (failing, *hearing):
+            loss = await self._first_loss(failure, receivers)
+            for task in (failure, *receivers):
                 task.cancel()
         return loss
 
-    async def _until_failed(self) -> None:
+    async def _wait_for_failure(self) -> None:
         await self._failed.wait()
 
     async def close(self, reason: str | None) -> None:
-        """Say why this rank ends, None because it was asked to, and hang up."""
-        word: RankMessage = StopMessage()
+        """Send this rank's reason to end, None if it was asked to, and close the lifelines."""
+        message: RankMessage = StopMessage()
         if reason is not None:
-            # What another rank is to blame for is passed on as it came.
-            word = FailureMessage(
+            # Rank 0 passes the reason of another rank on unchanged.
+            message = FailureMessage(
                 reason=reason if self._rank == 0 else f"rank {self._rank}: {reason}"
             )
         loop = asyncio.get_running_loop()
-        for line in self._lines.values():
+        for line in self._lifelines.values():
             with suppress(OSError, TimeoutError):  # the other end is gone
                 async with asyncio.timeout(_FAREWELL_S):
-                    await loop.sock_sendall(line, messages.frame(messages.encode(word)))
+                    await loop.sock_sendall(line, messages.frame(messages.encode(message)))
             line.close()
-        self._lines = {}
+        self._lifelines = {}
 
     async def _first_loss(
-        self, failing: asyncio.Task[None], hearing: set[asyncio.Task[str | None]]
+        self, failure: asyncio.Task[None], receivers: set[asyncio.Task[str | None]]
     ) -> str | None:
-        waits = set(hearing)
-        while waits or not failing.done():
-            has_failed = failing.done()
+        waits = set(receivers)
+        while waits or not failure.done():
+            has_failed = failure.done()
             done, _ = await asyncio.wait(
-                waits if has_failed else {*waits, failing},
+                waits if has_failed else {*waits, failure},
                 timeout=_BLAME_WAIT_S if has_failed else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -94,33 +95,33 @@ class PeerMonitor:
                 return loss
         return None
 
-    async def _hear(self, rank: int, line: socket.socket) -> str | None:
-        """Wait for the last word of a rank; return why it means the end here, None if it does not."""
+    async def _receive_loss(self, rank: int, line: socket.socket) -> str | None:
+        """Wait for the last message of a rank; return why it ends the group, None if it does not."""
         try:
-            return self._meaning(rank, await _receive_message(line))
+            return self._explain(rank, await _receive_message(line))
         except (OSError, EOFError):
-            return f"rank {rank} was lost: its connection closed without a word"
+            return f"rank {rank} was lost: its connection closed without a reason"
         except GroupError as error:
             return f"rank {rank} was lost: {error}"
 
-    def _meaning(self, rank: int, word: RankMessage) -> str | None:
-        match word:
+    def _explain(self, rank: int, message: RankMessage) -> str | None:
+        match message:
             case StopMessage() if rank == 0 or self.is_parting:
-                return None  # the worker is let go on its own channel
+                return None  # the worker is released on its own channel
             case StopMessage():
                 return f"rank {rank} was asked to end"
             case RejectMessage(reason=reason):
-                return f"rank {rank} turned this rank away: {reason}"
+                return f"rank {rank} rejected this rank: {reason}"
             case FailureMessage(reason=reason):
                 return reason
             case _:
-                return f"rank {rank} said {word.kind} on its lifeline"
+                return f"rank {rank} sent '{message.kind}' on its lifeline"
 
 
 async def _receive_message(line: socket.socket) -> RankMessage:
     length = int.from_bytes(await _receive_exactly(line, messages.LENGTH_BYTES), "big")
     if length > _MAX_MESSAGE_BYTES:
-        raise GroupError(f"a last word of {length} bytes is announced")
+        raise GroupError(f"it announced a message of {length} bytes on its lifeline")
     return messages.decode(await _receive_exactly(line, length))
 
 

@@ -1,1 +1,1 @@
-"""From tokens to what a client sees: text, stop words, reasoning, tool calls. Runs on the event loop; no mlx."""
+"""Conversion between tokens and the text that clients see: stop words, reasoning, tool calls. No mlx."""

@@ -1,6 +1,6 @@
-"""The exact bytes of single tokens, which may be half a character. The tokenizer is given; no mlx here.
+"""Adapter of mlx-lm's tokenizer: messages and text to tokens, tokens to text, and single tokens to bytes.
 
-mlx-lm's tokenizer in our own words: messages and text to tokens, and tokens back to text.
+The tokenizer is passed in; nothing here imports mlx.
 """
 
 import json
@@ -11,17 +11,29 @@ from typing import Any, TypeAlias
 import jinja2
 
 from engine.errors import PromptRefusedError
-from engine.ports import Detokenizer, Message
 from engine.text import template_traits
+from engine.text.interface import Detokenizer, Message
 from engine.text.template_traits import TemplateTraits
 
-Piece: TypeAlias = Callable[[int], bytes]
+PieceSpeller: TypeAlias = Callable[[int], bytes]
 
+# Raised by chat templates for messages that they do not support.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    IndexError,
+)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def piece_speller(tokenizer: Any) -> Piece:
-    """Return what spells tokens of this tokenizer (transformers' own, or mlx-lm's wrapper)."""
+def piece_speller(tokenizer: Any) -> PieceSpeller:
+    """Return a function from a token id to the bytes of the token, which may be half a character.
+
+    `tokenizer` is transformers' own or mlx-lm's wrapper.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
 
@@ -40,7 +52,7 @@ def piece_speller(tokenizer: Any) -> Piece:
             content: str = added[token]
             return content.encode()
         name: str | None = backend.id_to_token(token)
-        # The logits are longer than the vocabulary in most models.
+        # Most models have more logits than the vocabulary has tokens.
         return b"" if name is None else spell(name)
 
     return piece
@@ -52,18 +64,21 @@ def _decoder_kinds(decoder: Any) -> set[str]:
 
 
 def _alphabet() -> dict[str, int]:
-    """Return GPT-2's spelling of bytes: those that can be seen as themselves, the others from U+0100 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in seen]
+    """Return GPT-2's spelling of bytes: printable bytes as themselves, the others from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
     shifted = {chr(256 + at): byte for at, byte in enumerate(others)}
-    return {chr(byte): byte for byte in seen} | shifted
+    return {chr(byte): byte for byte in printable} | shifted
 
 
 _ALPHABET = _alphabet()
 
 
 def _spell_byte_level(name: str) -> bytes:
-    return b"".join(bytes([_ALPHABET[one]]) if one in _ALPHABET else one.encode() for one in name)
+    return b"".join(
+        bytes([_ALPHABET[character]]) if character in _ALPHABET else character.encode()
+        for character in name
+    )
 
 
 def _spell_sentencepiece(name: str) -> bytes:
@@ -71,66 +86,55 @@ def _spell_sentencepiece(name: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else name.replace("\u2581", " ").encode()
 
 
-# What a template raises for messages it was not made for.
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    KeyError,
-    AttributeError,
-    IndexError,
-)
-
-
 class TextCodec:
-    """The tokenizer in our own words. `encode_*` run in other threads than the worker."""
+    """Implements `engine.text.interface.Codec`. `encode_*` run in the tokenizer threads, not in the worker."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._piece = piece_speller(tokenizer)
-        self._voice = template_traits.read_traits(tokenizer)
+        self._traits = template_traits.read_traits(tokenizer)
 
     @property
     def traits(self) -> TemplateTraits:
-        """How the model speaks: markers, calls, the template's variables."""
-        return self._voice
+        """The markers, the tool call format and the variables of the chat template."""
+        return self._traits
 
     @property
     def serialized(self) -> Callable[[], str] | None:
-        """What writes the tokenizer as `tokenizer.json`; None if it is no fast one."""
+        """A function that returns the tokenizer as `tokenizer.json`; None if it is not a fast tokenizer."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         return None if backend is None else backend.to_str
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens which end a text."""
+        """The tokens that end a text, in ascending order."""
         return tuple(sorted(self._tokenizer.eos_token_ids))
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be turned into a prompt."""
+        """Return whether the model has a chat template."""
         return bool(self._tokenizer.has_chat_template)
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
-        """Every token in the tokenizer's own spelling, with its number."""
-        found: dict[str, int] = self._tokenizer.get_vocab()
-        return found
+        """Token ids by the tokenizer's own spelling."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
 
     @property
     def size(self) -> int:
-        """The number of tokens known."""
+        """The number of tokens in the vocabulary."""
         return len(self._tokenizer)
 
     def encode_text(self, text: str) -> list[int]:
-        """Return a text's tokens, with the ones the model wants at a start."""
+        """Return the tokens of a text, with the special tokens that begin a text."""
         return list(self._tokenizer.encode(text))
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """Return the tokens of messages, up to where the assistant speaks; `variables` are the template's.
+        """Return the tokens of messages up to the start of the answer; `variables` are passed to the template.
 
         Raises:
-            PromptRefusedError: the template does not allow these messages.
+            PromptRefusedError: the template does not support these messages.
 
         """
         try:
@@ -143,7 +147,7 @@ class TextCodec:
             raise PromptRefusedError(str(error)) from error
 
     def template_complaint(self) -> str:
-        """Say why the chat template is none that could be rendered, whatever the messages; "" if it is, or is absent."""
+        """Return the syntax error of the chat template; "" if it has none, or if there is no template."""
         if not self.has_chat_template:
             return ""
         try:
@@ -154,10 +158,10 @@ class TextCodec:
         return ""
 
     def detokenizer(self) -> Detokenizer:
-        """Return a fresh detokenizer."""
+        """Return a new detokenizer."""
         detokenizer: Detokenizer = self._tokenizer.detokenizer
         return detokenizer
 
     def piece(self, token: int) -> bytes:
-        """Return what one token alone spells, which may be half a character."""
+        """Return the bytes of one token, which may be half a character."""
         return self._piece(token)

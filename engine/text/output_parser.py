@@ -1,7 +1,4 @@
-"""What a client may see of an answer, piece by piece. Values only.
-
-One answer's way from tokens to deltas: characters, reasoning, tool calls, stop words. No mlx here.
-"""
+"""Parser of one answer: tokens in, deltas of text, reasoning and tool calls out. No mlx."""
 
 import hashlib
 from collections import deque
@@ -10,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Self, TypeAlias
 
 from engine.jobs import TokenLogprobs, TokenOutput
-from engine.ports import Detokenizer
+from engine.text.interface import Detokenizer
 from engine.text.reasoning import ReasoningParser, ThinkingState
 from engine.text.spans import CallPiece, Span, SpanRole, StopMatcher
 from engine.text.tool_calls import ToolCallParser
@@ -18,7 +15,7 @@ from engine.text.tool_calls import ToolCallParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
-    """A piece of a call; the first of a call carries its id and name, all may carry arguments (JSON, in parts)."""
+    """A piece of a tool call. The first piece has the id and the name; each may have a part of the JSON arguments."""
 
     index: int
     id: str | None = None
@@ -28,80 +25,84 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredToken:
-    """A token that was made, and how likely it was."""
+    """A generated token with its log probabilities."""
 
     token: int
-    likelihood: TokenLogprobs
+    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one or several tokens add to an answer; all of it may be empty while a stop word or a marker is open."""
+    """The addition of one or several tokens to an answer; empty while text is held back."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     scored: tuple[ScoredToken, ...] = ()
-    """The tokens whose text is in `content`."""
+    """The tokens of `content`, if log probabilities were requested."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
+        """Return whether there is nothing to send."""
         return not (self.content or self.reasoning or self.tool_calls or self.scored)
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
-        """Return several deltas of one choice as one."""
+        """Join the deltas of one choice."""
         deltas = list(parts)
-        if len(deltas) == 1:  # nearly always, and this is on the way of every token
+        if len(deltas) == 1:  # nearly always, and every token passes here
             return deltas[0]
         return cls(
             content="".join(delta.content for delta in deltas),
             reasoning="".join(delta.reasoning for delta in deltas),
             tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
-            scored=tuple(one for delta in deltas for one in delta.scored),
+            scored=tuple(token for delta in deltas for token in delta.scored),
         )
 
 
-# OpenAI's `finish_reason`; the worker knows only the first two.
+# OpenAI's `finish_reason`; the worker uses the first two only.
 Finish: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(slots=True)
 class _TokenTrace:
-    """Which tokens a piece of text was made of."""
+    """Maps characters of the answer back to the tokens that spell them."""
 
     _unspelled: list[ScoredToken] = field(default_factory=list)
+    """Tokens whose text comes with a later token."""
     _groups: deque[tuple[int, int, list[ScoredToken]]] = field(default_factory=deque)
-    _read: int = 0
-    _decided: int = 0
+    """(start, end, tokens) of each piece of text, in characters."""
+    _spelled_length: int = 0
+    _decided_length: int = 0
 
-    def made(self, scored: ScoredToken) -> None:
-        """Hear of a token; its text may come with a later one's."""
-        self._unspelled.append(scored)
+    def add_token(self, token: ScoredToken) -> None:
+        """Add a token; its text may come with a later one."""
+        self._unspelled.append(token)
 
-    def spelled(self, text: str) -> None:
-        """Hear of the text of all tokens since the last text."""
+    def add_text(self, text: str) -> None:
+        """Add the text of all tokens since the last text."""
         if not text:
             return
-        end = self._read + len(text)
+        end = self._spelled_length + len(text)
         if self._unspelled:
-            self._groups.append((self._read, end, self._unspelled))
+            self._groups.append((self._spelled_length, end, self._unspelled))
             self._unspelled = []
-        self._read = end
+        self._spelled_length = end
 
     @property
-    def open(self) -> int:
-        """How many tokens there are of whose text nothing is decided."""
-        begun = sum(len(tokens) for begin, _, tokens in self._groups if begin >= self._decided)
-        return begun + len(self._unspelled)
+    def undecided(self) -> int:
+        """The number of tokens of whose text no character is decided."""
+        spelled = sum(
+            len(tokens) for start, _, tokens in self._groups if start >= self._decided_length
+        )
+        return spelled + len(self._unspelled)
 
-    def decided(self, span: Span) -> list[ScoredToken]:
-        """Hear what becomes of the next characters; return the tokens that a client sees with them first."""
-        begin, end = self._decided, self._decided + len(span.text)
-        self._decided = end
+    def decide(self, span: Span) -> list[ScoredToken]:
+        """Consume the characters of a span; return the tokens whose first shown character is among them."""
+        start, end = self._decided_length, self._decided_length + len(span.text)
+        self._decided_length = end
         shown: list[ScoredToken] = []
-        while self._groups and self._groups[0][1] <= begin:
+        while self._groups and self._groups[0][1] <= start:
             self._groups.popleft()
         while span.role is SpanRole.CONTENT and self._groups and self._groups[0][0] < end:
             shown += self._groups.popleft()[2]
@@ -110,111 +111,111 @@ class _TokenTrace:
 
 @dataclass(slots=True, kw_only=True)
 class OutputParser:
-    """Reads what one job makes. Deterministic: the same tokens always give the same deltas."""
+    """Turns the tokens of one job into deltas. Deterministic: the same tokens always give the same deltas."""
 
     detokenizer: Detokenizer
     stops: StopMatcher
-    """For content alone: neither for reasoning nor for calls."""
-    thoughts: ReasoningParser = field(
+    """Applied to content only, not to reasoning or calls."""
+    reasoning: ReasoningParser = field(
         default_factory=lambda: ReasoningParser(None, ThinkingState.FREE)
     )
-    calls: ToolCallParser = field(default_factory=lambda: ToolCallParser(dialect=None))
+    calls: ToolCallParser = field(default_factory=lambda: ToolCallParser(call_format=None))
     is_parallel: bool = True
-    """Whether the answer may go on after its first call."""
+    """Whether the answer may continue after its first call."""
     call_seed: str = ""
-    """What the ids of calls are derived from."""
+    """The ids of calls are derived from this text."""
     finish: Finish | None = None
     tokens: list[int] = field(default_factory=list)
     reasoning_tokens: int = 0
-    """How many of them were read in a thought, its end included."""
-    _called: int = 0
-    _completed: int = 0
-    _told: int = 0
+    """The number of tokens within reasoning, its end marker included."""
+    _started_calls: int = 0
+    _completed_calls: int = 0
+    _shown_calls: int = 0
     _trace: _TokenTrace = field(default_factory=_TokenTrace)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be added."""
+        """Return whether the answer is complete."""
         return self.finish is not None
 
     @property
     def open_tokens(self) -> int:
-        """How many of the last tokens come with likelihoods of which it is open whether they will be told."""
-        return self._trace.open
+        """The number of last tokens whose log probabilities may still be shown or dropped."""
+        return self._trace.undecided
 
     def prime(self, tokens: Iterable[int]) -> None:
-        """Read what is not to be shown: a completion continues its prompt, so its first blank stays."""
+        """Feed the detokenizer with tokens of the prompt, so that the first blank of a completion is kept."""
         for token in tokens:
             self.detokenizer.add_token(token)
         _ = self.detokenizer.last_segment
 
-    def take(self, made: TokenOutput) -> Delta:
-        """Read one more token. After it, `finish` may be set before the worker's own end came."""
-        was_thinking = self.thoughts.is_thinking
-        self.tokens.append(made.token)
-        if made.finish != "stop":  # the end token itself is no text
-            self.detokenizer.add_token(made.token)
-            if made.likelihood is not None:
-                self._trace.made(ScoredToken(token=made.token, likelihood=made.likelihood))
-        if made.finish is not None:
+    def take(self, output: TokenOutput) -> Delta:
+        """Add one token; return its delta. `finish` may be set before the worker ends the job."""
+        was_thinking = self.reasoning.is_thinking
+        self.tokens.append(output.token)
+        if output.finish != "stop":  # an end token has no text
+            self.detokenizer.add_token(output.token)
+            if output.logprobs is not None:
+                self._trace.add_token(ScoredToken(token=output.token, logprobs=output.logprobs))
+        if output.finish is not None:
             self.detokenizer.finalize()
         text = self.detokenizer.last_segment
-        self._trace.spelled(text)
-        spans = [span for span in self._spans(text, is_last=made.finish is not None) if span.text]
+        self._trace.add_text(text)
+        spans = [span for span in self._spans(text, is_last=output.finish is not None) if span.text]
         delta = Delta.joined([self._delta(span) for span in spans])
-        self.reasoning_tokens += was_thinking or self.thoughts.is_thinking
-        self.finish = self._finish(made)
+        self.reasoning_tokens += was_thinking or self.reasoning.is_thinking
+        self.finish = self._finish(output)
         return delta
 
     @property
     def _is_cut(self) -> bool:
-        """Whether all further text is hidden."""
-        return self.stops.is_stopped or (self._completed > 0 and not self.is_parallel)
+        """Return whether all further text is hidden."""
+        return self.stops.is_stopped or (self._completed_calls > 0 and not self.is_parallel)
 
-    def _finish(self, made: TokenOutput) -> Finish | None:
-        if self._is_cut or made.finish == "stop":
-            return "tool_calls" if self._called else "stop"
-        return made.finish
+    def _finish(self, output: TokenOutput) -> Finish | None:
+        if self._is_cut or output.finish == "stop":
+            return "tool_calls" if self._started_calls else "stop"
+        return output.finish
 
     def _spans(self, text: str, *, is_last: bool) -> Iterator[Span]:
-        for span in self.thoughts.feed(text):
-            yield from self._answer(span)
+        for span in self.reasoning.feed(text):
+            yield from self._parse_calls(span)
         if not is_last:
             return
-        for span in self.thoughts.flush():
-            yield from self._answer(span)
+        for span in self.reasoning.flush():
+            yield from self._parse_calls(span)
         for span in self.calls.flush():
-            yield from self._content(span)
+            yield from self._match_stops(span)
         yield Span(SpanRole.CONTENT, self.stops.flush())
 
-    def _answer(self, span: Span) -> Iterator[Span]:
+    def _parse_calls(self, span: Span) -> Iterator[Span]:
         if span.role is not SpanRole.CONTENT:
             yield span
             return
         for part in self.calls.feed(span.text):
-            yield from self._content(part)
+            yield from self._match_stops(part)
 
-    def _content(self, span: Span) -> Iterator[Span]:
+    def _match_stops(self, span: Span) -> Iterator[Span]:
         if self._is_cut:
             yield Span(SpanRole.HIDDEN, span.text)
         elif span.role is not SpanRole.CONTENT or span.calls:
-            # No stop word goes over a call.
+            # A stop word does not span a call.
             yield Span(SpanRole.CONTENT, self.stops.flush())
-            yield self._counted(span)
+            yield self._count_calls(span)
         else:
             yield from self.stops.spans(span.text)
 
-    def _counted(self, span: Span) -> Span:
+    def _count_calls(self, span: Span) -> Span:
         calls: list[CallPiece] = []
         for piece in span.calls:
             if not self._is_cut:
                 calls.append(piece)
-            self._called += piece.name is not None
-            self._completed += piece.is_complete
+            self._started_calls += piece.name is not None
+            self._completed_calls += piece.is_complete
         return Span(span.role, span.text, tuple(calls))
 
     def _delta(self, span: Span) -> Delta:
-        scored = tuple(self._trace.decided(span))
+        scored = tuple(self._trace.decide(span))
         if span.role is SpanRole.CONTENT:
             return Delta(content=span.text, scored=scored)
         if span.role is SpanRole.REASONING:
@@ -224,9 +225,9 @@ class OutputParser:
 
     def _call(self, call: CallPiece) -> ToolCallDelta:
         if call.name is None:
-            return ToolCallDelta(index=self._told - 1, arguments=call.arguments)
-        index, self._told = self._told, self._told + 1
-        # Derived: a process that takes an answer over gives its calls the same ids.
+            return ToolCallDelta(index=self._shown_calls - 1, arguments=call.arguments)
+        index, self._shown_calls = self._shown_calls, self._shown_calls + 1
+        # Derived, so that an engine which continues the answer gives its calls the same ids.
         digest = hashlib.blake2b(f"{self.call_seed}/{index}".encode(), digest_size=12).hexdigest()
         return ToolCallDelta(
             index=index, id=f"call_{digest}", name=call.name, arguments=call.arguments

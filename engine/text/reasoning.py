@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told from the answer by the markers around it. Pure: no mlx, no I/O."""
+"""Parser that separates a model's reasoning from its answer by the markers around it. Pure: no mlx, no I/O."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,123 +9,124 @@ from engine.text.spans import Span, SpanRole, partial_marker_length, trailing_bl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingMarkers:
-    """The markers a model thinks between."""
+    """The texts before and after a model's reasoning, such as `<think>` and `</think>`."""
 
     start: str
     end: str
 
 
 class ThinkingState(Enum):
-    """How a prompt leaves it to the model."""
+    """The state in which a prompt leaves the reasoning."""
 
     OPEN = auto()
-    """The template opened the thinking."""
+    """The template wrote the start marker."""
     FREE = auto()
-    """The model may open it itself."""
+    """The model may write the start marker itself."""
     CLOSED = auto()
-    """The template opened and closed it: the model shall not think."""
+    """The template wrote both markers: the model must not reason."""
 
 
-def thinking_state(tail: str, thinking: ThinkingMarkers) -> ThinkingState:
-    """Return what the end of a prompt says. The end only: users may write markers, too."""
+def thinking_state(tail: str, markers: ThinkingMarkers) -> ThinkingState:
+    """Return the state at the end of a prompt. Earlier markers do not count: users may write them, too."""
     end = tail.rstrip()
-    if end.endswith(thinking.start):
+    if end.endswith(markers.start):
         return ThinkingState.OPEN
-    return ThinkingState.CLOSED if end.endswith(thinking.end) else ThinkingState.FREE
+    return ThinkingState.CLOSED if end.endswith(markers.end) else ThinkingState.FREE
 
 
 class _ParserState(Enum):
     START = auto()
-    THOUGHT_START = auto()
-    THOUGHT = auto()
+    REASONING_START = auto()
+    REASONING = auto()
     ANSWER_START = auto()
     ANSWER = auto()
 
 
 class ReasoningParser:
-    """Cuts text into reasoning and content; blanks next to markers are neither.
+    """Cuts text into reasoning and content; blanks next to markers are hidden.
 
-    Only what stands before all content is reasoning: an answer may speak of the markers.
+    Reasoning is only what precedes all content: an answer may mention the markers.
     """
 
-    def __init__(self, thinking: ThinkingMarkers | None, how: ThinkingState) -> None:
-        self._thinking = thinking
+    def __init__(self, markers: ThinkingMarkers | None, prompt_state: ThinkingState) -> None:
+        self._markers = markers
         self._held = ""
-        self._at = _ParserState.START
-        if thinking is None or how is ThinkingState.CLOSED:
-            self._at = (
-                _ParserState.ANSWER_START if how is ThinkingState.CLOSED else _ParserState.ANSWER
-            )
-        elif how is ThinkingState.OPEN:
-            self._at = _ParserState.THOUGHT_START
+        self._state = _ParserState.START
+        if prompt_state is ThinkingState.CLOSED:
+            self._state = _ParserState.ANSWER_START
+        elif markers is None:
+            self._state = _ParserState.ANSWER
+        elif prompt_state is ThinkingState.OPEN:
+            self._state = _ParserState.REASONING_START
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text is within a thought."""
-        return self._at in (_ParserState.THOUGHT_START, _ParserState.THOUGHT)
+        """Return whether the text so far ends within reasoning."""
+        return self._state in (_ParserState.REASONING_START, _ParserState.REASONING)
 
     def feed(self, text: str) -> Iterator[Span]:
-        """Take the next text; yield what is decided."""
+        """Add text; yield the spans that are decided."""
         self._held += text
         while self._held:
-            before = (self._at, self._held)
+            before = (self._state, self._held)
             yield from self._step()
-            if (self._at, self._held) == before:
+            if (self._state, self._held) == before:
                 return
 
     def flush(self) -> Iterator[Span]:
-        """Yield what was held back: the text is over."""
+        """Yield the text that was held back: no more text follows."""
         held, self._held = self._held, ""
-        if self._at in (_ParserState.THOUGHT, _ParserState.THOUGHT_START):
+        if self.is_thinking:
             kept = len(held) - trailing_blank_length(held)
             yield Span(SpanRole.REASONING, held[:kept])
             yield Span(SpanRole.HIDDEN, held[kept:])
         else:
-            hidden = self._at is _ParserState.ANSWER_START
-            yield Span(SpanRole.HIDDEN if hidden else SpanRole.CONTENT, held)
+            is_hidden = self._state is _ParserState.ANSWER_START
+            yield Span(SpanRole.HIDDEN if is_hidden else SpanRole.CONTENT, held)
 
     def _step(self) -> Iterator[Span]:
-        if self._at is _ParserState.ANSWER:
+        if self._state is _ParserState.ANSWER:
             yield self._cut(len(self._held), SpanRole.CONTENT)
-        elif self._at is _ParserState.START:
-            yield from self._start()
-        elif self._at is _ParserState.THOUGHT:
-            yield from self._thought()
+        elif self._state is _ParserState.START:
+            yield from self._find_start()
+        elif self._state is _ParserState.REASONING:
+            yield from self._find_end()
         else:
-            yield from self._blanks()
+            yield from self._skip_blanks()
 
-    def _blanks(self) -> Iterator[Span]:
-        """Pass over the blanks behind a marker."""
+    def _skip_blanks(self) -> Iterator[Span]:
+        """Hide the blanks after a marker."""
         rest = self._held.lstrip()
         yield self._cut(len(self._held) - len(rest), SpanRole.HIDDEN)
         if rest:
-            self._at = (
-                _ParserState.THOUGHT
-                if self._at is _ParserState.THOUGHT_START
+            self._state = (
+                _ParserState.REASONING
+                if self._state is _ParserState.REASONING_START
                 else _ParserState.ANSWER
             )
 
-    def _start(self) -> Iterator[Span]:
-        assert self._thinking is not None
-        marker, rest = self._thinking.start, self._held.lstrip()
+    def _find_start(self) -> Iterator[Span]:
+        assert self._markers is not None
+        marker, rest = self._markers.start, self._held.lstrip()
         if rest.startswith(marker):
-            self._at = _ParserState.THOUGHT_START
+            self._state = _ParserState.REASONING_START
             yield self._cut(len(self._held) - len(rest) + len(marker), SpanRole.HIDDEN)
         elif rest and not marker.startswith(rest):
-            self._at = _ParserState.ANSWER
+            self._state = _ParserState.ANSWER
 
-    def _thought(self) -> Iterator[Span]:
-        assert self._thinking is not None
-        marker = self._thinking.end
+    def _find_end(self) -> Iterator[Span]:
+        assert self._markers is not None
+        marker = self._markers.end
         at = self._held.find(marker)
         if at < 0:
-            sure = len(self._held) - partial_marker_length(self._held, marker)
-            yield self._cut(sure - trailing_blank_length(self._held[:sure]), SpanRole.REASONING)
+            decided = len(self._held) - partial_marker_length(self._held, marker)
+            blanks = trailing_blank_length(self._held[:decided])
+            yield self._cut(decided - blanks, SpanRole.REASONING)
             return
         kept = at - trailing_blank_length(self._held[:at])
         yield self._cut(kept, SpanRole.REASONING)
         yield self._cut(at - kept + len(marker), SpanRole.HIDDEN)
-        self._at = _ParserState.ANSWER_START
+        self._state = _ParserState.ANSWER_START
 
     def _cut(self, length: int, role: SpanRole) -> Span:
         piece, self._held = self._held[:length], self._held[length:]

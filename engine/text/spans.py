@@ -1,9 +1,7 @@
-"""Pieces of an answer's text and what becomes of each. Values only.
+"""Spans of an answer's text, and the stop-word matcher that cuts them.
 
-Every reader in this folder takes text in and gives all of it back, in order and cut into spans: nothing is lost
-and nothing is moved, so what a client sees can be traced back to the tokens it was made of.
-
-Stop words, matched on text as the API promises and never on tokens. Pure: no mlx, no I/O.
+Every parser in this folder takes text in and returns all of it, in order and cut into spans. Nothing is lost or
+moved, so every character that a client sees can be traced back to the tokens that spell it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,29 +10,29 @@ from enum import Enum, auto
 
 
 class SpanRole(Enum):
-    """What becomes of a piece of text."""
+    """Destination of a piece of text."""
 
     CONTENT = auto()
     REASONING = auto()
     HIDDEN = auto()
-    """A marker, blanks around one, a call's own spelling, a stop word and all behind it."""
+    """A marker and the blanks around it, the spelling of a tool call, a stop word and all text after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A piece of a call."""
+    """A piece of a tool call."""
 
     name: str | None
-    """With the first piece of a call."""
+    """Set on the first piece of a call."""
     arguments: str
     """JSON, or the next part of it."""
     is_complete: bool
-    """Whether it is the last piece."""
+    """Whether this is the last piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of text; `calls` is what of calls can be told with it."""
+    """A piece of text, with the pieces of tool calls that it completes."""
 
     role: SpanRole
     text: str
@@ -42,7 +40,7 @@ class Span:
 
 
 def partial_marker_length(text: str, marker: str) -> int:
-    """Return the length of the longest end of `text` with which `marker` begins, but is not complete."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[len(text) - length :]):
             return length
@@ -50,15 +48,15 @@ def partial_marker_length(text: str, marker: str) -> int:
 
 
 def trailing_blank_length(text: str) -> int:
-    """Return how many blanks end a text."""
+    """Return the number of blanks at the end of a text."""
     return len(text) - len(text.rstrip())
 
 
 class StopMatcher:
-    """Passes text through until a stop word is complete, holding back what may become one.
+    """Passes text through until a stop word is complete, and holds back what may become one.
 
-    What comes out does not depend on how the text was cut into pieces: of several stop words the
-    one that is complete first wins, and of those that end together the longest.
+    Stop words are matched on text, as the API promises, and never on tokens. The output does not depend on how the
+    text is cut into pieces: the stop word that completes first wins, and of those that end together the longest.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -66,49 +64,49 @@ class StopMatcher:
         self._held = ""
         self._is_stopped = False
         self.matched: str | None = None
-        """The stop word that was seen."""
+        """The stop word that was found."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop word was seen; all later text is swallowed."""
+        """Return whether a stop word was found; all later text is dropped."""
         return self._is_stopped
 
     @property
     def held(self) -> str:
-        """What may yet become a stop word, and is not shown so far."""
+        """Text that may become a stop word and is not shown yet."""
         return self._held
 
     def feed(self, text: str) -> str:
-        """Take the next text and return what may be shown now."""
+        """Add text; return the part that can be shown now."""
         if self._is_stopped:
             return ""
-        seen = self._held + text
-        hits = [(at + len(stop), at) for stop in self._stops if (at := seen.find(stop)) >= 0]
+        pending = self._held + text
+        hits = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if hits:
             self._is_stopped = True
             self._held = ""
-            end, begin = min(hits)
-            self.matched = seen[begin:end]
-            return seen[:begin]
-        keep = self._open_length(seen)
-        self._held = seen[len(seen) - keep :]
-        return seen[: len(seen) - keep]
+            end, start = min(hits)
+            self.matched = pending[start:end]
+            return pending[:start]
+        kept = self._partial_stop_length(pending)
+        self._held = pending[len(pending) - kept :]
+        return pending[: len(pending) - kept]
 
     def spans(self, text: str) -> Iterator[Span]:
-        """Take the next text as `feed` does; yield what is shown, and what is hidden for good."""
-        seen = self._held + text
+        """Add text as `feed` does; yield the shown span, and the hidden one after a stop word."""
+        pending = self._held + text
         shown = self.feed(text)
         yield Span(SpanRole.CONTENT, shown)
         if self._is_stopped:
-            yield Span(SpanRole.HIDDEN, seen[len(shown) :])
+            yield Span(SpanRole.HIDDEN, pending[len(shown) :])
 
     def flush(self) -> str:
-        """Return what was held back: the text is over, so it cannot become a stop word."""
+        """Return the text that was held back: no more text follows, so it is no stop word."""
         held, self._held = self._held, ""
         return held
 
-    def _open_length(self, text: str) -> int:
-        """Return the length of the longest end of `text` with which a stop word begins."""
+    def _partial_stop_length(self, text: str) -> int:
+        """Return the length of the longest suffix of `text` that begins a stop word."""
         longest = max((len(stop) for stop in self._stops), default=0)
         for length in range(min(longest - 1, len(text)), 0, -1):
             tail = text[len(text) - length :]

@@ -1,8 +1,6 @@
-"""What one model's tokenizer and chat template say of it: its markers, its dialect, its variables. Values only.
+"""Traits of a model's chat template, and messages for templates that lack a feature.
 
-Which dialect and which markers a model has, read off mlx-lm's tokenizer wrapper. The wrapper is given; no mlx here.
-
-Conversations for chat templates that lack a place for what they hold: tools, calls, results, instructions. Pure.
+Traits are read from mlx-lm's tokenizer wrapper, which is passed in; nothing here imports mlx.
 """
 
 import json
@@ -14,24 +12,9 @@ from engine.grammar.lark import CallSyntax
 from engine.text.reasoning import ThinkingMarkers
 from engine.text.tool_calls import HERMES, PLAIN, ToolCallFormat, Tools, parse_json
 
+Message: TypeAlias = dict[str, Any]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateTraits:
-    """How a model speaks."""
-
-    dialect: ToolCallFormat = PLAIN
-    thinking: ThinkingMarkers | None = None
-    template: str = ""
-    """The chat template's text, to look for variables in; empty if it is code."""
-    specials: Mapping[str, int] = field(default_factory=dict)
-    """The spelling of each token that is no piece of ordinary text."""
-
-    def mentions(self, variable: str) -> bool:
-        """Whether the chat template speaks of a variable."""
-        return variable in self.template
-
-
-# As the templates of Mistral's v11 tokenizers and later, and of Kimi K2, write calls back to their models.
+# The syntax in which the templates of Mistral's tokenizers from v11 on, and of Kimi K2, show earlier calls.
 _MISTRAL = CallSyntax(start="[TOOL_CALLS]", before="", middle="[ARGS]", after="", end="")
 _KIMI = CallSyntax(
     start="<|tool_calls_section_begin|>",
@@ -42,14 +25,30 @@ _KIMI = CallSyntax(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateTraits:
+    """The markers, the tool call format and the variables of one model's chat template."""
+
+    tool_call_format: ToolCallFormat = PLAIN
+    thinking: ThinkingMarkers | None = None
+    template: str = ""
+    """Source of the chat template; empty if the template is code."""
+    specials: Mapping[str, int] = field(default_factory=dict)
+    """Token ids of the special tokens, by spelling."""
+
+    def mentions(self, variable: str) -> bool:
+        """Return whether the chat template contains the name of a variable."""
+        return variable in self.template
+
+
 def read_traits(tokenizer: Any) -> TemplateTraits:
-    """Return what mlx-lm and the chat template know of a model."""
+    """Return the traits that mlx-lm and the chat template define."""
     template = _template_text(tokenizer)
     thinking = None
     if tokenizer.has_thinking:
         thinking = ThinkingMarkers(start=tokenizer.think_start, end=tokenizer.think_end)
     return TemplateTraits(
-        dialect=_read_tool_call_format(tokenizer, template),
+        tool_call_format=_read_tool_call_format(tokenizer, template),
         thinking=thinking,
         template=template,
         specials=_special_tokens(tokenizer),
@@ -57,32 +56,32 @@ def read_traits(tokenizer: Any) -> TemplateTraits:
 
 
 def _template_text(tokenizer: Any) -> str:
-    found = getattr(tokenizer, "chat_template", None)
-    if isinstance(found, str):
-        return found
-    return "" if found is None else json.dumps(found)
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, str):
+        return template
+    return "" if template is None else json.dumps(template)
 
 
 def _read_tool_call_format(tokenizer: Any, template: str) -> ToolCallFormat:
     if not tokenizer.has_tool_calling or "tools" not in template:
         return PLAIN
     kind = tokenizer.init_kwargs.get("tool_parser_type")
-    own = tokenizer.tool_parser
+    mlx_lm_parser = tokenizer.tool_parser
 
     def parse(text: str, tools: Tools) -> Any:
-        return own(text, list(tools))
+        return mlx_lm_parser(text, list(tools))
 
     return ToolCallFormat(
         start=tokenizer.tool_call_start,
         end=tokenizer.tool_call_end,
         parse=parse_json if kind == "json_tools" else parse,
-        form=_read_form(kind, template),
+        syntax=_read_syntax(kind, template),
         is_native=True,
         is_json=kind == "json_tools",
     )
 
 
-def _read_form(kind: object, template: str) -> CallSyntax | None:
+def _read_syntax(kind: object, template: str) -> CallSyntax | None:
     if kind == "json_tools":
         return HERMES
     if kind == "mistral" and "[ARGS]" in template:
@@ -100,43 +99,40 @@ def _special_tokens(tokenizer: Any) -> Mapping[str, int]:
     }
 
 
-Message: TypeAlias = dict[str, Any]
-
-
-def add_system_text(messages: Sequence[Message], words: str) -> list[Message]:
-    """Return the messages with words of ours behind what the system says."""
+def add_system_text(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return the messages with `text` after the system message, or as a new one."""
     first = messages[0]
     if first["role"] != "system":
-        return [{"role": "system", "content": words}, *messages]
-    said = f"{first['content']}\n\n{words}" if first["content"] else words
-    return [{**first, "content": said}, *messages[1:]]
+        return [{"role": "system", "content": text}, *messages]
+    content = f"{first['content']}\n\n{text}" if first["content"] else text
+    return [{**first, "content": content}, *messages[1:]]
 
 
-def add_user_text(messages: Sequence[Message], words: str) -> list[Message]:
-    """Return the messages with words of ours before what the user says first: for templates without a system."""
+def add_user_text(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return the messages with `text` before the first user message, for templates without a system role."""
     for at, message in enumerate(messages):
         if message["role"] == "user":
-            said = {**message, "content": f"{words}\n\n{message['content']}"}
-            return [*messages[:at], said, *messages[at + 1 :]]
-    return add_system_text(messages, words)
+            changed = {**message, "content": f"{text}\n\n{message['content']}"}
+            return [*messages[:at], changed, *messages[at + 1 :]]
+    return add_system_text(messages, text)
 
 
 def spell_tool_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with calls and results in words, as Hermes and Qwen were taught to read them."""
-    found: list[Message] = []
+    """Return the messages with calls and results as text, in the format of Hermes' and Qwen's training data."""
+    spelled: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if found and found[-1].get("content", "").startswith("<tool_response>"):
-                result = f"{found.pop()['content']}\n{result}"
-            found.append({"role": "user", "content": result})
+            if spelled and spelled[-1].get("content", "").startswith("<tool_response>"):
+                result = f"{spelled.pop()['content']}\n{result}"
+            spelled.append({"role": "user", "content": result})
         elif message.get("tool_calls"):
             parts = [message["content"], *(_spell_call(call) for call in message["tool_calls"])]
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            found.append({**rest, "content": "\n".join(part for part in parts if part)})
+            spelled.append({**rest, "content": "\n".join(part for part in parts if part)})
         else:
-            found.append(message)
-    return found
+            spelled.append(message)
+    return spelled
 
 
 def _spell_call(call: Message) -> str:

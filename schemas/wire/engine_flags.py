@@ -210,7 +210,7 @@ class EngineFlags:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the process shares its model with other ranks."""
+        """Return whether the process shares its model with other ranks."""
         return self.rank is not None
 
     def coordinator_address(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Who gets a slot, in which order, and what the worker hears of it."""
+"""Admission: slots, order of the queue, refusals, and the orders sent to the worker."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ def job(number: int) -> Job:
 
 @dataclass(slots=True)
 class Desk:
-    """An admission with two slots and two places, and the orders it gave."""
+    """An admission with two slots and two places, and the orders that it has sent."""
 
     orders: list[int] = field(default_factory=list)
     clock: FakeClock = field(default_factory=FakeClock)
@@ -62,14 +62,14 @@ async def test_the_longest_waiting_takes_a_freed_slot() -> None:
     assert (admission.in_flight, admission.queued) == (2, 0)
 
 
-async def test_who_waits_may_leave_unheard() -> None:
+async def test_a_waiting_request_leaves_without_an_order() -> None:
     desk, admission, tickets = fill()
     admission.leave(tickets[2])
     admission.deliver([last(1), last(99)])
     assert desk.orders == [1, 2, 4]
 
 
-async def test_a_fault_frees_the_slot_and_is_told() -> None:
+async def test_a_failure_frees_the_slot_and_is_reported() -> None:
     desk, admission, tickets = fill()
     admission.deliver([JobFailure(job_id=1, reason="boom")])
     with pytest.raises(RefusedError, match="boom") as caught:
@@ -78,7 +78,7 @@ async def test_a_fault_frees_the_slot_and_is_told() -> None:
     assert desk.orders == [1, 2, 3]
 
 
-async def test_refusing_all_lets_nobody_of_the_queue_run() -> None:
+async def test_refusing_all_starts_no_queued_request() -> None:
     desk, admission, tickets = fill()
     admission.refuse_all(errors.internal("over"))
     for ticket in tickets:
@@ -89,7 +89,7 @@ async def test_refusing_all_lets_nobody_of_the_queue_run() -> None:
         await admission.until_idle()
 
 
-async def test_a_request_of_several_jobs_enters_as_a_whole_and_is_not_overtaken() -> None:
+async def test_a_request_of_several_jobs_enters_completely_and_is_not_overtaken() -> None:
     desk = Desk()
     admission = desk.admission()
     first = admission.enter([job(1)])
@@ -104,7 +104,7 @@ async def test_a_request_of_several_jobs_enters_as_a_whole_and_is_not_overtaken(
     assert both.ready() == [last(3)]
 
 
-async def test_a_ticket_tells_its_story() -> None:
+async def test_a_ticket_records_times_and_tokens() -> None:
     desk = Desk()
     admission = desk.admission()
     ahead = admission.enter([job(1)])
@@ -115,16 +115,24 @@ async def test_a_ticket_tells_its_story() -> None:
     for second in range(3):
         await desk.clock.advance(1)
         admission.deliver(
-            [TokenOutput(job_id=number, token=7, cached=9 * (second == 0)) for number in (2, 3)]
+            [
+                TokenOutput(job_id=number, token=7, cached_tokens=9 * (second == 0))
+                for number in (2, 3)
+            ]
         )
-    assert (ticket.first_s, ticket.last_s, ticket.made, ticket.cached) == (3, 5, 6, 9)
+    assert (ticket.first_s, ticket.last_s, ticket.completion_tokens, ticket.cached_tokens) == (
+        3,
+        5,
+        6,
+        9,
+    )
     assert ticket.per_token_s() == 1
     admission.refuse_all(errors.draining())
     assert ticket.refusal is not None
     assert ticket.refusal.code == "draining"
 
 
-async def test_who_finds_the_queue_full_hears_when_it_may_be_gone() -> None:
+async def test_a_full_queue_answers_with_retry_after() -> None:
     desk, admission, _ = fill()
     await desk.clock.advance(10)
     admission.deliver([last(1), last(2)])

@@ -1,221 +1,86 @@
-"""What an engine shows of itself: figures, log lines, and whose request each was."""
-
-import hashlib
-import json
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+"""Throughput and retry-after: the figures of the last minute."""
 
 import pytest
 
-from tests.engine.conftest import Engine, eventually
-
-pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
-CHAT = 'endpoint="/v1/chat/completions"'
-TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
-
-
-def figures(engine: Engine) -> dict[str, float]:
-    """Return what /metrics shows, by name and labels without the prefix."""
-    reply = engine.request("GET", "/metrics")
-    assert reply.status == 200
-    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    lines = (line for line in reply.raw.decode().splitlines() if not line.startswith("#"))
-    pairs = (line.rsplit(" ", 1) for line in lines)
-    return {name.removeprefix("fleet_engine_"): float(value) for name, value in pairs}
-
-
-def grown(engine: Engine, before: dict[str, float]) -> dict[str, float]:
-    """Return by how much figures grew."""
-    after = figures(engine)
-    return {
-        name: round(value - before.get(name, 0), 6)
-        for name, value in after.items()
-        if value != before.get(name, 0)
-    }
-
-
-def lines(engine: Engine) -> Iterator[dict[str, Any]]:
-    for line in engine.stderr.read_text().splitlines():
-        if line.startswith("{"):  # transformers warns in words of its own
-            yield json.loads(line)
-
-
-def line_of(engine: Engine, request_id: str) -> dict[str, Any]:
-    """Return the one line about a request; it is written after the answer."""
-    found: list[dict[str, Any]] = []
-
-    def is_there() -> bool:
-        found[:] = [line for line in lines(engine) if line.get("request_id") == request_id]
-        return bool(found)
-
-    eventually(is_there, what=f"a log line of {request_id}")
-    assert len(found) == 1
-    return found[0]
-
-
-def test_a_request_is_counted_measured_and_logged(engine: Engine) -> None:
-    before = figures(engine)
-    reply = engine.chat("a secret word", headers={**TRACE, "x-request-id": "mine/1"}, max_tokens=8)
-    usage = reply.json["usage"]
-    assert reply.headers["x-request-id"] == "mine/1"
-    line = line_of(engine, "mine/1")
-    # The worker writes its figures after it has handed out what a step made.
-    eventually(lambda: grown(engine, before).get("steps_total", 0) >= 8)
-    found = grown(engine, before)
-    assert found[f'requests_total{{{CHAT},outcome="ok"}}'] == 1
-    for name in (
-        "time_to_first_token_seconds",
-        "time_per_output_token_seconds",
-        "e2e_request_latency_seconds",
-        "request_queue_time_seconds",
-    ):
-        assert found[f"{name}_count{{{CHAT}}}"] == 1
-        assert found[f'{name}_bucket{{{CHAT},le="+Inf"}}'] == 1
-    assert found["prompt_tokens_total"] == usage["prompt_tokens"]
-    assert found["generation_tokens_total"] == 8
-    assert found["prefill_seconds_total"] > 0
-    assert found["decode_seconds_total"] > 0
-    for field in ("time", "level", "process", "logger"):
-        del line[field]
-    seconds = [line.pop(name) for name in ("queue_s", "ttft_s", "total_s")]
-    assert seconds == sorted(seconds)
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    assert line == {
-        "message": "request",
-        "request_id": "mine/1",
-        "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
-        "endpoint": "/v1/chat/completions",
-        "model": "tiny",
-        "status": 200,
-        "outcome": "ok",
-        "prompt_tokens": usage["prompt_tokens"],
-        "cached_tokens": cached,
-        "completion_tokens": 8,
-    }
-    words = engine.stderr.read_text()
-    assert "secret" not in words
-    assert reply.json["choices"][0]["message"]["content"] not in words
-
-
-def test_figures_of_the_moment(engine: Engine) -> None:
-    engine.chat("something to be fast at", max_tokens=3)
-    found = figures(engine)
-    assert found["ready"] == 1
-    assert found["num_sequences_in_flight"] == found["num_requests_waiting"] == 0
-    assert found["memory_active_bytes"] >= found["model_loaded_bytes"] > 500_000
-    assert found["memory_peak_bytes"] > found["memory_active_bytes"]
-    assert found["decode_tokens_per_second"] > 0
-    assert found["prefill_tokens_per_second"] > 0
-    assert found["prefill_chunk_tokens"] > 0
-
-
-def wrong_body(engine: Engine) -> int:
-    return engine.chat(temperature=-1).status
-
-
-def no_such_path(engine: Engine) -> int:
-    return engine.post("/v1/made/up").status
-
-
-def wrong_method(engine: Engine) -> int:
-    return engine.request("GET", "/v1/chat/completions").status
+from engine.gauges import Gauges
+from engine.lifecycle import EngineState
+from engine.metrics import (
+    CompletionRate,
+    EngineMetrics,
+    MetricSources,
+    Throughput,
+    retry_after_s,
+)
+from schemas.wire import metrics as wire_metrics
 
 
 @pytest.mark.parametrize(
-    ("ask", "status", "series"),
+    ("queued", "ended", "within_s", "expected"),
     [
-        (wrong_body, 400, f'{CHAT},outcome="invalid"'),
-        (no_such_path, 404, 'endpoint="other",outcome="invalid"'),
-        (wrong_method, 405, f'{CHAT},outcome="invalid"'),
+        pytest.param(1, 100, 10.0, 1, id="at-least-a-second"),
+        pytest.param(65, 130, 60.0, 30, id="half-a-minute"),
+        pytest.param(65, 1, 60.0, 60, id="at-most-a-minute"),
+        pytest.param(2, 0, 7.5, 15, id="none-ended-yet"),
+        pytest.param(65, 0, 0.0, 1, id="no-time-passed"),
     ],
 )
-def test_refusals_are_counted(
-    engine: Engine, ask: Callable[[Engine], int], status: int, series: str
-) -> None:
-    before = figures(engine)
-    assert ask(engine) == status
-    assert grown(engine, before)[f"requests_total{{{series}}}"] == 1
+def test_retry_after(queued: int, ended: int, within_s: float, expected: int) -> None:
+    assert retry_after_s(queued=queued, ended=ended, within_s=within_s) == expected
 
 
-@pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_client_that_leaves_is_counted_and_logged(engine: Engine, *, is_streamed: bool) -> None:
-    before, id_ = figures(engine), f"leaving-{is_streamed}"
-    connection = engine.begin(headers={"x-request-id": id_}, max_tokens=3000, stream=is_streamed)
-    eventually(lambda: engine.busy() == (1, 0))
-    if is_streamed:
-        assert connection.getresponse().readline().startswith(b"data: ")
-    connection.close()
-    line = line_of(engine, id_)
-    assert (line["outcome"], line["model"]) == ("client_gone", "tiny")
-    assert line["completion_tokens"] < 3000
-    found = grown(engine, before)
-    assert found[f'requests_total{{{CHAT},outcome="client_gone"}}'] == 1
-    assert f"e2e_request_latency_seconds_count{{{CHAT}}}" not in found
+def test_only_the_last_minute_of_work_counts() -> None:
+    rate = CompletionRate()
+    rate.begin(1000.0)
+    for second in range(1, 11):
+        rate.add(1000.0 + second)
+    assert rate.retry_after_s(queued=5, now_s=1010.0) == 5
+    rate.add(1060.0)
+    assert rate.retry_after_s(queued=1, now_s=1071.0) == 60  # one in the last minute
+    rate.begin(2000.0)  # what ended before a pause does not count
+    assert rate.retry_after_s(queued=3, now_s=2002.0) == 6
 
 
-def test_a_stream_that_is_broken_off_is_no_success(engine: Engine) -> None:
-    headers = {"x-request-id": "too-long", "x-request-timeout": "0.5"}
-    reply = engine.chat(stream=True, max_tokens=4000, headers=headers)
-    assert reply.status == 200
-    line = line_of(engine, "too-long")
-    assert (line["status"], line["outcome"]) == (200, "deadline")
+def test_more_requests_end_than_are_kept() -> None:
+    rate = CompletionRate()
+    rate.begin(0.0)
+    for millisecond in range(5000):
+        rate.add(millisecond / 1000)
+    assert rate.retry_after_s(queued=10_000, now_s=5.0) == 10
 
 
-@pytest.mark.parametrize("given", ["x" * 129, "two words", "caf\u00e9", ""])
-def test_an_id_that_cannot_be_echoed_is_replaced(engine: Engine, given: str) -> None:
-    replies = [engine.chat(max_tokens=1, headers={"x-request-id": given}) for _ in range(2)]
-    ids = {reply.headers["x-request-id"] for reply in replies}
-    assert len(ids) == 2
-    assert all(len(id_) == 32 for id_ in ids)
-    for id_ in ids:
-        assert line_of(engine, id_)["status"] == 200
+def test_throughput_is_per_second_of_work() -> None:
+    gauges = Gauges()
+    throughput = Throughput(gauges)
+    assert (throughput.prefill(), throughput.decode()) == (0.0, 0.0)
+    throughput.sample(0.0)
+    for second in range(1, 200):
+        gauges.prefill_tokens += 100
+        gauges.prefill_seconds += 0.5
+        gauges.decode_tokens += 30 if second > 120 else 10
+        gauges.decode_seconds += 0.5
+        throughput.sample(float(second))
+        throughput.sample(second + 0.01)  # too soon for another sample
+    assert throughput.prefill() == pytest.approx(200)
+    assert throughput.decode() == pytest.approx(60)
+    throughput.sample(300.0)
+    assert throughput.decode() == 0.0
 
 
-def test_every_answer_names_its_request(engine: Engine) -> None:
-    for reply in (
-        engine.health(),
-        engine.request("GET", "/v1/models", headers={"x-request-id": "m"}),
-        engine.post("/v1/made/up", headers={"x-request-id": "u"}),
-        engine.chat(stream=True, max_tokens=2, headers={"x-request-id": "s"}),
-    ):
-        assert reply.headers["x-request-id"]
-    assert line_of(engine, "s")["completion_tokens"] == 2
-    assert not [line for line in lines(engine) if line.get("request_id") == "m"]
-
-
-def test_it_is_ready_and_gets_on(engine: Engine) -> None:
-    ready = engine.request("GET", "/ready")
-    assert (ready.status, ready.json) == (200, {"ready": True, "models": ["tiny", "fast"]})
-    before = engine.health().json
-    assert before["busy"] is False
-    assert engine.chat(max_tokens=5).status == 200
-    after = engine.health().json
-    assert after["progress"] > before["progress"]
-    running = engine.begin(max_tokens=3000)
-    eventually(lambda: bool(engine.health().json["busy"]))
-    first = engine.health().json["progress"]
-    eventually(lambda: engine.health().json["progress"] > first)
-    running.close()
-
-
-def test_what_is_cached_is_told_to_gateways(engine: Engine) -> None:
-    # Unlike anything that other tests ask, and two blocks and a bit.
-    tokens = [300 + number % 7 + number % 11 for number in range(150)]
-    assert engine.post("/v1/completions", prompt=tokens, max_tokens=1).status == 200
-
-    def told() -> Any:
-        return engine.request("GET", "/cache").json
-
-    block = told()["block"]
-    first = hashlib.blake2b(little_endian(tokens[:block]), digest_size=8)
-    second = hashlib.blake2b(
-        first.digest() + little_endian(tokens[block : 2 * block]), digest_size=8
+def test_the_metrics_that_agents_read_are_exported() -> None:
+    gauges = Gauges()
+    sources = MetricSources(
+        gauges=gauges,
+        speed=Throughput(gauges),
+        state=lambda: EngineState.READY,
+        in_flight=lambda: 0,
+        queued=lambda: 0,
     )
-    # The worker tells of it after the answer.
-    eventually(lambda: {first.hexdigest(), second.hexdigest()} <= set(told()["blocks"]))
-    assert engine.health().json["cachedBlocks"] == len(told()["blocks"])
-
-
-def little_endian(tokens: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(tokens)}I", *tokens)
+    lines = EngineMetrics(sources).text().splitlines()
+    exported = {line.split()[0] for line in lines if not line.startswith("#")}
+    read = {
+        value
+        for name, value in vars(wire_metrics).items()
+        if name.startswith("ENGINE_") and name != "ENGINE_PREFIX"
+    }
+    assert len(read) == 9
+    assert read <= exported

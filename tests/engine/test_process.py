@@ -1,4 +1,4 @@
-"""An engine as its agent sees it: starting, filling up, draining, and every way of ending."""
+"""The process of an engine: start, full queue, drain, and every exit code."""
 
 import json
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import Engine, Start, eventually
+from tests.support.engine_process import Engine, Start, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 READY_S = 60
@@ -18,7 +18,7 @@ def ready(engine: Engine) -> Engine:
     return engine
 
 
-def test_it_answers_while_it_loads_and_while_it_reads(start: Start, tiny: Path) -> None:
+def test_probes_answer_while_the_model_loads(start: Start, tiny: Path) -> None:
     engine = start(tiny)
     eventually(engine.answers, within_s=READY_S)
     health = engine.health()
@@ -39,16 +39,16 @@ def test_it_answers_while_it_loads_and_while_it_reads(start: Start, tiny: Path) 
     assert body["models"] == ["tiny", "fast"]
     assert body["loadedBytes"] == body["totalBytes"] > 500_000
     assert body["activeBytes"] > 0
-    engine.process.send_signal(signal.SIGHUP)  # the terminal of a parent that is gone
+    engine.process.send_signal(signal.SIGHUP)  # the terminal of a parent that ended
     assert engine.chat().status == 200
-    a_drain_refuses_who_is_still_being_read(engine)
+    assert_a_drain_refuses_a_prompt_in_the_tokenizer(engine)
 
 
-def a_drain_refuses_who_is_still_being_read(engine: Engine) -> None:
+def assert_a_drain_refuses_a_prompt_in_the_tokenizer(engine: Engine) -> None:
     huge = engine.connect()
     prompt = "one two three " * 550_000  # seconds in the tokenizer
     huge.request("POST", "/v1/completions", json.dumps({"model": "tiny", "prompt": prompt}))
-    # Read by the time that a request sent after it, on a connection of its own, is answered.
+    # The engine has read it when it answers a later request on another connection.
     assert engine.chat().status == 200
     engine.process.send_signal(signal.SIGTERM)
     response = huge.getresponse()
@@ -58,9 +58,9 @@ def a_drain_refuses_who_is_still_being_read(engine: Engine) -> None:
     assert "Traceback" not in engine.stderr.read_text()
 
 
-def test_a_queue_and_a_drain_that_lets_the_running_finish(start: Start, tiny: Path) -> None:
+def test_a_drain_lets_running_requests_finish(start: Start, tiny: Path) -> None:
     engine = ready(start(tiny, concurrency=1, queue_limit=2))
-    a_full_queue_refuses_and_who_waits_gets_the_next_slot_or_leaves(engine)
+    assert_the_queue_is_bounded_and_in_order(engine)
     running = engine.begin(max_tokens=600)
     eventually(lambda: engine.busy() == (1, 0))
     waiting = engine.begin(max_tokens=600)
@@ -70,8 +70,8 @@ def test_a_queue_and_a_drain_that_lets_the_running_finish(start: Start, tiny: Pa
     late = engine.chat()
     assert (late.status, late.error["code"]) == (503, "draining")
     assert late.headers["retry-after"]
-    turned_away = waiting.getresponse()
-    assert (turned_away.status, json.load(turned_away)["error"]["code"]) == (503, "draining")
+    refused_late = waiting.getresponse()
+    assert (refused_late.status, json.load(refused_late)["error"]["code"]) == (503, "draining")
     finished = running.getresponse()
     assert finished.status == 200
     assert json.load(finished)["usage"]["completion_tokens"] == 600
@@ -80,7 +80,7 @@ def test_a_queue_and_a_drain_that_lets_the_running_finish(start: Start, tiny: Pa
     assert engine.wait() == 0
 
 
-def a_full_queue_refuses_and_who_waits_gets_the_next_slot_or_leaves(engine: Engine) -> None:
+def assert_the_queue_is_bounded_and_in_order(engine: Engine) -> None:
     running = engine.begin(max_tokens=4000)
     eventually(lambda: engine.busy() == (1, 0))
     leaving = engine.begin(max_tokens=5)
@@ -109,8 +109,8 @@ def test_a_drain_waits_for_every_choice_and_for_deadlines(start: Start, tiny: Pa
     waiting = engine.begin(n=2, max_tokens=5)
     eventually(lambda: engine.busy() == (4, 1))
     engine.process.send_signal(signal.SIGTERM)
-    turned_away = waiting.getresponse()
-    assert (turned_away.status, json.load(turned_away)["error"]["code"]) == (503, "draining")
+    refused_late = waiting.getresponse()
+    assert (refused_late.status, json.load(refused_late)["error"]["code"]) == (503, "draining")
     finished = choices.getresponse()
     assert finished.status == 200
     assert json.load(finished)["usage"]["completion_tokens"] == 3 * 200
@@ -122,13 +122,13 @@ def test_a_drain_waits_for_every_choice_and_for_deadlines(start: Start, tiny: Pa
     lines = [json.loads(line) for line in engine.stderr.read_text().splitlines()]
     outcomes = sorted(line["outcome"] for line in lines if line["message"] == "request")
     assert outcomes == ["deadline", "ok", "unavailable"]
-    # Before the exit, for what a dead process had wired may stay so until the machine restarts.
+    # Unloaded before the exit: wired memory of a dead process may stay wired until the machine restarts.
     (unloaded,) = (line for line in lines if line["message"] == "model unloaded")
     assert unloaded["active_bytes"] < loaded / 10
 
 
 @pytest.mark.parametrize("is_hurried", [True, False], ids=["second signal", "timeout"])
-def test_a_drain_does_not_wait_for_ever(start: Start, tiny: Path, *, is_hurried: bool) -> None:
+def test_a_drain_is_bounded(start: Start, tiny: Path, *, is_hurried: bool) -> None:
     engine = ready(start(tiny, drain_timeout=60 if is_hurried else 0.2))
     streamed = engine.begin(max_tokens=4000, stream=True)
     whole = engine.begin(max_tokens=4000)
@@ -147,7 +147,7 @@ def test_a_drain_does_not_wait_for_ever(start: Start, tiny: Path, *, is_hurried:
     assert engine.wait() == 0
 
 
-def test_a_taken_port(start: Start, tiny: Path) -> None:
+def test_a_port_in_use(start: Start, tiny: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
         engine = start(tiny, port=port)
@@ -162,7 +162,7 @@ def test_wrong_flags(start: Start, tiny: Path) -> None:
 
 
 def test_a_crash_of_the_worker_ends_the_process(start: Start, tiny: Path, tmp_path: Path) -> None:
-    # An mlx_lm that cannot be imported: nothing that the model's folder could be blamed for.
+    # An mlx_lm that cannot be imported is no fault of the model.
     (tmp_path / "mlx_lm.py").write_text('raise OSError("a library is missing")')
     engine = start(tiny, shadow=str(tmp_path))
     assert engine.wait(READY_S) == 1

@@ -1,6 +1,6 @@
 """Streams with marks as engines send them, made up: what comes next depends on the request and the tokens so far alone.
 
-`check` holds for these and for the streams of real engines (tests/engine/test_resuming.py asks it, too).
+`check` holds for these and for the streams of real engines (tests/engine/openai/test_input_processor.py uses it, too).
 """
 
 import zlib

@@ -12,7 +12,7 @@ from models.footprint import KvFootprint, ServingLoad
 from reconciler.placement import memory_proof
 from reconciler.placement.memory_proof import ProofExtras
 from schemas.node import LayerGroup, ModelGeometry
-from tests.engine.mlx_models import Late
+from tests.support.mlx_models import Late
 
 allocation: Any = Late("engine.memory.allocation")
 

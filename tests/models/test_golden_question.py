@@ -1,6 +1,7 @@
 """The check of a golden answer detects garbage with a valid form."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -49,3 +50,32 @@ def test_the_source_of_the_expected_answer_is_named() -> None:
 )
 def test_an_answer_without_another_has_to_be_sane(given: GoldenAnswer, *, is_sane: bool) -> None:
     assert (golden_question.mismatch(given, None) == "") == is_sane
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "complaint"),
+    [
+        ((-1.0, -2.0), ""),
+        ((-1.0,), ""),
+        ((), "no tokens"),
+        ((-1.0, -9999.0), "no probability"),
+        ((-1.0, float("nan")), "no probability"),
+        ((-6.2, -6.2, -6.2), "equally likely"),
+    ],
+)
+def test_an_answer_of_a_broken_model_is_refused(
+    logprobs: tuple[float, ...], complaint: str
+) -> None:
+    found = golden_question.sanity_error(
+        GoldenAnswer(pieces=("a",) * len(logprobs), logprobs=logprobs)
+    )
+    assert complaint in found
+    assert bool(complaint) == bool(found)
+
+
+@pytest.mark.parametrize(
+    "response", [{}, {"choices": []}, {"choices": [{"logprobs": None}]}, {"error": "x"}]
+)
+def test_an_invalid_response_is_refused(response: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="golden question is invalid"):
+        golden_question.read_answer(response, is_reference=False)

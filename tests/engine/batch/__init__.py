@@ -1,1 +1,1 @@
-"""Tokens: scheduling, decoding, sampling, guessing."""
+"""Tests of engine.batch: scheduling, decoding, sampling, speculative decoding."""

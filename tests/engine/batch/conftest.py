@@ -1,4 +1,4 @@
-"""The tiny models of this folder's tests, loaded once a process."""
+"""Fixtures: tiny models, loaded once a process, and batches on them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.batch.batches import load_once, new_batch
+from tests.support.engine_batches import load_once, new_batch
 
 NewBatch = Callable[..., Any]
 
@@ -18,7 +18,7 @@ def loaded(tiny: Path) -> Any:
 
 @pytest.fixture
 def new(loaded: Any, tiny: Path) -> NewBatch:
-    """Return what makes batches on the tiny model."""
+    """Return a function that makes batches on the tiny model."""
 
     def function(**changes: Any) -> Any:
         return new_batch(loaded, tiny, **changes)

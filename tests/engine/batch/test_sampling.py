@@ -1,4 +1,4 @@
-"""Choosing tokens: by rule, by seed, whoever else is there, and from wherever an answer was broken off."""
+"""Sampling: distributions, seeds, independence of the batch, and continuation of an interrupted answer."""
 
 import math
 from collections import Counter
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from engine.batch.sampling import uniform
 from engine.jobs import SamplingParams
-from tests.engine.batch.batches import GREEDY, PROMPTS, drain, job, module, run
 from tests.engine.batch.conftest import NewBatch
+from tests.support.engine_batches import GREEDY, PROMPTS, drain, job, run
+from tests.support.mlx_models import module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
@@ -31,7 +32,7 @@ RULES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-def test_a_seed_gives_the_same_answer_alone_in_company_and_after_a_break(
+def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_after_a_break(
     new: NewBatch, rules: dict[str, Any]
 ) -> None:
     sampling = SamplingParams(temperature=0.9, seed=5, **rules)
@@ -61,7 +62,7 @@ def test_other_seeds_give_other_answers(new: NewBatch) -> None:
     assert answer(-1) == answer(2**64 - 1)
 
 
-def test_a_nucleus_of_nothing_is_greedy(new: NewBatch) -> None:
+def test_an_empty_nucleus_is_greedy(new: NewBatch) -> None:
     wanted = run(new(), job(0, PROMPTS[3]))[0]
     for rules in ({"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}):
         sampling = SamplingParams(temperature=1, seed=5, **rules)
@@ -69,11 +70,11 @@ def test_a_nucleus_of_nothing_is_greedy(new: NewBatch) -> None:
 
 
 def weights(rules: SamplingParams, logits: list[float]) -> Counter[int]:
-    """Choose 4,000 times from the same logits."""
+    """Sample 4,000 times from the same logits."""
     mx, sampling = module("mlx.core"), module("engine.batch.sampling")
     count = 4000
     rows = mx.array(np.tile(np.array(logits, dtype=np.float32), (count, 1)))
-    chosen = sampling.choose(rows, sampling.Rules.of([rules] * count), range(count))
+    chosen = sampling.sample(rows, sampling.SamplingColumns.of([rules] * count), range(count))
     return Counter(chosen.tolist())
 
 
@@ -91,17 +92,19 @@ LOGITS = [math.log(part) for part in (0.4, 0.3, 0.15, 0.1, 0.05)]
         ({"xtc_probability": 1.0, "xtc_threshold": 0.12}, (0, 0, 0.5, 1 / 3, 1 / 6)),
     ],
 )
-def test_shares_are_the_distributions(rules: dict[str, Any], expected: tuple[float, ...]) -> None:
+def test_sampled_shares_match_the_distribution(
+    rules: dict[str, Any], expected: tuple[float, ...]
+) -> None:
     found = weights(SamplingParams(temperature=1, seed=3, **rules), LOGITS)
     for token, share in enumerate(expected):
         assert found[token] / 4000 == pytest.approx(share, abs=0.035), (token, found)
         assert share or not found[token]
 
 
-def test_a_nucleus_larger_than_the_candidates_is_found_all_the_same() -> None:
+def test_a_nucleus_larger_than_the_candidates_is_found() -> None:
     mx, sampling = module("mlx.core"), module("engine.batch.sampling")
     flat = mx.zeros((2, 5000))
-    rules = sampling.Rules.of(
+    rules = sampling.SamplingColumns.of(
         [SamplingParams(temperature=1, top_p=0.5, seed=seed) for seed in (1, 2)]
     )
     kept = sampling._top_p(mx.exp(flat), rules.top_p)
@@ -115,7 +118,7 @@ def test_a_nucleus_larger_than_the_candidates_is_found_all_the_same() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(-(2**63), 2**64), index=st.integers(0, 2**24))
-def test_a_number_is_in_range_and_its_own(seed: int, index: int) -> None:
+def test_a_random_number_is_in_range_and_depends_on_its_index(seed: int, index: int) -> None:
     number = uniform(seed, index)
     assert 0 <= number < 1
     assert np.float32(number) == number
@@ -123,7 +126,7 @@ def test_a_number_is_in_range_and_its_own(seed: int, index: int) -> None:
     assert number != uniform(seed, index, stream=1) or number == uniform(seed, index)
 
 
-def test_numbers_are_spread_evenly() -> None:
+def test_random_numbers_are_distributed_evenly() -> None:
     found = np.histogram([uniform(seed, at) for seed in range(100) for at in range(100)], bins=10)[
         0
     ]
@@ -131,22 +134,22 @@ def test_numbers_are_spread_evenly() -> None:
     assert found.max() < 1150
 
 
-def test_likelihoods_are_the_models_own(loaded: Any, new: NewBatch) -> None:
+def test_logprobs_are_those_of_the_model(loaded: Any, new: NewBatch) -> None:
     mx = module("mlx.core")
     batch = new()
     sampling = SamplingParams(temperature=0.8, seed=3, logit_bias=((44, 5.0),))
     batch.add(job(1, PROMPTS[4], max_tokens=6, sampling=sampling, top_logprobs=3))
     batch.add(job(2, PROMPTS[2], max_tokens=9))
     made = drain(batch)
-    assert all(one.likelihood is None for one in made[2])
+    assert all(one.logprobs is None for one in made[2])
     seen = list(PROMPTS[4])
     for one in made[1]:
         logits = loaded.model(mx.array([seen]))[0, -1]
         logprobs = np.array(logits - mx.logsumexp(logits))
-        assert one.likelihood is not None
-        assert one.likelihood.logprob == pytest.approx(float(logprobs[one.token]), abs=1e-4)
+        assert one.logprobs is not None
+        assert one.logprobs.logprob == pytest.approx(float(logprobs[one.token]), abs=1e-4)
         best = np.argsort(-logprobs)[:3].tolist()
-        assert [token for token, _ in one.likelihood.top] == best
+        assert [token for token, _ in one.logprobs.top] == best
         seen.append(one.token)
 
 

@@ -1,1 +1,1 @@
-"""Tests of the prefix cache: what is held and forgotten (pure), and that models go on from it."""
+"""Tests of engine.cache: the block tree, the prefix cache, and layer caches."""

@@ -1,1 +1,1 @@
-"""Tests of constrained decoding: what a grammar allows and refuses, and that outputs match their schemas."""
+"""Tests of engine.grammar: allowed and refused grammars, and outputs that match their schemas."""

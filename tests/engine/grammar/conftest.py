@@ -1,4 +1,4 @@
-"""A tiny model in this process, and what its vocabulary allows."""
+"""Fixtures: tiny models in this process, with and without markers in the vocabulary."""
 
 import json
 import shutil
@@ -11,14 +11,14 @@ import pytest
 
 from engine.gauges import Gauges
 from models import model_files
-from tests.engine.conftest import START_S, Engine, eventually, launching
-from tests.engine.mlx_models import module
+from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.mlx_models import module
 
 
 def load(folder: Path) -> Any:
-    loading = module("engine.model.loader")
+    loader = module("engine.model.loader")
     facts = model_files.inspect_model(folder)
-    return loading.load(folder, facts, Gauges(), is_stopping=lambda: False)
+    return loader.load(folder, facts, Gauges(), is_stopping=lambda: False)
 
 
 @pytest.fixture(scope="session")
@@ -33,20 +33,20 @@ def grammars(loaded: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same without markers in its vocabulary."""
+    """The same model without markers in its vocabulary."""
     folder = tmp_path_factory.mktemp("plain") / "tiny"
     return load(module("tests.support.tiny_model").make(folder, has_markers=False))
 
 
 @pytest.fixture(params=["marked", "plain"])
 def speaker(request: pytest.FixtureRequest, loaded: Any, plain: Any) -> Any:
-    """A model whose markers are tokens, and one that has to spell them."""
+    """A model whose markers are tokens, and one that must spell them."""
     return loaded if request.param == "marked" else plain
 
 
 @pytest.fixture(scope="session")
 def calling(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with the dialect of Hermes and Qwen and a template that has a switch for thinking."""
+    """The tiny model, with the dialect of Hermes and Qwen and a template with a switch for reasoning."""
     folder = tmp_path_factory.mktemp("calling") / "tiny"
     shutil.copytree(tiny, folder)
     path = folder / "tokenizer_config.json"

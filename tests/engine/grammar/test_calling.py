@@ -1,4 +1,4 @@
-"""Tools, formats and thinking through the official client, on a model of random weights."""
+"""Tools, formats and reasoning through the official client, on a model of random weights."""
 
 import enum
 import json
@@ -9,10 +9,10 @@ import openai
 import pydantic
 import pytest
 
-from tests.engine.conftest import Engine
+from tests.support.engine_process import Engine
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
-# A random model writes strings and numbers of any length, so nothing here is without bounds.
+# A random model writes strings and numbers of any length, so every schema here has bounds.
 WEATHER = {
     "type": "object",
     "properties": {
@@ -46,7 +46,7 @@ def check(calls: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_call_that_is_required_is_made_and_matches(client: openai.OpenAI, seed: int) -> None:
+def test_a_required_call_is_made_and_matches(client: openai.OpenAI, seed: int) -> None:
     choice = ask(client, tools=TOOLS, tool_choice="required", seed=seed, max_tokens=400)
     calls = choice.message.tool_calls
     check(calls if choice.finish_reason == "tool_calls" else calls[:-1])  # the last may be cut off
@@ -55,7 +55,7 @@ def test_a_call_that_is_required_is_made_and_matches(client: openai.OpenAI, seed
 
 
 @pytest.mark.parametrize("most", [1, 5, 12])
-def test_a_call_that_is_cut_before_its_name_is_no_text(client: openai.OpenAI, most: int) -> None:
+def test_a_call_cut_before_its_name_is_not_text(client: openai.OpenAI, most: int) -> None:
     choice = ask(client, tools=TOOLS, tool_choice="required", max_tokens=most)
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
     assert not choice.message.content
@@ -70,7 +70,7 @@ def test_a_named_function_is_called(client: openai.OpenAI, name: str) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-def test_of_the_tools_those_that_are_allowed_are_called(client: openai.OpenAI) -> None:
+def test_only_allowed_tools_are_called(client: openai.OpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "ping"}}]
     allowed: Any = {"mode": "required", "tools": tools}
     wanted: Any = {"type": "allowed_tools", "allowed_tools": allowed}
@@ -88,7 +88,7 @@ def test_several_calls_come_in_one_answer(client: openai.OpenAI) -> None:
     assert max(len(message.tool_calls) for message in found) > 1
 
 
-def test_the_model_chooses_and_what_it_opens_it_completes(client: openai.OpenAI) -> None:
+def test_with_auto_an_opened_call_is_completed(client: openai.OpenAI) -> None:
     marker = 510  # <tool_call>
     free = ask(client, tools=TOOLS, max_tokens=20, logit_bias={str(marker): -100})
     assert free.message.tool_calls is None
@@ -99,14 +99,16 @@ def test_the_model_chooses_and_what_it_opens_it_completes(client: openai.OpenAI)
     check(called.message.tool_calls)
 
 
-def test_with_none_no_call_is_opened(client: openai.OpenAI) -> None:
+def test_with_none_no_call_is_made(client: openai.OpenAI) -> None:
     choice = ask(client, tools=TOOLS, tool_choice="none", max_tokens=60, temperature=2)
     assert choice.message.tool_calls is None
     assert "<tool_call>" not in choice.message.content
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_stream_of_calls_equals_the_whole(client: openai.OpenAI, temperature: float) -> None:
+def test_a_stream_of_calls_equals_the_whole_answer(
+    client: openai.OpenAI, temperature: float
+) -> None:
     options: dict[str, Any] = {
         "tools": TOOLS,
         "tool_choice": "required",
@@ -127,7 +129,7 @@ def test_a_stream_of_calls_equals_the_whole(client: openai.OpenAI, temperature: 
     assert final.finish_reason == whole.finish_reason == "tool_calls"
 
 
-def test_calls_and_results_go_back_into_the_prompt(client: openai.OpenAI) -> None:
+def test_calls_and_results_become_part_of_the_prompt(client: openai.OpenAI) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "ping", "arguments": "{}"}}
     messages = [
         *HELLO,
@@ -172,7 +174,7 @@ def test_any_json_object(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(choice.message.content), dict)
 
 
-def test_thinking_goes_before_what_is_constrained(client: openai.OpenAI) -> None:
+def test_reasoning_precedes_the_constrained_answer(client: openai.OpenAI) -> None:
     think, end = 508, 509
     parsed = ask(
         client,
@@ -214,7 +216,7 @@ _PARAMETERS = "tools[0].function.parameters"
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
         ({"response_format": _format([])}, _SCHEMA, "dictionary"),
         ({"response_format": _format(_BAD)}, _SCHEMA, "$.properties.a.uniqueItems"),
-        ({"response_format": _format(_LOOP)}, _SCHEMA, "nothing but itself"),
+        ({"response_format": _format(_LOOP)}, _SCHEMA, "refers only to itself"),
         ({"response_format": _format(_EMPTY)}, _SCHEMA, "$.properties.a"),
         ({"response_format": _format({"x-guidance": {}})}, _SCHEMA, "x-guidance"),
         ({"tools": [{"type": "custom"}]}, "tools[0].type", "function"),
@@ -223,7 +225,7 @@ _PARAMETERS = "tools[0].function.parameters"
         ({"tools": _tool(parameters={"type": "array"})}, f"{_PARAMETERS}.type", "object"),
         ({"tools": _tool(parameters=_BAD, strict=True)}, _PARAMETERS, "uniqueItems"),
         ({"tools": _tool(parameters=_EMPTY, strict=True)}, _PARAMETERS, "$.properties.a"),
-        ({"tools": _tool(parameters=_LOOP)}, _PARAMETERS, "nothing but itself"),
+        ({"tools": _tool(parameters=_LOOP)}, _PARAMETERS, "refers only to itself"),
         ({"tools": _tool(parameters={"type": "object", "minLength": -1})}, _PARAMETERS, "minL"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
         ({"tools": _tool(), "tool_choice": "any"}, "tool_choice", "required"),
@@ -239,7 +241,7 @@ _PARAMETERS = "tools[0].function.parameters"
         ({"reasoning_effort": "huge"}, "reasoning_effort", "minimal"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_by_name(
+def test_unsupported_constraints_are_refused_by_name(
     caller: Engine, fields: Any, param: str, says: str
 ) -> None:
     reply = caller.chat(**fields)
@@ -248,7 +250,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(
     assert says in reply.error["message"]
 
 
-def test_what_is_not_strict_may_say_more_than_can_be_enforced(caller: Engine) -> None:
+def test_a_tool_that_is_not_strict_may_have_unsupported_keywords(caller: Engine) -> None:
     for schema in (_BAD, _EMPTY):
         reply = caller.chat(
             tools=_tool(parameters=schema),

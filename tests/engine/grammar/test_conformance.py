@@ -13,8 +13,8 @@ import pytest
 
 from engine.grammar import json_schema, lark
 from engine.grammar.interface import GrammarMatcher
-from tests.engine.grammar import schemas
-from tests.engine.mlx_models import module
+from tests.support import engine_schemas as schemas
+from tests.support.mlx_models import module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(180)]
 _COUNT, _BUDGET = 200, 280
@@ -34,15 +34,17 @@ class Output:
 
 
 def generate(loaded: Any, outputs: list[Output], budget: int, *, seed: int) -> None:
-    """Sample all of them in step, at temperature 1; those that are over leave the batch."""
-    mx, adjusting = module("mlx.core"), module("engine.batch.logits_processors")
+    """Sample all outputs in step, at temperature 1; finished ones leave the batch."""
+    mx, logits_processors = module("mlx.core"), module("engine.batch.logits_processors")
     caches = module("mlx_lm.models.cache").make_prompt_cache(loaded.model)
     ends, key = set(loaded.codec.eos_ids), mx.random.key(seed)
     live, fed = list(outputs), mx.array([at % 400 + 20 for at in range(len(outputs))])
     for _ in range(budget):
         logits = loaded.model(fed[:, None], cache=caches)[:, -1, :]
         key, now = mx.random.split(key)
-        allowed = adjusting.allowed(logits, [(at, one.matcher) for at, one in enumerate(live)])
+        allowed = logits_processors.apply_grammars(
+            logits, [(at, one.matcher) for at, one in enumerate(live)]
+        )
         fed = mx.random.categorical(allowed, key=now)
         for one, token in zip(live, fed.tolist(), strict=True):
             one.matcher.take(token)
@@ -57,7 +59,7 @@ def generate(loaded: Any, outputs: list[Output], budget: int, *, seed: int) -> N
             cache.keys, cache.values = cache.keys[mx.array(keep)], cache.values[mx.array(keep)]
 
 
-def test_every_output_that_ends_by_itself_parses_and_validates(loaded: Any, grammars: Any) -> None:
+def test_every_complete_output_parses_and_validates(loaded: Any, grammars: Any) -> None:
     outputs: list[Output] = []
     for number in range(_COUNT):
         wanted = schemas.make(number)

@@ -1,4 +1,4 @@
-"""What constraints do to a real model: the answer is right and has the shape that was asked for."""
+"""Constraints on a real model: the answer is correct and has the requested form."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.engine.conftest import Engine
+from tests.support.engine_process import Engine
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(180)]
 TOOL: Any = {
@@ -46,7 +46,7 @@ def test_a_schema_is_filled_in(asked: openai.OpenAI) -> None:
     assert parsed.choices[0].message.parsed.capital == "Paris"
 
 
-def test_a_tool_is_called_by_a_model_whose_template_knows_none(asked: openai.OpenAI) -> None:
+def test_a_model_without_tools_in_its_template_calls_a_tool(asked: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "What is the weather in Berlin?"}]
     choice = asked.chat.completions.create(
         model="tiny",

@@ -1,1 +1,1 @@
-"""How much memory requests may take."""
+"""Tests of engine.memory: budgets, admission and pressure."""

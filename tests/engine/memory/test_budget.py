@@ -1,12 +1,20 @@
-"""Who fits into what memory: situations, and what holds in all of them."""
+"""Memory budgets and the guard: tables of situations, and properties of all of them."""
 
+import dataclasses
+import json
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.errors import RefusedError
 from engine.jobs import Job, SamplingParams
 from engine.memory.budget import PROCESS_BYTES, MemoryBudget, MemoryRequest, full_bytes, make_budget
 from engine.memory.guard import MemoryAdvice, MemoryGuard
 from engine.memory.pressure import PressureLevel
+from engine.openai import limits, request_body
+from engine.openai.request_body import GenerationRequest
 from models.footprint import KvFootprint, ServingLoad
 
 MIB = 2**20
@@ -14,20 +22,31 @@ MIB = 2**20
 RULE = KvFootprint(constant_bytes=10 * 1024, token_bytes=1024)
 LOAD = ServingLoad(context_length=1024, concurrency=4)
 FULL = full_bytes(RULE, LOAD)
+# A token is a byte, and there is room for two steps of 256.
+SMALL = MemoryBudget(
+    footprint=KvFootprint(token_bytes=1),
+    limit_bytes=1000,
+    weights_bytes=300,
+    activation_bytes=100,
+    kv_bytes=600,
+    prefix_kept_bytes=0,
+    prefix_most_bytes=100,
+    load=ServingLoad(context_length=4096, concurrency=4),
+)
 
 
 def budget(
     *, room: int, promised: bool = True, prefix: int | None = None, load: ServingLoad = LOAD
 ) -> MemoryBudget:
-    """Share out what has `room` above weights and activations."""
+    """Return a budget with `room` above weights and activations."""
     weights, activations = 7 * MIB, 3 * MIB
     limit = PROCESS_BYTES + weights + activations + room
-    wishes = MemoryRequest(promised_bytes=limit if promised else None, prefix_bytes=prefix)
-    return make_budget(RULE, load, wishes, machine_bytes=limit, held=(weights, activations))
+    memory_request = MemoryRequest(promised_bytes=limit if promised else None, prefix_bytes=prefix)
+    return make_budget(RULE, load, memory_request, machine_bytes=limit, held=(weights, activations))
 
 
 def job(at: int, tokens: int) -> Job:
-    """A job whose sequence ends at so many tokens."""
+    """Return a job whose sequence ends after the given number of tokens."""
     prompt = (1,) * min(5, tokens - 1)
     return Job(
         id=at,
@@ -56,8 +75,8 @@ wishes = st.builds(
 )
 sizes = st.integers(0, 2**33)
 budgets = st.builds(
-    lambda rule, load, wish, machine, held: make_budget(
-        rule, load, wish, machine_bytes=machine, held=held
+    lambda footprint, load, wish, machine, held: make_budget(
+        footprint, load, wish, machine_bytes=machine, held=held
     ),
     rules,
     loads,
@@ -69,26 +88,26 @@ lengths = st.lists(st.integers(2, 10_000), max_size=8)
 
 
 def test_steps_and_windows() -> None:
-    rule = KvFootprint(constant_bytes=7, token_bytes=10, windows=((100, 3), (300, 5)))
-    assert rule.sequence_bytes(0) == 7
-    assert rule.sequence_bytes(1) == 7 + 2560 + 300 + 256 * 5
-    assert rule.sequence_bytes(256) == 7 + 2560 + 300 + 1500
-    assert rule.sequence_bytes(257) == 7 + 5120 + 300 + 1500
-    assert rule.batch_bytes(3, 257) == 3 * rule.sequence_bytes(257)
-    assert rule.reading_bytes(10) == 80
-    both = rule + KvFootprint(constant_bytes=1, token_bytes=2, windows=((9, 1),))
-    assert both.sequence_bytes(300) == rule.sequence_bytes(300) + 1 + 1024 + 9
+    footprint = KvFootprint(constant_bytes=7, token_bytes=10, windows=((100, 3), (300, 5)))
+    assert footprint.sequence_bytes(0) == 7
+    assert footprint.sequence_bytes(1) == 7 + 2560 + 300 + 256 * 5
+    assert footprint.sequence_bytes(256) == 7 + 2560 + 300 + 1500
+    assert footprint.sequence_bytes(257) == 7 + 5120 + 300 + 1500
+    assert footprint.batch_bytes(3, 257) == 3 * footprint.sequence_bytes(257)
+    assert footprint.reading_bytes(10) == 80
+    both = footprint + KvFootprint(constant_bytes=1, token_bytes=2, windows=((9, 1),))
+    assert both.sequence_bytes(300) == footprint.sequence_bytes(300) + 1 + 1024 + 9
 
 
 @given(rules, st.integers(0, 2**32), st.integers(0, 20_000))
-def test_the_longest_that_fits_is_the_longest(rule: KvFootprint, limit: int, most: int) -> None:
-    longest = rule.longest_within(limit, most)
-    assert longest == 0 or rule.sequence_bytes(longest) <= limit
-    assert longest == most or rule.sequence_bytes(longest + 1) > limit
+def test_longest_within_is_exact(footprint: KvFootprint, limit: int, most: int) -> None:
+    longest = footprint.longest_within(limit, most)
+    assert longest == 0 or footprint.sequence_bytes(longest) <= limit
+    assert longest == most or footprint.sequence_bytes(longest + 1) > limit
 
 
 @given(budgets, lengths)
-def test_no_byte_is_given_away_twice(shared: MemoryBudget, running: list[int]) -> None:
+def test_no_byte_is_promised_twice(shared: MemoryBudget, running: list[int]) -> None:
     parts = shared.weights_bytes + shared.activation_bytes + shared.kv_bytes
     assert parts + shared.prefix_kept_bytes <= max(
         shared.limit_bytes, shared.weights_bytes + shared.activation_bytes
@@ -100,7 +119,7 @@ def test_no_byte_is_given_away_twice(shared: MemoryBudget, running: list[int]) -
 
 
 @given(budgets, st.integers(1, 5000), st.integers(1, 5000))
-def test_who_fits_alone_is_never_refused_and_nobody_else_is_taken(
+def test_exactly_the_requests_that_fit_alone_are_accepted(
     shared: MemoryBudget, prompt: int, wanted: int
 ) -> None:
     refusal = shared.refuse(prompt, wanted, param="prompt")
@@ -111,7 +130,7 @@ def test_who_fits_alone_is_never_refused_and_nobody_else_is_taken(
 
 @settings(max_examples=50)
 @given(budgets, st.lists(st.integers(2, 4000), min_size=1, max_size=12), st.data())
-def test_jobs_that_run_never_hold_more_than_there_is(
+def test_running_jobs_never_exceed_the_memory(
     shared: MemoryBudget, wanted: list[int], data: st.DataObject
 ) -> None:
     memory = MemoryGuard(budget=shared)
@@ -120,67 +139,67 @@ def test_jobs_that_run_never_hold_more_than_there_is(
     while waiting:
         if memory.may_join(waiting[0]):
             running.append(waiting.pop(0))
-            memory.joined(running[-1])
+            memory.reserve(running[-1])
         else:
             assert running, "one that fits alone waits for nobody"
-            memory.left(running.pop(data.draw(st.integers(0, len(running) - 1))).id)
+            memory.release(running.pop(data.draw(st.integers(0, len(running) - 1))).id)
         used = data.draw(sizes)
-        advice = memory.look(used, 0, data.draw(sizes))
+        advice = memory.advise(used, 0, data.draw(sizes))
         assert memory.promised_bytes <= shared.kv_bytes
         prefix = advice.prefix_limit_bytes
         assert memory.promised_bytes + prefix <= shared.kv_bytes + shared.prefix_kept_bytes
 
 
-def test_a_promise_made_for_full_contexts_is_kept() -> None:
+def test_a_promise_for_full_contexts_is_kept() -> None:
     shared = budget(room=FULL)
     assert shared.kv_bytes == FULL
     memory = MemoryGuard(budget=shared)
     for at in range(4):
         assert memory.may_join(job(at, 1024))
-        memory.joined(job(at, 1024))
+        memory.reserve(job(at, 1024))
     assert not memory.may_join(job(4, 2))
-    memory.left(2)
+    memory.release(2)
     assert memory.may_join(job(4, 2))
     assert not memory.may_join(job(4, 2), job(5, 2))
 
 
-def test_the_longest_counts_for_all_of_a_batch() -> None:
+def test_the_longest_sequence_counts_for_the_whole_batch() -> None:
     memory = MemoryGuard(budget=budget(room=FULL))
     for at in range(5):
-        memory.joined(job(at, 256))
+        memory.reserve(job(at, 256))
     assert memory.promised_bytes == 5 * (256 + 10) * 1024
     # Alone it takes a quarter; but it would make the others' rows as long as itself.
     assert not memory.may_join(job(5, 1024))
     for at in range(2):
-        memory.left(at)
+        memory.release(at)
     assert memory.may_join(job(5, 1024))
 
 
-def test_without_a_promise_something_is_kept_back() -> None:
+def test_without_a_promise_some_memory_is_kept_back() -> None:
     promised, guessed = (budget(room=100 * MIB, promised=made) for made in (True, False))
     assert promised.kv_bytes == 100 * MIB
     assert guessed.kv_bytes == int(0.95 * 103 * MIB) - 3 * MIB
 
 
-def test_the_prefix_cache_lives_in_what_is_left() -> None:
+def test_the_prefix_cache_uses_free_memory() -> None:
     memory = MemoryGuard(budget=budget(room=FULL + MIB))
     assert prefix(memory) == memory.budget.limit_bytes // 4
     for at in range(4):
-        memory.joined(job(at, 1024))
+        memory.reserve(job(at, 1024))
     assert prefix(memory) == MIB
 
 
-def test_a_prefix_cache_of_its_own_size_is_never_touched_by_requests() -> None:
+def test_requests_never_use_a_reserved_prefix_cache() -> None:
     memory = MemoryGuard(budget=budget(room=FULL + 3 * MIB, prefix=2 * MIB))
     assert memory.budget.kv_bytes == FULL + MIB
     assert prefix(memory) == 2 * MIB
     for at in range(4):
-        memory.joined(job(at, 1024))
+        memory.reserve(job(at, 1024))
     assert prefix(memory) == 2 * MIB
     assert not memory.may_join(job(4, 1024))
 
 
-def test_a_prefix_cache_never_takes_what_full_contexts_need() -> None:
+def test_a_reserved_prefix_cache_leaves_room_for_full_contexts() -> None:
     shared = budget(room=FULL + MIB, prefix=2**30)
     assert (shared.kv_bytes, shared.prefix_kept_bytes) == (FULL, MIB)
     assert budget(room=FULL // 2, prefix=2**30).prefix_kept_bytes == 0
@@ -188,11 +207,11 @@ def test_a_prefix_cache_never_takes_what_full_contexts_need() -> None:
 
 
 def prefix(memory: MemoryGuard) -> int:
-    """What the prefix cache may hold when all is well."""
-    return memory.look(memory.budget.weights_bytes, 0, 0).prefix_limit_bytes
+    """Return the limit of the prefix cache without pressure."""
+    return memory.advise(memory.budget.weights_bytes, 0, 0).prefix_limit_bytes
 
 
-def test_what_can_never_run_is_refused_with_the_figures() -> None:
+def test_a_request_that_can_never_run_is_refused_with_numbers() -> None:
     shared = budget(room=600 * 1024)  # 10 of state, 590 of tokens: two steps
     assert shared.longest == 512
     assert shared.refuse(500, 12, param="messages") is None
@@ -206,46 +225,99 @@ def test_what_can_never_run_is_refused_with_the_figures() -> None:
     )
 
 
-def test_guesses_count() -> None:
+def test_draft_tokens_count() -> None:
     load = ServingLoad(context_length=1024, concurrency=4, draft_tokens=3)
     shared = budget(room=600 * 1024, load=load)
     assert shared.longest == 509
     assert not shared.fits([510])
 
 
-def test_too_little_for_anybody_is_said() -> None:
-    assert budget(room=266 * 1024).complaint == ""
-    complaint = budget(room=265 * 1024).complaint
-    assert "leaves 265 KiB for requests, and one of 256 tokens needs 266 KiB" in complaint
+def test_a_shortage_is_explained() -> None:
+    assert budget(room=266 * 1024).shortage == ""
+    shortage = budget(room=265 * 1024).shortage
+    assert "leaves 265 KiB for requests, and one of 256 tokens needs 266 KiB" in shortage
     tiny = budget(room=0, load=ServingLoad(context_length=16, concurrency=1))
-    assert tiny.complaint
+    assert tiny.shortage
 
 
-def test_pressure_stops_joins_until_it_is_gone() -> None:
+def test_critical_pressure_stops_joins_until_it_is_over() -> None:
     memory = MemoryGuard(budget=budget(room=FULL))
     weights, limit = memory.budget.weights_bytes, memory.budget.limit_bytes
     room = limit - weights
-    memory.joined(job(0, 300))
-    calm = memory.look(weights, 0, 0)
+    memory.reserve(job(0, 300))
+    calm = memory.advise(weights, 0, 0)
     assert (calm.chunk_factor, calm.may_join, calm.clear_buffers) == (1.0, True, False)
-    bad = memory.look(weights + room // 2, room // 2, MIB)
+    bad = memory.advise(weights + room // 2, room // 2, MIB)
     assert bad == MemoryAdvice(
         prefix_limit_bytes=0, chunk_factor=0.0, may_join=False, clear_buffers=True
     )
     assert memory.level is PressureLevel.CRITICAL
     assert not memory.may_join(job(1, 300))
-    memory.look(weights + int(0.86 * room), 0, 0)
+    memory.advise(weights + int(0.86 * room), 0, 0)
     assert not memory.may_join(job(1, 300))
-    assert memory.look(weights + int(0.84 * room), 0, 0).may_join
+    assert memory.advise(weights + int(0.84 * room), 0, 0).may_join
     assert memory.may_join(job(1, 300))
 
 
-def test_with_nobody_running_there_is_nothing_to_wait_for() -> None:
+def test_a_job_may_join_an_empty_batch_under_pressure() -> None:
     memory = MemoryGuard(budget=budget(room=FULL))
-    assert memory.look(2**40, 0, 0).may_join
+    assert memory.advise(2**40, 0, 0).may_join
     assert memory.may_join(job(0, 300))
-    memory.joined(job(0, 300))
+    memory.reserve(job(0, 300))
     assert not memory.may_join(job(1, 300))
-    memory.left(0)
-    memory.left(0)
+    memory.release(0)
+    memory.release(0)
     assert memory.may_join(job(1, 300))
+
+
+def chat(**fields: Any) -> GenerationRequest:
+    messages = [{"role": "user", "content": "x"}]
+    return request_body.parse_chat(
+        json.dumps({"model": "m", "messages": messages} | fields).encode()
+    )
+
+
+def completion(**fields: Any) -> GenerationRequest:
+    return request_body.parse_completion(
+        json.dumps({"model": "m", "prompt": "x"} | fields).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt", "wanted", "found"),
+    [
+        pytest.param(chat(), 12, 4084, 500, id="all-that-is-left"),
+        pytest.param(chat(), 511, 3585, 1, id="one-token-left"),
+        pytest.param(chat(max_tokens=500), 12, 500, 500, id="just-fits"),
+        pytest.param(completion(), 500, 16, 12, id="less-than-the-default"),
+        pytest.param(completion(), 5, 16, 16, id="the-default"),
+    ],
+)
+def test_requests_that_fit_get_their_tokens(
+    request_: GenerationRequest, prompt: int, wanted: int, found: int
+) -> None:
+    assert limits.fit_to_memory(SMALL, request_, prompt, wanted) == found
+    assert limits.fit_to_memory(None, request_, prompt, wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt", "wanted", "param"),
+    [
+        pytest.param(chat(max_tokens=501), 12, 501, "messages", id="asked-for-too-much"),
+        pytest.param(chat(), 512, 3584, "messages", id="no-room-for-an-answer"),
+        pytest.param(completion(), 4000, 16, "prompt", id="too-long-a-prompt"),
+    ],
+)
+def test_requests_that_can_never_fit_are_refused(
+    request_: GenerationRequest, prompt: int, wanted: int, param: str
+) -> None:
+    with pytest.raises(RefusedError, match="enough for 512 tokens") as caught:
+        limits.fit_to_memory(SMALL, request_, prompt, wanted)
+    refusal = caught.value.refusal
+    assert (refusal.status, refusal.code, refusal.param) == (400, "kv_budget_exceeded", param)
+
+
+def test_rotating_layers_admit_long_requests() -> None:
+    rotating = dataclasses.replace(SMALL, footprint=KvFootprint(windows=((500, 1),)))
+    assert rotating.longest == 4096
+    assert limits.fit_to_memory(rotating, chat(max_tokens=4000), 96, 4000) == 4000

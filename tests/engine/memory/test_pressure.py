@@ -1,4 +1,4 @@
-"""The water marks: what is given up, and that nothing flaps."""
+"""Memory pressure: the measures at each water mark, without flapping."""
 
 import itertools
 
@@ -14,7 +14,7 @@ parts = st.integers(0, 1200)
 
 
 def reading(taken: int, *, buffers: int = 0, prefix: int = 0) -> MemoryReading:
-    """What is held when so much of the room is taken."""
+    """Return a reading in which the given share of the memory is used."""
     active = WEIGHTS + taken - buffers
     return MemoryReading(active_bytes=active, buffer_bytes=buffers, prefix_bytes=prefix)
 
@@ -23,10 +23,10 @@ def look(before: MemoryPressure, now: MemoryReading) -> MemoryPressure:
     return pressure.assess(before, now, limit_bytes=LIMIT, weights_bytes=WEIGHTS)
 
 
-def levels(takens: list[int]) -> list[PressureLevel]:
-    """Return what each look finds, one after another."""
+def levels(used: list[int]) -> list[PressureLevel]:
+    """Return the pressure after each of the readings."""
     looks = itertools.accumulate(
-        takens, lambda before, taken: look(before, reading(taken)), initial=MemoryPressure()
+        used, lambda before, taken: look(before, reading(taken)), initial=MemoryPressure()
     )
     return [seen.level for seen in looks][1:]
 
@@ -35,7 +35,7 @@ N, T, C = PressureLevel.NORMAL, PressureLevel.TIGHT, PressureLevel.CRITICAL
 
 
 @pytest.mark.parametrize(
-    ("takens", "found"),
+    ("used", "found"),
     [
         pytest.param([0, 849, 850, 949, 950], [N, N, T, T, C], id="up"),
         pytest.param([960, 900, 850, 849, 800, 799], [C, C, C, T, T, N], id="down"),
@@ -44,14 +44,14 @@ N, T, C = PressureLevel.NORMAL, PressureLevel.TIGHT, PressureLevel.CRITICAL
         pytest.param([5000], [C], id="more-than-there-is"),
     ],
 )
-def test_levels(takens: list[int], found: list[PressureLevel]) -> None:
-    assert levels(takens) == found
+def test_levels(used: list[int], found: list[PressureLevel]) -> None:
+    assert levels(used) == found
 
 
 @settings(max_examples=50)
 @given(st.lists(parts, max_size=10), st.integers(0, 50))
 def test_a_mark_is_not_crossed_twice_by_small_steps(path: list[int], wobble: int) -> None:
-    """Whatever came before: what stays within half of the gap changes the level once at most."""
+    """Check that readings within half of the gap change the level at most once, after any history."""
     before = levels(path)[-1:] or [N]
     for middle in (825, 875, 925, 975):
         around = [middle - wobble // 2, middle + wobble // 2] * 4
@@ -62,13 +62,13 @@ def test_a_mark_is_not_crossed_twice_by_small_steps(path: list[int], wobble: int
 
 
 @given(st.lists(parts, min_size=1, max_size=30))
-def test_more_taken_is_never_less_pressure(path: list[int]) -> None:
+def test_more_use_is_never_less_pressure(path: list[int]) -> None:
     less = levels(path)
     more = levels([taken + 10 for taken in path])
     assert all(one <= other for one, other in zip(less, more, strict=True))
 
 
-def test_a_model_that_fills_its_machine_is_no_pressure_by_itself() -> None:
+def test_a_model_that_fills_its_machine_is_not_under_pressure() -> None:
     for weights in (WEIGHTS, LIMIT, LIMIT + 1):
         now = MemoryReading(active_bytes=weights, buffer_bytes=0, prefix_bytes=0)
         found = pressure.assess(MemoryPressure(), now, limit_bytes=LIMIT, weights_bytes=weights)
@@ -86,7 +86,7 @@ def test_the_prefix_cache_is_halved_once_and_then_emptied() -> None:
     assert look(again, reading(700)) == MemoryPressure()
 
 
-def test_pieces_of_prompts_become_smaller() -> None:
+def test_prompt_pieces_become_smaller() -> None:
     assert [MemoryPressure(level=level).chunk_factor for level in PressureLevel] == [1.0, 0.5, 0.0]
 
 

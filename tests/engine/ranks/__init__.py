@@ -1,1 +1,1 @@
-"""Several processes as one engine."""
+"""Tests of engine.ranks: several processes as one engine."""

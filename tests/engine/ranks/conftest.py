@@ -1,4 +1,4 @@
-"""Ranks that start fast, and models that can be split."""
+"""Fixtures: ranks that start fast, and models that can be split."""
 
 import subprocess
 import sys
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import Start
-from tests.engine.ranks.forks import forking
+from tests.support.engine_forks import forking
+from tests.support.engine_process import Start
 
 Make = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Give a function that makes a tiny model once: flags of tests/support/tiny_model.py."""
+    """Return a function that makes a tiny model once; its arguments are those of tests/support/tiny_model.py."""
 
     def function(*flags: str) -> Path:
         folder = tmp_path_factory.getbasetemp() / "-".join(["split", *flags]).replace("--", "")
@@ -29,6 +29,6 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory: pytest.TempPathFactory, blas_cache: Path) -> Iterator[Start]:
-    """Give a function that starts ranks, each of which a test may leave running."""
+    """Return a function that starts ranks; the fixture ends those that still run."""
     with forking(tmp_path_factory.mktemp("ranks"), blas_cache) as function:
         yield function

@@ -1,4 +1,4 @@
-"""Several processes as one engine: each has its share, all do the same, and all go when one does."""
+"""Several processes as one engine: each has its part, all execute the same plans, and all end together."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ from engine.errors import StoppedError
 from engine.ranks import rendezvous
 from engine.ranks.messages import JoinMessage
 from machinery.clock import SystemClock
-from tests.engine.conftest import Engine, Start, eventually
 from tests.engine.ranks.conftest import Make
-from tests.engine.ranks.groups import SECRET, Meeting, end, form, lose, streaming
+from tests.support.engine_groups import SECRET, Meeting, end, form, lose, streaming
+from tests.support.engine_process import Engine, Start, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(300)]
 # Three ranks can share this one's heads, and two could not.
@@ -28,7 +28,7 @@ PROMPTS = ("tell me", "of the people, by the people, for the people " * 30)
 
 
 def answers(engine: Engine) -> list[tuple[str, list[float]]]:
-    """Return greedy answers: text, and likelihoods."""
+    """Return greedy answers: text and log probabilities."""
     found = [engine.chat(text, max_tokens=20, logprobs=True).json["choices"][0] for text in PROMPTS]
     return [
         (one["message"]["content"], [each["logprob"] for each in one["logprobs"]["content"]])
@@ -37,7 +37,7 @@ def answers(engine: Engine) -> list[tuple[str, list[float]]]:
 
 
 def alone(fork: Start, model: Path) -> list[Any]:
-    """Return what one process answers; sums in another order may differ by a little."""
+    """Return the answers of one process; sums in another order may differ slightly."""
     engine = fork(model)
     eventually(engine.is_ready, within_s=120)
     try:
@@ -55,7 +55,7 @@ def steps(ranks: Sequence[Engine]) -> set[int]:
 def pair(
     fork: Start, make: Make, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Engine]]:
-    """Return a group that the tests share; asked to end, it does."""
+    """Return a group that the tests share; it ends when it is asked to."""
     ranks = form(fork, make(), tmp_path_factory.mktemp("pair"), 2, epoch=7)
     yield ranks
     assert end(ranks) == [0, 0]
@@ -82,7 +82,7 @@ def test_eight_streams_at_once(pair: list[Engine]) -> None:
     assert min(steps(pair)) > 20
 
 
-def test_who_hangs_up_leaves_all_ranks(pair: list[Engine]) -> None:
+def test_a_request_whose_client_is_gone_leaves_all_ranks(pair: list[Engine]) -> None:
     with streaming(pair[0]):
         pass
     eventually(lambda: pair[0].busy() == (0, 0))
@@ -90,7 +90,7 @@ def test_who_hangs_up_leaves_all_ranks(pair: list[Engine]) -> None:
     assert pair[0].chat().status == 200
 
 
-def test_each_rank_says_who_it_is(pair: list[Engine]) -> None:
+def test_each_rank_reports_its_rank(pair: list[Engine]) -> None:
     assert pair[0].chat("hello").status == 200
     for number, rank in enumerate(pair):
         body = rank.health().json
@@ -132,7 +132,7 @@ def test_pipeline_with_an_uneven_split(fork: Start, make: Make, tmp_path: Path) 
     assert end(ranks) == [0, 0]
 
 
-def test_what_cannot_be_split_is_refused(fork: Start, make: Make, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_split_is_refused(fork: Start, make: Make, tmp_path: Path) -> None:
     meeting = Meeting.of(2, tmp_path)
     ranks = [meeting.rank(fork, make(*NINE_HEADS), number) for number in range(2)]
     # Whoever finds out first takes the other with it.
@@ -141,15 +141,15 @@ def test_what_cannot_be_split_is_refused(fork: Start, make: Make, tmp_path: Path
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_all_go_when_one_is_killed(fork: Start, make: Make, tmp_path: Path, victim: int) -> None:
+def test_all_ranks_end_when_one_is_killed(
+    fork: Start, make: Make, tmp_path: Path, victim: int
+) -> None:
     ranks = form(fork, make(*NINE_HEADS), tmp_path, 3)
-    lost = f"engine: rank {victim} was lost: its connection closed without a word"
+    lost = f"engine: rank {victim} was lost: its connection closed without a reason"
     assert lose(ranks, victim) == [(4, lost)] * 2
 
 
-def test_a_frozen_rank_is_seen_by_the_progress_of_all(
-    fork: Start, make: Make, tmp_path: Path
-) -> None:
+def test_a_frozen_rank_stops_the_progress_of_all(fork: Start, make: Make, tmp_path: Path) -> None:
     ranks = form(fork, make(), tmp_path, 2)
     with streaming(ranks[0]):
         os.kill(ranks[1].process.pid, signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_a_frozen_rank_is_seen_by_the_progress_of_all(
         assert ranks[0].wait(120) == 4
 
 
-def test_a_group_that_is_not_complete_waits_and_can_be_ended(
+def test_an_incomplete_group_waits_and_can_be_stopped(
     fork: Start, make: Make, tmp_path: Path
 ) -> None:
     rank = Meeting.of(2, tmp_path).rank(fork, make(), 0)
@@ -180,7 +180,7 @@ def test_a_group_that_is_not_complete_waits_and_can_be_ended(
     assert rank.wait() == 0
 
 
-def test_a_rank_of_an_older_epoch_is_turned_away(fork: Start, make: Make, tmp_path: Path) -> None:
+def test_a_rank_of_an_older_epoch_is_rejected(fork: Start, make: Make, tmp_path: Path) -> None:
     meeting = Meeting.of(2, tmp_path)
     host, _, port = meeting.coordinator.partition(":")
     own, over = JoinMessage(rank=0, world_size=2, epoch=3, secret=SECRET), threading.Event()

@@ -1,4 +1,4 @@
-"""What a tokenizer and a template say of a model; the bytes of single tokens. Tokenizers are made on the spot."""
+"""Traits of a tokenizer and its template, and the bytes of single tokens. Tokenizers are created here."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.text.codec import TextCodec
 from engine.text.tool_calls import HERMES, PLAIN
-from tests.engine.mlx_models import module
+from tests.support.mlx_models import module
 
 pytestmark = pytest.mark.mlx
 TEXT = 'Größe 漢字 🦜 <think> a  b\n\tcafé "x" é'
@@ -61,7 +61,7 @@ def test_pieces_are_exact_bytes_even_of_half_characters(tmp_path: Path, make: An
     assert codec.piece(10_000) == b""  # logits are longer than vocabularies
 
 
-def test_a_marker_is_a_piece_of_its_own_spelling(tmp_path: Path) -> None:
+def test_a_special_token_is_spelled_as_itself(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("<é>", special=False), AddedToken("    ", special=False)])
     codec = load(tmp_path, tokenizer)
@@ -75,7 +75,7 @@ HERMES_TEMPLATE = "{% if tools %}<tool_call>{{ tools }}{{ tool_call.name }}{% en
 
 
 @pytest.mark.parametrize(
-    ("template", "start", "form", "is_native"),
+    ("template", "start", "syntax", "is_native"),
     [
         (None, "<tool_call>", HERMES, False),
         ("{{ messages }}", "<tool_call>", HERMES, False),
@@ -87,31 +87,31 @@ HERMES_TEMPLATE = "{% if tools %}<tool_call>{{ tools }}{{ tool_call.name }}{% en
         ("{{ tools }}<minimax:tool_call>", "<minimax:tool_call>", None, True),
     ],
 )
-def test_the_template_says_which_dialect_a_model_was_taught(
-    tmp_path: Path, template: str | None, start: str, form: Any, *, is_native: bool
+def test_the_template_defines_the_tool_call_format(
+    tmp_path: Path, template: str | None, start: str, syntax: Any, *, is_native: bool
 ) -> None:
     more = {} if template is None else {"chat_template": template}
-    dialect = load(tmp_path, byte_level(), **more).traits.dialect
-    assert dialect.start == start
-    assert dialect.is_native is is_native
-    assert is_native or dialect == PLAIN
-    if isinstance(form, str):
-        assert dialect.form is not None
-        assert form in dialect.form.middle
+    call_format = load(tmp_path, byte_level(), **more).traits.tool_call_format
+    assert call_format.start == start
+    assert call_format.is_native is is_native
+    assert is_native or call_format == PLAIN
+    if isinstance(syntax, str):
+        assert call_format.syntax is not None
+        assert syntax in call_format.syntax.middle
     else:
-        assert dialect.form == form
+        assert call_format.syntax == syntax
 
 
-def test_other_dialects_are_read_by_mlx_lms_parsers(tmp_path: Path) -> None:
+def test_other_formats_use_mlx_lms_parsers(tmp_path: Path) -> None:
     template = "{{ tools }}<tool_call>\n<function={{ name }}"
-    dialect = load(tmp_path, byte_level(), chat_template=template).traits.dialect
+    call_format = load(tmp_path, byte_level(), chat_template=template).traits.tool_call_format
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     text = "\n<function=f>\n<parameter=a>\n3\n</parameter>\n</function>\n".strip()
-    assert dialect.parse(text, tools) == {"name": "f", "arguments": {"a": 3}}
+    assert call_format.parse(text, tools) == {"name": "f", "arguments": {"a": 3}}
 
 
-def test_markers_of_thinking_are_found_in_the_vocabulary(tmp_path: Path) -> None:
+def test_thinking_markers_are_found_in_the_vocabulary(tmp_path: Path) -> None:
     assert load(tmp_path, byte_level()).traits.thinking is None
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])

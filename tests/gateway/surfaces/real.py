@@ -9,8 +9,8 @@ from pathlib import Path
 
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
-from tests.engine.conftest import START_S, Engine, eventually, launching
 from tests.gateway.world import Running, World, deployment, endpoint, running_gateway
+from tests.support.engine_process import START_S, Engine, eventually, launching
 
 
 @contextmanager

@@ -6,9 +6,9 @@ import anthropic
 import ollama
 import pytest
 
-from tests.engine.conftest import Engine
 from tests.gateway.surfaces.real import in_front_of, tiny_engine
 from tests.gateway.world import Running
+from tests.support.engine_process import Engine
 
 pytestmark = pytest.mark.mlx
 

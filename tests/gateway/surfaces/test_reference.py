@@ -17,7 +17,7 @@ from gateway.apis.anthropic import request_translator as messages
 from gateway.apis.anthropic import response_translator
 from gateway.apis.ollama import request_translator
 from gateway.errors import RefusedError
-from tests.engine.test_reference import rows as engine_rows
+from tests.support.engine_reference import rows as engine_rows
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 Json = dict[str, Any]

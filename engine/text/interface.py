@@ -1,0 +1,60 @@
+"""The interface of the text room: the tokenizer as other rooms use it. Imports no mlx."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from engine.text.template_traits import TemplateTraits
+
+Message: TypeAlias = dict[str, Any]  # one turn of a chat, in the form that templates take
+
+
+class Detokenizer(Protocol):
+    """Converts one sequence's tokens to text; never returns half a character."""
+
+    def add_token(self, token: int) -> None:
+        """Add one token."""
+        ...
+
+    def finalize(self) -> None:
+        """Stop waiting for the rest of a character."""
+        ...
+
+    @property
+    def last_segment(self) -> str:
+        """The text since the last access."""
+        ...
+
+
+class Codec(Protocol):
+    """The tokenizer. It is read-only, so threads other than the worker may call it."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if the template can turn messages into a prompt."""
+        ...
+
+    @property
+    def traits(self) -> TemplateTraits:
+        """The model's markers, call syntax and template variables."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """Return the tokens of a conversation; `variables` (tools, ...) are passed to the template."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new detokenizer."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of one token, which may be half a character."""
+        ...

@@ -1,0 +1,221 @@
+"""The routes of an engine with a tiny model, for OpenAI's own client and for hostile ones."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.engine_process import Engine, eventually
+
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
+
+
+def complete(client: openai.OpenAI, text: str, **fields: Any) -> str:
+    fields = {"max_tokens": 24, "temperature": 0} | fields
+    done = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": text}], **fields
+    )
+    return done.choices[0].message.content or ""
+
+
+def stream(client: openai.OpenAI, text: str, **fields: Any) -> tuple[str, list[Any]]:
+    fields = {"max_tokens": 24, "temperature": 0} | fields
+    with client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": text}], stream=True, **fields
+    ) as events:
+        chunks = list(events)
+    shown = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    return "".join(shown), chunks
+
+
+def test_models_and_headers(engine: Engine, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny", "fast"]
+    assert client.models.retrieve("fast").id == "fast"
+    with pytest.raises(openai.NotFoundError, match="does not exist here"):
+        client.models.retrieve("nobody/none")
+    headers = engine.chat(model="fast").headers
+    assert headers["x-fleet-node"] == "mac-1"
+    assert headers["x-fleet-replica"] == "tiny-0"
+    assert (headers["x-fleet-in-flight"], headers["x-fleet-queued"]) == ("0", "0")
+    assert 0 <= int(headers["x-fleet-memory-free"]) <= 100
+
+
+def test_a_chat_answer_has_openais_form(client: openai.OpenAI) -> None:
+    done = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=5, temperature=0
+    )
+    assert done.id.startswith("chatcmpl-")
+    assert (done.object, done.model) == ("chat.completion", "tiny")
+    assert done.choices[0].message.role == "assistant"
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 5
+    assert done.usage.total_tokens == done.usage.prompt_tokens + 5
+
+
+def test_a_streamed_chat_equals_the_whole(client: openai.OpenAI) -> None:
+    for text in ("hello world", "grüße, 世界 🌍", "x"):
+        shown, chunks = stream(client, text, stream_options={"include_usage": True}, max_tokens=200)
+        assert shown == complete(client, text, max_tokens=200)
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-2].choices[0].finish_reason == "length"
+        assert chunks[-1].usage.completion_tokens == 200
+        assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_streamed_completion_equals_the_whole(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "prompt": "We hold", "temperature": 0}
+    whole = client.completions.create(**options)
+    with client.completions.create(stream=True, **options) as events:
+        shown = "".join(chunk.choices[0].text for chunk in events)
+    assert whole.id.startswith("cmpl-")
+    assert whole.choices[0].text == shown
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 16
+
+
+def test_a_list_as_a_prompt(client: openai.OpenAI) -> None:
+    by_text = client.completions.create(model="tiny", prompt=["truths"], temperature=0)
+    by_tokens = client.completions.create(model="tiny", prompt=[10, 20, 30], temperature=0)
+    assert by_text.usage is not None
+    assert by_tokens.usage is not None
+    assert by_tokens.usage.prompt_tokens == 3
+
+
+def test_a_batch_gives_the_same_answers_as_single_requests(client: openai.OpenAI) -> None:
+    texts = [f"number {n} " + "and more words " * n for n in range(8)]
+    alone = [complete(client, text) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda text: complete(client, text), texts))
+    assert together == alone
+    assert len(set(alone)) > 1
+
+
+def test_a_seed_gives_the_same_answer_in_any_batch(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 30}
+    alone = complete(client, "hello", seed=7, **options)
+    with ThreadPoolExecutor(6) as pool:
+        futures = [
+            pool.submit(complete, client, "hello", seed=seed, **options)
+            for seed in (1, 7, 2, 7, -3)
+        ]
+        futures.append(pool.submit(complete, client, "something else", max_tokens=40))
+        answers = [future.result() for future in futures]
+    assert answers[1] == answers[3] == alone
+    assert len({answers[0], answers[1], answers[2], answers[4]}) == 4
+    # Without a seed, each answer differs.
+    assert complete(client, "hello", **options) != complete(client, "hello", **options)
+
+
+def test_stop_words_match_text_across_tokens(client: openai.OpenAI) -> None:
+    full = complete(client, "hello", max_tokens=60)
+    for start, length in ((3, 5), (10, 4), (20, 9)):
+        stop = full[start : start + length]
+        expected = full[: full.find(stop)]
+        assert complete(client, "hello", max_tokens=60, stop=stop) == expected
+        shown, chunks = stream(client, "hello", max_tokens=60, stop=["zzzz", stop])
+        assert shown == expected
+        assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_disconnects_frees_its_slot(engine: Engine, *, is_streamed: bool) -> None:
+    before = engine.health().json["steps"]
+    connection = engine.begin(max_tokens=4000, stream=is_streamed)
+    eventually(lambda: engine.busy() == (1, 0))
+    eventually(lambda: engine.health().json["steps"] > before + 3)
+    connection.close()
+    eventually(lambda: engine.busy() == (0, 0), within_s=5)
+    assert engine.health().json["steps"] < before + 3000
+
+
+def test_a_request_over_the_context_is_refused(engine: Engine, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 4096") as caught:
+        complete(client, "hello", max_tokens=4096)
+    assert caught.value.code == "context_length_exceeded"
+    reply = engine.chat("abc " * 6000)
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+
+
+def test_an_unknown_model_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="serves: tiny, fast") as caught:
+        client.completions.create(model="/etc", prompt="x")
+    assert caught.value.code == "model_not_found"
+
+
+# Each of these ends the generation thread or the process of mlx_lm.server.
+HOSTILE: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"stop": [1]}),
+    ("/v1/completions", {"prompt": ""}),
+    ("/v1/chat/completions", {"xtc_probability": 0.5, "xtc_threshold": 0.9}),
+    ("/v1/chat/completions", {"logit_bias": {"999999": 5}}),
+    ("/v1/chat/completions", {"messages": "abc"}),
+    ("/v1/chat/completions", {"model": "/nonexistent"}),
+    ("/v1/chat/completions", {"max_tokens": 0}),
+    ("/v1/chat/completions", {"top_k": 2**40, "temperature": 1}),
+    ("/v1/completions", {"prompt": [999999]}),
+    ("/v1/completions", {"prompt": [-1]}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), HOSTILE, ids=str)
+def test_hostile_requests_are_refused(engine: Engine, path: str, fields: dict[str, Any]) -> None:
+    base: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    )
+    reply = engine.post(path, **base | fields)
+    assert reply.status in (400, 404), reply.raw
+    assert set(reply.error) == {"message", "type", "param", "code"}
+    assert engine.chat().status == 200
+
+
+def test_a_top_k_over_the_vocabulary_has_no_effect(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 1, "seed": 4}
+    expected = complete(client, "x", **options)
+    assert complete(client, "x", **options, extra_body={"top_k": 1_000_000}) == expected
+
+
+def test_an_answer_can_be_continued_as_a_prompt(client: openai.OpenAI) -> None:
+    # Prompt and output as a new prompt are an exact cache hit, which crashes mlx_lm.server.
+    first = client.completions.create(model="tiny", prompt="We hold", max_tokens=4, temperature=0)
+    again = client.completions.create(
+        model="tiny", prompt="We hold" + first.choices[0].text, max_tokens=4, temperature=0
+    )
+    assert again.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/chat/completions", b"{", 400),
+        ("POST", "/v1/chat/completions", b"\xff\xfe", 400),
+        ("POST", "/v1/chat/completions", b"[1]", 400),
+        ("POST", "/v1/chat/completions", b" " * (9 << 20), 413),
+        ("GET", "/v1/chat/completions", None, 405),
+        ("POST", "/health", b"", 405),
+        ("GET", "/v1/nothing", None, 404),
+        ("GET", "/v1/models/", None, 404),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_every_refusal_has_the_error_envelope(
+    engine: Engine, method: str, path: str, body: bytes | None, status: int
+) -> None:
+    reply = engine.request(method, path, body)
+    assert reply.status == status
+    assert set(reply.error) == {"message", "type", "param", "code"}
+    assert reply.headers["x-fleet-node"] == "mac-1"
+
+
+def test_a_large_body_without_a_length_is_refused(engine: Engine) -> None:
+    connection = engine.connect()
+    parts = (b" " * 65536 for _ in range(200))
+    try:
+        connection.request("POST", "/v1/completions", parts, encode_chunked=True)
+        response = connection.getresponse()
+        assert response.status == 413
+        assert "error" in json.loads(response.read())
+    finally:
+        connection.close()

@@ -1,0 +1,120 @@
+"""Measured cache footprints compared with the bytes that mlx-lm allocates and with the memory proof."""
+
+from typing import Any
+
+import pytest
+
+from engine.cache.interface import KvOptions
+from models import footprint
+from models.footprint import CACHE_STEP, ServingLoad
+from tests.support import model_geometries as proof
+from tests.support.mlx_models import BASE, GEMMA, MAMBA, Late, build
+
+mx: Any = Late("mlx.core")
+layer_caches: Any = Late("engine.cache.layer_caches")
+
+PLAIN = KvOptions()
+CASES = [
+    pytest.param({**BASE, "model_type": "qwen3"}, PLAIN, id="qwen3"),
+    pytest.param({**BASE, "model_type": "llama"}, PLAIN, id="llama"),
+    pytest.param({**BASE, "model_type": "qwen2"}, PLAIN, id="qwen2"),
+    pytest.param({**BASE, "model_type": "llama"}, KvOptions(bits=4), id="quantised"),
+    pytest.param({**BASE, "model_type": "llama"}, KvOptions(window=300), id="window"),
+    pytest.param(GEMMA, PLAIN, id="rotating"),
+    pytest.param(GEMMA, KvOptions(bits=8), id="rotating-and-quantised"),
+    pytest.param(MAMBA, PLAIN, id="state"),
+]
+CHUNK = 200
+
+
+def held(model: Any, options: KvOptions, prompt: int, answer: int) -> tuple[int, int]:
+    """Return the bytes of a sequence's caches after its prompt, read in chunks, and after its answer."""
+    caches = layer_caches.make_caches(model, options)
+
+    def read(count: int) -> int:
+        model(mx.zeros((1, count), dtype=mx.int32), cache=caches)
+        return sum(one.nbytes for one in caches)
+
+    after_prompt = 0
+    for start in range(0, prompt, CHUNK):
+        after_prompt = read(min(CHUNK, prompt - start))
+    found = [read(1) for _ in range(answer)]
+    return after_prompt, found[-1]
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize(("config", "options"), CASES)
+def test_the_footprint_covers_the_allocated_bytes(
+    config: dict[str, Any], options: KvOptions
+) -> None:
+    model = build(config)
+    measured = layer_caches.measure_footprint(model, options)
+    for prompt, answer in ((1, 1), (100, 3), (255, 2), (256, 1), (530, 1)):
+        tokens = prompt + answer
+        reading, at_end = held(model, options, prompt, answer)
+        predicted = measured.sequence_bytes(tokens)
+        assert at_end <= predicted
+        assert reading <= predicted + measured.reading_bytes(CHUNK)
+        step = measured.sequence_bytes(CACHE_STEP) - measured.constant_bytes
+        assert predicted <= 1.3 * at_end + step
+
+
+@pytest.mark.mlx
+def test_each_row_of_a_batch_takes_the_bytes_of_the_longest() -> None:
+    model = build(BASE)
+    measured = layer_caches.measure_footprint(model, PLAIN)
+    rows = [layer_caches.make_caches(model, PLAIN) for _ in range(3)]
+    for row, tokens in zip(rows, (5, 700, 40), strict=True):
+        model(mx.zeros((1, tokens), dtype=mx.int32), cache=row)
+    batch = [column[0].merge(list(column)) for column in zip(*rows, strict=True)]
+    model(mx.zeros((3, 1), dtype=mx.int32), cache=batch)
+    real = sum(one.nbytes for one in batch)
+    assert real == measured.batch_bytes(3, 701)
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize("options", [PLAIN, KvOptions(bits=8)], ids=str)
+def test_rows_that_grow_join_and_leave_stay_within_the_footprint(options: KvOptions) -> None:
+    model = build(BASE)
+    measured = layer_caches.measure_footprint(model, options)
+    batch: list[Any] = []
+    for tokens in (452, 200, 77):
+        row = layer_caches.make_caches(model, options)
+        model(mx.zeros((1, tokens), dtype=mx.int32), cache=row)
+        merged = [one.merge([one]) for one in row]
+        for mine, new in zip(batch, merged, strict=bool(batch)):
+            mine.extend(new)
+        batch = batch or merged
+        model(mx.zeros((len(batch[0].offset.tolist()), 1), dtype=mx.int32), cache=batch)
+    rows = 3
+    for step in range(40):
+        longest = max(batch[0].offset.tolist())
+        assert sum(one.nbytes for one in batch) <= measured.batch_bytes(rows, longest)
+        model(mx.zeros((rows, 5), dtype=mx.int32), cache=batch)
+        if step == 20:
+            rows = 2
+            for one in batch:
+                one.filter(mx.array([0, 2]))
+
+
+@pytest.mark.mlx
+def test_measuring_takes_no_memory() -> None:
+    model = build(BASE)
+    mx.eval(model.parameters())
+    before = mx.get_active_memory()
+    layer_caches.measure_footprint(model, PLAIN)
+    assert mx.get_active_memory() == before
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize("family", proof.FAMILIES)
+def test_the_engine_and_the_memory_proof_agree(family: str) -> None:
+    config = {**proof.BASE, "model_type": family, **proof.FAMILIES[family]}
+    if "text_config" in config:
+        config = {"model_type": family, "vocab_size": 64, "text_config": config["text_config"]}
+    measured = layer_caches.measure_footprint(build(config), PLAIN)
+    # What is held beside a window while a prompt is read is counted apart here.
+    shape = proof.geometry(config).model_copy(update={"prefill_step": 0})
+    for tokens in (1, 300, 1024):
+        proved = footprint.cache_bytes(shape, ServingLoad(context_length=tokens, concurrency=3))
+        assert measured.batch_bytes(3, tokens) == proved

@@ -1,0 +1,131 @@
+"""Memory allocation with real models and real MLX limits."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.memory.budget import PROCESS_BYTES, full_bytes
+from models import model_files
+from models.model_files import ModelUnusableError
+from reconciler.placement import memory_proof
+from reconciler.placement.memory_proof import ProofExtras
+from tests.support import tiny_model
+from tests.support.engine_batches import CONFIG as BASE
+from tests.support.mlx_models import Late
+
+pytestmark = pytest.mark.mlx
+
+mx: Any = Late("mlx.core")
+allocation: Any = Late("engine.memory.allocation")
+mlx_lm_utils: Any = Late("mlx_lm.utils")
+
+CONFIG = dataclasses.replace(BASE, context_length=1000, concurrency=4, queue_limit=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Heads of 64, which can be quantised.
+    found = tmp_path_factory.mktemp("models") / "tiny"
+    return tiny_model.make(found, hidden=128, heads=2, kv_heads=1)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return mlx_lm_utils.load_model(folder)[0]
+
+
+@pytest.fixture(autouse=True)
+def limits_as_before() -> Iterator[None]:
+    before = mx.get_memory_limit()
+    buffers = mx.set_cache_limit(before)
+    mx.set_cache_limit(buffers)
+    yield
+    mx.set_memory_limit(before)
+    mx.set_cache_limit(buffers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="geometry of a widened model")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kv_bits": 8},
+        {"kv_window": 300},
+        {"prefix_cache_bytes": 3 << 20},
+        {"draft_model": Path("draft")},
+        {"concurrency": 1, "context_length": 300},
+    ],
+    ids=str,
+)
+def test_the_promised_memory_is_enough_for_full_contexts(
+    model: Any, folder: Path, changes: dict[str, Any]
+) -> None:
+    config = dataclasses.replace(CONFIG, **changes)
+    facts = model_files.inspect_model(folder)
+    shape = model_files.model_geometry(facts, casts_to_float32=True)
+    drafts = [(model, facts)] if config.draft_model is not None else []
+    proved = memory_proof.prove(
+        shape,
+        context_length=config.context_length,
+        concurrency=config.concurrency,
+        extras=ProofExtras(
+            kv_bits=config.kv_bits,
+            kv_window=config.kv_window,
+            prefix_cache_bytes=config.prefix_cache_bytes or 0,
+            draft=shape if drafts else None,
+            draft_tokens=config.draft_tokens if drafts else 0,
+        ),
+    )
+    config = dataclasses.replace(config, memory_limit_bytes=proved.total_bytes)
+    memory = allocation.allocate([(model, facts), *drafts], config)
+    shared = memory.budget
+    assert shared.kv_bytes >= full_bytes(shared.footprint, shared.load)
+    assert shared.longest == config.context_length
+    assert shared.prefix_kept_bytes == (config.prefix_cache_bytes or 0)
+    # The rest of the proof's memory for the process covers the rounding of allocations.
+    assert shared.limit_bytes == proved.total_bytes - PROCESS_BYTES
+    assert mx.get_memory_limit() == shared.limit_bytes
+
+
+def test_without_a_promise_the_machine_recommends_the_memory(model: Any, folder: Path) -> None:
+    memory = allocation.allocate([(model, model_files.inspect_model(folder))], CONFIG)
+    shared = memory.budget
+    assert shared.limit_bytes == allocation.machine_bytes() - PROCESS_BYTES
+    assert 0.5 * shared.limit_bytes < shared.kv_bytes < shared.limit_bytes
+    assert shared.prefix_most_bytes == shared.limit_bytes // 4
+
+
+def test_too_little_memory_is_refused_at_the_start(model: Any, folder: Path) -> None:
+    config = dataclasses.replace(CONFIG, memory_limit_bytes=PROCESS_BYTES + 1)
+    with pytest.raises(ModelUnusableError, match="the memory limit leaves 0 B for requests"):
+        allocation.allocate([(model, model_files.inspect_model(folder))], config)
+
+
+def test_caches_that_the_model_cannot_use_are_refused(tiny: Path) -> None:
+    found = mlx_lm_utils.load_model(tiny)[0]
+    config = dataclasses.replace(CONFIG, kv_bits=4)
+    with pytest.raises(ModelUnusableError, match="a multiple of 32"):
+        allocation.allocate([(found, model_files.inspect_model(tiny))], config)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the agent's own estimate")
+def test_the_engine_and_the_agent_agree_on_the_machine() -> None:
+    linux = Late("nodeagent.hardware.linux")
+    assert allocation.machine_bytes() == linux.read_facts().gpu_memory_limit_bytes
+
+
+def test_the_wired_limit_is_the_need_of_the_model(model: Any, folder: Path) -> None:
+    shared = allocation.plan_budget([(model, model_files.inspect_model(folder))], CONFIG, ranks=1)
+    found = allocation.find_limits(shared)
+    needed = (
+        shared.weights_bytes + shared.activation_bytes + full_bytes(shared.footprint, shared.load)
+    )
+    assert found.wired == needed < shared.limit_bytes == found.arrays
+    assert found.buffers >= shared.activation_bytes
+    allocation.apply_limits(found)
+    allocation.release_wired_memory()  # twice is once
+    allocation.release_wired_memory()

@@ -1,0 +1,43 @@
+"""Limits of vocabulary and context."""
+
+import pytest
+
+from engine.openai import limits
+from engine.openai.request_body import GenerationRequest
+from tests.support.engine_requests import chat, complete, refused
+
+
+@pytest.mark.parametrize("tokens", [[], [512], [-1], [10**30]], ids=str)
+def test_tokens_must_be_in_the_vocabulary(tokens: list[int]) -> None:
+    assert refused(limits.check_tokens, tokens, 512).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt_tokens", "max_tokens"),
+    [
+        pytest.param(chat(), 90, 10, id="chat-takes-the-rest"),
+        pytest.param(complete(), 50, 16, id="completion-takes-sixteen"),
+        pytest.param(complete(), 95, 5, id="completion-takes-the-rest"),
+        pytest.param(chat(max_completion_tokens=10), 90, 10, id="exact-fit"),
+    ],
+)
+def test_max_tokens_is_resolved(
+    request_: GenerationRequest, prompt_tokens: int, max_tokens: int
+) -> None:
+    assert limits.resolve_max_tokens(request_, prompt_tokens, 100) == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt_tokens", "numbers"),
+    [
+        (chat(), 100, ("100 tokens", "resulted in 100")),
+        (chat(max_tokens=11), 90, ("100 tokens", "101 tokens (90 in the messages, 11 in")),
+        (complete(max_tokens=1), 100, ("100 tokens", "your prompt resulted in 100")),
+    ],
+)
+def test_a_request_without_room_is_refused(
+    request_: GenerationRequest, prompt_tokens: int, numbers: tuple[str, str]
+) -> None:
+    refusal = refused(limits.resolve_max_tokens, request_, prompt_tokens, 100)
+    assert refusal.code == "context_length_exceeded"
+    assert all(number in refusal.message for number in numbers)

@@ -1,0 +1,202 @@
+"""Request bodies: accepted values, refused values and the parsed request."""
+
+import re
+from typing import Any
+
+import pytest
+
+from engine.jobs import SamplingParams
+from engine.openai import request_body
+from engine.openai.request_body import TextPrompts
+from tests.support.engine_requests import TURNS, chat, complete, refused
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"n": 1},
+    {"presence_penalty": 0, "frequency_penalty": 0.0},
+    {"logit_bias": {}},
+    {"logit_bias": {"5": 0}},
+    {"logprobs": False, "top_logprobs": None},
+    {"tools": None, "tool_choice": "none", "parallel_tool_calls": True},
+    {"tools": []},
+    {"response_format": {"type": "text"}},
+    {"temperature": None, "top_p": None, "max_tokens": None, "stop": None, "seed": None},
+    {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "xtc_probability": 0.0},
+    {"top_k": -1, "top_p": 1},
+    {"stream": None, "stream_options": None, "include_performance": False},
+    {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+    {"session_id": "s"},
+    {"safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "in_memory"},
+    {"verbosity": "medium", "modalities": ["text"], "prediction": None, "audio": None},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=str)
+def test_neutral_values_are_accepted(fields: dict[str, Any]) -> None:
+    assert chat(**fields) == chat()
+
+
+def test_every_sampling_parameter_is_parsed() -> None:
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -1,
+        "frequency_penalty": 2,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+    }
+    expected = SamplingParams(**given, logit_bias=((7, 100.0), (9, -3.5)))  # type: ignore[arg-type]
+    bias = {"9": -3.5, "7": 100}
+    assert chat(**given, logit_bias=bias).sampling == expected
+    assert complete(**given, logit_bias=bias).sampling == expected
+    assert chat().sampling == SamplingParams(temperature=1.0)
+    assert (chat(seed=5).seed, chat().seed) == (5, None)
+
+
+def test_a_top_p_or_temperature_of_zero_is_greedy() -> None:
+    assert chat(top_p=0, top_k=7).sampling == SamplingParams(temperature=1.0, top_k=1)
+    assert chat(temperature=1e-9).sampling == SamplingParams(temperature=0.0)
+
+
+def test_logprobs_of_chats_and_completions() -> None:
+    assert chat(logprobs=True).top_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).top_logprobs == 20
+    assert complete(logprobs=5).top_logprobs == 5
+    assert complete(logprobs=0).top_logprobs == 0
+    assert complete().top_logprobs is None
+
+
+REFUSED = [
+    ("tools", [1]),
+    ("tool_choice", "required"),
+    ("response_format", {"type": "yaml"}),
+    ("logprobs", 1),
+    ("top_logprobs", 3),
+    ("top_logprobs", 21),
+    ("logit_bias", {"x": 5}),
+    ("logit_bias", {"-1": 5}),
+    ("logit_bias", {"07": 5}),
+    ("logit_bias", {"7": 101}),
+    ("logit_bias", {"7": "1"}),
+    ("logit_bias", [5]),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.1),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", 2.1),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("min_p", 1.5),
+    ("xtc_probability", -0.1),
+    ("xtc_threshold", 0.6),
+    ("n", 0),
+    ("n", 129),
+    ("n", True),
+    ("functions", [{}]),
+    ("function_call", {"name": "f"}),
+    ("modalities", ["audio"]),
+    ("audio", {"voice": "alloy", "format": "wav"}),
+    ("prediction", {"type": "content", "content": "x"}),
+    ("web_search_options", {}),
+    ("store", True),
+    ("verbosity", "low"),
+    ("service_tier", "flex"),
+    ("prompt_cache_retention", "24h"),
+    ("reasoning_effort", "enormous"),
+    ("metadata", {"a": 1}),
+    ("user", 1),
+    ("safety_identifier", 1),
+    ("prompt_cache_key", 1),
+    ("temperature", 2.1),
+    ("temperature", -0.1),
+    ("temperature", "1"),
+    ("top_p", -0.1),
+    ("top_p", 1.1),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 1.5),
+    ("max_tokens", True),
+    ("max_completion_tokens", 0),
+    ("seed", 2**70),
+    ("seed", "1"),
+    ("stop", [""]),
+    ("stop", ""),
+    ("stop", [1]),
+    ("stop", ["a", "b", "c", "d", "e"]),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("include_performance", 1),
+    ("fleet", {"tokens": [], "seed": 1, "prompt": "", "id": "x", "created": 1}),
+    ("model", 1),
+    ("messages", []),
+    ("messages", "abc"),
+    ("messages", None),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED, ids=str)
+def test_unsupported_values_are_refused_by_name(name: str, value: Any) -> None:
+    refusal = refused(chat, **{name: value})
+    assert (refusal.status, re.split(r"[.\[]", refusal.param or "")[0]) == (400, name)
+    assert refusal.type == "invalid_request_error"
+    assert name in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 2),
+        ("suffix", "x"),
+        ("logprobs", 6),
+        ("logprobs", True),
+        ("echo", "yes"),
+        ("messages", TURNS),
+        ("top_logprobs", 1),
+        ("max_completion_tokens", 5),
+        ("metadata", {}),
+    ],
+)
+def test_values_that_completions_refuse(name: str, value: Any) -> None:
+    assert refused(complete, **{name: value}).param == name
+
+
+def test_parameters_of_completions_only() -> None:
+    assert complete(suffix="", best_of=3, n=3, echo=True) == complete(n=3, echo=True)
+    assert complete(echo=True).is_echoed
+    assert refused(complete, echo=True, logprobs=1).param == "echo"
+    assert refused(complete, best_of=3, n=2).param == "best_of"
+    for name in ("echo", "best_of", "suffix"):
+        assert refused(chat, **{name: 1}).code == "unknown_parameter"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "contents"),
+    [
+        ("hi", ("hi",)),
+        (["hi"], ("hi",)),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2]], ((1, 2),)),
+        (["a", "b"], ("a", "b")),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+    ids=str,
+)
+def test_prompts_are_texts_or_tokens(prompt: Any, contents: Any) -> None:
+    request = complete(prompt=prompt, n=2)
+    assert request.prompt == TextPrompts(contents=contents)
+    assert request.size == 2 * len(contents)
+
+
+@pytest.mark.parametrize("prompt", [[], None, 3, [1, "a"], ["a", 1], [True], [-1]], ids=str)
+def test_malformed_prompts_are_refused(prompt: Any) -> None:
+    assert (refused(complete, prompt=prompt).param or "").split("[")[0] == "prompt"
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff{", b"[1]", b'"x"', b"[" * 5000, b'{"a":NaN}'])
+def test_a_body_must_be_a_json_object(raw: bytes) -> None:
+    assert refused(request_body.parse_chat, raw).status == 400
+
+
+def test_max_tokens_may_be_set_once() -> None:
+    assert refused(chat, max_tokens=1, max_completion_tokens=2).param == "max_tokens"

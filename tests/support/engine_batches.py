@@ -1,0 +1,92 @@
+"""Batch loops on models in this process, and helpers to run them. mlx_lm is imported late: it takes seconds."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.gauges import Gauges
+from engine.jobs import Job, SamplingParams, TokenOutput, WorkerEvent
+from machinery.clock import SystemClock
+from models import model_files
+from tests.support.mlx_models import module
+
+GREEDY = SamplingParams(temperature=0)
+PROMPTS = [[(7 * row + 3 * at) % 480 + 10 for at in range(3 + 40 * row)] for row in range(8)]
+CONFIG = EngineConfig(
+    model_dir=Path(),
+    replica="r",
+    replica_uid="u",
+    node="n",
+    served_names=("m",),
+    host="127.0.0.1",
+    port=1,
+    context_length=2048,
+    concurrency=16,
+    queue_limit=16,
+    drain_timeout_s=1,
+    max_body_bytes=1,
+    blas_cache=Path(),
+)
+
+
+def load(folder: Path, gauges: Gauges | None = None) -> Any:
+    facts = model_files.inspect_model(folder)
+    loader = module("engine.model.loader")
+    return loader.load(folder, facts, gauges or Gauges(), is_stopping=lambda: False)
+
+
+load_once = functools.lru_cache(maxsize=4)(load)
+
+
+def new_batch(
+    loaded: Any, folder: Path, *, model: Any = None, gauges: Gauges | None = None, **changes: Any
+) -> Any:
+    """Make an idle batch loop; `model` replaces the loaded one, `changes` are fields of the config."""
+    config = dataclasses.replace(CONFIG, model_dir=folder, **changes)
+    facts = model_files.inspect_model(folder)
+    models = [(loaded.model, facts)]
+    if loaded.draft is not None:
+        models.append((loaded.draft, facts))
+    memory = module("engine.memory.allocation").allocate(models, config)
+    model_rank = module("engine.model_rank")
+    if model is not None:
+        loaded = dataclasses.replace(loaded, model=model)
+    executor = model_rank.make_executor(
+        loaded, config, prefix_bytes=memory.budget.prefix_most_bytes
+    )
+    return model_rank.make_batch_loop(loaded, executor, memory, gauges or Gauges(), SystemClock())
+
+
+def job(number: int, prompt: list[int], **changes: Any) -> Job:
+    fields: dict[str, Any] = {"max_tokens": 20, "sampling": GREEDY}
+    return Job(id=number, prompt=tuple(prompt), **fields | changes)
+
+
+def step(batch: Any) -> list[WorkerEvent]:
+    return [event for events in batch.step() for event in events]
+
+
+def drain(batch: Any, events: list[WorkerEvent] | None = None) -> dict[int, list[TokenOutput]]:
+    """Run until idle; return the outputs by job."""
+    found: dict[int, list[TokenOutput]] = {}
+    pending = list(events or [])
+    while True:
+        for event in pending:
+            assert isinstance(event, TokenOutput), event
+            found.setdefault(event.job_id, []).append(event)
+        if batch.is_idle:
+            return found
+        pending = step(batch)
+
+
+def run(batch: Any, *jobs: Job) -> dict[int, list[int]]:
+    """Run these jobs together; return their tokens."""
+    for one in jobs:
+        batch.add(one)
+    return {number: tokens(made) for number, made in drain(batch).items()}
+
+
+def tokens(made: list[TokenOutput]) -> list[int]:
+    return [one.token for one in made]

@@ -1,0 +1,73 @@
+"""Real ranks of one model on this machine, connected by MLX's ring."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.engine_process import Engine, Start, eventually
+from tests.support.ports import free_port
+
+READY_S = 120.0
+SECRET = "of this epoch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """The address and settings of one start of a group."""
+
+    size: int
+    coordinator: str
+    hostfile: Path
+
+    @classmethod
+    def of(cls, size: int, folder: Path) -> "Meeting":
+        ports = [free_port() for _ in range(size + 1)]
+        hostfile = folder / f"hosts-{ports[0]}"
+        hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
+        return cls(size=size, coordinator=f"127.0.0.1:{ports[0]}", hostfile=hostfile)
+
+    def rank(self, start: Start, model: Path, number: int, **flags: object) -> Engine:
+        """Start one rank."""
+        variables = {
+            "MLX_FLEET_GROUP_SECRET": SECRET,
+            "MLX_RANK": str(number),
+            "MLX_HOSTFILE": str(self.hostfile),
+        }
+        given = {"rank": number, "world_size": self.size, "coordinator": self.coordinator} | flags
+        return start(model, variables=variables, **given)
+
+
+def form(start: Start, model: Path, folder: Path, size: int, **flags: object) -> list[Engine]:
+    """Start all ranks of a group, and wait until it serves."""
+    meeting = Meeting.of(size, folder)
+    ranks = [meeting.rank(start, model, number, **flags) for number in range(size)]
+    for rank in ranks:
+        eventually(rank.is_ready, within_s=READY_S)
+    return ranks
+
+
+def end(ranks: Sequence[Engine]) -> list[int]:
+    """Ask rank 0 to end; return all exit codes."""
+    ranks[0].process.send_signal(signal.SIGTERM)
+    return [rank.wait(120) for rank in ranks]
+
+
+@contextmanager
+def streaming(rank: Engine) -> Iterator[None]:
+    """Keep a group generating inside the context."""
+    stream = rank.begin(stream=True, max_tokens=4000)
+    with closing(stream):
+        assert stream.getresponse().read(500)
+        yield
+
+
+def lose(ranks: Sequence[Engine], victim: int) -> list[tuple[int, str]]:
+    """Kill one rank while the group works; return the exit codes and last lines of the others."""
+    with streaming(ranks[0]):
+        os.kill(ranks[victim].process.pid, signal.SIGKILL)
+        others = [rank for number, rank in enumerate(ranks) if number != victim]
+        return [(rank.wait(120), rank.last_words()) for rank in others]

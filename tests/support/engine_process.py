@@ -1,0 +1,182 @@
+"""Real engine processes, and a plain HTTP client for requests that no client library sends."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from tests.support.ports import free_port
+
+START_S = 60.0
+Json = dict[str, Any]
+Headers = Mapping[str, str]
+NO_HEADERS: Headers = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One HTTP response."""
+
+    status: int
+    headers: dict[str, str]
+    raw: bytes
+
+    @property
+    def json(self) -> Json:
+        parsed: Json = json.loads(self.raw)
+        return parsed
+
+    @property
+    def error(self) -> Json:
+        error: Json = self.json["error"]
+        return error
+
+
+def eventually(holds: Callable[[], bool], *, within_s: float = 20.0, what: str = "") -> None:
+    """Poll until a condition holds; fail after `within_s` seconds."""
+    deadline = time.perf_counter() + within_s
+    while not holds():
+        assert time.perf_counter() < deadline, f"not within {within_s} s: {what or holds}"
+        time.sleep(0.01)
+
+
+class Process(Protocol):
+    """The used part of subprocess.Popen, and of forks (tests/support/engine_forks.py)."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One engine process, its port and the file of its stderr."""
+
+    process: Process
+    port: int
+    stderr: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Headers = NO_HEADERS
+    ) -> Reply:
+        with contextlib.closing(self.connect()) as connection:
+            given = {"content-type": "application/json", **headers}
+            connection.request(method, path, body, given)
+            response = connection.getresponse()
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(status=response.status, headers=headers, raw=response.read())
+
+    def post(self, path: str, *, headers: Headers = NO_HEADERS, **fields: Any) -> Reply:
+        body = json.dumps({"model": "tiny"} | fields).encode()
+        return self.request("POST", path, body, headers)
+
+    def chat(self, text: str = "hello", *, headers: Headers = NO_HEADERS, **fields: Any) -> Reply:
+        messages = [{"role": "user", "content": text}]
+        fields = {"messages": messages, "max_tokens": 8, "temperature": 0} | fields
+        return self.post("/v1/chat/completions", headers=headers, **fields)
+
+    def begin(self, *, headers: Headers = NO_HEADERS, **fields: Any) -> http.client.HTTPConnection:
+        """Send a chat request without reading the response."""
+        connection = self.connect()
+        messages = [{"role": "user", "content": "hello"}]
+        body = json.dumps({"model": "tiny", "messages": messages, "temperature": 0} | fields)
+        connection.request("POST", "/v1/chat/completions", body.encode(), dict(headers))
+        return connection
+
+    def health(self) -> Reply:
+        return self.request("GET", "/health")
+
+    def answers(self) -> bool:
+        try:
+            self.health()
+        except OSError:
+            return False
+        return True
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.stderr.read_text()
+        try:
+            return self.health().status == 200
+        except OSError:
+            return False  # not yet listening, or ended, which the next call finds
+
+    def busy(self) -> tuple[int, int]:
+        health = self.health().json
+        return health["inFlight"], health["queued"]
+
+    def wait(self, timeout_s: float = 30) -> int:
+        return self.process.wait(timeout_s)
+
+    def last_words(self) -> str:
+        return self.stderr.read_text().splitlines()[-1]
+
+
+Start = Callable[..., Engine]
+
+
+def engine_argv(model: Path, port: int, cache: Path, flags: Mapping[str, object]) -> list[str]:
+    """Return the command line of an engine; `flags` are added to those that all tests need."""
+    given = {"context_length": 4096, "concurrency": 8, **flags}
+    return [
+        *("--model-dir", str(model), "--replica", "tiny-0", "--replica-uid", "uid-0"),
+        *("--node", "mac-1", "--served-name", "tiny", "--served-name", "fast"),
+        *("--port", str(port), "--blas-cache", str(cache)),
+        *(f"--{name.replace('_', '-')}={value}" for name, value in given.items()),
+    ]
+
+
+@contextlib.contextmanager
+def launching(folder: Path, cache: Path) -> Iterator[Start]:
+    """Yield a function that starts engines; stop those that still run at the end."""
+    started: list[Engine] = []
+
+    def start(
+        model: Path,
+        *,
+        port: int = 0,
+        shadow: str = "",
+        variables: Headers = NO_HEADERS,
+        **flags: object,
+    ) -> Engine:
+        """Start an engine; `shadow` is a folder of modules that replace installed ones."""
+        port = port or free_port()
+        command = [sys.executable, "-m", "engine", *engine_argv(model, port, cache, flags)]
+        stderr = folder / f"stderr-{len(started)}"
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": shadow} if shadow else {}
+        environment |= variables
+        with stderr.open("wb") as file:
+            process = subprocess.Popen(command, stderr=file, env=environment)
+        started.append(Engine(process=process, port=port, stderr=stderr))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for engine in started:
+            if engine.process.poll() is None:
+                engine.process.send_signal(signal.SIGTERM)
+                engine.process.send_signal(signal.SIGTERM)
+        for engine in started:
+            engine.process.wait(START_S)
