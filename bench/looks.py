@@ -14,14 +14,15 @@ from datetime import UTC, datetime
 from machinery.clock import SystemClock
 from reconciler.listers.caches import Caches, make_caches
 from reconciler.listers.lister import Lister
-from reconciler.nodes.node_views import NodeViewCache, Now
+from reconciler.nodes.liveness import Now
+from reconciler.nodes.node_views import NodeViewCache
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
 from tests.support.fleets import deployment, replica
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
-MOMENT = Now(now=datetime(2026, 1, 1, tzinfo=UTC), flapping={})
+MOMENT = Now(time=datetime(2026, 1, 1, tzinfo=UTC), flapping={})
 ROUNDS = 11
 
 
@@ -59,7 +60,7 @@ async def measure(nodes: int, replicas: int) -> dict[str, float]:
 
     def look() -> float:
         begin = time.process_time()
-        views.look(fleet, MOMENT)
+        views.refresh(fleet, MOMENT)
         return (time.process_time() - begin) * 1000
 
     async with asyncio.TaskGroup() as group:

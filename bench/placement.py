@@ -16,11 +16,10 @@ from typing import TypeVar
 
 from bench.looks import looks
 from reconciler.explain import explain_nodes
-from reconciler.placement.inputs import PlacementRequest, request_for
+from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, Placer, PreemptingAssignment
-from reconciler.views import Allocation, NodeView
 from schemas.chips import CHIPS
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
 from schemas.meta import ObjectMeta

@@ -1,1 +1,1 @@
-"""Decides which Mac runs which replica, proves that it fits, and says why when it cannot."""
+"""The reconciler: decides which node runs which replica, proves that it fits, and explains why it cannot."""

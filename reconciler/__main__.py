@@ -1,4 +1,4 @@
-"""The command `fleet-reconciler`: flags and wiring, nothing else."""
+"""The command `fleet-reconciler`: flags and wiring."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ from store.etcd.flags import address_from_flags, etcd_options
     default=30.0,
     show_default=True,
     envvar="FLEET_NODE_GRACE_PERIOD",
-    help="Seconds after which the replicas of a node that went away are placed elsewhere.",
+    help="Seconds until the replicas of a node that is away are placed elsewhere.",
 )
 @click.option(
     "--git-dir",
@@ -35,7 +35,7 @@ from store.etcd.flags import address_from_flags, etcd_options
     default=Path(platformdirs.user_cache_dir("mlx-fleet")) / "git",
     show_default=True,
     envvar="FLEET_GIT_DIR",
-    help="Folder in which commits of GitSources are kept; it may be deleted at any time.",
+    help="Folder for the commits of GitSources; you can delete it at any time.",
 )
 @click.option(
     "--git-credentials",
@@ -58,10 +58,10 @@ def main(
     log_level: str,
     **etcd: Any,
 ) -> None:
-    """Decide which Mac runs which replica. Run as many as you like: one leads."""
+    """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     house_logging.setup("reconciler", log_level)
-    where = address_from_flags(etcd)
-    # `fleetctl version` reads it: who leads, and which release that is.
+    etcd_address = address_from_flags(etcd)
+    # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
     git = GitFolders(
@@ -70,7 +70,7 @@ def main(
 
     async def run() -> None:
         clock = SystemClock()
-        transport = connect(where)
+        transport = connect(etcd_address)
         try:
             await Controller(
                 transport, clock, identity=identity, grace_s=node_grace_period, git=git

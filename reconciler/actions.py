@@ -1,4 +1,4 @@
-"""What the reconciler can do to the fleet: a closed set of values. Doing it is execute.py's job."""
+"""The actions of the reconciler: a closed set of values. execute.py carries them out."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,19 +10,19 @@ from schemas.replica import LeavingRank, RankAssignment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateReplica:
-    """Assign a new replica to its nodes, one for each rank."""
+    """Create a replica and assign its ranks to nodes."""
 
     name: str
     ranks: tuple[RankAssignment, ...]
     form: GroupForm | None = None
-    """How they work together; None where there is one."""
+    """How the ranks work together; None for one rank."""
     content: RevisionTemplate
-    """What it runs."""
+    """The version that it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReplica:
-    """Assign a replica of a lost node to others, in one write: as a new one of the name."""
+    """Assign a replica of a lost node to other nodes, in one write: as a new replica of the same name."""
 
     name: str
     ranks: tuple[RankAssignment, ...]
@@ -33,17 +33,17 @@ class MoveReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReformReplica:
-    """Begin the next epoch of a replica whose ranks cannot go on together."""
+    """Begin the next epoch of a replica with several ranks whose current epoch is over."""
 
     name: str
     ranks: tuple[RankAssignment, ...]
     form: GroupForm
     failures: int
-    """Epochs in a row that have failed by now."""
+    """Number of failed epochs in a row."""
     because: str
-    """Why the epoch before is over."""
+    """Reason why the last epoch is over."""
     leaving: tuple[LeavingRank, ...] = ()
-    """Ranks that may still be there where the next epoch has none, or others."""
+    """Ranks of earlier epochs that may still run and that the next epoch does not reuse."""
     version: int
 
 
@@ -53,13 +53,13 @@ class ReleaseRanks:
 
     name: str
     leaving: tuple[LeavingRank, ...]
-    """Those that have not."""
+    """The ranks that have not ended."""
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteReplica:
-    """Ask the replica's agent to drain and stop it."""
+    """Mark a replica as deleted: its agents drain and stop it."""
 
     name: str
     because: str
@@ -68,20 +68,20 @@ class DeleteReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptReplica:
-    """Ask another deployment's replica to drain and stop: its memory is needed for a higher priority."""
+    """Mark a replica of another deployment as deleted, because a higher priority needs its memory."""
 
     name: str
     deployment: str
-    """Whose it is."""
+    """The deployment of the victim."""
     by: str
-    """The replica that takes its place."""
+    """The replica that needs the memory."""
     because: str
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanReplica:
-    """Leave a replica running though its deployment goes: a later one of the name may adopt it."""
+    """Keep a replica running without its deployment; a later deployment of the name may adopt it."""
 
     name: str
     version: int
@@ -89,7 +89,7 @@ class OrphanReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptReplica:
-    """Make a replica that nobody owns the deployment's."""
+    """Make the deployment the owner of an orphaned replica."""
 
     name: str
     version: int
@@ -97,19 +97,19 @@ class AdoptReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRevision:
-    """Keep what the replicas run as the newest revision, be it again."""
+    """Store the current version as the newest revision, even if it is an older one again."""
 
     name: str
     template: str
     number: int
     cause: str
-    """Why there is it."""
+    """Change cause of the revision."""
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveRevision:
-    """Drop a revision that is too old, or whose deployment is gone."""
+    """Remove a revision beyond the history limit, or of a deployment that is gone."""
 
     name: str
     version: int
@@ -117,7 +117,7 @@ class RemoveRevision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveReplica:
-    """Forget a replica for which nothing runs any more."""
+    """Remove a deleted replica that has stopped everywhere."""
 
     name: str
     version: int
@@ -125,7 +125,7 @@ class RemoveReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveDeployment:
-    """Forget a deployment whose deletion was asked for and whose replicas are gone."""
+    """Remove a deleted deployment that has no replicas."""
 
     name: str
     version: int

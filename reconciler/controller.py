@@ -1,10 +1,4 @@
-"""What is left of objects that are gone: found by a new leader, once. Pure.
-
-Nothing of the kind comes about while everybody writes under guards; but a person may delete keys by hand, and a backup
-of an earlier release may bring some back.
-
-Wires the caches to the queue, and runs the loop while this process leads.
-"""
+"""The reconciler process: campaigns for leadership, runs the control loop while it leads, removes leftovers."""
 
 import asyncio
 import logging
@@ -34,9 +28,15 @@ from store.events import EventRecorder
 from store.leases import Election, Leadership
 from store.port import Transport
 
+log = logging.getLogger(__name__)
+
+# A new leader takes over within 5 s of the old one's death (docs/architecture.md, section 7): the lease's time to
+# live, and half a second until etcd notices that it expired.
+_ELECTION_TTL_S = 4
+
 
 class Leftover(NamedTuple):
-    """A document, and the key of the object that it belongs to, which is not there."""
+    """A stored document, and the key of its object, which does not exist."""
 
     key: str
     owner: str
@@ -45,31 +45,25 @@ class Leftover(NamedTuple):
 def find_leftovers(
     specs: Iterable[str], statuses: Iterable[str], ranks: Iterable[str]
 ) -> Iterator[Leftover]:
-    """Yield statuses and agents' reports without the object that they speak of.
+    """Yield statuses and rank reports whose object does not exist.
 
-    A node's status is its agent's own, and needs no spec.
+    Guarded writes leave none behind, but a person may delete keys by hand, and a restored backup may bring some
+    back. The status of a node is written by its agent and needs no spec.
     """
-    there = set(specs)
+    existing = set(specs)
     for key in statuses:
         kind, name = keys.kind_and_name(key)
         owner = keys.spec_key(kind, name)
-        if kind != "Node" and owner not in there:
+        if kind != "Node" and owner not in existing:
             yield Leftover(key, owner)
     for key in ranks:
         owner = keys.spec_key("Replica", keys.replica_of(key))
-        if owner not in there:
+        if owner not in existing:
             yield Leftover(key, owner)
 
 
-log = logging.getLogger(__name__)
-
-# A new leader within 5 s of the old one's death (docs/architecture.md, section 7): the lease's
-# time to live, and half a second in which etcd notices that it ran out.
-_ELECTION_TTL_S = 4
-
-
 class Controller:
-    """The reconciler's process: campaigns, leads, and campaigns again when it lost."""
+    """The reconciler process: campaigns, leads, and campaigns again after it lost the lead."""
 
     def __init__(
         self,
@@ -80,16 +74,16 @@ class Controller:
         grace_s: float,
         git: GitFolders | None = None,
     ) -> None:
-        """Lead under a name, once there is nobody else; without places for Git, GitSources are left to others."""
+        """Prepare to lead as `identity`; without folders for Git, GitSources are not reconciled."""
         self._transport = transport
         self._clock = clock
         self._identity = identity
         self._caches = make_caches(transport, clock)
-        self._fleet = Lister(self._caches)
-        self._life = NodeLiveness(grace_s)
+        self._lister = Lister(self._caches)
+        self._liveness = NodeLiveness(grace_s)
         self._recorder = EventRecorder(transport, clock, source="reconciler")
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
-        self._ripples = EventHandlers(self._caches, self._life, self._queue, clock)
+        self._handlers = EventHandlers(self._lister, self._liveness, self._queue, clock)
         self._gitops = (
             None
             if git is None
@@ -98,14 +92,14 @@ class Controller:
 
     async def run(self) -> None:
         """Run for ever."""
-        self._ripples.connect()
+        self._handlers.connect()
         if self._gitops is not None:
             self._gitops.connect()
         async with asyncio.TaskGroup() as group:
             for informer in self._caches.all():
                 group.create_task(informer.run())
             group.create_task(self._recorder.run())
-            group.create_task(self._ripples.run())
+            group.create_task(self._handlers.run())
             group.create_task(self._campaign())
 
     async def _campaign(self) -> None:
@@ -129,41 +123,41 @@ class Controller:
         demand = DemandScraper(
             self._transport,
             self._clock,
-            needed=self._fleet.wishes.watched,
+            needed=self._lister.scraped_deployments,
             on_change=lambda name: self._queue.add(ObjectKey("ModelDeployment", name)),
         )
-        # A new leader begins with an empty memory, and so with patience.
-        senses = LeaderState(
-            life=self._life,
+        # A new leader starts with an empty memory, so it waits before it replaces or scales down anything.
+        state = LeaderState(
+            liveness=self._liveness,
             nodes=NodeViewCache(version()),
             autoscaler=Autoscaler(),
             demand=demand,
-            book=CanaryBaselines(),
-            waiting_for_room=self._ripples.waiting_for_room,
+            baselines=CanaryBaselines(),
+            waiting_for_room=self._handlers.waiting_for_room,
         )
-        reconciler = Reconciler(self._caches, senses, executor, self._recorder, self._clock)
+        reconciler = Reconciler(self._lister, state, executor, self._recorder, self._clock)
 
         async def keep() -> None:
             await leadership.keep()
             raise AuthorityLostError("the lease ended")
 
-        async def guarded(key: ObjectKey) -> Requeue | None:
+        async def reconcile_as_leader(key: ObjectKey) -> Requeue | None:
             if not leadership.valid():
                 raise AuthorityLostError("the lease ended")
             return await reconciler.reconcile(key)
 
-        self._ripples.everything()
+        self._handlers.queue_everything()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep())
-            group.create_task(run_loop(self._queue, guarded, transient=(StoreError,)))
-            group.create_task(self._announce_nodes())
+            group.create_task(run_loop(self._queue, reconcile_as_leader, transient=(StoreError,)))
+            group.create_task(self._record_node_events())
             group.create_task(demand.run())
             group.create_task(self._sweep(executor))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))
 
     async def _sweep(self, executor: Executor) -> None:
-        """Remove what is left of objects that are gone; what cannot be now is left to the next leader."""
+        """Remove leftovers once; what cannot be removed now is left to the next leader."""
         caches = self._caches
         found = list(find_leftovers(caches.specs.items, caches.statuses.items, caches.ranks.items))
         for key, owner in found:
@@ -171,21 +165,21 @@ class Controller:
             try:
                 await executor.sweep(key, version=version, owner=owner)
             except StoreError as error:
-                log.info("leftover stays", extra={"key": key, "why": str(error)})
+                log.info("leftover was not removed", extra={"key": key, "why": str(error)})
             else:
                 log.info("leftover removed", extra={"key": key})
 
-    async def _announce_nodes(self) -> None:
-        """Say when nodes come and go; what was so at the start is no news."""
-        before = self._fleet.ready_nodes()
+    async def _record_node_events(self) -> None:
+        """Record an event when a node becomes ready or not ready; the state at the start is no event."""
+        before = self._lister.ready_nodes()
         while True:
             await self._caches.leases.reached(self._caches.leases.revision + 1)
-            ready = self._fleet.ready_nodes()
+            ready = self._lister.ready_nodes()
             for name in sorted(before - ready):
                 about = ObjectReference(kind="Node", name=name)
                 message = "its agent stopped renewing its lease"
                 await self._recorder.record(about, "NodeNotReady", message, type_="Warning")
             for name in sorted(ready - before):
                 about = ObjectReference(kind="Node", name=name)
-                await self._recorder.record(about, "NodeReady", "its agent is there")
+                await self._recorder.record(about, "NodeReady", "its agent renews its lease")
             before = ready

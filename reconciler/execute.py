@@ -1,4 +1,4 @@
-"""Carries out actions and status writes: guarded transactions, many writes in one, fenced by the leadership."""
+"""Executes actions and status writes as guarded transactions, many writes in one, fenced by the leadership."""
 
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -25,18 +25,18 @@ from store.port import Delete, Guard, KeyValue, ModRevisionGuard, Put, Transport
 
 # The fence, and the ledger as guard and as operation.
 _SHARED = 3
-# What an epoch's ranks know each other by: nobody guesses 256 bits.
+# Size of the secret that the ranks of an epoch share.
 _SECRET_BYTES = 32
 
 
 class Executor:
-    """Writes for the leader; `fence` is the guard of its leadership.
+    """Writes to the store for the leader; `fence` returns the guard of its leadership.
 
-    Raises the store's errors; a ConflictError says that the plan was made from old news.
+    Raises the store's errors. A ConflictError means that the plan was made from outdated objects.
     """
 
     def __init__(self, transport: Transport, clock: Clock, fence: Callable[[], Guard]) -> None:
-        """Write by the clock's time. Secrets are drawn here, by the system: no plan has any."""
+        """Write with the clock's time. Secrets are drawn here, never in a plan."""
         self._transport = transport
         self._clock = clock
         self._fence = fence
@@ -44,29 +44,31 @@ class Executor:
         self._assigned_at = 0
 
     async def last_assignment(self) -> int:
-        """Return the revision that the cache must show before a plan made from it assigns anything.
+        """Return the revision that the cache must show before a plan that is made from it may assign anything.
 
-        Each assignment also writes the election key, guarded by the version we know. So one whose
-        answer was lost, and that is carried out late, and one that was planned without it cannot
-        both happen: together they could put more on a node than it has.
+        Each assignment also writes the election key, the ledger, guarded by its known version. An assignment whose
+        answer was lost may be carried out late. Because of the ledger, it and an assignment that was planned without
+        it cannot both succeed; together they could exceed the memory of a node.
         """
         if self._ledger is None:
             ledger = await self._transport.get(self._fence().key)
             if ledger is None:
-                raise ConflictError("the lead is lost")
+                raise ConflictError("this process leads no longer")
             if ledger.mod_revision > ledger.create_revision:
-                self._assigned_at = ledger.mod_revision  # by one of ours, be its answer lost or not
+                self._assigned_at = (
+                    ledger.mod_revision
+                )  # by one of our writes, even if its answer was lost
             else:
-                # After the ledger: what is assigned between the two makes our next write a conflict.
-                there = await self._transport.list(keys.spec_prefix("Replica"))
-                self._assigned_at = max((item.mod_revision for item in there.items), default=0)
+                # Read after the ledger: an assignment between the two reads makes our next write a conflict.
+                replicas = await self._transport.list(keys.spec_prefix("Replica"))
+                self._assigned_at = max((item.mod_revision for item in replicas.items), default=0)
             self._ledger = ledger
         return self._assigned_at
 
     async def do(
         self, action: Action, deployment: ModelDeployment | None, replicas: Mapping[str, Replica]
     ) -> int:
-        """Carry out one action; return the revision at which it was written."""
+        """Execute one action; return the revision of the write."""
         return await self._commit((make_write(action, deployment, replicas, self._stamp()),))
 
     async def do_all(
@@ -75,7 +77,7 @@ class Executor:
         deployment: ModelDeployment | None,
         replicas: Mapping[str, Replica],
     ) -> AsyncGenerator[tuple[Sequence[Action], int]]:
-        """Carry out a plan, many actions at once; yield what was done, and at which revision."""
+        """Execute a plan, many actions in one transaction; yield the done actions and their revision."""
         stamp = self._stamp()
         writes = [make_write(action, deployment, replicas, stamp) for action in actions]
         done = 0
@@ -90,7 +92,7 @@ class Executor:
         )
 
     async def write_status(self, key: ObjectKey, status: Status, *, version: int) -> int:
-        """Write a status, if its object is still what it was computed from; return the revision."""
+        """Write a status if its object has not changed since; return the revision."""
         return await self._commit((status_write(key, status, version=version),))
 
     async def write_statuses(self, found: Iterable[tuple[ObjectKey, Status, int]]) -> None:
@@ -101,10 +103,10 @@ class Executor:
                 pass
 
     async def _in_batches(self, writes: Iterable[GuardedWrite]) -> AsyncGenerator[tuple[int, int]]:
-        """Commit the writes in order; yield how many were done at which revision.
+        """Commit the writes in order; yield the number of writes in each transaction and its revision.
 
-        A batch of which something is refused is tried one by one, up to what is: what comes before it must not
-        wait for what may never be done.
+        A refused batch is committed write by write until the refused one: the writes before it must not wait for one
+        that may never succeed.
         """
         for batch in split_into_batches(writes, shared=_SHARED):
             try:
@@ -121,16 +123,16 @@ class Executor:
         guards, operations = [self._fence(), *guards_of(batch)], operations_of(batch)
         if not any(write.is_assignment for write in batch):
             return await self._transport.commit(guards, operations)
-        ledger, self._ledger = self._ledger, None  # known again when the answer is in
+        ledger, self._ledger = self._ledger, None  # known again when the answer arrives
         if ledger is None:
-            raise ConflictError("something may have been assigned that the plan did not count")
+            raise ConflictError("an assignment that the plan did not count may have been written")
         guards.append(ModRevisionGuard(key=ledger.key, mod_revision=ledger.mod_revision))
         entry = Put(key=ledger.key, value=ledger.value, lease=ledger.lease)
         try:
             self._assigned_at = await self._transport.commit(guards, [*operations, entry])
         except ConflictError:
             if len(batch) > 1:
-                self._ledger = ledger  # refused for good: none of it can still be carried out late
+                self._ledger = ledger  # refused for certain: nothing of it can happen late
             raise
         self._ledger = ledger._replace(mod_revision=self._assigned_at)
         return self._assigned_at
@@ -138,7 +140,7 @@ class Executor:
     async def write_life(
         self, node: str, life: NodeLifeStatus, *, version: int, registered: int
     ) -> int:
-        """Write what was found out about a node, unless the node, or what was known of it, changed meanwhile."""
+        """Write the document about a node, unless the node or the document changed meanwhile."""
         put = Put(key=keys.node_life_key(node), value=codec.encode(life))
         guards = [
             self._fence(),
@@ -148,13 +150,13 @@ class Executor:
         return await self._transport.commit(guards, [put])
 
     async def remove_life(self, node: str, *, version: int) -> int:
-        """Remove what was found out about a node that is gone."""
+        """Remove the document about a node that is gone."""
         key = keys.node_life_key(node)
         guards = [self._fence(), ModRevisionGuard(key=key, mod_revision=version)]
         return await self._transport.commit(guards, [Delete(key=key)])
 
     async def sweep(self, key: str, *, version: int, owner: str) -> int:
-        """Remove a document whose object, under the key `owner`, is not there."""
+        """Remove a document whose object, under the key `owner`, does not exist."""
         guards = [
             self._fence(),
             ModRevisionGuard(key=owner, mod_revision=0),
@@ -163,7 +165,7 @@ class Executor:
         return await self._transport.commit(guards, [Delete(key=key)])
 
     async def register_node(self, name: str, uid: str) -> None:
-        """Write the spec of a node that joined, unless somebody did."""
+        """Write an empty spec for a node that joined, unless it has one."""
         metadata = ObjectMeta(
             name=name, uid=uid, generation=1, creation_timestamp=self._clock.now()
         )

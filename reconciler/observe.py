@@ -1,149 +1,131 @@
-"""From what the fleet is to what the planner sees. Pure but for the caches behind `Fleet`."""
+"""Observes one deployment: makes the planner's frozen input from the caches. Changes nothing."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 
-from reconciler.groups.epochs import Epoch, epoch_of, mark_given_up
-from reconciler.groups.epochs import epoch_requeue_after_s as next_epoch_look_s
+from reconciler.groups.epochs import Epoch, epoch_of, epoch_requeue_after_s, mark_given_up
 from reconciler.groups.group_view import GroupView, group_shapes
-from reconciler.listers import lister
 from reconciler.listers.lister import Lister
-from reconciler.placement.inputs import Rival, request_for
-from reconciler.views import DeploymentView, NodeView, ReplicaView
+from reconciler.nodes.liveness import Now
+from reconciler.placement.inputs import NodeView, Rival, request_for
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ConditionStatus, ObjectKey, find_condition, is_true
 from schemas.node import matches
-from schemas.pools import NodePool, in_pool
 from schemas.replica import LeavingRank, RankStatus, Replica
 
-# How long an agent lets a rank end before it kills it, and as long again for it to take note and report.
+# An agent kills a rank that has not ended after this long (nodeagent), plus as long again for its report to arrive.
 _END_S = 30.0
 _END_S_PER_GIB = 1.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """When somebody looks, and what that one knows beside the caches."""
-
-    now: datetime
-    lost: frozenset[str] = frozenset()
-    """The nodes whose grace period is over."""
-    requeue_after_s: float | None = None
-    """When the nodes are different though nothing changes."""
-
-
-def observe(
-    fleet: Lister, name: str, looked: Now, *, nodes: tuple[NodeView, ...]
-) -> DeploymentView:
-    """Return everything that decides about one deployment."""
-    found = fleet.spec(ObjectKey("ModelDeployment", name))
-    deployment = found if isinstance(found, ModelDeployment) else None
-    mine = fleet.replicas_of(name)
-    told = fleet.wishes.status(name)
-    revisions = tuple(fleet.wishes.revisions_of(name))
-    rivals = _rivals(fleet, deployment) if deployment is not None else ()
-    known = lister.group_views(fleet, _sharding_names(deployment, mine, revisions, rivals))
-    replicas = tuple(
-        _with_exhausted_fallbacks(_replica(fleet, r, deployment, looked), known) for r in mine
-    )
+def observe(lister: Lister, name: str, now: Now, *, nodes: tuple[NodeView, ...]) -> DeploymentView:
+    """Return everything that the plan for a deployment depends on."""
+    deployment, own = lister.deployment(name), lister.replicas_of(name)
+    status = lister.deployment_status(name)
+    revisions = tuple(lister.revisions_of(name))
+    rivals = _rivals(lister, deployment) if deployment is not None else ()
+    groups = lister.group_views(_sharding_values(deployment, own, revisions, rivals))
+    replicas = tuple(_mark_given_up(_replica(lister, r, deployment, now), groups) for r in own)
     return DeploymentView(
         name=name,
         deployment=deployment,
         replicas=replicas,
         nodes=nodes,
-        apart_from=_apart_from(fleet, deployment) if deployment is not None else frozenset(),
+        apart_from=_apart_from(lister, deployment) if deployment is not None else frozenset(),
         rivals=rivals,
-        desired=None if deployment is None else fleet.wishes.desired(deployment),
+        autoscaled_replicas=None if deployment is None else lister.desired_replicas(deployment),
         revisions=revisions,
-        stable=told.stable_template if told is not None else "",
-        canary=told.canary if told is not None else None,
-        groups=known,
-        requeue_after_s=_next_look_s(replicas, looked, looked.requeue_after_s),
+        stable_template=status.stable_template if status is not None else "",
+        canary=status.canary if status is not None else None,
+        groups=groups,
+        requeue_after_s=_requeue_after_s(replicas, now),
     )
 
 
-def _deployments(fleet: Lister) -> list[ModelDeployment]:
-    return [d for d in fleet.of_kind("ModelDeployment") if isinstance(d, ModelDeployment)]
+def soonest_s(*delays_s: float | None) -> float | None:
+    """Return the shortest of the delays; None if all are None."""
+    return min((delay_s for delay_s in delays_s if delay_s is not None), default=None)
 
 
-def _apart_from(fleet: Lister, deployment: ModelDeployment) -> frozenset[str]:
-    """Return the deployments to keep apart from: those it names, and those that name it."""
+def _apart_from(lister: Lister, deployment: ModelDeployment) -> frozenset[str]:
+    """Return the deployments that it repels, and those that repel it."""
     return frozenset(
         other.name
-        for other in _deployments(fleet)
+        for other in lister.deployments()
         if other.name != deployment.name
         and (_repels(deployment, other) or _repels(other, deployment))
     )
 
 
 def _repels(one: ModelDeployment, other: ModelDeployment) -> bool:
-    wish = one.spec.placement.anti_affinity
-    if wish is None:
+    rule = one.spec.placement.anti_affinity
+    if rule is None:
         return False
-    by_labels = bool(wish.match_labels) and matches(other.metadata.labels, wish.match_labels)
-    return by_labels or other.name in wish.deployments
+    by_labels = bool(rule.match_labels) and matches(other.metadata.labels, rule.match_labels)
+    return by_labels or other.name in rule.deployments
 
 
-def _rivals(fleet: Lister, deployment: ModelDeployment) -> tuple[Rival, ...]:
-    """Return what of a higher priority has no place yet, the highest first: it chooses before us."""
-    above = [d for d in _deployments(fleet) if d.spec.priority > deployment.spec.priority]
+def _rivals(lister: Lister, deployment: ModelDeployment) -> tuple[Rival, ...]:
+    """Return the missing replicas of deployments with a higher priority, the highest first."""
+    above = [d for d in lister.deployments() if d.spec.priority > deployment.spec.priority]
     if not above:
         return ()
-    # One that drains will be wanted again, unless it is too many.
-    there = Counter(
+    # A draining replica does not count: another one replaces it, unless it is surplus.
+    active = Counter(
         found.spec.deployment
-        for found in fleet.replicas()
+        for found in lister.replicas()
         if found.metadata.deletion_timestamp is None
     )
     found = []
     for one in sorted(above, key=lambda one: (-one.spec.priority, one.name)):
-        missing = fleet.wishes.desired(one) - there[one.name]
+        missing = lister.desired_replicas(one) - active[one.name]
         if missing > 0 and one.metadata.deletion_timestamp is None:
-            want = request_for(one, apart_from=_apart_from(fleet, one))
-            found.append(Rival(want=want, missing=missing))
+            request = request_for(one, apart_from=_apart_from(lister, one))
+            found.append(Rival(request=request, missing=missing))
     return tuple(found)
 
 
 def _replica(
-    fleet: Lister, replica: Replica, deployment: ModelDeployment | None, looked: Now
+    lister: Lister, replica: Replica, deployment: ModelDeployment | None, now: Now
 ) -> ReplicaView:
-    reports = fleet.ranks(replica)
-    leading = reports[0].conditions if reports[0] is not None else ()
-    ready = find_condition(leading, "Ready")
+    reports = lister.ranks(replica)
+    first = reports[0].conditions if reports[0] is not None else ()
+    ready = find_condition(first, "Ready")
     owners = {owner.uid for owner in replica.metadata.owner_references}
     nodes = [rank.node for rank in replica.spec.ranks]
-    away = frozenset(name for name in nodes if not fleet.is_ready(name))
+    away = frozenset(name for name in nodes if not lister.is_ready(name))
     epoch = epoch_of(
         replica,
         reports,
         away=away,
-        lost=looked.lost,
-        old=fleet.status(ObjectKey("Replica", replica.name)),
-        now=looked.now,
+        lost=now.lost,
+        old=lister.status(ObjectKey("Replica", replica.name)),
+        now=now.time,
     )
     is_over = epoch is not None and epoch.over != ""
     return ReplicaView(
         replica=replica,
-        version=fleet.version(replica),
-        is_ours=deployment is not None and (not owners or deployment.metadata.uid in owners),
-        is_ready=fleet.is_serving(replica) and not is_over,
+        version=lister.spec_version(ObjectKey("Replica", replica.name)),
+        is_owned=deployment is not None and (not owners or deployment.metadata.uid in owners),
+        is_ready=lister.is_serving(replica) and not is_over,
         reported_ready=ready is not None and ready.status is ConditionStatus.TRUE and not is_over,
-        is_stopped=_is_stopped(fleet, replica, looked.lost),
-        is_node_lost=not looked.lost.isdisjoint(nodes),
-        trouble=_problem(replica, reports, away, epoch),
+        is_stopped=_is_stopped(lister, replica, now.lost),
+        is_node_lost=not now.lost.isdisjoint(nodes),
+        problem=_problem(replica, reports, away, epoch),
         epoch=epoch,
-        away=away,
-        leaving_ranks=tuple(_leaving_ranks(fleet, replica, looked)),
+        away_nodes=away,
+        leaving_ranks=tuple(_leaving_ranks(lister, replica, now)),
     )
 
 
-def _with_exhausted_fallbacks(view: ReplicaView, known: Sequence[GroupView]) -> ReplicaView:
-    """Return the replica with whether everything that its group may run was tried."""
+def _mark_given_up(view: ReplicaView, groups: Sequence[GroupView]) -> ReplicaView:
+    """Mark the epoch of a replica as given up if all shapes of its group have failed."""
     formation = view.replica.spec.formation
-    group = next((one for one in known if formation and one.name == formation.group), None)
+    group = next((one for one in groups if formation and one.name == formation.group), None)
     if group is None:
         return view
     return replace(
@@ -151,41 +133,45 @@ def _with_exhausted_fallbacks(view: ReplicaView, known: Sequence[GroupView]) -> 
     )
 
 
-def _is_stopped(fleet: Lister, replica: Replica, lost: AbstractSet[str]) -> bool:
-    """Return whether nothing of it runs on any node, as far as anybody can know."""
+def _is_stopped(lister: Lister, replica: Replica, lost: AbstractSet[str]) -> bool:
+    """Return whether each rank is reported as stopped, or is on a lost node."""
     for number, rank in enumerate(replica.spec.ranks):
-        said = fleet.report(replica, rank.node, number)
-        has_stopped = said is not None and is_true(said.conditions, "Stopped")
+        report = lister.report(replica, rank.node, number)
+        has_stopped = report is not None and is_true(report.conditions, "Stopped")
         if not has_stopped and rank.node not in lost:
             return False
     return True
 
 
-def _leaving_ranks(fleet: Lister, replica: Replica, looked: Now) -> Iterator[LeavingRank]:
-    """Yield the ranks of earlier epochs that may still be there.
+def _leaving_ranks(lister: Lister, replica: Replica, now: Now) -> Iterator[LeavingRank]:
+    """Yield the ranks of earlier epochs that may still run.
 
-    Its agent removes the report of a rank that it has no more once that has ended, or reports the next one. Who does
-    neither has had the time that agents give a rank, and then killed it (nodeagent/plan.py).
+    An agent removes the report of such a rank once it has ended, or replaces it by that of the next rank. Without
+    either, the rank counts until the agent must have killed it.
     """
     formation = replica.spec.formation
     if formation is None:
         return
     for one in replica.spec.leaving:
-        had_s = _END_S + _END_S_PER_GIB * one.memory_bytes / 2**30
-        in_time = looked.now < formation.formed_at + timedelta(seconds=had_s)
-        if in_time and not _has_ended(fleet, replica, one):
+        is_in_time = now.time < formation.formed_at + timedelta(seconds=_end_s(one.memory_bytes))
+        if is_in_time and not _has_ended(lister, replica, one):
             yield one
 
 
-def _has_ended(fleet: Lister, replica: Replica, left: LeavingRank) -> bool:
-    """Return whether the agent of a rank of an earlier epoch has done with it, by what it reports."""
-    pairs = zip(replica.spec.ranks, fleet.ranks(replica), strict=True)
+def _end_s(memory_bytes: int) -> float:
+    """Return the seconds in which a rank of that size has ended for certain."""
+    return _END_S + _END_S_PER_GIB * memory_bytes / 2**30
+
+
+def _has_ended(lister: Lister, replica: Replica, left: LeavingRank) -> bool:
+    """Return whether the reports of its agent say that a rank of an earlier epoch has ended."""
+    pairs = zip(replica.spec.ranks, lister.ranks(replica), strict=True)
     for rank, report in pairs:
         if rank.node == left.node:
-            # Until then it says of the next one that it is about to start.
+            # The next rank on the node is Starting until the earlier one has ended.
             ready = find_condition(report.conditions, "Ready") if report is not None else None
             return ready is not None and ready.reason != "Starting"
-    return fleet.report(replica, left.node, left.rank) is None
+    return lister.report(replica, left.node, left.rank) is None
 
 
 def _problem(
@@ -194,7 +180,7 @@ def _problem(
     away: AbstractSet[str],
     epoch: Epoch | None,
 ) -> str:
-    """Return what is wrong with the first rank that has something to say; empty if nothing is."""
+    """Return the problem of the first rank that has one; empty if none has."""
     if epoch is not None and epoch.over:
         return f"{epoch.over}: {epoch.message}"
     for number, rank in enumerate(replica.spec.ranks):
@@ -207,34 +193,27 @@ def _problem(
     return ""
 
 
-def _next_look_s(
-    replicas: Sequence[ReplicaView], looked: Now, requeue_after_s: float | None
-) -> float | None:
-    """Return when something is different though nothing changes."""
-    looks = [requeue_after_s]
+def _requeue_after_s(replicas: Sequence[ReplicaView], now: Now) -> float | None:
+    """Return the seconds until the view changes though no key does."""
+    delays_s = [now.requeue_after_s]
     for one in replicas:
-        looks.append(next_epoch_look_s(one.replica, one.epoch))
+        delays_s.append(epoch_requeue_after_s(one.replica, one.epoch))
         formation = one.replica.spec.formation
         if one.leaving_ranks and formation is not None:
-            most = max(rank.memory_bytes for rank in one.leaving_ranks)
-            age_s = (looked.now - formation.formed_at) / timedelta(seconds=1)
-            looks.append(max(0.0, _END_S + _END_S_PER_GIB * most / 2**30 - age_s))
-    return min((look for look in looks if look is not None), default=None)
+            most_bytes = max(rank.memory_bytes for rank in one.leaving_ranks)
+            age_s = (now.time - formation.formed_at) / timedelta(seconds=1)
+            delays_s.append(max(0.0, _end_s(most_bytes) - age_s))
+    return soonest_s(*delays_s)
 
 
-def _sharding_names(
+def _sharding_values(
     deployment: ModelDeployment | None,
     replicas: Sequence[Replica],
     revisions: Sequence[Revision],
     rivals: Sequence[Rival],
 ) -> set[str]:
-    """Return everything that is said about sharding, by this deployment and those that choose before it."""
+    """Return all values of spec.sharding that matter: of this deployment, its revisions, replicas and rivals."""
     found = {one.spec.content.sharding for one in revisions}
-    found |= {rival.want.spec.sharding for rival in rivals}
+    found |= {rival.request.spec.sharding for rival in rivals}
     found |= {one.spec.formation.group for one in replicas if one.spec.formation is not None}
     return found if deployment is None else found | {deployment.spec.sharding}
-
-
-def pool_members(fleet: Lister, pool: NodePool) -> list[str]:
-    """Return the nodes that belong to the pool."""
-    return [name for name in fleet.node_names() if in_pool(pool, fleet.node(name))]

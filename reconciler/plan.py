@@ -1,7 +1,4 @@
-"""Who leaves a node: at once where a taint drives it out, else when it can be spared. Pure.
-
-The reconciler's decision about one deployment: from what is seen to what to do. Pure.
-"""
+"""Plans one deployment: from its observed view to the actions that move it towards its spec. Pure."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -31,121 +28,121 @@ from schemas.placement import tolerates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionGroups:
-    """The replicas of a deployment by whether they may stay where they are."""
+    """The replicas of a deployment, by whether they may stay on their nodes."""
 
     staying: tuple[ReplicaView, ...]
     leaving: tuple[ReplicaView, ...]
-    """On nodes that are drained or withheld: to be replaced elsewhere first."""
-    driven_out: tuple[ReplicaView, ...]
-    """On nodes with a taint NoExecute that the deployment does not tolerate."""
+    """Replicas on nodes that are drained or withheld: they end once their replacements serve."""
+    evicted: tuple[ReplicaView, ...]
+    """Replicas on nodes with a taint NoExecute that the deployment does not tolerate: they end at once."""
 
 
 def group_by_eviction(
-    seen: DeploymentView, deployment: ModelDeployment, active: Sequence[ReplicaView]
+    observed: DeploymentView, deployment: ModelDeployment, active: Sequence[ReplicaView]
 ) -> EvictionGroups:
-    """Sort the replicas that do not drain yet; what is on a lost node is moved, and counts as staying."""
+    """Group the replicas that do not drain yet; a replica on a lost node is moved, and counts as staying."""
     tolerations = deployment.spec.placement.tolerations
-    drives_out = {
+    evicting = {
         node.name
-        for node in seen.nodes
+        for node in observed.nodes
         for taint in node.taints
         if taint.effect == "NoExecute" and not tolerates(tolerations, taint)
     }
-    to_leave = {node.name for node in seen.nodes if node.leave}
-    driven_out = [r for r in active if r.nodes & drives_out and not r.is_node_lost]
-    leaving = [
-        r for r in active if r.nodes & to_leave and r not in driven_out and not r.is_node_lost
-    ]
+    to_leave = {node.name for node in observed.nodes if node.leave_reason}
+    evicted = [r for r in active if r.nodes & evicting and not r.is_node_lost]
+    leaving = [r for r in active if r.nodes & to_leave and r not in evicted and not r.is_node_lost]
     return EvictionGroups(
-        staying=tuple(r for r in active if r not in driven_out and r not in leaving),
+        staying=tuple(r for r in active if r not in evicted and r not in leaving),
         leaving=tuple(sorted(leaving, key=lambda r: r.ordinal)),
-        driven_out=tuple(driven_out),
+        evicted=tuple(evicted),
     )
 
 
 def evictable_now(
-    found: EvictionGroups, seen: DeploymentView, deployment: ModelDeployment, *, is_stuck: bool
+    found: EvictionGroups, observed: DeploymentView, deployment: ModelDeployment, *, is_stuck: bool
 ) -> tuple[Termination, ...]:
-    """Return who of those that leave may drain now.
+    """Return the terminations of leaving replicas that may drain now.
 
-    All of them once their replacements answer. `is_stuck`: there is no place for a replacement; then as many as
+    All of them once their replacements are ready. With `is_stuck` there is no node for a replacement: then as many as
     minAvailable allows.
     """
     idle = [r for r in found.leaving if r.is_idle]
     ready = [r for r in found.leaving if r.is_ready]
     elsewhere = sum(r.is_ready for r in found.staying)
-    if elsewhere < seen.wanted:
-        least = quantity.resolve_amount(deployment.spec.min_available, seen.wanted, round_up=True)
+    if elsewhere < observed.desired_replicas:
+        least = quantity.resolve_amount(
+            deployment.spec.min_available, observed.desired_replicas, round_up=True
+        )
         ready = ready[: max(0, elsewhere + len(ready) - least)] if is_stuck else []
     return tuple(Termination(replica=r, because="Evicted") for r in (*idle, *ready))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentPlan:
-    """What to do, and why something could not be placed."""
+    """The actions for one deployment, and the reasons why replicas could not be placed."""
 
     actions: tuple[Action, ...] = ()
     unschedulable: Unschedulable | None = None
-    """Why there are fewer replicas than wanted."""
+    """Reason why there are fewer replicas than desired."""
     stuck: Unschedulable | None = None
-    """Why a rollout cannot go on, though there are as many replicas as wanted."""
+    """Reason why a rollout cannot go on, though there are as many replicas as desired."""
     requeue_after_s: float | None = None
 
 
-def plan(seen: DeploymentView, table: NodeTable | None = None) -> DeploymentPlan:
-    """Return the actions that bring the deployment's replicas nearer to what is wanted.
+def plan(observed: DeploymentView, table: NodeTable | None = None) -> DeploymentPlan:
+    """Return the actions that move the deployment towards its spec.
 
-    Every action can be done or left undone by itself: planning again from where it stopped goes on.
-    `table` are the nodes of `seen` as columns, if somebody has them already.
+    Each action is independent: if execution stops between two of them, the next plan continues.
+    `table` holds the nodes of `observed` as columns; without it, it is computed here.
     """
-    gone = [RemoveReplica(name=r.name, version=r.version) for r in seen.replicas if is_gone(r)]
-    deployment = seen.deployment
-    if deployment is None or seen.is_ending:
-        actions = (*gone, *_wind_down(seen), *collect_revisions(seen), *_finished(seen))
-        return DeploymentPlan(actions=actions, requeue_after_s=seen.requeue_after_s)
-    kept = [r for r in seen.replicas if not is_gone(r)]
-    # Not the draining ones: they need no owner any more, and one name gets one action.
+    gone = [RemoveReplica(name=r.name, version=r.version) for r in observed.replicas if is_gone(r)]
+    deployment = observed.deployment
+    if deployment is None or observed.is_ending:
+        actions = (*gone, *_wind_down(observed), *collect_revisions(observed), *_finished(observed))
+        return DeploymentPlan(actions=actions, requeue_after_s=observed.requeue_after_s)
+    kept = [r for r in observed.replicas if not is_gone(r)]
+    # A draining replica needs no owner, and each replica gets one action at most.
     adopted = [
         AdoptReplica(name=r.name, version=r.version)
         for r in kept
         if r.is_orphan and not r.is_deleting
     ]
     if adopted:
-        return DeploymentPlan(actions=(*gone, *adopted), requeue_after_s=seen.requeue_after_s)
-    strangers = [r for r in kept if not r.is_ours and not r.is_deleting]
-    active = [r for r in kept if r.is_ours and not r.is_deleting]
-    found = group_by_eviction(seen, deployment, active)
-    goal = steps.rollout_goal(seen, deployment)
-    step = steps.next_step(goal, seen, deployment, found.staying)
-    placing = ReplicaScheduler(seen, deployment, goal, table)
-    placing.place(found.staying, step, len(found.leaving))
-    endings = [
-        *(Termination(replica=r, because="OwnerReplaced") for r in strangers),
-        *(Termination(replica=r, because="Evicted") for r in found.driven_out),
-        *step.endings,
-        *placing.endings,
-        *evictable_now(found, seen, deployment, is_stuck=placing.is_stuck),
+        return DeploymentPlan(actions=(*gone, *adopted), requeue_after_s=observed.requeue_after_s)
+    foreign = [r for r in kept if not r.is_owned and not r.is_deleting]
+    active = [r for r in kept if r.is_owned and not r.is_deleting]
+    found = group_by_eviction(observed, deployment, active)
+    goal = steps.rollout_goal(observed, deployment)
+    step = steps.next_step(goal, observed, deployment, found.staying)
+    scheduler = ReplicaScheduler(observed, deployment, goal, table)
+    scheduler.schedule(found.staying, step, len(found.leaving))
+    terminations = [
+        *(Termination(replica=r, because="OwnerReplaced") for r in foreign),
+        *(Termination(replica=r, because="Evicted") for r in found.evicted),
+        *step.terminations,
+        *scheduler.terminations,
+        *evictable_now(found, observed, deployment, is_stuck=scheduler.is_stuck),
     ]
-    # What is made now does not answer yet: until it does nobody else may end in its place.
-    if not endings and not found.leaving and not placing.actions:
-        has_surge = steps.surge_limits(deployment, seen.wanted)[0] > 0
+    # A replica that is created now is not ready yet: until then, no other may end in place.
+    if not terminations and not found.leaving and not scheduler.actions:
+        has_surge = steps.surge_limits(deployment, observed.desired_replicas)[0] > 0
         old = steps.replaceable_in_place(
-            goal, seen, found.staying, has_surge=has_surge, is_stuck=placing.is_stuck
+            goal, observed, found.staying, has_surge=has_surge, is_stuck=scheduler.is_stuck
         )
-        # One whose place the new version could not take would end for nothing.
-        fit = [r for r in old if placing.fits_instead(goal.trial or goal.target, of=r)]
-        endings.extend(Termination(replica=r, because="OutdatedInPlace") for r in fit[:1])
-    done = (*gone, *collect_revisions(seen), *map(_delete, endings), *placing.actions)
+        # Skip a replica whose node cannot take the new version: it would end for nothing.
+        fit = [r for r in old if scheduler.fits_in_place(goal.canary or goal.target, of=r)]
+        terminations.extend(Termination(replica=r, because="OutdatedInPlace") for r in fit[:1])
+    done = (*gone, *collect_revisions(observed), *map(_delete, terminations), *scheduler.actions)
     return DeploymentPlan(
         actions=(*done, *_released(kept, {action.name for action in done})),
-        unschedulable=placing.why,
-        stuck=None if endings else placing.no_room,
-        requeue_after_s=seen.requeue_after_s,
+        unschedulable=scheduler.unschedulable,
+        stuck=None if terminations else scheduler.stuck,
+        requeue_after_s=observed.requeue_after_s,
     )
 
 
 def _released(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[ReleaseRanks]:
-    """Return which replicas no longer hold what ranks of earlier epochs did; one name gets one action."""
+    """Release ranks of earlier epochs that have ended, except of replicas with another action."""
     return [
         ReleaseRanks(name=r.name, leaving=r.leaving_ranks, version=r.version)
         for r in replicas
@@ -154,24 +151,24 @@ def _released(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[R
 
 
 def is_gone(replica: ReplicaView) -> bool:
-    """Return whether nothing of a deleted replica runs any more, as far as anybody can know."""
+    """Return whether a deleted replica has stopped on all its nodes."""
     return replica.is_deleting and replica.is_stopped
 
 
-def _wind_down(seen: DeploymentView) -> list[DeleteReplica | OrphanReplica]:
-    """Return what ends because its deployment goes, or went; or what is left behind on purpose."""
-    active = [r for r in seen.replicas if not r.is_deleting and not r.is_orphan]
-    if seen.deployment is not None and ORPHAN in seen.deployment.metadata.finalizers:
-        return [OrphanReplica(name=r.name, version=r.version) for r in active if r.is_ours]
+def _wind_down(observed: DeploymentView) -> list[DeleteReplica | OrphanReplica]:
+    """Return the actions for replicas whose deployment is deleted: they end, or are orphaned on request."""
+    active = [r for r in observed.replicas if not r.is_deleting and not r.is_orphan]
+    if observed.deployment is not None and ORPHAN in observed.deployment.metadata.finalizers:
+        return [OrphanReplica(name=r.name, version=r.version) for r in active if r.is_owned]
     return [_delete(Termination(replica=r, because="OwnerDeleted")) for r in active]
 
 
-def _finished(seen: DeploymentView) -> list[RemoveDeployment]:
-    """Return the last word on a deployment that is being deleted, once nothing of it is left."""
-    if seen.deployment is None or any(not r.is_orphan for r in seen.replicas):
+def _finished(observed: DeploymentView) -> list[RemoveDeployment]:
+    """Remove a deployment that is being deleted, once it has no replicas."""
+    if observed.deployment is None or any(not r.is_orphan for r in observed.replicas):
         return []
-    version = int(seen.deployment.metadata.resource_version or 0)
-    return [RemoveDeployment(name=seen.name, version=version)]
+    version = int(observed.deployment.metadata.resource_version or 0)
+    return [RemoveDeployment(name=observed.name, version=version)]
 
 
 def _delete(ending: Termination) -> DeleteReplica:

@@ -1,38 +1,29 @@
-"""How long placement waits for nodes that have not looked at a model yet. Time is an argument.
+"""Reconciles one object at a time: observe, plan, execute, status. The control loop calls it with keys."""
 
-One look at one deployment: observe, plan, execute, status.
-
-One look at one node: it is registered when it joins, and what the leader found out about it is written down.
-
-One look at one object, whatever its kind. Called by the loop, one key at a time.
-"""
-
-import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from machinery.clock import Clock
 from machinery.control_loop import Requeue
-from reconciler import observe, status
+from reconciler import status
 from reconciler.actions import Action, PreemptReplica
 from reconciler.autoscaling.autoscaler import Autoscaler, ScalingDecision
 from reconciler.demand.scraper import DemandScraper
 from reconciler.events import DeploymentEvents
 from reconciler.execute import Executor
-from reconciler.listers import lister
-from reconciler.listers.caches import Caches
+from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
-from reconciler.nodes.liveness import NodeLiveness
+from reconciler.nodes.liveness import NodeLiveness, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
-from reconciler.nodes.node_views import NodeContextCache, NodeViewCache, Now
+from reconciler.nodes.node_views import NodeContextCache, NodeViewCache
+from reconciler.observe import observe, soonest_s
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
 from reconciler.rollout import progress
 from reconciler.rollout.canary import CanaryBaselines, advance
 from reconciler.rollout.revisions import template_hash
 from reconciler.rollout.steps import RolloutPhase, rollout_goal
-from reconciler.status import node_life_status, replica_status
 from reconciler.views import DeploymentView
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus, ModelSource
 from schemas.event import ObjectReference
@@ -42,384 +33,360 @@ from schemas.pools import NodePool
 from schemas.replica import Replica
 from schemas.route import ModelRoute
 from schemas.shardgroup import ShardGroup
-from store import keys
-from store.errors import UnavailableError
 from store.events import EventRecorder
 
-# Agents answer within tens of milliseconds; one that hangs must not hold up the others for long.
-_WAIT_S = 2.0
+# Agents report within tens of milliseconds; one that hangs must not delay placement for long.
+_REPORT_GRACE_S = 2.0
 
 
 class ReportGrace:
-    """Remembers since when reports about each model are awaited.
+    """Delays placement of a new model until all ready nodes have reported on it, for two seconds at most.
 
-    Without it, the first agent to report a new model would be given every replica of it.
+    Without the delay, the first agent that reports a new model would get every replica of it.
     """
 
     def __init__(self) -> None:
         self._since: dict[ModelSource, float] = {}
 
-    def left_s(self, source: ModelSource, *, is_incomplete: bool, now: float) -> float:
-        """Return how many seconds more to wait for reports about the model; 0 to go ahead."""
+    def remaining_s(self, source: ModelSource, *, is_incomplete: bool, now: float) -> float:
+        """Return the seconds to wait for reports on the model; 0 to place now."""
         if not is_incomplete:
             self._since.pop(source, None)
             return 0.0
-        return max(0.0, self._since.setdefault(source, now) + _WAIT_S - now)
-
-
-_CATCH_UP_S = 5.0
+        return max(0.0, self._since.setdefault(source, now) + _REPORT_GRACE_S - now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderState:
-    """What the leader knows beside the caches."""
+    """The leader's memory: what it has seen over time and what no cache holds. A new leader starts empty."""
 
-    life: NodeLiveness
+    liveness: NodeLiveness
     nodes: NodeViewCache
     autoscaler: Autoscaler
     demand: DemandScraper
-    book: CanaryBaselines
+    baselines: CanaryBaselines
     waiting_for_room: set[str]
-    """Deployments that would go on if there were more room."""
+    """Deployments that go on as soon as there is more room."""
 
-    def moment(self, clock: Clock) -> Now:
-        """Return what decides about nodes now, beside what is written of them."""
-        now = clock.now()
-        return Now(now=now, flapping=self.life.flapping(clock.monotonic(), now))
+    def now(self, lister: Lister, clock: Clock) -> Now:
+        """Return the time with the state of nodes that depends on it."""
+        now, wall = clock.monotonic(), clock.now()
+        # A node that is back is not lost, even if its return is not recorded yet.
+        lost = frozenset(name for name in self.liveness.lost(now) if not lister.is_ready(name))
+        return Now(time=wall, flapping=self.liveness.flapping(now, wall), lost=lost)
 
 
 class DeploymentReconciler:
-    """Brings one deployment nearer to its spec at a time. Needs leadership."""
+    """Moves one deployment towards its spec. Needs leadership."""
 
     def __init__(
         self,
-        caches: Caches,
-        senses: LeaderState,
+        lister: Lister,
+        state: LeaderState,
         executor: Executor,
-        teller: DeploymentEvents,
+        events: DeploymentEvents,
         clock: Clock,
     ) -> None:
-        self._caches = caches
-        self._fleet = Lister(caches)
-        self._senses = senses
+        self._lister = lister
+        self._state = state
         self._executor = executor
-        self._teller = teller
+        self._events = events
         self._clock = clock
-        self._patience = ReportGrace()
+        self._report_grace = ReportGrace()
         self._table = NodeTable(())
 
     async def reconcile(self, key: ObjectKey) -> Requeue | None:
-        """Look at one deployment and act; it may be gone, and only replicas of it left."""
-        await self._catch_up(await self._executor.last_assignment())
-        scaled = self._scaled(key.name)
-        seen = self._observe(key.name, scaled)
-        decided = plan(seen, self._table)
+        """Reconcile one deployment, which may be gone while replicas of it are left."""
+        await self._wait_for_specs(await self._executor.last_assignment())
+        scaling = self._scaling(key.name)
+        observed = self._observe(key.name, scaling)
+        decided = plan(observed, self._table)
         if decided.unschedulable or decided.stuck:
-            self._senses.waiting_for_room.add(key.name)
+            self._state.waiting_for_room.add(key.name)
         else:
-            self._senses.waiting_for_room.discard(key.name)
-        await self._act(decided, seen)
+            self._state.waiting_for_room.discard(key.name)
+        await self._execute(decided, observed)
         if decided.actions:
-            seen = self._observe(key.name, scaled)
-        await self._replica_statuses(seen)
-        looks = [decided.requeue_after_s, scaled.requeue_after_s if scaled is not None else None]
-        if seen.deployment is not None and not seen.is_ending:
-            looks.append(await self._status(key, seen.deployment, seen, decided))
+            observed = self._observe(key.name, scaling)
+        await self._write_replica_statuses(observed)
+        after_s = soonest_s(
+            decided.requeue_after_s, scaling.requeue_after_s if scaling is not None else None
+        )
+        if observed.deployment is not None and not observed.is_ending:
+            status_after_s = await self._write_status(key, observed.deployment, observed, decided)
+            after_s = soonest_s(after_s, status_after_s)
         else:
-            self._senses.autoscaler.forget(key.name)
-            self._senses.book.forget(key.name)
-        after_s = min((look for look in looks if look is not None), default=None)
+            self._state.autoscaler.forget(key.name)
+            self._state.baselines.forget(key.name)
         return None if after_s is None else Requeue(after_s=after_s)
 
-    async def _act(self, decided: DeploymentPlan, seen: DeploymentView) -> None:
-        replicas = {r.name: r.replica for r in seen.replicas} | self._victims(decided.actions)
-        work = self._executor.do_all(decided.actions, seen.deployment, replicas)
-        async with aclosing(work) as steps:
-            async for done, revision in steps:
-                for action in done:
-                    await self._teller.told(action, seen)
-                await self._catch_up(revision)
-
-    def _victims(self, actions: Iterable[Action]) -> dict[str, Replica]:
-        """Return the replicas of others that are to make room."""
-        names = {action.name for action in actions if isinstance(action, PreemptReplica)}
-        if not names:
-            return {}
-        return {found.name: found for found in self._fleet.replicas() if found.name in names}
-
-    def _scaled(self, name: str) -> ScalingDecision | None:
-        """Return how many replicas load and schedule ask for; None where the spec says it."""
-        found = self._fleet.spec(ObjectKey("ModelDeployment", name))
-        if not isinstance(found, ModelDeployment) or found.spec.autoscaling is None:
-            self._senses.autoscaler.forget(name)
+    def _scaling(self, name: str) -> ScalingDecision | None:
+        """Return the autoscaler's decision; None for a deployment without autoscaling."""
+        deployment = self._lister.deployment(name)
+        if deployment is None or deployment.spec.autoscaling is None:
+            self._state.autoscaler.forget(name)
             return None
-        return self._senses.autoscaler.desired(
-            found,
-            self._fleet.wishes.status(name),
-            self._senses.demand.demand(name),
+        return self._state.autoscaler.desired(
+            deployment,
+            self._lister.deployment_status(name),
+            self._state.demand.demand(name),
             self._clock.now(),
             self._clock.monotonic(),
         )
 
-    def _observe(self, name: str, scaled: ScalingDecision | None) -> DeploymentView:
-        now = self._clock.monotonic()
-        moment = self._senses.moment(self._clock)
-        mine = [rank.node for r in self._fleet.replicas_of(name) for rank in r.spec.ranks]
-        self._table = self._senses.nodes.look(self._fleet, moment)
-        looks = (
-            self._senses.life.requeue_after_s(mine, now),
-            self._senses.life.next_release_s(now),
-            self._senses.nodes.next_change_s(moment),
+    def _observe(self, name: str, scaling: ScalingDecision | None) -> DeploymentView:
+        monotonic, now = self._clock.monotonic(), self._state.now(self._lister, self._clock)
+        own_nodes = [rank.node for r in self._lister.replicas_of(name) for rank in r.spec.ranks]
+        self._table = self._state.nodes.refresh(self._lister, now)
+        after_s = soonest_s(
+            self._state.liveness.requeue_after_s(own_nodes, monotonic),
+            self._state.liveness.next_release_s(monotonic),
+            self._state.nodes.next_change_s(now),
         )
-        looked = observe.Now(
-            now=moment.now,
-            # Who is back is not lost, also if nobody has taken note of it yet.
-            lost=frozenset(n for n in self._senses.life.lost(now) if not self._fleet.is_ready(n)),
-            requeue_after_s=min((s for s in looks if s is not None), default=None),
+        now = replace(now, requeue_after_s=after_s)
+        observed = observe(self._lister, name, now, nodes=self._table.nodes)
+        if scaling is not None:
+            condition = status.scaling_condition(scaling)
+            observed = replace(observed, autoscaled_replicas=scaling.desired, scaling=condition)
+        if observed.deployment is None:
+            return observed
+        source = observed.deployment.spec.model
+        is_incomplete = any(
+            node.is_ready and not node.has_inspected(source) for node in observed.nodes
         )
-        seen = observe.observe(self._fleet, name, looked, nodes=self._table.nodes)
-        if scaled is not None:
-            seen = replace(seen, desired=scaled.desired, scaling=status.scaling_condition(scaled))
-        if seen.deployment is None:
-            return seen
-        source = seen.deployment.spec.model
-        is_incomplete = any(node.is_ready and not node.has_looked_at(source) for node in seen.nodes)
-        left_s = self._patience.left_s(source, is_incomplete=is_incomplete, now=now)
-        if left_s == 0:
-            return seen
-        requeue_after_s = min(left_s, seen.requeue_after_s or left_s)
-        return replace(seen, awaits_reports=True, requeue_after_s=requeue_after_s)
+        grace_s = self._report_grace.remaining_s(source, is_incomplete=is_incomplete, now=monotonic)
+        if grace_s == 0:
+            return observed
+        after_s = min(grace_s, observed.requeue_after_s or grace_s)
+        return replace(observed, awaits_reports=True, requeue_after_s=after_s)
 
-    async def _catch_up(self, revision: int) -> None:
-        """Wait until a write is in the cache, ours or our predecessor's: the next plan must count it."""
-        try:
-            async with asyncio.timeout(_CATCH_UP_S):
-                await self._caches.specs.reached(revision)
-        except TimeoutError:
-            raise UnavailableError("the watch does not keep up with our own writes") from None
+    async def _execute(self, decided: DeploymentPlan, observed: DeploymentView) -> None:
+        replicas = {r.name: r.replica for r in observed.replicas} | self._victims(decided.actions)
+        work = self._executor.do_all(decided.actions, observed.deployment, replicas)
+        async with aclosing(work) as steps:
+            async for done, revision in steps:
+                for action in done:
+                    await self._events.record_action(action, observed)
+                await self._wait_for_specs(revision)
 
-    async def _replica_statuses(self, seen: DeploymentView) -> None:
-        news: list[tuple[ObjectKey, Status, int]] = []
-        for view in seen.replicas:
+    def _victims(self, actions: Iterable[Action]) -> dict[str, Replica]:
+        """Return the replicas of other deployments that the plan preempts."""
+        names = {action.name for action in actions if isinstance(action, PreemptReplica)}
+        if not names:
+            return {}
+        return {found.name: found for found in self._lister.replicas() if found.name in names}
+
+    async def _wait_for_specs(self, revision: int) -> None:
+        """Wait until the cache shows a write of this or the previous leader: the next plan must count it."""
+        await wait_for_revision(self._lister.caches.specs, revision)
+
+    async def _write_replica_statuses(self, observed: DeploymentView) -> None:
+        changed: list[tuple[ObjectKey, Status, int]] = []
+        for view in observed.replicas:
             key = ObjectKey("Replica", view.name)
-            old = self._fleet.status(key)
-            reports = self._fleet.ranks(view.replica)
-            new = replica_status(view, reports, old=old, now=self._clock.now())
-            if old != new and not self._fleet.is_newer(key):
-                news.append((key, new, view.version))
-                await self._teller.told_replica(seen, old, new)
-        await self._executor.write_statuses(news)
+            old = self._lister.status(key)
+            reports = self._lister.ranks(view.replica)
+            new = status.replica_status(view, reports, old=old, now=self._clock.now())
+            if old != new and not self._lister.is_newer(key):
+                changed.append((key, new, view.version))
+                await self._events.record_replica_status(observed, old, new)
+        await self._executor.write_statuses(changed)
 
-    async def _status(
+    async def _write_status(
         self,
         key: ObjectKey,
         deployment: ModelDeployment,
-        seen: DeploymentView,
+        observed: DeploymentView,
         decided: DeploymentPlan,
     ) -> float | None:
-        """Write what is so; return when to look again though nothing changed."""
-        now, old = self._clock.now(), self._fleet.wishes.status(key.name)
-        trial, look_s = self._trial(deployment, seen)
+        """Write the deployment's status; return the seconds until the next reconcile."""
+        now, old = self._clock.now(), self._lister.deployment_status(key.name)
+        canary, canary_after_s = self._advance_canary(deployment, observed)
         unschedulable = decided.unschedulable
-        hindrance = unschedulable or decided.stuck
-        moved = progress.compute_progress(
-            deployment, seen, hindrance, canary=trial, old=old, now=now
+        obstacle = unschedulable or decided.stuck
+        rollout = progress.compute_progress(
+            deployment, observed, obstacle, canary=canary, old=old, now=now
         )
-        new = status.deployment_status(deployment, seen, unschedulable, moved, old=old, now=now)
-        if old == new or self._fleet.is_newer(key):
-            return min((s for s in (look_s, moved.requeue_after_s) if s is not None), default=None)
-        version = self._caches.specs.version(keys.spec_key(*key))
+        new = status.deployment_status(
+            deployment, observed, unschedulable, rollout, old=old, now=now
+        )
+        after_s = soonest_s(canary_after_s, rollout.requeue_after_s)
+        if old == new or self._lister.is_newer(key):
+            return after_s
+        version = self._lister.spec_version(key)
         revision = await self._executor.write_status(key, new, version=version)
-        await self._teller.told_status(deployment, old, new, unschedulable)
+        await self._events.record_status(deployment, old, new, unschedulable)
         if _planning_inputs(old) != _planning_inputs(new):
-            # The next look goes by what this one wrote.
-            await self._remembered(revision)
+            # The next plan depends on this status.
+            await wait_for_revision(self._lister.caches.statuses, revision)
             return 0.0
-        return min((s for s in (look_s, moved.requeue_after_s) if s is not None), default=None)
+        return after_s
 
-    def _trial(
-        self, deployment: ModelDeployment, seen: DeploymentView
+    def _advance_canary(
+        self, deployment: ModelDeployment, observed: DeploymentView
     ) -> tuple[CanaryStatus | None, float | None]:
-        """Return where the trial of the newest version is, and when to look at it again."""
-        goal, canary = rollout_goal(seen, deployment), deployment.spec.rollout.canary
+        """Return the state of the canary analysis, and the seconds until it may change."""
+        goal, canary = rollout_goal(observed, deployment), deployment.spec.rollout.canary
         if canary is None or goal.phase is not RolloutPhase.CANARY:
-            self._senses.book.forget(deployment.name)
-            was = seen.canary if canary is not None else None
-            return (was if was and was.template == template_hash(deployment) else None), None
-        ready = [r for r in seen.replicas if r.is_ready and r.replica.spec.template == goal.trial]
-        total = self._senses.demand.measured(deployment.name, goal.trial)
+            self._state.baselines.forget(deployment.name)
+            last = observed.canary if canary is not None else None
+            return (last if last and last.template == template_hash(deployment) else None), None
+        ready = [
+            r for r in observed.replicas if r.is_ready and r.replica.spec.template == goal.canary
+        ]
+        total = self._state.demand.measured(deployment.name, goal.canary)
         return advance(
             canary,
-            seen.canary,
-            goal.trial,
-            is_new_ready=len(ready) >= goal.trial_replicas,
-            measured=self._senses.book.measured(deployment.name, seen.canary, total),
+            observed.canary,
+            goal.canary,
+            is_new_ready=len(ready) >= goal.canary_replicas,
+            measured=self._state.baselines.since_step(deployment.name, observed.canary, total),
             now=self._clock.now(),
         )
 
-    async def _remembered(self, revision: int) -> None:
-        try:
-            async with asyncio.timeout(_CATCH_UP_S):
-                await self._caches.statuses.reached(revision)
-        except TimeoutError:
-            raise UnavailableError("the watch does not keep up with our own writes") from None
-
 
 def _planning_inputs(found: ModelDeploymentStatus | None) -> tuple[object, ...]:
-    """Return what of a status later plans go by."""
+    """Return the fields of a status that later plans depend on."""
     if found is None:
         return (None, "", 0)
     return (found.canary, found.stable_template, found.desired_replicas)
 
 
 class NodeReconciler:
-    """Keeps the documents about nodes. Needs leadership."""
+    """Registers nodes that join, and keeps the reconciler's documents about nodes. Needs leadership."""
 
     def __init__(
         self,
-        caches: Caches,
-        senses: LeaderState,
+        lister: Lister,
+        state: LeaderState,
         executor: Executor,
         recorder: EventRecorder,
         clock: Clock,
     ) -> None:
-        self._caches = caches
-        self._fleet = Lister(caches)
+        self._lister = lister
         self._executor = executor
         self._recorder = recorder
-        self._senses = senses
+        self._state = state
         self._clock = clock
-        self._circumstances = NodeContextCache(senses.nodes.version)
+        self._contexts = NodeContextCache(state.nodes.version)
 
     async def reconcile(self, key: ObjectKey) -> Requeue | None:
-        """Look at one node, and at those that are the same machine, or were until now."""
-        status = self._fleet.node_status(key.name)
-        if status is not None and self._fleet.spec(key) is None:
-            await self._executor.register_node(key.name, status.uid)
-            return None  # what was written brings us back
-        moment = self._senses.moment(self._clock)
-        pools = [pool for pool in self._fleet.of_kind("NodePool") if isinstance(pool, NodePool)]
-        self._circumstances.move(pools, moment)
-        looks = [
-            await self._describe(name, moment)
-            for name in sorted({key.name} | self._circumstances.doubles(self._fleet, [key.name]))
-        ]
-        after_s = min((look for look in looks if look is not None), default=None)
+        """Reconcile one node, and the nodes that are or were the same machine."""
+        node_status = self._lister.node_status(key.name)
+        if node_status is not None and self._lister.spec(key) is None:
+            await self._executor.register_node(key.name, node_status.uid)
+            return None  # the write queues the key again
+        now = self._state.now(self._lister, self._clock)
+        self._contexts.update(self._lister.pools(), now)
+        names = {key.name} | self._contexts.same_hardware(self._lister, [key.name])
+        after_s = soonest_s(*[await self._write_life(name, now) for name in sorted(names)])
         return None if after_s is None else Requeue(after_s=after_s)
 
-    async def _describe(self, name: str, moment: Now) -> float | None:
-        """Write what is true of the node, if that is new; return in how many seconds it may be another."""
-        node = self._fleet.node(name)
-        old, version = self._fleet.machines.life(name)
-        if node.status is None or self._fleet.spec(ObjectKey("Node", name)) is None:
+    async def _write_life(self, name: str, now: Now) -> float | None:
+        """Write the document about a node if it changed; return the seconds until it may change again."""
+        node = self._lister.node(name)
+        old, version = self._lister.node_life(name)
+        if node.status is None or self._lister.spec(ObjectKey("Node", name)) is None:
             if version:
-                await self._catch_up(await self._executor.remove_life(name, version=version))
+                await self._wait_for_lives(await self._executor.remove_life(name, version=version))
             return None
-        around = self._circumstances.around(self._fleet, node)
-        new = node_life_status(
+        context = self._contexts.context_of(self._lister, node)
+        new = status.node_life_status(
             node,
-            evaluate_node(node, node.status, around),
-            around,
-            is_ready=self._fleet.is_ready(name),
+            evaluate_node(node, node.status, context),
+            context,
+            is_ready=self._lister.is_ready(name),
             old=old,
-            now=moment.now,
+            now=now.time,
         )
-        if new != old and not self._fleet.machines.is_newer(name):
-            registered = self._caches.specs.version(keys.spec_key("Node", name))
+        if new != old and not self._lister.is_node_life_newer(name):
+            registered = self._lister.spec_version(ObjectKey("Node", name))
             revision = await self._executor.write_life(
                 name, new, version=version, registered=registered
             )
-            await self._tell(name, node.metadata.uid, old, new)
-            await self._catch_up(revision)
-        return self._next_look_s(around, moment)
+            await self._record_events(name, node.metadata.uid, old, new)
+            await self._wait_for_lives(revision)
+        return self._requeue_after_s(context, now)
 
-    def _next_look_s(self, around: NodeContext, moment: Now) -> float | None:
-        flap = around.flap
-        looks = [None if flap is None else flap.until - self._clock.monotonic()]
-        if any(pool.spec.policy is not None for pool in around.pools):
-            looks.append(self._circumstances.next_change_s(moment))
-        return min((max(0.0, look) for look in looks if look is not None), default=None)
+    def _requeue_after_s(self, context: NodeContext, now: Now) -> float | None:
+        flapping, has_policy = context.flapping, any(p.spec.policy for p in context.pools)
+        after_s = soonest_s(
+            None if flapping is None else flapping.until - self._clock.monotonic(),
+            self._contexts.next_change_s(now) if has_policy else None,
+        )
+        return None if after_s is None else max(0.0, after_s)
 
-    async def _tell(
+    async def _record_events(
         self, name: str, uid: str, old: NodeLifeStatus | None, new: NodeLifeStatus
     ) -> None:
-        """Record as events what is wrong with the node since now; that it is away is told elsewhere."""
+        """Record conditions that became true; the controller records NodeReady and NodeNotReady."""
         about = ObjectReference(kind="Node", name=name, uid=uid)
         for found in new.conditions:
             before = None if old is None else find_condition(old.conditions, found.type)
-            was_so = before is not None and before.status is ConditionStatus.TRUE
-            if found.type != "Ready" and found.status is ConditionStatus.TRUE and not was_so:
+            was_true = before is not None and before.status is ConditionStatus.TRUE
+            if found.type != "Ready" and found.status is ConditionStatus.TRUE and not was_true:
                 await self._recorder.record(about, found.type, found.message, type_="Warning")
 
-    async def _catch_up(self, revision: int) -> None:
-        """Wait until the cache shows our own write: it would be written again otherwise."""
-        try:
-            async with asyncio.timeout(_CATCH_UP_S):
-                await self._caches.lives.reached(revision)
-        except TimeoutError:
-            raise UnavailableError("the watch does not keep up with our own writes") from None
+    async def _wait_for_lives(self, revision: int) -> None:
+        """Wait until the cache shows the write: otherwise it would be written again."""
+        await wait_for_revision(self._lister.caches.lives, revision)
 
 
 class Reconciler:
-    """Brings one object nearer to its spec at a time. Needs leadership."""
+    """Reconciles an object of any kind. Needs leadership."""
 
     def __init__(
         self,
-        caches: Caches,
-        senses: LeaderState,
+        lister: Lister,
+        state: LeaderState,
         executor: Executor,
         recorder: EventRecorder,
         clock: Clock,
     ) -> None:
-        self._caches = caches
-        self._fleet = Lister(caches)
+        self._lister = lister
         self._executor = executor
         self._clock = clock
-        self._deployments = DeploymentReconciler(
-            caches, senses, executor, DeploymentEvents(self._fleet, recorder), clock
-        )
-        self._nodes = NodeReconciler(caches, senses, executor, recorder, clock)
+        events = DeploymentEvents(lister, recorder)
+        self._deployments = DeploymentReconciler(lister, state, executor, events, clock)
+        self._nodes = NodeReconciler(lister, state, executor, recorder, clock)
 
     async def reconcile(self, key: ObjectKey) -> Requeue | None:
-        """Look at one object and act."""
-        if not self._fleet.is_readable(key):
-            return None  # the informer has said so; acting on an old copy could undo an edit
+        """Reconcile one object; return when to do it again though nothing changes."""
+        if not self._lister.is_readable(key):
+            return None  # the informer logged it; acting on an old version could undo an edit
         if key.kind == "ModelDeployment":
             return await self._deployments.reconcile(key)
         if key.kind == "Node":
             return await self._nodes.reconcile(key)
-        found = self._fleet.spec(key)
+        found = self._lister.spec(key)
         if found is not None:
-            await self._simple_status(key, found)
+            await self._write_status(key, found)
         return None
 
-    def _around(self, group: ShardGroup, ready: set[str]) -> status.GroupContext:
-        return status.GroupContext(
-            members=lister.group_members(self._fleet, group),
-            known=set(self._fleet.node_names()),
-            ready=ready,
-            replicas=[one.name for one in lister.replicas_on_group(self._fleet, group.name)],
-        )
-
-    async def _write_if_changed(self, key: ObjectKey, old: Status | None, new: Status) -> bool:
-        if old == new or self._fleet.is_newer(key):
-            return False  # a newer reconciler's words are not ours to overwrite
-        version = self._caches.specs.version(keys.spec_key(*key))
-        await self._executor.write_status(key, new, version=version)
-        return True
-
-    async def _simple_status(self, key: ObjectKey, found: ApiObject) -> None:
-        old, now, ready = self._fleet.status(key), self._clock.now(), self._fleet.ready_nodes()
-        new: Status
-        if isinstance(found, NodePool):
-            new = status.pool_status(
-                found, observe.pool_members(self._fleet, found), ready, old=old, now=now
-            )
-        elif isinstance(found, ShardGroup):
-            new = status.group_status(found, self._around(found, ready), old=old, now=now)
-        elif isinstance(found, ModelRoute):
-            names = {deployment.name for deployment in self._fleet.of_kind("ModelDeployment")}
-            new = status.route_status(found, names, old=old, now=now)
-        else:
+    async def _write_status(self, key: ObjectKey, found: ApiObject) -> None:
+        old, new = self._lister.status(key), self._status_of(key, found)
+        # A status of a newer release is not overwritten.
+        if new is None or old == new or self._lister.is_newer(key):
             return
-        await self._write_if_changed(key, old, new)
+        await self._executor.write_status(key, new, version=self._lister.spec_version(key))
+
+    def _status_of(self, key: ObjectKey, found: ApiObject) -> Status | None:
+        """Return the status of an object that is only described, never acted on."""
+        lister, old, now = self._lister, self._lister.status(key), self._clock.now()
+        match found:
+            case NodePool():
+                members, ready = lister.pool_members(found), lister.ready_nodes()
+                return status.pool_status(found, members, ready, old=old, now=now)
+            case ShardGroup():
+                context = status.GroupContext(
+                    members=lister.group_members(found),
+                    known=set(lister.node_names()),
+                    ready=lister.ready_nodes(),
+                    replicas=[one.name for one in lister.replicas_on_group(found.name)],
+                )
+                return status.group_status(found, context, old=old, now=now)
+            case ModelRoute():
+                names = {deployment.name for deployment in lister.deployments()}
+                return status.route_status(found, names, old=old, now=now)
+            case _:
+                return None

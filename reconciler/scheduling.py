@@ -1,16 +1,17 @@
-"""The next epoch of a replica as an action: its ranks, and what of the ones before may still be there. Pure.
+"""Schedules the replicas that a deployment misses: actions for what can be placed, reasons for what cannot. Pure.
 
-Places for what a deployment misses: what can be placed becomes an action, what cannot is remembered. Pure.
+One replica takes three hops: `ReplicaScheduler._schedule` chooses the version, `Placer.claim` the node or group, and
+`Ranking.best` compares the nodes.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from reconciler.actions import Action, CreateReplica, MoveReplica, PreemptReplica, ReformReplica
-from reconciler.groups.epochs import Epoch, count_failures
+from reconciler.groups.epochs import Epoch, EpochState, count_failures
 from reconciler.groups.gang import given_up_refusal
 from reconciler.placement.filters import find_rejection
-from reconciler.placement.inputs import PlacementRequest, request_for
+from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable
 from reconciler.placer import (
@@ -20,16 +21,223 @@ from reconciler.placer import (
     PreemptingAssignment,
     place_replica,
 )
-from reconciler.rollout import steps
 from reconciler.rollout.revisions import known_contents, with_content
-from reconciler.rollout.steps import RolloutGoal, RolloutPhase, Termination
-from reconciler.views import Allocation, DeploymentView, NodeView, ReplicaView
-from schemas.deployment import ModelDeployment, RevisionTemplate
+from reconciler.rollout.steps import (
+    RolloutGoal,
+    RolloutPhase,
+    RolloutStep,
+    Termination,
+    version_after_move,
+)
+from reconciler.views import DeploymentView, ReplicaView
+from schemas.deployment import ModelDeployment
+from schemas.formation import GoldenAnswer
 from schemas.replica import LeavingRank, replica_name
 
 
+class ReplicaScheduler:
+    """Schedules what one deployment misses; the results are its public attributes."""
+
+    def __init__(
+        self,
+        observed: DeploymentView,
+        deployment: ModelDeployment,
+        goal: RolloutGoal,
+        table: NodeTable | None,
+    ) -> None:
+        self._observed = observed
+        self._deployment = deployment
+        self._goal = goal
+        self._table = table
+        self._contents = known_contents(observed)
+        self._requests: dict[str, PlacementRequest] = {}
+        self._placer: Placer | None = None
+        self._unfit: dict[str, Unschedulable] = {}
+        """Versions that do not fit: what does not fit once does not fit again in this plan."""
+        self.actions: list[Action] = []
+        self.terminations: list[Termination] = []
+        """Replicas that must end because their group is lost."""
+        self.unschedulable: Unschedulable | None = None
+        """Reason why there will be fewer replicas than desired."""
+        self.stuck: Unschedulable | None = None
+        """Reason why a rollout cannot add a replica of the new version."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Return whether a replica could not be placed, even if it is only the surge of a rollout."""
+        return bool(self._unfit)
+
+    def schedule(self, staying: Sequence[ReplicaView], step: RolloutStep, leaving: int) -> None:
+        """Reform groups, move replicas off lost nodes, then create what the rollout step asks for.
+
+        Preempts other replicas only up to the desired number: a surge does not justify it.
+        """
+        observed = self._observed
+        if observed.awaits_reports:
+            return
+        ending = {one.replica.name for one in step.terminations}
+        kept = sorted((r for r in staying if r.name not in ending), key=lambda r: r.ordinal)
+        for replica in kept:
+            if replica.epoch is not None:
+                self._schedule_epoch(replica, replica.epoch)
+        for replica in kept:
+            if replica.is_node_lost and replica.epoch is None:
+                template = version_after_move(self._goal, observed, replica)
+                self._schedule(template, replica, fallback=replica.replica.spec.template)
+        count = len(staying) - len(ending) + leaving
+        names = free_names(observed)
+        for template in step.creations:
+            is_surge = count >= observed.desired_replicas
+            fallback = "" if is_surge else observed.stable_template
+            self._schedule(template, next(names), fallback=fallback, is_surge=is_surge)
+            count += 1
+
+    def _schedule(
+        self, template: str, to: ReplicaView | str, *, fallback: str, is_surge: bool = False
+    ) -> None:
+        """Schedule one replica: a lost one to move, or a new one by its name.
+
+        If the version fits nowhere, the fallback version keeps up the number of replicas; but not while a replica of
+        the deployment ends, because its room is for the new version.
+        """
+        is_ending = any(r.is_deleting for r in self._observed.replicas)
+        has_fallback = fallback in self._contents and fallback != template and not is_ending
+        placer, name = self._started_placer(), to if isinstance(to, str) else to.name
+        for version in (template, fallback) if has_fallback else (template,):
+            if version in self._unfit:
+                continue
+            request = self._request(version)
+            match placer.place(request) if is_surge else placer.claim(request):
+                case Assignment() as assigned:
+                    self.actions.append(self._assign(version, to, assigned))
+                    if version != template:
+                        self.stuck = self.stuck or self._unfit[template]
+                    return
+                case PreemptingAssignment(victims=victims, why=why):
+                    self.actions.extend(self._preempt(name, victim) for victim in victims)
+                    self.unschedulable = self.unschedulable or why
+                    return
+                case PendingAssignment(why=why):
+                    self.unschedulable = self.unschedulable or why
+                    return
+                case Unschedulable() as refused:
+                    self._unfit[version] = refused
+        if is_surge:
+            self.stuck = self.stuck or self._unfit[template]
+        else:
+            self.unschedulable = self.unschedulable or self._unfit[template]
+
+    def _schedule_epoch(self, replica: ReplicaView, epoch: Epoch) -> None:
+        """Begin the next epoch of a replica with several ranks, if it is due."""
+        formation, template = replica.replica.spec.formation, replica.replica.spec.template
+        content = self._contents.get(template)
+        if formation is None or content is None:
+            return
+        if epoch.state is EpochState.GIVEN_UP:
+            refusal = given_up_refusal(formation, replica.name, epoch)
+            self.unschedulable = self.unschedulable or refusal
+            return
+        if not epoch.is_due(formation):
+            return
+        found = self._started_placer().reform(self._request(template), replica.replica, epoch)
+        if isinstance(found, Assignment):
+            self.actions.append(next_epoch(replica, found, epoch))
+            return
+        self.unschedulable = self.unschedulable or found
+        if content.sharding == "Auto":
+            # Another group may have room, and nothing of this replica serves.
+            self.terminations.append(Termination(replica=replica, because="GroupLost"))
+
+    def fits_in_place(self, template: str, *, of: ReplicaView) -> bool:
+        """Return whether a replica of the version fits where another one is, once that has ended."""
+        request = self._request(template)
+        freed = [without_replica(n, of) for n in self._observed.nodes if n.name in of.nodes]
+        if request.spec.sharding == "Never":
+            return any(find_rejection(request, node) is None for node in freed)
+        by_name = {node.name: node for node in freed}
+        nodes = [by_name.get(node.name, node) for node in self._observed.nodes]
+        return isinstance(place_replica(request, nodes, self._observed.groups), Assignment)
+
+    def _started_placer(self) -> Placer:
+        """Return the placer, after the deployments of a higher priority have claimed their nodes."""
+        if self._placer is None:
+            observed = self._observed
+            self._placer = Placer(self._table or NodeTable(observed.nodes), observed.groups)
+            for rival in observed.rivals:
+                for _ in range(rival.missing):
+                    if isinstance(self._placer.claim(rival.request), Unschedulable):
+                        break
+            self._placer.discount(observed.name, self._nodes_of_ending())
+        return self._placer
+
+    def _nodes_of_ending(self) -> list[str]:
+        """Return the nodes of replicas that end or will be replaced: new ones are spread as if those were gone.
+
+        With maxReplicasPerNode they count until they have ended.
+        """
+        if self._deployment.spec.placement.max_replicas_per_node is not None:
+            return []
+        kept = {self._goal.target, self._goal.canary}
+        is_rolling = self._goal.phase in (RolloutPhase.ROLLING, RolloutPhase.ROLLED_BACK)
+        return [
+            node
+            for one in self._observed.replicas
+            if one.is_deleting or (is_rolling and one.replica.spec.template not in kept)
+            for node in sorted(one.nodes)
+        ]
+
+    def _request(self, template: str) -> PlacementRequest:
+        # One object for all replicas of a version: the placer keeps one ranking for each request object.
+        if template not in self._requests:
+            deployment = with_content(self._deployment, self._contents[template])
+            self._requests[template] = request_for(deployment, apart_from=self._observed.apart_from)
+        return self._requests[template]
+
+    def _assign(self, template: str, to: ReplicaView | str, assigned: Assignment) -> Action:
+        content, form = self._contents[template], assigned.form
+        if form is not None:
+            # A new group is checked against the golden answer of other replicas of the version.
+            form = form.with_golden(self._golden_answer(template, form.model))
+        if isinstance(to, str):
+            return CreateReplica(name=to, ranks=assigned.ranks, form=form, content=content)
+        return MoveReplica(
+            name=to.name, ranks=assigned.ranks, form=form, content=content, version=to.version
+        )
+
+    def _golden_answer(self, template: str, model: str) -> GoldenAnswer | None:
+        answers = (
+            one.epoch.golden
+            for one in self._observed.replicas
+            if one.epoch is not None
+            and one.replica.spec.template == template
+            and one.replica.spec.model.path == model
+        )
+        return next((one for one in answers if one is not None), None)
+
+    def _preempt(self, name: str, victim: Allocation) -> PreemptReplica:
+        priority = self._deployment.spec.priority
+        return PreemptReplica(
+            name=victim.replica,
+            deployment=victim.deployment,
+            version=victim.version,
+            by=name,
+            because=f"{name} has priority {priority}, {victim.replica} has {victim.priority}",
+        )
+
+
+def free_names(observed: DeploymentView) -> Iterator[str]:
+    """Yield unused replica names, the lowest number first: creating the same replica twice collides."""
+    used = {r.name for r in observed.replicas}
+    ordinal = 0
+    while True:
+        name = replica_name(observed.name, ordinal)
+        if name not in used:
+            yield name
+        ordinal += 1
+
+
 def next_epoch(replica: ReplicaView, to: Assignment, epoch: Epoch) -> ReformReplica:
-    """Return what begins the next epoch on these Macs."""
+    """Return the action that begins the next epoch on the assigned Macs."""
     formation = replica.replica.spec.formation
     assert formation is not None
     assert to.form is not None
@@ -40,19 +248,19 @@ def next_epoch(replica: ReplicaView, to: Assignment, epoch: Epoch) -> ReformRepl
         form=to.form.with_golden(epoch.golden if is_same_model else None),
         failures=count_failures(formation, epoch),
         because=epoch.message or epoch.over,
-        leaving=tuple(_leaving(replica, to)),
+        leaving=tuple(_leaving_after(replica, to)),
         version=replica.version,
     )
 
 
-def _leaving(replica: ReplicaView, to: Assignment) -> Iterator[LeavingRank]:
-    """Yield the ranks that may still be there, and are not to be; on a Mac that is away nobody can tell."""
+def _leaving_after(replica: ReplicaView, to: Assignment) -> Iterator[LeavingRank]:
+    """Yield the ranks of earlier epochs that may still run; ranks on a Mac that is away are not counted."""
     new = {(rank.node, number): rank for number, rank in enumerate(to.ranks)}
     yield from (one for one in replica.leaving_ranks if (one.node, one.rank) not in new)
     for number, rank in enumerate(replica.replica.spec.ranks):
         size, after = rank.memory.total_bytes, new.get((rank.node, number))
         stays = after is not None and after.memory.total_bytes >= size
-        if not stays and rank.node not in replica.away:
+        if not stays and rank.node not in replica.away_nodes:
             yield LeavingRank(node=rank.node, rank=number, memory_bytes=size)
 
 
@@ -69,204 +277,4 @@ def without_replica(node: NodeView, replica: ReplicaView) -> NodeView:
         used_bytes=node.used_bytes - (sum(sizes) or sum(proven)),
         replicas={other: count for other, count in others.items() if count},
         allocations=tuple(one for one in node.allocations if one.replica != replica.name),
-    )
-
-
-class ReplicaScheduler:
-    """Finds places for what is missing, and remembers what it could not place."""
-
-    def __init__(
-        self,
-        seen: DeploymentView,
-        deployment: ModelDeployment,
-        goal: RolloutGoal,
-        table: NodeTable | None,
-    ) -> None:
-        self._seen = seen
-        self._deployment = deployment
-        self._goal = goal
-        self._table = table
-        self._contents = known_contents(seen)
-        self._wants: dict[str, PlacementRequest] = {}
-        self._placer: Placer | None = None
-        self.actions: list[Action] = []
-        self.why: Unschedulable | None = None
-        """Why there will be fewer replicas than wanted."""
-        self.no_room: Unschedulable | None = None
-        """Why one more than wanted could not be placed."""
-        self._unfit: dict[str, Unschedulable] = {}
-        self.endings: list[Termination] = []
-        """Replicas that can be placed elsewhere only as others."""
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether something could not be placed, be it only one more than wanted."""
-        return bool(self._unfit)
-
-    def place(self, staying: Sequence[ReplicaView], step: steps.RolloutStep, leaving: int) -> None:
-        """Move what is on lost nodes, then make what the step says.
-
-        Only up to the wanted number may others be displaced: a surge is a convenience.
-        """
-        seen = self._seen
-        if seen.awaits_reports:
-            return
-        ending = {one.replica.name for one in step.endings}
-        kept = sorted((r for r in staying if r.name not in ending), key=lambda r: r.ordinal)
-        for replica in (r for r in kept if r.epoch is not None):
-            self._next_epoch(replica, replica.epoch)
-        for replica in (r for r in kept if r.is_node_lost and r.epoch is None):
-            renewed = steps.version_after_move(self._goal, seen, replica)
-            self._needed(renewed, replica.replica.spec.template, replica)
-        there = len(staying) - len(ending) + leaving
-        names = _free_names(seen)
-        for template in step.makes:
-            if there < seen.wanted:
-                self._needed(template, seen.stable, next(names))
-            elif not self._one(template, next(names), is_extra=True):
-                self.no_room = self.no_room or self._unfit.get(template)
-            there += 1
-
-    def _needed(self, template: str, before: str, what: ReplicaView | str) -> None:
-        """Place what is wanted; where the new version fits nowhere, the one before keeps up the number.
-
-        Not while one of ours still ends: its room is what the new version waits for.
-        """
-        if self._one(template, what, is_extra=False) or template not in self._unfit:
-            return
-        is_of_use = before in self._contents and before != template
-        ends = any(r.is_deleting for r in self._seen.replicas)
-        if is_of_use and not ends and self._one(before, what, is_extra=False):
-            self.no_room = self.no_room or self._unfit[template]
-        else:
-            self.why = self.why or self._unfit[template]
-
-    def _next_epoch(self, replica: ReplicaView, epoch: Epoch | None) -> None:
-        """Begin the next epoch of a replica whose ranks cannot go on together, once it is time."""
-        formation = replica.replica.spec.formation
-        content = self._contents.get(replica.replica.spec.template)
-        if epoch is None or formation is None or content is None or not epoch.over:
-            return
-        if epoch.is_given_up:
-            self.why = self.why or given_up_refusal(formation, replica.name, epoch)
-            return
-        if epoch.wait_s(formation) > 0:
-            return
-        want = self._want(replica.replica.spec.template, content)
-        found = self._placer_for().again(want, replica.replica, epoch)
-        if isinstance(found, Assignment):
-            self.actions.append(next_epoch(replica, found, epoch))
-            return
-        self.why = self.why or found
-        if content.sharding == "Auto":
-            # Another group may do; nothing of it serves, so it is no loss.
-            self.endings.append(Termination(replica=replica, because="GroupLost"))
-
-    def fits_instead(self, template: str, *, of: ReplicaView) -> bool:
-        """Return whether a replica of the version would fit where another is, once that has ended."""
-        want = self._want(template, self._contents[template])
-        there = [without_replica(node, of) for node in self._seen.nodes if node.name in of.nodes]
-        if want.spec.sharding == "Never":
-            return any(find_rejection(want, node) is None for node in there)
-        left = {node.name: node for node in there}
-        nodes = [left.get(node.name, node) for node in self._seen.nodes]
-        return isinstance(place_replica(want, nodes, self._seen.groups), Assignment)
-
-    def _one(self, template: str, what: ReplicaView | str, *, is_extra: bool) -> bool:
-        """Place one replica; return whether it has a node now."""
-        if template in self._unfit:
-            return False  # what does not fit once does not fit again
-        content = self._contents[template]
-        placer, want = self._placer_for(), self._want(template, content)
-        outcome = placer.place(want) if is_extra else placer.claim(want)
-        name = what if isinstance(what, str) else what.name
-        match outcome:
-            case Assignment():
-                self.actions.append(_assign(what, self._checked(outcome, template), content))
-                return True
-            case PreemptingAssignment(victims=victims, why=why):
-                self.actions.extend(self._preempt(name, victim) for victim in victims)
-                self.why = self.why or why
-            case PendingAssignment(why=why):
-                self.why = self.why or why
-            case Unschedulable():
-                self._unfit[template] = outcome
-        return False
-
-    def _checked(self, placed: Assignment, template: str) -> Assignment:
-        """Return the same with the answer that other replicas of the version gave, to check a group's first by."""
-        if placed.form is None:
-            return placed
-        model = placed.form.model
-        known = (
-            one.epoch.golden
-            for one in self._seen.replicas
-            if one.epoch is not None
-            and one.replica.spec.template == template
-            and one.replica.spec.model.path == model
-        )
-        golden = next((one for one in known if one is not None), None)
-        return replace(placed, form=placed.form.with_golden(golden))
-
-    def _placer_for(self) -> Placer:
-        """Return who places, after those of a higher priority have chosen."""
-        if self._placer is None:
-            self._placer = Placer(self._table or NodeTable(self._seen.nodes), self._seen.groups)
-            for rival in self._seen.rivals:
-                for _ in range(rival.missing):
-                    if isinstance(self._placer.claim(rival.want), Unschedulable):
-                        break
-            self._placer.discount(self._seen.name, self._soon_free())
-        return self._placer
-
-    def _soon_free(self) -> list[str]:
-        """Return the nodes of replicas that end or are about to be replaced: what comes is spread without them.
-
-        A limit of replicas on one node counts them as long as they are there.
-        """
-        if self._deployment.spec.placement.max_replicas_per_node is not None:
-            return []
-        kept = {self._goal.target, self._goal.trial}
-        is_rolling = self._goal.phase in (RolloutPhase.ROLLING, RolloutPhase.ROLLED_BACK)
-        return [
-            node
-            for one in self._seen.replicas
-            if one.is_deleting or (is_rolling and one.replica.spec.template not in kept)
-            for node in sorted(one.nodes)
-        ]
-
-    def _want(self, template: str, content: RevisionTemplate) -> PlacementRequest:
-        # One object for all of a version's replicas: the placer ranks the nodes once for each.
-        if template not in self._wants:
-            told = with_content(self._deployment, content)
-            self._wants[template] = request_for(told, apart_from=self._seen.apart_from)
-        return self._wants[template]
-
-    def _preempt(self, name: str, victim: Allocation) -> PreemptReplica:
-        priority = self._deployment.spec.priority
-        return PreemptReplica(
-            name=victim.replica,
-            deployment=victim.deployment,
-            version=victim.version,
-            by=name,
-            because=f"{name} has priority {priority}, {victim.replica} has {victim.priority}",
-        )
-
-
-def _free_names(seen: DeploymentView) -> Iterator[str]:
-    """Yield names that no replica has, the lowest first: derived, so that making one twice collides."""
-    taken = {r.name for r in seen.replicas}
-    ordinal = 0
-    while True:
-        name = replica_name(seen.name, ordinal)
-        if name not in taken:
-            yield name
-        ordinal += 1
-
-
-def _assign(what: ReplicaView | str, to: Assignment, content: RevisionTemplate) -> Action:
-    if isinstance(what, str):
-        return CreateReplica(name=what, ranks=to.ranks, form=to.form, content=content)
-    return MoveReplica(
-        name=what.name, ranks=to.ranks, form=to.form, content=content, version=what.version
     )

@@ -1,11 +1,4 @@
-"""What is true of each object, as conditions computed from what is seen. Pure.
-
-What is true of a replica, as conditions: what the agents of its ranks say, and whether it answers. Pure.
-
-What the leading reconciler says of a node, as conditions. Pure.
-
-Whether it is ready is decided by its lease, and not by what is written here; here is since when.
-"""
+"""Computes the status of every kind of object from what is observed, as conditions. Pure."""
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -35,12 +28,12 @@ from schemas.replica import RankStatus, ReplicaStatus
 from schemas.route import ModelRoute, ModelRouteStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
 
-# As `ENDED_BECAUSE` begins on a replica that was displaced.
+# Start of the annotation `ENDED_BECAUSE` on a preempted replica.
 _PREEMPTED = "Preempted: "
 
 
 def condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Condition:
-    """Return a condition; generation and time are put in by settle()."""
+    """Return a condition; `stamp_conditions` adds generation and time."""
     truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
     return Condition(type=type_, status=truth, reason=reason, message=message)
 
@@ -48,10 +41,10 @@ def condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Con
 def stamp_conditions(
     old: Status | None, new: Sequence[Condition], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Return the conditions as they are written: times move only where the truth moved."""
+    """Return the conditions as they are written: a time changes only if the truth of its condition changes."""
     settled = old.conditions if old is not None else ()
-    wanted = {c.type for c in new}
-    settled = tuple(c for c in settled if c.type in wanted)
+    types = {c.type for c in new}
+    settled = tuple(c for c in settled if c.type in types)
     for found in new:
         stamped = found.model_copy(
             update={"observed_generation": generation, "last_transition_time": now}
@@ -62,7 +55,7 @@ def stamp_conditions(
 
 def deployment_status(
     deployment: ModelDeployment,
-    seen: DeploymentView,
+    observed: DeploymentView,
     unschedulable: Unschedulable | None,
     progress: RolloutProgress,
     *,
@@ -70,16 +63,16 @@ def deployment_status(
     now: datetime,
 ) -> ModelDeploymentStatus:
     """Return the status of a deployment."""
-    placed = [r for r in seen.replicas if r.is_ours and not r.is_deleting]
+    placed = [r for r in observed.replicas if r.is_owned and not r.is_deleting]
     ready = [r for r in placed if r.is_ready]
     conditions = [
-        _available_condition(seen.wanted, ready, placed, unschedulable),
-        _placed_condition(seen.wanted, placed, unschedulable),
+        _available_condition(observed.desired_replicas, ready, placed, unschedulable),
+        _placed_condition(observed.desired_replicas, placed, unschedulable),
         progress.condition,
     ]
-    if seen.scaling is not None:
-        conditions.append(seen.scaling)
-    preempted = _preempted_condition(seen, placed, old)
+    if observed.scaling is not None:
+        conditions.append(observed.scaling)
+    preempted = _preempted_condition(observed, placed, old)
     if preempted is not None:
         conditions.append(preempted)
     generation = deployment.metadata.generation
@@ -87,7 +80,7 @@ def deployment_status(
     return ModelDeploymentStatus(
         observed_generation=generation,
         replicas=len(placed),
-        desired_replicas=seen.wanted,
+        desired_replicas=observed.desired_replicas,
         updated_replicas=progress.updated_replicas,
         ready_replicas=len(ready),
         revision=progress.revision,
@@ -103,22 +96,22 @@ def deployment_status(
 
 
 def scaling_condition(decided: ScalingDecision) -> Condition:
-    """Return why autoscaling wants as many replicas as it does."""
+    """Return the condition Scaling, which explains the autoscaler's decision."""
     truth = ConditionStatus.UNKNOWN if decided.reason == "DemandUnknown" else ConditionStatus.TRUE
     return Condition(type="Scaling", status=truth, reason=decided.reason, message=decided.message)
 
 
 def _available_condition(
-    wanted: int,
+    desired: int,
     ready: Sequence[ReplicaView],
     placed: Sequence[ReplicaView],
     unschedulable: Unschedulable | None,
 ) -> Condition:
-    count = f"{len(ready)} of {wanted} replicas ready"
-    if len(ready) >= wanted:
-        reason = "AllReplicasReady" if wanted else "ScaledToZero"
+    count = f"{len(ready)} of {desired} replicas ready"
+    if len(ready) >= desired:
+        reason = "AllReplicasReady" if desired else "ScaledToZero"
         return condition("Available", reason, count, holds=True)
-    troubled = next((r for r in placed if r.trouble and not r.is_ready), None)
+    failing = next((r for r in placed if r.problem and not r.is_ready), None)
     if unschedulable is not None and is_crash_loop(unschedulable):
         return condition(
             "Available", "CrashLooping", f"{count}; {summary_line(unschedulable)}", holds=False
@@ -127,35 +120,35 @@ def _available_condition(
         return condition(
             "Available", "Unschedulable", f"{count}; {summary_line(unschedulable)}", holds=False
         )
-    if troubled is not None:
-        message = f"{count}; {troubled.name} on {troubled.node}: {troubled.trouble}"
+    if failing is not None:
+        message = f"{count}; {failing.name} on {failing.node}: {failing.problem}"
         return condition("Available", "ReplicaNotReady", message, holds=False)
     return condition("Available", "ReplicasStarting", count, holds=False)
 
 
 def _placed_condition(
-    wanted: int, placed: Sequence[ReplicaView], unschedulable: Unschedulable | None
+    desired: int, placed: Sequence[ReplicaView], unschedulable: Unschedulable | None
 ) -> Condition:
     if unschedulable is not None and not is_crash_loop(unschedulable):
         return condition("Placed", "Unschedulable", summary_line(unschedulable), holds=False)
-    if len(placed) < wanted:
-        message = f"{len(placed)} of {wanted} replicas have a node"
+    if len(placed) < desired:
+        message = f"{len(placed)} of {desired} replicas have a node"
         return condition("Placed", "Placing", message, holds=False)
     return condition("Placed", "AllPlaced", holds=True)
 
 
 def _preempted_condition(
-    seen: DeploymentView, placed: Sequence[ReplicaView], old: ModelDeploymentStatus | None
+    observed: DeploymentView, placed: Sequence[ReplicaView], old: ModelDeploymentStatus | None
 ) -> Condition | None:
-    """Return who made way for others, until all have a node again."""
+    """Return the condition Preempted: which replicas were preempted, until all have a node again."""
     before = find_condition(old.conditions, "Preempted") if old is not None else None
-    notes = [r.replica.metadata.annotations.get(ENDED_BECAUSE, "") for r in seen.replicas]
-    told = [note.removeprefix(_PREEMPTED) for note in notes if note.startswith(_PREEMPTED)]
-    if told:
-        return condition("Preempted", "HigherPriority", "; ".join(told), holds=True)
+    notes = [r.replica.metadata.annotations.get(ENDED_BECAUSE, "") for r in observed.replicas]
+    reasons = [note.removeprefix(_PREEMPTED) for note in notes if note.startswith(_PREEMPTED)]
+    if reasons:
+        return condition("Preempted", "HigherPriority", "; ".join(reasons), holds=True)
     if before is None:
         return None
-    if before.status is ConditionStatus.TRUE and len(placed) < seen.wanted:
+    if before.status is ConditionStatus.TRUE and len(placed) < observed.desired_replicas:
         return before
     return condition("Preempted", "NotPreempted", holds=False)
 
@@ -178,28 +171,28 @@ def pool_status(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupContext:
-    """What beside itself decides about a ShardGroup."""
+    """The inputs for the status of a ShardGroup besides the group itself."""
 
     members: Sequence[str]
-    """The nodes that belong to it."""
+    """Nodes of the group."""
     known: AbstractSet[str]
     """All nodes that ever joined."""
     ready: AbstractSet[str]
-    """Those whose agents are alive."""
+    """Nodes that hold a lease."""
     replicas: Sequence[str] = ()
-    """What runs on it."""
+    """Replicas that run on the group."""
 
 
 def group_status(
-    group: ShardGroup, around: GroupContext, *, old: Status | None, now: datetime
+    group: ShardGroup, context: GroupContext, *, old: Status | None, now: datetime
 ) -> ShardGroupStatus:
-    """Return the status of a group: ready if as many of its members are as a model is split over."""
-    members, known, ready = around.members, around.known, around.ready
+    """Return the status of a group: ready if as many members are ready as a model is split over."""
+    members, known, ready = context.members, context.known, context.ready
     alive = [name for name in members if name in ready]
     unknown = [name for name in members if name not in known]
     away = [name for name in members if name in known and name not in ready]
     size = group.spec.wanted_size
-    # Whoever is missing is told, also where there are spares for it.
+    # Missing members are named even if there are spares.
     notes = [f"no such node: {', '.join(unknown)}"] if unknown else []
     notes += [f"not ready: {', '.join(away)}"] if away else []
     if len(alive) >= size:
@@ -213,7 +206,7 @@ def group_status(
         observed_generation=generation,
         members=len(members),
         ready_members=len(alive),
-        replicas=tuple(around.replicas),
+        replicas=tuple(context.replicas),
         conditions=stamp_conditions(old, (own,), generation=generation, now=now),
     )
 
@@ -221,7 +214,7 @@ def group_status(
 def route_status(
     route: ModelRoute, deployments: set[str], *, old: Status | None, now: datetime
 ) -> ModelRouteStatus:
-    """Return the status of a route: accepted if every deployment that it names exists."""
+    """Return the status of a route: accepted if all deployments that it names exist."""
     named = dict.fromkeys(route.spec.deployments().values())
     missing = [name for name in named if name not in deployments]
     if missing:
@@ -243,7 +236,7 @@ def replica_status(
     old: Status | None,
     now: datetime,
 ) -> ReplicaStatus:
-    """Return the status of a replica; `reports` are of its ranks, in this epoch."""
+    """Return the status of a replica; `reports` are the reports on its ranks in this epoch."""
     found = [_replica_ready(view, reports)]
     corrected = proof_corrections(view.replica, reports)
     if corrected:
@@ -259,33 +252,33 @@ def replica_status(
 
 
 def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> Condition:
-    """Return whether it answers; if not, what the first rank says that is not ready."""
+    """Return the condition Ready: Serving, or the reason of the first rank that is not ready."""
     if view.is_ready:
         return condition("Ready", "Serving", holds=True)
     if view.epoch is not None and view.epoch.over:
         return condition("Ready", view.epoch.over, view.epoch.message, holds=False)
     ranks = view.replica.spec.ranks
     prefix = [f"rank {number} on {rank.node}: " for number, rank in enumerate(ranks)]
-    said = [
+    ready = [
         (number, found)
         for number, report in enumerate(reports)
         if report is not None and (found := find_condition(report.conditions, "Ready"))
     ]
-    for number, found in said:
+    for number, found in ready:
         if found.status is not ConditionStatus.TRUE:
             head = prefix[number] if len(ranks) > 1 and found.message else ""
             return condition("Ready", found.reason, f"{head}{found.message}", holds=False)
-    if reports[0] is not None and said:
-        message = f"its agent on {view.node} is away; the engine may go on all the same"
+    if reports[0] is not None and ready:
+        message = f"its agent on {view.node} is away; the engine may still serve"
         return condition("Ready", "AgentAway", message, holds=False)
     silent = [rank.node for rank, one in zip(ranks, reports, strict=True) if one is None]
-    who = "its agent" if len(ranks) == 1 else f"the agent on {', '.join(silent)}"
-    message = f"{who} has not reported yet"
+    agent = "its agent" if len(ranks) == 1 else f"the agent on {', '.join(silent)}"
+    message = f"{agent} has not reported yet"
     return condition("Ready", "WaitingForAgent", message, holds=False)
 
 
 def _epoch_conditions(formation: Formation, epoch: Epoch) -> Iterator[Condition]:
-    """Yield what of a group's epoch later looks go by, and people want to know."""
+    """Yield the conditions of an epoch, which later reconciles read back."""
     number = f"epoch {formation.epoch}"
     if epoch.over:
         yield condition("EpochOver", epoch.over, f"{number}: {epoch.message}", holds=True)
@@ -301,16 +294,19 @@ def _epoch_conditions(formation: Formation, epoch: Epoch) -> Iterator[Condition]
 def node_life_status(
     node: Node,
     state: NodeState,
-    around: NodeContext,
+    context: NodeContext,
     *,
     is_ready: bool,
     old: Status | None,
     now: datetime,
 ) -> NodeLifeStatus:
-    """Return the document about a node; the same as `old` if nothing is new."""
+    """Return the reconciler's document about a node; equal to `old` if nothing changed.
+
+    Its condition Ready records since when; whether a node is ready is decided by its lease.
+    """
     conditions = (
         _node_ready(is_ready=is_ready),
-        _flapping(around),
+        _flapping(context),
         _version_skew(state),
         _held(state, "DuplicateHardware", "DuplicateHardware", other="SameHardware"),
         _held(state, "Withheld", "NodeWithheld", other="PoolPolicy"),
@@ -328,10 +324,10 @@ def _node_ready(*, is_ready: bool) -> Condition:
     return condition("Ready", "LeaseLost", "its agent does not renew its lease", holds=False)
 
 
-def _flapping(around: NodeContext) -> Condition:
-    if around.flap is None:
+def _flapping(context: NodeContext) -> Condition:
+    if context.flapping is None:
         return condition("Flapping", "Steady", holds=False)
-    return condition("Flapping", "CameBackTooOften", flap_message(around.flap), holds=True)
+    return condition("Flapping", "CameBackTooOften", flap_message(context.flapping), holds=True)
 
 
 def _version_skew(state: NodeState) -> Condition:

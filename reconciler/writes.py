@@ -1,7 +1,4 @@
-"""Many guarded writes in few transactions: a round trip and an fsync are what a write costs, not what is in it. Pure.
-
-What each action writes, and what must still hold for it. Pure: doing it is execute.py's job.
-"""
+"""The guarded writes that carry out actions, and their batches. Pure; execute.py commits them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,21 +36,21 @@ _MOST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedWrite:
-    """One change and what it was planned on: done if all of its guards hold, else left undone."""
+    """One change and the guards that must hold for it: all of its operations are done, or none."""
 
     guards: tuple[Guard, ...]
     operations: tuple[Operation, ...]
     is_assignment: bool = False
-    """Whether it gives a node something to run."""
+    """Whether it assigns a rank to a node."""
 
 
 def split_into_batches(
     writes: Iterable[GuardedWrite], *, shared: int
 ) -> Iterator[tuple[GuardedWrite, ...]]:
-    """Yield the writes in their order, as many at once as a transaction takes.
+    """Yield the writes in order, as many in each batch as a transaction takes. A write costs a round trip and an fsync.
 
-    `shared` is how many guards and operations are added to each batch. No key is written twice in
-    one: the store refuses that. A write that is too big by itself is a batch by itself.
+    `shared` is the number of guards and operations that are added to each batch. No key is written twice in a batch,
+    because the store refuses that. A write that is too large alone is a batch of its own.
     """
     batch: list[GuardedWrite] = []
     for write in writes:
@@ -66,7 +63,7 @@ def split_into_batches(
 
 
 def guards_of(batch: Iterable[GuardedWrite]) -> tuple[Guard, ...]:
-    """Return what has to hold for all of them, each guard once."""
+    """Return the guards of all writes, each once."""
     return tuple(dict.fromkeys(guard for write in batch for guard in write.guards))
 
 
@@ -86,26 +83,26 @@ def _fits(batch: Sequence[GuardedWrite], shared: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteContext:
-    """What a write needs that no plan may draw or read itself."""
+    """Time and randomness for writes, which plans must not read themselves."""
 
     now: datetime
     secret: Callable[[], str]
-    """Returns another word each time, which nobody can guess."""
+    """Returns a new random secret at each call."""
 
 
 def make_write(
     action: Action,
     deployment: ModelDeployment | None,
     replicas: Mapping[str, Replica],
-    stamp: WriteContext,
+    context: WriteContext,
 ) -> GuardedWrite:
-    """Return what carries out one action for a deployment; `replicas` are those it may be about."""
+    """Return the write that carries out an action of a deployment; `replicas` contains its replica by name."""
     written: GuardedWrite
-    now = stamp.now
+    now = context.now
     match action:
         case CreateReplica() | MoveReplica() | ReformReplica():
             assert deployment is not None
-            written = _assigned(action, deployment, replicas, stamp)
+            written = _assigned(action, deployment, replicas, context)
         case ReleaseRanks(name=name, leaving=leaving, version=version):
             written = _release(replicas[name], leaving, version)
         case DeleteReplica(name=name, because=because, version=version):
@@ -122,13 +119,13 @@ def make_write(
             assert deployment is not None
             written = _save(action, deployment, now)
         case RemoveReplica() | RemoveRevision() | RemoveDeployment():
-            written = _forget(action, replicas)
+            written = _removal(action, replicas)
         case _:
             assert_never(action)
     return written
 
 
-def _forget(
+def _removal(
     action: RemoveReplica | RemoveRevision | RemoveDeployment, replicas: Mapping[str, Replica]
 ) -> GuardedWrite:
     match action:
@@ -141,8 +138,8 @@ def _forget(
 
 
 def status_write(key: ObjectKey, status: Status, *, version: int) -> GuardedWrite:
-    """Return what writes a status, if its object is still what it was computed from."""
-    # An object that is deleted meanwhile would leave a status behind that its namesake inherits.
+    """Return the write of a status, guarded by the version of the object that it was computed from."""
+    # Without the guard, a deleted object would leave a status that a later object of the name inherits.
     return GuardedWrite(
         guards=(ModRevisionGuard(key=keys.spec_key(*key), mod_revision=version),),
         operations=(Put(key=keys.status_key(*key), value=codec.encode(status)),),
@@ -153,18 +150,18 @@ def _assigned(
     action: CreateReplica | MoveReplica | ReformReplica,
     deployment: ModelDeployment,
     replicas: Mapping[str, Replica],
-    stamp: WriteContext,
+    context: WriteContext,
 ) -> GuardedWrite:
     match action:
         case CreateReplica():
-            return _assign(make_replica(action, deployment, stamp), deployment, version=0)
+            return _assign(make_replica(action, deployment, context), deployment, version=0)
         case MoveReplica(name=name, version=version):
-            made = make_replica(action, deployment, stamp)
+            made = make_replica(action, deployment, context)
             stale = reports_of(replicas[name])
             return _assign(made, deployment, version=version, stale=stale)
         case ReformReplica(name=name, version=version):
-            made = remake_replica(action, replicas[name], stamp)
-            stale = _no_more(replicas[name], made)
+            made = remake_replica(action, replicas[name], context)
+            stale = _dropped_reports(replicas[name], made)
             return _assign(made, deployment, version=version, stale=stale)
 
 
@@ -178,7 +175,7 @@ def _assign(
     return GuardedWrite(
         guards=(
             ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
-            # A deployment that was edited or deleted meanwhile is planned anew.
+            # A deployment that was edited or deleted meanwhile is planned again.
             codec.unchanged_guard(deployment),
         ),
         operations=(codec.put_spec(replica), *stale),
@@ -192,7 +189,7 @@ def _mark_deleted(replica: Replica, version: int, because: str, now: datetime) -
 
 
 def _edit(replica: Replica, version: int, marks: dict[str, Any]) -> GuardedWrite:
-    """Write a replica with other metadata; what it runs stays as it is."""
+    """Return the write of a replica with changed metadata and the same spec."""
     metadata = replica.metadata.model_copy(update=marks)
     edited = replica.model_copy(update={"metadata": metadata})
     return GuardedWrite(
@@ -204,14 +201,14 @@ def _edit(replica: Replica, version: int, marks: dict[str, Any]) -> GuardedWrite
 
 
 def _release(replica: Replica, leaving: tuple[LeavingRank, ...], version: int) -> GuardedWrite:
-    """Write a replica without the ranks that have ended, and forget what their agents said of them."""
+    """Return the write of a replica without the ranks that have ended, and without their reports."""
     spec = replica.spec.model_copy(update={"leaving": leaving})
     edited = replica.model_copy(update={"spec": spec})
     return GuardedWrite(
         guards=(
             ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
         ),
-        operations=(codec.put_spec(edited), *_no_more(replica, edited)),
+        operations=(codec.put_spec(edited), *_dropped_reports(replica, edited)),
     )
 
 
@@ -234,7 +231,7 @@ def _save(action: SaveRevision, deployment: ModelDeployment, now: datetime) -> G
     return GuardedWrite(
         guards=(
             ModRevisionGuard(key=key, mod_revision=action.version),
-            # Its content is the deployment's as it was planned from.
+            # Its content is that of the deployment which the plan was made from.
             codec.unchanged_guard(deployment),
         ),
         operations=(codec.put_spec(Revision(metadata=metadata, spec=spec)),),
@@ -243,7 +240,7 @@ def _save(action: SaveRevision, deployment: ModelDeployment, now: datetime) -> G
 
 def _remove(kind: str, name: str, version: int, *more: Operation) -> GuardedWrite:
     key = keys.spec_key(kind, name)
-    # A revision has no status, and the key where it would be is not ours to write.
+    # A revision has no status key.
     status = () if kind == "Revision" else (Delete(key=keys.status_key(kind, name)),)
     return GuardedWrite(
         guards=(ModRevisionGuard(key=key, mod_revision=version),),
@@ -252,7 +249,7 @@ def _remove(kind: str, name: str, version: int, *more: Operation) -> GuardedWrit
 
 
 def reports_of(replica: Replica) -> tuple[Delete, ...]:
-    """Return the operations that remove what agents said of the replica's ranks."""
+    """Return the operations that remove the agents' reports on the replica's ranks."""
     there = [(rank.node, number) for number, rank in enumerate(replica.spec.ranks)]
     left = [(rank.node, rank.rank) for rank in replica.spec.leaving]
     return tuple(
@@ -261,22 +258,22 @@ def reports_of(replica: Replica) -> tuple[Delete, ...]:
     )
 
 
-def _no_more(before: Replica, after: Replica) -> tuple[Delete, ...]:
-    """Return what removes the reports of ranks that a replica had, and is not to have any more."""
+def _dropped_reports(before: Replica, after: Replica) -> tuple[Delete, ...]:
+    """Return the operations that remove the reports on ranks that a replica no longer has."""
     kept = reports_of(after)
     return tuple(one for one in reports_of(before) if one not in kept)
 
 
 def owner_of(deployment: ModelDeployment) -> OwnerReference:
-    """Return the reference by which what is made for the deployment goes with it."""
+    """Return the owner reference to a deployment: its replicas and revisions are deleted with it."""
     return OwnerReference(kind="ModelDeployment", name=deployment.name, uid=deployment.metadata.uid)
 
 
 def make_replica(
-    action: CreateReplica | MoveReplica, deployment: ModelDeployment, stamp: WriteContext
+    action: CreateReplica | MoveReplica, deployment: ModelDeployment, context: WriteContext
 ) -> Replica:
-    """Return the replica that the action assigns; its uid tells it from earlier ones of the name."""
-    content, form, now = action.content, action.form, stamp.now
+    """Return the replica that an action assigns; its uid differs from those of earlier replicas of the name."""
+    content, form, now = action.content, action.form, context.now
     return Replica(
         metadata=ObjectMeta(
             name=action.name,
@@ -296,16 +293,16 @@ def make_replica(
             queue_depth=content.queue_depth,
             kv_cache=content.kv_cache,
             ranks=action.ranks,
-            formation=None if form is None else _formation(form, stamp),
+            formation=None if form is None else _formation(form, context),
         ),
     )
 
 
-def remake_replica(action: ReformReplica, before: Replica, stamp: WriteContext) -> Replica:
-    """Return the replica in its next epoch: the same one, with other ranks maybe."""
+def remake_replica(action: ReformReplica, before: Replica, context: WriteContext) -> Replica:
+    """Return the replica in its next epoch, possibly with other ranks."""
     old = before.spec.formation
     assert old is not None
-    formation = _formation(action.form, stamp).model_copy(
+    formation = _formation(action.form, context).model_copy(
         update={
             "epoch": old.epoch + 1,
             "failures": action.failures,
@@ -320,7 +317,7 @@ def remake_replica(action: ReformReplica, before: Replica, stamp: WriteContext) 
             "leaving": action.leaving,
         }
     )
-    # Its spec is another: what was written about the epoch before does not speak of this one.
+    # A new generation: conditions about the last epoch do not hold for this one.
     generation = before.metadata.generation + 1
     metadata = before.metadata.model_copy(update={"generation": generation})
     return before.model_copy(update={"metadata": metadata, "spec": spec})
@@ -330,15 +327,15 @@ def _with_path(source: ModelSource, path: str) -> ModelSource:
     return source if source.path == path else source.model_copy(update={"path": path})
 
 
-def _formation(form: GroupForm, stamp: WriteContext) -> Formation:
+def _formation(form: GroupForm, context: WriteContext) -> Formation:
     return Formation(
         group=form.group,
         backend=form.backend,
         parallelism=form.parallelism,
         port=form.port,
         environment=dict(form.environment),
-        secret=stamp.secret(),
-        formed_at=stamp.now,
+        secret=context.secret(),
+        formed_at=context.now,
         fallback=form.fallback,
         fits_single=form.fits_single,
         golden=form.golden,

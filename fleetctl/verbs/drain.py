@@ -133,7 +133,7 @@ class _DrainWatch:
         if dry:  # where would things go if the nodes were given up?
             seen.suppose(as_draining(node) or node for node in self._given_up)
         self._there = drain_progress.replicas_on(
-            list(seen.fleet.replicas()), frozenset(self._nodes)
+            list(seen.lister.replicas()), frozenset(self._nodes)
         )
         for name in self._there:
             click.echo(f"evicting replica/{name}{' (dry run)' if dry else ''}")
@@ -147,7 +147,7 @@ class _DrainWatch:
     def _outlook(self, seen: FleetSnapshot) -> tuple[dict[str, ModelDeployment], dict[str, str]]:
         """Return the deployments with their statuses; and those that have no place for a replacement."""
         deployments = {
-            one.name: one.model_copy(update={"status": seen.fleet.wishes.status(one.name)})
+            one.name: one.model_copy(update={"status": seen.lister.deployment_status(one.name)})
             for one in seen.deployments()
         }
         names = {replica.spec.deployment for replica in self._there.values()}

@@ -46,7 +46,7 @@ async def placement_report(name: str, output: str, options: dict[str, Any]) -> s
     if output == "yaml":
         return parser.dump(placement_tree(name, found, there, line))
     placed = len(observed.replicas)
-    head = f"modeldeployment/{name}: {placed} of {observed.wanted} replicas have a node"
+    head = f"modeldeployment/{name}: {placed} of {observed.desired_replicas} replicas have a node"
     assert observed.deployment is not None  # its name is known
     parts = need_lines(found, observed.deployment.spec)
     return "\n".join((f"{head}; for one more, {line}", *node_tables(found, there), *parts)) + "\n"

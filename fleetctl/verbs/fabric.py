@@ -95,7 +95,7 @@ def _cable_row(verdict: GroupAdmission, cable: Cable) -> list[str]:
 
 
 def _cable_end(end: CableEnd) -> str:
-    state = end.seen.state.lower() if end.seen is not None else "not there"
+    state = end.reported.state.lower() if end.reported is not None else "not there"
     return f"{end.node} {end.device or '-'} ({state}, {','.join(end.addresses) or 'no address'})"
 
 
@@ -135,7 +135,7 @@ def cable_tree(cable: Cable) -> dict[str, Tree]:
             "device": end.device,
             "interface": end.interface,
             "addresses": list(end.addresses),
-            "state": end.seen.state if end.seen is not None else "Unknown",
+            "state": end.reported.state if end.reported is not None else "Unknown",
         }
         for side, end in (("from", cable.here), ("to", cable.there))
     }

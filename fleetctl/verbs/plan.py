@@ -22,11 +22,11 @@ from models import inspection
 from reconciler import forecast, snapshot
 from reconciler.forecast import ForecastKind, ForecastStep
 from reconciler.groups.group_view import GroupForm
+from reconciler.placement.inputs import NodeView
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, PendingAssignment, PlacementOutcome, PreemptingAssignment
 from reconciler.snapshot import FleetSnapshot
-from reconciler.views import NodeView
 from schemas.deployment import ModelSource
 from schemas.replica import RankAssignment
 from store.codec import UndecodableError

@@ -1,1 +1,1 @@
-"""How many replicas a deployment should have: pure, fed with time and with what gateways measured."""
+"""Autoscaling: how many replicas a deployment should have, from demand, schedule and time. Pure."""

@@ -1,6 +1,6 @@
-"""Which bounds hold when: the deployment's own, or those of a window of its schedule. Pure.
+"""Replica bounds by time: the deployment's own, or those of an open window of its schedule. Pure.
 
-cronsim lives here; it knows daylight saving as Debian's cron does.
+The only user of cronsim, which handles daylight saving as Debian's cron does.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from schemas.autoscaling import Autoscaling, ScheduleWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaBounds:
-    """Fewest and most replicas at a moment."""
+    """Minimum and maximum of replicas at one moment."""
 
     low: int
     high: int
     until: datetime | None = None
-    """When they may change; None if they never do."""
+    """Time at which they may change; None if they never do."""
     window: int | None = None
-    """Which window of the schedule they are from, by its place; None for the deployment's own."""
+    """Index of the schedule's window that they come from; None for the deployment's own."""
 
 
 def bounds_at(autoscaling: Autoscaling, now: datetime) -> ReplicaBounds:
-    """Return the bounds that hold now: of open windows the last in the list counts."""
+    """Return the bounds that hold now: of several open windows the last in the list counts."""
     edges = [
         edge
         for window in autoscaling.schedule
@@ -42,17 +42,17 @@ def bounds_at(autoscaling: Autoscaling, now: datetime) -> ReplicaBounds:
 
 
 def is_open(window: ScheduleWindow, now: datetime) -> bool:
-    """Return whether the window was last opened rather than closed; both at once leaves it open."""
+    """Return whether the window opened later than it closed; both at once leaves it open."""
     opened = last_occurrence(window.start, window.time_zone, now)
     closed = last_occurrence(window.end, window.time_zone, now)
     return opened is not None and (closed is None or opened >= closed)
 
 
 def last_occurrence(cron: str, time_zone: str, now: datetime) -> datetime | None:
-    """Return the last moment up to now that the expression names; None within the last 50 years."""
+    """Return the last time up to now that the expression matches; None if there is none within 50 years."""
     local = _local(now + timedelta(seconds=1), time_zone)
     found = next(CronSim(cron, local, reverse=True), None)
-    # In the hour that comes twice cronsim reads the clock on the wall, and misses what was before.
+    # In the hour that daylight saving repeats, cronsim reads the wall clock and misses the first pass.
     while found is not None:
         after = next(CronSim(cron, found), None)
         if after is None or after.astimezone(UTC) > now:
@@ -62,7 +62,7 @@ def last_occurrence(cron: str, time_zone: str, now: datetime) -> datetime | None
 
 
 def next_occurrence(cron: str, time_zone: str, now: datetime) -> datetime | None:
-    """Return the first moment after now that the expression names; None in the next 50 years."""
+    """Return the first time after now that the expression matches; None if there is none within 50 years."""
     for found in CronSim(cron, _local(now, time_zone)):
         if found.astimezone(UTC) > now:
             return found.astimezone(UTC)
@@ -74,7 +74,7 @@ def _local(moment: datetime, time_zone: str) -> datetime:
 
 
 def _of_window(autoscaling: Autoscaling, window: ScheduleWindow) -> tuple[int, int]:
-    """Return the window's bounds; what it says stretches what it leaves to the deployment."""
+    """Return the window's bounds; a bound that it leaves out comes from the deployment, and yields to the other one."""
     low, high = window.min_replicas, window.max_replicas
     if low is None:
         low = autoscaling.min_replicas if high is None else min(autoscaling.min_replicas, high)

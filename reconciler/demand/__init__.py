@@ -1,1 +1,1 @@
-"""How busy deployments are, and how well their versions do, as gateways measured it."""
+"""Demand of deployments and results of their versions, as the gateways measure them."""

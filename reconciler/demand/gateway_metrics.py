@@ -1,12 +1,7 @@
-"""What gateways measured of a deployment, as values. Pure; where they come from is `reconciler.demand.scraper`'s.
+"""Gateway metrics: parsed from the Prometheus text format, and added up over gateways and their restarts. Pure.
 
-Counts are cumulative, as a gateway's own: two of them are compared to learn what happened in between.
-
-From a gateway's metrics to what it measured. Pure; believes nothing of what it reads to be well formed.
-
-Prometheus' text form, as far as gateways write it: gateway/versions.py and gateway/loads.py.
-
-Adds up what gateways show, across their restarts. Pure: samples and time arrive as arguments.
+Counts are cumulative, as those of a gateway: the difference of two values is what happened in between. The text comes
+from a process that may be hostile, so lines that make no sense are skipped. Names: schemas/wire/metrics.py.
 """
 
 import re
@@ -16,55 +11,57 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite
 
+from schemas.wire import metrics
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """How busy a deployment is, over all gateways."""
+    """The demand for a deployment, over all gateways."""
 
     in_flight: int = 0
-    """Requests at engines."""
+    """Requests that engines work on."""
     waiting: int = 0
-    """Requests that gateways hold because nothing is ready."""
+    """Requests that gateways hold because no replica is ready."""
     finished: int = 0
-    """Requests that ended since we began to look; only its changes mean something."""
+    """Requests that ended since scraping began; only its changes are meaningful."""
     silent: tuple[str, ...] = ()
-    """Gateways that did not answer just now, by their addresses; for those the last answer counts for a while."""
+    """Addresses of gateways that did not answer the last scrape; their previous answer counts for a while."""
     is_complete: bool = False
-    """Whether every gateway answered just now, and there is one."""
+    """Whether there is a gateway, and all answered the last scrape."""
 
     @property
     def requests(self) -> int:
-        """Return how many requests want a replica now."""
+        """Return the number of requests that need a replica now."""
         return self.in_flight + self.waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionMetrics:
-    """What became of the requests to one version of a deployment."""
+    """The results of the requests to one version of a deployment."""
 
     requests: float = 0
-    """Requests that succeeded or failed. What clients did wrong or gave up says nothing of a version."""
+    """Requests that succeeded or failed; refused and abandoned ones do not count."""
     errors: float = 0
-    """Those that its engines failed, also if another engine then answered."""
+    """Requests that its engines failed, even if another engine then answered."""
     first_tokens: tuple[tuple[float, float], ...] = ()
-    """How many first tokens took at most so many seconds, cumulative; the last bound is infinite."""
+    """Histogram of the time to the first token: (upper bound in seconds, cumulative count), the last bound infinite."""
     tokens: float = 0
     """Output tokens."""
     token_seconds: float = 0
-    """How long they took, all requests together."""
+    """Seconds that the output tokens took, over all requests."""
 
     def since(self, before: "VersionMetrics") -> "VersionMetrics":
-        """Return what happened between `before` and this."""
+        """Return the difference to an earlier value."""
         return self._combined(before, -1)
 
     def plus(self, more: "VersionMetrics") -> "VersionMetrics":
-        """Return both together."""
+        """Return the sum of both."""
         return self._combined(more, 1)
 
     def _combined(self, other: "VersionMetrics", sign: int) -> "VersionMetrics":
         mine, others = self.first_tokens or other.first_tokens, other.first_tokens
         base = self.first_tokens or tuple((le, 0.0) for le, _ in others)
-        # Counts by other bounds, of another release, cannot be told apart: they are left out.
+        # Histograms with other bounds, of another release, cannot be combined: they are left out.
         if [le for le, _ in mine] == [le for le, _ in others]:
             pairs = zip(base, others, strict=True)
             base = tuple((le, n + sign * m) for (le, n), (_, m) in pairs)
@@ -77,7 +74,7 @@ class VersionMetrics:
         )
 
     def is_after(self, before: "VersionMetrics") -> bool:
-        """Return whether `before` can have become this; if not, somebody began to count anew."""
+        """Return whether this may follow `before`; if not, a gateway restarted its counters."""
         return (
             self.requests >= before.requests
             and self.errors >= before.errors
@@ -88,24 +85,24 @@ class VersionMetrics:
 
     @property
     def first_token_count(self) -> float:
-        """Return how many first tokens were timed."""
+        """Return the number of measured first tokens."""
         return self.first_tokens[-1][1] if self.first_tokens else 0
 
     @property
     def error_rate(self) -> float:
-        """Return the part of the requests that failed, in 0..1."""
+        """Return the share of requests that failed, 0..1."""
         return self.errors / self.requests if self.requests else 0.0
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Return the speed of one request, on average; None if nothing was measured."""
+        """Return the average speed of one request; None without a measurement."""
         return self.tokens / self.token_seconds if self.token_seconds > 0 else None
 
     def first_token_quantile(self, quantile: float) -> float | None:
-        """Return the seconds within which such a part of the first tokens came; None without any.
+        """Return the quantile (0..1) of the time to the first token in seconds; None without a measurement.
 
-        As Prometheus' histogram_quantile: linear within a bucket, and the highest finite bound for
-        what lies above it.
+        Computed as Prometheus' histogram_quantile: linear within a bucket, and the highest finite bound for
+        values above it.
         """
         total = self.first_token_count
         if total <= 0:
@@ -120,20 +117,24 @@ class VersionMetrics:
         return None
 
 
-_IN_FLIGHT = "fleet_gateway_deployment_in_flight"
-_WAITING = "fleet_gateway_deployment_waiting"
-_REQUESTS = "fleet_gateway_version_requests_total"
-_FIRST_TOKENS = "fleet_gateway_version_first_token_seconds_bucket"
-_TOKENS = "fleet_gateway_version_output_tokens_total"
-_SECONDS = "fleet_gateway_version_output_seconds_total"
-_KNOWN = frozenset({_IN_FLIGHT, _WAITING, _REQUESTS, _FIRST_TOKENS, _TOKENS, _SECONDS})
+_TTFT_BUCKET = metrics.VERSION_TTFT + metrics.BUCKET_SUFFIX
+_KNOWN = frozenset(
+    {
+        metrics.DEPLOYMENT_IN_FLIGHT,
+        metrics.DEPLOYMENT_WAITING,
+        metrics.VERSION_REQUESTS,
+        _TTFT_BUCKET,
+        metrics.VERSION_OUTPUT_TOKENS,
+        metrics.VERSION_OUTPUT_SECONDS,
+    }
+)
 
 _LINE = re.compile(r"(?m)^([a-z_]{1,100})\{([^\n]{1,1000})\} ([^ \n]{1,40})")
 _LABEL = re.compile(r'([a-z_]{1,40})="((?:[^"\\]|\\.){0,300})",?')
 _ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 _ESCAPE = re.compile(r"\\[\\\"n]")
 
-# More than any fleet needs; what somebody makes up must cost neither memory nor sense.
+# More than any fleet needs: made-up values must not cost memory or break arithmetic.
 _MOST = 1e12
 _MOST_BUSY = 100_000
 _VERSIONS = 50
@@ -142,7 +143,7 @@ _BUCKETS = 64
 
 @dataclass(slots=True)
 class VersionSample:
-    """One version's counters, as one gateway shows them."""
+    """The counters of one version, as one gateway exports them."""
 
     outcomes: dict[str, float] = field(default_factory=dict)
     buckets: dict[float, float] = field(default_factory=dict)
@@ -150,11 +151,11 @@ class VersionSample:
     token_seconds: float = 0
 
     def finished(self) -> float:
-        """Return how many requests ended, however they did."""
+        """Return the number of requests that ended, with any outcome."""
         return sum(self.outcomes.values())
 
     def measured(self) -> VersionMetrics:
-        """Return them as what a version is judged by."""
+        """Return the counters as metrics of the version."""
         errors = self.outcomes.get("error", 0)
         return VersionMetrics(
             requests=self.outcomes.get("ok", 0) + errors,
@@ -167,7 +168,7 @@ class VersionSample:
 
 @dataclass(slots=True)
 class GatewaySample:
-    """What one gateway shows of the deployments that matter."""
+    """The metrics that one gateway exports about the needed deployments."""
 
     in_flight: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
@@ -175,23 +176,24 @@ class GatewaySample:
     """By deployment and template."""
 
     def finished(self, deployment: str) -> float:
-        """Return how many requests of the deployment ended."""
+        """Return the number of the deployment's requests that ended."""
         return sum(version.finished() for version in self.versions.get(deployment, {}).values())
 
 
 def parse(text: str, needed: AbstractSet[str]) -> GatewaySample:
-    """Return what the text says of the needed deployments; whatever makes no sense is passed by."""
+    """Parse the metrics of the needed deployments; lines that make no sense are skipped."""
     sample = GatewaySample()
     for name, labels, value in _lines(text):
-        deployment = labels.get("deployment", "")
+        deployment = labels.get(metrics.DEPLOYMENT_LABEL, "")
         if deployment not in needed:
             continue
-        if name in (_IN_FLIGHT, _WAITING):
-            gauges = sample.in_flight if name == _IN_FLIGHT else sample.waiting
+        if name in (metrics.DEPLOYMENT_IN_FLIGHT, metrics.DEPLOYMENT_WAITING):
+            is_in_flight = name == metrics.DEPLOYMENT_IN_FLIGHT
+            gauges = sample.in_flight if is_in_flight else sample.waiting
             gauges[deployment] = int(min(value, _MOST_BUSY))
             continue
         versions = sample.versions.setdefault(deployment, {})
-        template = labels.get("template", "")
+        template = labels.get(metrics.TEMPLATE_LABEL, "")
         if template in versions or len(versions) < _VERSIONS:
             _count(versions.setdefault(template, VersionSample()), name, labels, value)
     return sample
@@ -208,7 +210,7 @@ def _lines(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
 
 def _labels(text: str) -> dict[str, str]:
     found, at = {}, 0
-    # One after the other from the start: a search would cost a hostile text's length squared.
+    # Matched one after the other: a search would be quadratic in the length of a hostile text.
     while (label := _LABEL.match(text, at)) is not None:
         found[label[1]] = _unescaped(label[2])
         at = label.end()
@@ -216,22 +218,22 @@ def _labels(text: str) -> dict[str, str]:
 
 
 def _count(version: VersionSample, name: str, labels: Mapping[str, str], value: float) -> None:
-    if name == _REQUESTS:
-        outcome = labels.get("outcome", "")
-        if outcome in ("ok", "error", "refused", "client_gone"):
+    if name == metrics.VERSION_REQUESTS:
+        outcome = labels.get(metrics.OUTCOME_LABEL, "")
+        if outcome in metrics.VERSION_OUTCOMES:
             version.outcomes[outcome] = value
-    elif name == _FIRST_TOKENS:
-        bound = _number(labels.get("le", ""))
+    elif name == _TTFT_BUCKET:
+        bound = _number(labels.get(metrics.BUCKET_LABEL, ""))
         if bound is not None and (bound in version.buckets or len(version.buckets) < _BUCKETS):
             version.buckets[bound] = value
-    elif name == _TOKENS:
+    elif name == metrics.VERSION_OUTPUT_TOKENS:
         version.tokens = value
     else:
         version.token_seconds = value
 
 
 def _number(text: str) -> float | None:
-    """Return a number from 0 up, infinity included; None for anything else."""
+    """Parse a number that is at least 0, infinity included; None for anything else."""
     try:
         value = float(text)
     except ValueError:
@@ -243,20 +245,20 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda found: _ESCAPES[found[0]], text) if "\\" in text else text
 
 
-# For so long the last word of a gateway that does not answer counts.
+# The last answer of a silent gateway counts for this long.
 _KEPT_S = 10.0
 
 
 @dataclass(slots=True)
 class _Gateway:
-    """What one gateway said last."""
+    """The last answer of one gateway."""
 
     url: str
     answered_s: float = float("-inf")
     is_silent: bool = True
     sample: GatewaySample = field(default_factory=GatewaySample)
-    known: set[str] = field(default_factory=set)
-    """Deployments that it was asked about: of the others nobody knows what is new."""
+    scraped: set[str] = field(default_factory=set)
+    """Deployments that the answer covers: for others, the difference to the next answer is unknown."""
 
 
 @dataclass(slots=True)
@@ -266,21 +268,21 @@ class _Totals:
 
 
 class DemandTotals:
-    """What all gateways together said of each deployment, since it is needed."""
+    """The sums over all gateways, for each deployment since it is needed."""
 
     def __init__(self) -> None:
         self._gateways: dict[str, _Gateway] = {}
         self._totals: dict[str, _Totals] = {}
         self._demands: dict[str, Demand] = {}
 
-    def note(
+    def record(
         self,
         samples: dict[str, GatewaySample | None],
         urls: dict[str, str],
         needed: AbstractSet[str],
         now_s: float,
     ) -> None:
-        """Take a round of answers, by gateway; None where one did not answer."""
+        """Record one round of answers by gateway; None for a gateway that did not answer."""
         self._gateways = {
             id_: self._gateways.get(id_, _Gateway(urls[id_])) for id_ in sorted(samples)
         }
@@ -290,41 +292,42 @@ class DemandTotals:
             gateway.is_silent = sample is None
             if sample is None:
                 continue
-            for name in needed & gateway.known:
+            for name in needed & gateway.scraped:
                 self._add(name, gateway.sample, sample)
-            gateway.sample, gateway.known = sample, set(needed)
+            gateway.sample, gateway.scraped = sample, set(needed)
             gateway.answered_s = now_s
         self._demands = {name: self._demand(name, now_s) for name in needed}
 
     def demand(self, deployment: str) -> Demand | None:
-        """Return how busy it is; None if it was not needed in the last round."""
+        """Return the demand for a deployment; None if it was not needed in the last round."""
         return self._demands.get(deployment)
 
     def measured(self, deployment: str, template: str) -> VersionMetrics | None:
-        """Return what became of its requests since it is needed."""
+        """Return the metrics of a version since its deployment is needed; None if it is not."""
         if deployment not in self._demands:
             return None
         return self._totals[deployment].versions.get(template, VersionMetrics())
 
     def _add(self, name: str, before: GatewaySample, now: GatewaySample) -> None:
-        """Count what is new since the gateway's last answer."""
+        """Add the difference to the gateway's previous answer."""
         totals = self._totals[name]
         for template, version in now.versions.get(name, {}).items():
             last = before.versions.get(name, {}).get(template, VersionSample())
-            ended, had = version.finished(), last.finished()
-            measured, was = version.measured(), last.measured()
-            if ended < had or not measured.is_after(was):
-                had, was = 0, VersionMetrics()  # It was restarted, and began to count anew.
-            totals.finished += ended - had
-            sum_ = totals.versions.get(template, VersionMetrics())
-            totals.versions[template] = sum_.plus(measured.since(was))
+            ended, ended_before = version.finished(), last.finished()
+            measured, before_that = version.measured(), last.measured()
+            if ended < ended_before or not measured.is_after(before_that):
+                # The gateway restarted, and its counters began at 0.
+                ended_before, before_that = 0, VersionMetrics()
+            totals.finished += ended - ended_before
+            total = totals.versions.get(template, VersionMetrics())
+            totals.versions[template] = total.plus(measured.since(before_that))
 
     def _demand(self, name: str, now_s: float) -> Demand:
-        heard = [g for g in self._gateways.values() if now_s - g.answered_s <= _KEPT_S]
+        recent = [g for g in self._gateways.values() if now_s - g.answered_s <= _KEPT_S]
         silent = tuple(sorted(g.url for g in self._gateways.values() if g.is_silent))
         return Demand(
-            in_flight=sum(g.sample.in_flight.get(name, 0) for g in heard),
-            waiting=sum(g.sample.waiting.get(name, 0) for g in heard),
+            in_flight=sum(g.sample.in_flight.get(name, 0) for g in recent),
+            waiting=sum(g.sample.waiting.get(name, 0) for g in recent),
             finished=int(self._totals[name].finished),
             silent=silent,
             is_complete=bool(self._gateways) and not silent,

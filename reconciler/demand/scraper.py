@@ -1,6 +1,6 @@
-"""Asks gateways for their metrics, as long as somebody needs them. Decides nothing.
+"""Scrapes the metrics of gateways every second, while a deployment needs them. Decides nothing.
 
-What gateways answer is not trusted: it is read up to a limit, and what makes no sense is passed by.
+Answers of gateways are not trusted: they are read up to a limit, and lines that make no sense are skipped.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from machinery.clock import Clock
 from reconciler.demand import gateway_metrics
 from reconciler.demand.gateway_metrics import Demand, DemandTotals, GatewaySample, VersionMetrics
 from schemas.records import GatewayLease
+from schemas.wire import headers
 from store import codec, keys
 from store.informer import Informer
 from store.port import Transport
@@ -24,14 +25,14 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 _ANSWER_S = 1.0
 _BODY_LIMIT = 4 << 20
-# Whoever can register gateways could register millions.
+# A client that may register gateways could register millions.
 _GATEWAYS = 100
-# Under load requests end all the time: that they do is told so often at most.
-_FINISHED_NEWS_S = 5.0
+# Under load requests end all the time: a change of `finished` alone is reported this often at most.
+_FINISHED_REPORT_S = 5.0
 
 
 class DemandScraper:
-    """What gateways say, as of the last second. Run `run()` in a task group while leading."""
+    """The metrics of the gateways as of the last second. Run `run()` in a task group while leading."""
 
     def __init__(
         self,
@@ -41,12 +42,12 @@ class DemandScraper:
         needed: Callable[[], AbstractSet[str]],
         on_change: Callable[[str], object],
     ) -> None:
-        """`needed` says each second whose demand matters; `on_change` is told whose demand changed."""
+        """Scrape for the deployments that `needed` returns; call `on_change` with one whose demand changed."""
         self._clock = clock
         self._needed = needed
         self._on_change = on_change
-        self._tally = DemandTotals()
-        self._told: dict[str, tuple[Demand, float]] = {}
+        self._totals = DemandTotals()
+        self._reported: dict[str, tuple[Demand, float]] = {}
         self._gateways = Informer(
             transport,
             keys.GATEWAY_LEASE_PREFIX,
@@ -55,11 +56,11 @@ class DemandScraper:
         )
 
     async def run(self) -> None:
-        """Ask every second, for ever; nobody is asked while nothing is needed."""
+        """Scrape every second, for ever; does nothing while no deployment needs it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._gateways.run())
             await self._gateways.wait_synced()
-            # No cookies, no redirects, nothing unpacked: it is one plain text that is wanted.
+            # No cookies, no redirects, no decompression: the answer is one plain text.
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -70,61 +71,63 @@ class DemandScraper:
                     await self._clock.sleep(_PERIOD_S)
 
     def demand(self, deployment: str) -> Demand | None:
-        """Return how busy it is; None until everybody was asked once."""
-        return self._tally.demand(deployment)
+        """Return the demand for a deployment; None before the first round."""
+        return self._totals.demand(deployment)
 
     def measured(self, deployment: str, template: str) -> VersionMetrics | None:
-        """Return what became of its requests since we began to look; None until everybody was asked once."""
-        return self._tally.measured(deployment, template)
+        """Return the metrics of a version since scraping began; None before the first round."""
+        return self._totals.measured(deployment, template)
 
     async def _round(self, session: aiohttp.ClientSession, needed: frozenset[str]) -> None:
         if not needed:
-            if self._told:
-                # Whatever happens until somebody is needed again is nobody's news then.
-                self._tally, self._told = DemandTotals(), {}
+            if self._reported:
+                # What happens until metrics are needed again does not count.
+                self._totals, self._reported = DemandTotals(), {}
             return
         urls = self._urls()
         async with asyncio.TaskGroup() as group:
-            asked = {
+            scrapes = {
                 id_: group.create_task(_scrape(session, id_, url, needed))
                 for id_, url in urls.items()
             }
         now_s = self._clock.monotonic()
-        answers = {id_: task.result() for id_, task in asked.items()}
-        self._tally.note(answers, urls, needed, now_s)
-        self._tell(needed, now_s)
+        answers = {id_: task.result() for id_, task in scrapes.items()}
+        self._totals.record(answers, urls, needed, now_s)
+        self._report(needed, now_s)
 
     def _urls(self) -> dict[str, str]:
         found: Mapping[str, GatewayLease] = self._gateways.items
         named = sorted((key.rpartition("/")[2], lease.url) for key, lease in found.items())
         return dict(named[:_GATEWAYS])
 
-    def _tell(self, needed: frozenset[str], now_s: float) -> None:
-        self._told = {name: told for name, told in self._told.items() if name in needed}
+    def _report(self, needed: frozenset[str], now_s: float) -> None:
+        self._reported = {
+            name: reported for name, reported in self._reported.items() if name in needed
+        }
         for name in sorted(needed):
-            demand = self._tally.demand(name)
+            demand = self._totals.demand(name)
             assert demand is not None
-            told, told_s = self._told.get(name, (None, 0.0))
-            if told is None or is_significant(told, demand, since_s=now_s - told_s):
-                self._told[name] = (demand, now_s)
+            last, last_s = self._reported.get(name, (None, 0.0))
+            if last is None or is_significant(last, demand, since_s=now_s - last_s):
+                self._reported[name] = (demand, now_s)
                 self._on_change(name)
 
 
-def is_significant(told: Demand, now: Demand, *, since_s: float) -> bool:
-    """Return whether the change matters: a twentieth of the load does not, half the scaler's tolerance."""
-    if (told.silent, told.is_complete) != (now.silent, now.is_complete):
+def is_significant(last: Demand, now: Demand, *, since_s: float) -> bool:
+    """Return whether a change matters: more than a twentieth of the load, which is half the autoscaler's tolerance."""
+    if (last.silent, last.is_complete) != (now.silent, now.is_complete):
         return True
-    if bool(told.waiting) != bool(now.waiting) or bool(told.requests) != bool(now.requests):
+    if bool(last.waiting) != bool(now.waiting) or bool(last.requests) != bool(now.requests):
         return True
-    if abs(now.requests - told.requests) * 20 > told.requests:
+    if abs(now.requests - last.requests) * 20 > last.requests:
         return True
-    return now.finished != told.finished and since_s >= _FINISHED_NEWS_S
+    return now.finished != last.finished and since_s >= _FINISHED_REPORT_S
 
 
 async def _scrape(
     session: aiohttp.ClientSession, id_: str, url: str, needed: frozenset[str]
 ) -> GatewaySample | None:
-    """Return what the gateway shows; None if it does not answer, or is not the one we mean."""
+    """Return the gateway's metrics; None if it does not answer, or if another gateway answers."""
     if not _is_plain(url):
         return None
     try:
@@ -133,8 +136,8 @@ async def _scrape(
             allow_redirects=False,
             headers={"accept-encoding": "identity"},
         ) as response:
-            # Several gateways may go by 127.0.0.1, each on its own machine.
-            if response.status != 200 or response.headers.get("x-fleet-gateway") != id_:
+            # Several gateways may register 127.0.0.1, each on its own machine.
+            if response.status != 200 or response.headers.get(headers.GATEWAY) != id_:
                 return None
             body = bytearray()
             async for chunk in response.content.iter_any():
@@ -142,13 +145,13 @@ async def _scrape(
                 if len(body) > _BODY_LIMIT:
                     return None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        log.debug("a gateway does not answer", extra={"url": url, "why": str(error)})
+        log.debug("gateway does not answer", extra={"url": url, "why": str(error)})
         return None
     return gateway_metrics.parse(body.decode(errors="replace"), needed)
 
 
 def _is_plain(url: str) -> bool:
-    """Return whether it is http://host:port and nothing more."""
+    """Return whether a URL is http://host:port and nothing more."""
     try:
         parts = urlsplit(url)
         is_whole = bool(parts.hostname and parts.port)

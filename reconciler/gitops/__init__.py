@@ -1,1 +1,1 @@
-"""GitSources: what a repository says is applied. Decides in `status` and `due` (pure); Git itself is another process."""
+"""GitSources: applies the manifests of a Git repository. A process of its own speaks Git."""

@@ -1,7 +1,4 @@
-"""What is left of a source that is gone: its objects stay, and are nobody's. Writes; never deletes an object.
-
-Has a commit applied as `fleetctl apply` would, and says what others had changed. Decides nothing about when.
-"""
+"""Applies a commit as `fleetctl apply` does and reports drift; releases the objects of a removed source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,38 +30,38 @@ from store.port import Transport
 
 
 async def orphans(transport: Transport) -> list[str]:
-    """Return the sources of which there are sets of objects."""
+    """Return the sources that have an apply set."""
     items = (await transport.list(keys.APPLY_SET_PREFIX)).items
     found = (source_of_manager(codec.decode(ApplySet, item).manager) for item in items)
     return sorted({name for name in found if name is not None})
 
 
 async def release(transport: Transport, clock: Clock, source: str) -> int:
-    """Let go of what came from a source; return how many objects there were.
+    """Release the objects of a source without deleting them; return their number.
 
     Raises:
-        StoreError: the store did not answer; doing it again goes on.
+        StoreError: the store did not answer; call it again to continue.
 
     """
     name, manager = apply_set_name(source), manager_of(source)
-    held = await apply_sets.read_set(transport, name)
-    if held.manager != manager:
+    apply_set = await apply_sets.read_set(transport, name)
+    if apply_set.manager != manager:
         return 0
     released = 0
 
-    def let_go(obj: ApiObject) -> ApiObject | None:
+    def released_object(obj: ApiObject) -> ApiObject | None:
         if apply_sets.apply_set_of(obj) != name:
             return None
         entries = tuple(e for e in obj.metadata.managed_fields if e.manager != manager)
         metadata = obj.metadata.model_copy(update={"managed_fields": entries})
         return apply_sets.assign_to_set(obj.model_copy(update={"metadata": metadata}), "")
 
-    for key in held.members:
+    for key in apply_set.members:
         kind = kinds.by_name(key.kind)
         if kind is None:
             continue
         try:
-            await mutate(transport, clock, kind.type, key.name, let_go)
+            await mutate(transport, clock, kind.type, key.name, released_object)
         except NotFoundError:
             continue
         released += 1
@@ -77,35 +74,40 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """What became of a commit."""
+    """The result of applying a commit."""
 
     objects: tuple[ApiObject, ...] = ()
-    """What it says, as it is in the store."""
+    """The objects of the commit as they are in the store."""
     created: tuple[ObjectKey, ...] = ()
     configured: tuple[ObjectKey, ...] = ()
     pruned: tuple[ObjectKey, ...] = ()
     drift: tuple[Drift, ...] = ()
-    """What others had changed: put back by now, or as it is, as driftPolicy says."""
+    """Changes by other managers: corrected or only reported, by spec.driftPolicy."""
     problem: SourceProblem | None = None
 
 
 async def apply_commit(
-    transport: Transport, clock: Clock, source: GitSource, held: LoadedCommit, *, is_new: bool
+    transport: Transport,
+    clock: Clock,
+    source: GitSource,
+    loaded_commit: LoadedCommit,
+    *,
+    is_new: bool,
 ) -> CommitResult:
-    """Apply a commit; of one that was applied before, only what others changed since.
+    """Apply a commit; for a commit that is applied already, correct or report drift.
 
     Raises:
-        StoreError: the store did not answer; FencedError: somebody else leads.
+        StoreError: the store did not answer; FencedError: another process leads.
 
     """
     try:
         drift: tuple[Drift, ...] = ()
         if not is_new:
-            seen = await _drifted(transport, clock, source, held)
-            if source.spec.drift_policy == "Warn" or seen is None:
-                return seen or CommitResult()
+            seen = await _drifted(transport, clock, source, loaded_commit)
+            if source.spec.drift_policy == "Warn":
+                return seen
             drift = seen.drift
-        done = await manifests_apply.apply(transport, held.loaded, clock, _options(source))
+        done = await manifests_apply.apply(transport, loaded_commit.loaded, clock, _options(source))
     except ManifestErrors as errors:
         return CommitResult(
             problem=SourceProblem(reason="Refused", message=errors.show(_SHOWN), stalls=True)
@@ -119,34 +121,34 @@ async def apply_commit(
 
 
 async def _drifted(
-    transport: Transport, clock: Clock, source: GitSource, held: LoadedCommit
-) -> CommitResult | None:
-    """Return what others changed, with the objects as they are; None if others' manifests stand against it."""
+    transport: Transport, clock: Clock, source: GitSource, loaded_commit: LoadedCommit
+) -> CommitResult:
+    """Return the objects as they are, and the changes of other managers."""
     options = _options(source, force=False)
-    prospect = await manifests_apply.preview(transport, held.loaded, clock, options)
+    prospect = await manifests_apply.preview(transport, loaded_commit.loaded, clock, options)
     drift = _drift_of(prospect.changes)
     return CommitResult(objects=tuple(change.obj for change in prospect.changes), drift=drift)
 
 
 def _options(source: GitSource, *, force: bool | None = None) -> ApplyOptions:
     spec = source.spec
-    puts_back = spec.drift_policy == "Correct"
+    corrects_drift = spec.drift_policy == "Correct"
     return ApplyOptions(
         manager=manager_of(source.name),
-        force=force if force is not None else spec.force or ("drift" if puts_back else False),
+        force=force if force is not None else spec.force or ("drift" if corrects_drift else False),
         apply_set=apply_set_name(source.name),
         prune=spec.prune,
     )
 
 
 def _result(done: ApplyResult, drift: tuple[Drift, ...]) -> CommitResult:
-    def those(result: str) -> tuple[ObjectKey, ...]:
+    def keys_with(result: str) -> tuple[ObjectKey, ...]:
         return tuple(key_of(one.obj) for one in done.outcomes if one.result == result)
 
     return CommitResult(
         objects=tuple(one.obj for one in done.outcomes),
-        created=those("created"),
-        configured=those("configured"),
+        created=keys_with("created"),
+        configured=keys_with("configured"),
         pruned=done.pruned,
         drift=drift,
     )
@@ -163,7 +165,7 @@ def _drift_of(changes: Sequence[Change]) -> tuple[Drift, ...]:
 
 
 def _of_clashes(clashes: Sequence[FieldConflict]) -> tuple[Drift, ...]:
-    """Return the fields by their objects, in the order of the manifests."""
+    """Group clashing fields by object, in the order of the manifests."""
     by_key: dict[ObjectKey, list[FieldConflict]] = {}
     for clash in clashes:
         by_key.setdefault(clash.key, []).append(clash)

@@ -1,7 +1,4 @@
-"""The store as a leader may write it: every transaction is guarded by the leadership. Decides nothing.
-
-The controller of GitSources: says whom a change concerns, and has sources looked at while this process leads.
-"""
+"""The controller of GitSources: queues sources whose keys changed, and reconciles them while this process leads."""
 
 import asyncio
 import logging
@@ -28,10 +25,10 @@ from store.port import (
 
 
 class FencedTransport:
-    """A transport whose commits hold only while the fence does.
+    """A transport whose commits succeed only while this process leads.
 
     Raises:
-        FencedError: the fence is gone, be it that this process does not know yet.
+        FencedError: another process leads, even if this process has not noticed it yet.
 
     """
 
@@ -52,10 +49,10 @@ class FencedTransport:
         try:
             return await self._inner.commit([self._fence, *guards], operations)
         except ConflictError as error:
-            # Which guard it was decides whether to look again or to stop.
+            # The failed guard decides: retry for one of the caller's, stop for the fence.
             if await self._holds():
                 raise
-            raise FencedError("another reconciler leads by now") from error
+            raise FencedError("another reconciler leads now") from error
 
     async def _holds(self) -> bool:
         found = await self._inner.get(self._fence.key)
@@ -79,17 +76,17 @@ class FencedTransport:
         return await self._inner.status()
 
     async def close(self) -> None:
-        """Leave the transport to who opened it."""
+        """Do nothing: the inner transport is closed by its owner."""
 
 
 log = logging.getLogger(__name__)
 
-# A source that is away holds up nobody but itself, and so do three of them.
+# Up to three repositories that do not answer delay no other source.
 _AT_ONCE = 4
 
 
 class GitOpsController:
-    """Keeps the fleet to what Git says. `connect()` once; `lead()` for as long as this process leads."""
+    """Keeps the fleet equal to its GitSources. Call `connect()` once, and `lead()` while this process leads."""
 
     def __init__(
         self,
@@ -97,63 +94,65 @@ class GitOpsController:
         clock: Clock,
         caches: Caches,
         recorder: EventRecorder,
-        places: GitFolders,
+        folders: GitFolders,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._caches = caches
         self._recorder = recorder
-        self._places = places
+        self._folders = folders
         self._queue: WorkQueue[str] = WorkQueue(clock)
         self._sources: GitSourceReconciler | None = None
 
     def connect(self) -> None:
-        """Hear of what changes from now on."""
+        """Register the handlers with the caches."""
         self._caches.specs.on_change(self._changed)
         self._caches.statuses.on_change(self._changed)
 
     def _changed(self, key: str) -> None:
         if self._sources is None:
-            return  # who leads next looks at everything
+            return  # the next leader queues every source
         found = object_key(key)
         if found is not None and found.kind == "GitSource":
             self._queue.add(found.name)
-        for name, concerned in self._sources.concerns.items():
-            if key in concerned:
+        for name, watched in self._sources.watched_keys.items():
+            if key in watched:
                 self._queue.add(name)
 
     async def lead(self, leadership: Leadership) -> None:
-        """Look at sources for ever.
+        """Reconcile sources for ever.
 
         Raises:
-            LostError: this process may write no more (in a group of them).
+            AuthorityLostError: this process leads no longer (in an exception group).
 
         """
         transport = FencedTransport(self._transport, leadership.guard)
-        sources = GitSourceReconciler(transport, self._clock, self._recorder, self._places)
+        sources = GitSourceReconciler(transport, self._clock, self._recorder, self._folders)
 
-        async def guarded(name: str) -> Requeue | None:
+        async def reconcile_as_leader(name: str) -> Requeue | None:
             if not leadership.valid():
                 raise AuthorityLostError("the lease ended")
             try:
-                return await sources.look(name, self._version_of)
+                return await sources.reconcile(name, self._version_of)
             except FencedError as error:
                 raise AuthorityLostError(str(error)) from error
 
         self._sources = sources
         try:
-            await self._everything(transport)
+            await self._queue_everything(transport)
             async with asyncio.TaskGroup() as group:
                 for _ in range(_AT_ONCE):
-                    group.create_task(run_loop(self._queue, guarded, transient=(StoreError,)))
+                    group.create_task(
+                        run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
+                    )
         finally:
             self._sources = None
 
     def _version_of(self, key: str) -> int:
         return self._caches.specs.version(key)
 
-    async def _everything(self, transport: Transport) -> None:
-        """Queue every source, and those that left something when they went."""
+    async def _queue_everything(self, transport: Transport) -> None:
+        """Queue every source, and removed sources that still hold objects."""
         for source in self._caches.specs.by_index(BY_KIND, "GitSource").values():
             self._queue.add(source.name)
         while True:

@@ -1,7 +1,8 @@
-"""What the leader asks the fetching process, and what that answers: lines of JSON. Pure; knows no Git.
+"""The messages between the leader and the fetch process: lines of JSON. Pure; imports no Git.
 
-One line asks; one answers, followed by a line for each document that the commit holds. Documents travel parsed, with the
-places of their fields, so that the leader never scans a stranger's YAML and still says at which line a field is wrong.
+One line is the request; one line is the response, followed by one line for each document of the commit. Documents
+travel parsed, with the positions of their fields: the leader never parses foreign YAML, and still names the line of an
+error.
 """
 
 import json
@@ -12,12 +13,12 @@ from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 from schemas.meta import ApiModel
 
 FailureReason: TypeAlias = Literal[
-    # Nobody answers, or nobody answers in time: it may pass.
+    # Temporary: retried by itself.
     "Unreachable",
     "TimedOut",
     "NoSpace",
     "FetchingFailed",
-    # A person has to mend it.
+    # A person must fix it.
     "AuthenticationFailed",
     "HostKeyRefused",
     "CertificateRefused",
@@ -26,14 +27,14 @@ FailureReason: TypeAlias = Literal[
     "ReferenceNotFound",
     "PathNotFound",
     "TooLarge",
-    # A commit has to mend it.
+    # A commit must fix it.
     "BrokenManifests",
 ]
 _PASSING: tuple[FailureReason, ...] = ("Unreachable", "TimedOut", "NoSpace", "FetchingFailed")
 
 
 class FetchCredentials(ApiModel):
-    """Who we are; the files are whole paths."""
+    """Credentials for the Git server; the files are absolute paths."""
 
     username: str = ""
     password_file: str | None = None
@@ -43,70 +44,70 @@ class FetchCredentials(ApiModel):
 
 
 class FetchRequest(ApiModel):
-    """Which commit is wanted."""
+    """The commit to fetch, and where."""
 
     repository: str
     branch: str | None = None
     tag: str | None = None
     commit: str | None = None
     path: str = ""
-    """The folder in it."""
+    """Folder in the repository."""
     cache: str
-    """Where what was fetched is kept."""
+    """Folder for fetched commits."""
     credentials: FetchCredentials = FetchCredentials()
     known: str | None = None
-    """A commit whose documents we have: if it is still the one, they are not sent."""
+    """Commit whose documents the leader has: if it is still the newest, they are not sent."""
     offline: bool = False
-    """Whether to look only at what was fetched before."""
+    """Whether to read only commits that were fetched before."""
     timeout_s: float
 
 
 class FetchFailure(ApiModel):
-    """Why there are no documents."""
+    """The reason why there are no documents."""
 
     reason: FailureReason
     message: str
-    """For people: what is wrong, where, and what to do."""
+    """Message with problem, place and remedy."""
 
     @property
     def passes(self) -> bool:
-        """Return whether it may be gone by itself the next time."""
+        """Return whether a retry may succeed without a fix."""
         return self.reason in _PASSING
 
 
 class FetchResponse(ApiModel):
-    """What was found."""
+    """The response of the fetch process."""
 
     revision: str = ""
-    """The commit, as far as it is known."""
+    """The commit; empty if it is not known."""
     failure: FetchFailure | None = None
     documents: int = 0
-    """How many lines follow."""
+    """Number of lines that follow."""
     files: int = 0
-    """From how many files they are."""
+    """Number of files that they come from."""
 
 
 def line_of(document: SourceDocument) -> str:
-    """Return a document as one line."""
+    """Encode a document as one line."""
     return json.dumps([document.source, _packed(document.root)], separators=(",", ":"))
 
 
 def document_of(line: bytes) -> SourceDocument:
-    """Return the document of a line.
+    """Decode the document of a line.
 
     Raises:
-        ValueError: it is no such line.
+        ValueError: the line is not a document.
 
     """
     try:
         source, root = json.loads(line)
         return SourceDocument(source=str(source), root=_unpacked(root))
     except (TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"no document: {error}") from error
+        raise ValueError(f"not a document: {error}") from error
 
 
 def _packed(node: YamlNode) -> list[Any]:
-    """Return line, column, other file, spelling and content."""
+    """Return line, column, other file, original text and content."""
     mark, content = node.mark, node.content
     value: Any = content
     if isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""Asks the fetching process, and ends it when it takes too long or too much. Reads no Git and writes nothing."""
+"""Runs the fetch process, and ends it when it exceeds its time, memory or output. Reads no Git and writes nothing."""
 
 import asyncio
 import contextlib
@@ -18,47 +18,49 @@ from reconciler.gitops.fetch_messages import FetchFailure, FetchRequest, FetchRe
 
 log = logging.getLogger(__name__)
 
-# Resident memory; on Linux its address space is limited besides.
+# Resident memory; on Linux the process also limits its own address space.
 _MEMORY = 1536 * 2**20
-_LOOK_S = 0.25
-# One document of 100,000 values (manifests/yaml/builder.py) with all its places; and all of a source's together.
+_MEMORY_CHECK_S = 0.25
+# Limits: one document of 100,000 values (manifests/yaml/builder.py) with the positions of its fields; all documents of a source.
 _LINE = 32 * 2**20
 _TOTAL = 256 * 2**20
-_WORDS = 8192
+_STDERR_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResult:
-    """What the fetching process answered."""
+    """The response of the fetch process with its documents."""
 
     answer: FetchResponse
     documents: tuple[SourceDocument, ...]
 
 
 class _TooLargeError(Exception):
-    """The process takes or sends more than it may."""
+    """The process uses or sends more than it may."""
 
 
-async def fetch(ask: FetchRequest, clock: Clock) -> FetchResult:
-    """Return the answer; whatever happens to the process is one, too."""
+async def fetch(request: FetchRequest, clock: Clock) -> FetchResult:
+    """Fetch a commit; every failure of the process becomes a response, too."""
     try:
-        async with asyncio.timeout(ask.timeout_s), _started() as process:
-            return await _talk(process, ask, clock)
+        async with asyncio.timeout(request.timeout_s), _started() as process:
+            return await _talk(process, request, clock)
     except TimeoutError:
-        message = f"{ask.repository} did not answer within {ask.timeout_s:g} s (spec.timeout)"
+        message = (
+            f"{request.repository} did not answer within {request.timeout_s:g} s (spec.timeout)"
+        )
         return _failed(FetchFailure(reason="TimedOut", message=message))
     except OSError as error:
-        message = f"the fetching process cannot be started: {error}"
+        message = f"the fetch process cannot be started: {error}"
         return _failed(FetchFailure(reason="FetchingFailed", message=message))
     except _TooLargeError as error:
-        message = f"{ask.repository} is too much for the fetching process: {error}"
+        message = f"{request.repository} is too large for the fetch process: {error}"
         return _failed(FetchFailure(reason="TooLarge", message=message))
 
 
 @asynccontextmanager
 async def _started() -> AsyncIterator[Process]:
-    """Start the process, and have it gone at the end."""
-    # -I would leave out the folder that we were started from in a checkout.
+    """Start the process, and kill it at the end."""
+    # Without -I: it would remove the current folder, which holds the code in a checkout.
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "reconciler.gitops.fetch_process"),
         stdin=PIPE,
@@ -76,25 +78,25 @@ async def _started() -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def _talk(process: Process, ask: FetchRequest, clock: Clock) -> FetchResult:
+async def _talk(process: Process, request: FetchRequest, clock: Clock) -> FetchResult:
     assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # it has ended already, and says why
-        process.stdin.write(ask.model_dump_json(by_alias=True).encode() + b"\n")
+    with contextlib.suppress(ConnectionError):  # it has ended already, and its response says why
+        process.stdin.write(request.model_dump_json(by_alias=True).encode() + b"\n")
         await process.stdin.drain()
     try:
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(_watch(process, clock))
-            complaints = group.create_task(_words(process))
+            stderr = group.create_task(_read_stderr(process))
             found = await _read(process)
             await process.wait()
             watch.cancel()
     except* _TooLargeError as errors:
         raise _TooLargeError(str(errors.exceptions[0])) from errors
-    return found or _failed(await _ended(process, complaints.result()))
+    return found or _failed(await _early_end(process, stderr.result()))
 
 
 async def _read(process: Process) -> FetchResult | None:
-    """Return the answer; None if the process ended before it was complete."""
+    """Return the response; None if the process ended before it was complete."""
     assert process.stdout is not None
     try:
         answer = FetchResponse.model_validate_json(await process.stdout.readline(), by_alias=True)
@@ -107,7 +109,7 @@ async def _read(process: Process) -> FetchResult | None:
                 return None
             if total > _TOTAL:
                 raise _TooLargeError(f"it sends more than {_TOTAL:,} bytes of manifests")
-        # A thread: ten thousand documents are a second's work, and the leader has leases to renew.
+        # In a thread: ten thousand documents take a second, and the leader must renew its leases.
         documents = await asyncio.to_thread(lambda: tuple(map(document_of, lines)))
     except ValidationError:
         return None
@@ -116,20 +118,20 @@ async def _read(process: Process) -> FetchResult | None:
     return FetchResult(answer=answer, documents=documents)
 
 
-async def _words(process: Process) -> str:
-    """Return the last of what the process complained of; read to the end, so that it never waits for us."""
+async def _read_stderr(process: Process) -> str:
+    """Return the last line of stderr; reads all of it, so that the process never blocks."""
     assert process.stderr is not None
     kept = b""
-    while chunk := await process.stderr.read(_WORDS):
-        kept = (kept + chunk)[-_WORDS:]
+    while chunk := await process.stderr.read(_STDERR_BYTES):
+        kept = (kept + chunk)[-_STDERR_BYTES:]
     lines = kept.decode("utf-8", "replace").strip().splitlines()
     return lines[-1][:500] if lines else ""
 
 
 async def _watch(process: Process, clock: Clock) -> None:
-    """End a process that takes more memory than it may."""
+    """Kill the process if it uses more memory than it may."""
     while True:
-        await clock.sleep(_LOOK_S)
+        await clock.sleep(_MEMORY_CHECK_S)
         try:
             used = psutil.Process(process.pid).memory_info().rss
         except psutil.Error:
@@ -139,14 +141,14 @@ async def _watch(process: Process, clock: Clock) -> None:
             raise _TooLargeError(f"it used more than {_MEMORY >> 20:,} MiB of memory")
 
 
-async def _ended(process: Process, complaint: str) -> FetchFailure:
+async def _early_end(process: Process, last_line: str) -> FetchFailure:
     code = await process.wait()
-    log.warning("fetching ended early", extra={"code": code, "said": complaint})
-    if code < 0 or "MemoryError" in complaint:
-        what = f"signal {-code}" if code < 0 else "want of memory"
-        message = f"the fetching process was ended by {what}: what the repository sends is too much for it"
-        return FetchFailure(reason="TooLarge", message=f"{message}. {complaint}".rstrip(". "))
-    return FetchFailure(reason="FetchingFailed", message=f"the fetching process broke: {complaint}")
+    log.warning("the fetch process ended early", extra={"code": code, "stderr": last_line})
+    if code < 0 or "MemoryError" in last_line:
+        cause = f"signal {-code}" if code < 0 else "lack of memory"
+        message = f"the fetch process was ended by {cause}: the repository sends too much data"
+        return FetchFailure(reason="TooLarge", message=f"{message}. {last_line}".rstrip(". "))
+    return FetchFailure(reason="FetchingFailed", message=f"the fetch process failed: {last_line}")
 
 
 def _failed(failure: FetchFailure) -> FetchResult:

@@ -1,9 +1,7 @@
-"""What is said of a GitSource: its status, computed from what was found. Pure.
+"""The state and status of one GitSource: what the leader remembers, when it is due, its conditions. Pure.
 
-Conditions as kstatus has them, so that people who know Flux read them at once: Ready, Reconciling (something is being
-done or tried again), Stalled (a person, or a commit, has to do something).
-
-When a source is looked at, and what the leader remembers of it meanwhile. Pure but for the memory itself.
+Conditions follow kstatus, as in Flux: Ready, Reconciling (in progress or retried), Stalled (a person or a commit must
+fix it).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +30,8 @@ from schemas.meta import (
 
 _LONGEST = 2000
 _SHOWN = 5
-# How each kind says that it is well.
-_WELL = {
+# The condition by which each kind is healthy.
+_HEALTHY_CONDITION = {
     "ModelDeployment": "Available",
     "ModelRoute": "Accepted",
     "NodePool": "Ready",
@@ -43,44 +41,44 @@ _WELL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProblem:
-    """Why the newest commit is not applied, or not well."""
+    """The reason why the newest commit is not applied, or not healthy."""
 
     reason: str
     message: str
     stalls: bool
-    """Whether it stays until a person or a commit mends it."""
+    """Whether it stays until a person or a commit fixes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceResult:
-    """What a look at a source found."""
+    """The result of reconciling a source."""
 
     observed: str = ""
-    """The newest revision that was seen; empty if none was, this time."""
+    """Newest revision that was fetched; empty if there is none."""
     applied: str = ""
-    """The revision whose manifests are all in the store; empty if nothing became of it this time."""
+    """Revision that is applied completely; empty if none was applied now."""
     inventory: tuple[InventoryEntry, ...] | None = None
-    """What came from it; None, if nothing was applied."""
+    """Objects of the revision; None if nothing was applied."""
     drift: tuple[Drift, ...] = ()
     problem: SourceProblem | None = None
     waiting: SourceProblem | None = None
-    """What is waited for: other sources, or the health of what was applied."""
+    """Reason to wait: for other sources, or for the health of applied objects."""
     is_suspended: bool = False
     sync: str = ""
-    """The `fleetctl sync` that this look carried out."""
+    """The `fleetctl sync` request that was carried out."""
 
 
 def compute_status(source: GitSource, found: SourceResult, now: datetime) -> GitSourceStatus:
-    """Return the source's status, with what was so before and still is."""
+    """Return the source's status: the result, and the parts of the old status that still hold."""
     old = source.status or GitSourceStatus()
     applied = found.applied or old.applied_revision
-    is_news = applied != old.applied_revision
+    is_new = applied != old.applied_revision
     inventory = old.inventory if found.inventory is None else found.inventory
     status = GitSourceStatus(
         observed_generation=source.metadata.generation,
         observed_revision=found.observed or old.observed_revision,
         applied_revision=applied,
-        applied_at=now if is_news else old.applied_at,
+        applied_at=now if is_new else old.applied_at,
         inventory=inventory,
         drift=found.drift,
         last_sync=found.sync or old.last_sync,
@@ -88,7 +86,7 @@ def compute_status(source: GitSource, found: SourceResult, now: datetime) -> Git
     )
     conditions: Sequence[Condition] = old.conditions
     for type_, truth, reason, message in _conditions(source, status, found):
-        made = Condition(
+        condition = Condition(
             type=type_,
             status=truth,
             reason=reason,
@@ -96,7 +94,7 @@ def compute_status(source: GitSource, found: SourceResult, now: datetime) -> Git
             observed_generation=source.metadata.generation,
             last_transition_time=now,
         )
-        conditions = with_condition(conditions, made)
+        conditions = with_condition(conditions, condition)
     return status.model_copy(update={"conditions": tuple(conditions)})
 
 
@@ -105,7 +103,7 @@ def _conditions(
 ) -> list[tuple[str, ConditionStatus, str, str]]:
     problem, waiting = found.problem, found.waiting
     if found.is_suspended:
-        message = f"spec.suspend is set; fleetctl resume gitsource/{source.name} goes on"
+        message = f"spec.suspend is set; `fleetctl resume gitsource/{source.name}` continues"
         before = find_condition(status.conditions, "Ready")
         ready = before.status if before is not None else ConditionStatus.UNKNOWN
         return [
@@ -125,7 +123,7 @@ def _conditions(
     if problem is not None and status.applied_revision:
         end = "" if message.endswith((".", "?", "!")) else "."
         message = f"{message}{end} {status.applied_revision} stays applied"
-    # Nobody knows whether there is something newer: that is neither yes nor no.
+    # It is not known whether there is a newer commit: neither true nor false.
     is_unknown = problem is not None and not problem.stalls and bool(status.applied_revision)
     stalls = problem is not None and problem.stalls
     return [
@@ -157,36 +155,36 @@ def drift_text(drift: Drift) -> str:
     """Return `modeldeployment/qwen spec.replicas (fleetctl-scale)`."""
     name = f"{drift.kind.lower()}/{drift.name}"
     if not drift.fields:
-        return f"{name}, which is gone"
-    who = f" ({', '.join(drift.managers)})" if drift.managers else ""
-    return f"{name} {', '.join(drift.fields)}{who}"
+        return f"{name}, which was deleted"
+    managers = f" ({', '.join(drift.managers)})" if drift.managers else ""
+    return f"{name} {', '.join(drift.fields)}{managers}"
 
 
 def join_first(texts: Sequence[str]) -> str:
-    """Return the first few, and how many there are besides."""
+    """Join the first texts, and name the number of further ones."""
     rest = len(texts) - _SHOWN
     return "; ".join(texts[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def failing_health_checks(
-    checks: Iterable[HealthCheck], there: dict[ObjectKey, ApiObject | None]
+    checks: Iterable[HealthCheck], objects: dict[ObjectKey, ApiObject | None]
 ) -> tuple[str, ...]:
-    """Return what is not well yet, in words."""
+    """Describe the objects that are not healthy yet."""
     return tuple(
         f"{check.kind.lower()}/{check.name} {why}"
         for check in checks
-        if (why := _ailment(check.kind, there.get(ObjectKey(check.kind, check.name))))
+        if (why := _health_problem(check.kind, objects.get(ObjectKey(check.kind, check.name))))
     )
 
 
-def _ailment(kind: str, obj: ApiObject | None) -> str:
-    """Return what is wrong with an object; empty if it is well."""
+def _health_problem(kind: str, obj: ApiObject | None) -> str:
+    """Describe why an object is not healthy; empty if it is."""
     if obj is None:
-        return "is not there"
-    type_ = _WELL[kind]
+        return "does not exist"
+    type_ = _HEALTHY_CONDITION[kind]
     status = getattr(obj, "status", None)
     found = None if status is None else find_condition(status.conditions, type_)
-    # A word about an older spec says nothing about this one.
+    # A condition of an older generation does not count.
     if found is None or found.observed_generation < obj.metadata.generation:
         return f"is not {type_} yet"
     if found.status is ConditionStatus.TRUE:
@@ -199,18 +197,18 @@ def _cut(text: str) -> str:
 
 
 def dependency_cycle(name: str, sources: Mapping[str, GitSource]) -> tuple[str, ...]:
-    """Return a way along dependsOn from a source back to itself; empty if there is none."""
-    ways: list[tuple[str, ...]] = [(name,)]
+    """Return a path along dependsOn from a source back to itself; empty if there is none."""
+    paths: list[tuple[str, ...]] = [(name,)]
     seen: set[str] = set()
-    while ways:
-        way = ways.pop()
-        here = sources.get(way[-1])
+    while paths:
+        path = paths.pop()
+        here = sources.get(path[-1])
         for after in here.spec.depends_on if here is not None else ():
             if after == name:
-                return (*way, name)
+                return (*path, name)
             if after not in seen:
                 seen.add(after)
-                ways.append((*way, after))
+                paths.append((*path, after))
     return ()
 
 
@@ -219,78 +217,78 @@ _FIRST_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCommit:
-    """A commit whose manifests were read and are good."""
+    """A commit whose manifests were read and are valid."""
 
     revision: str
-    """As people read it: `main@9f1c...`."""
+    """The commit with its branch or tag: `main@9f1c...`."""
     commit: str
     loaded: tuple[LoadedObject, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class SourceState:
-    """What a leader knows of one source besides what the store holds; gone with the lead, and found out anew."""
+    """The leader's memory of one source; lost with the leadership, and computed again by the next leader."""
 
     uid: str
     generation: int
     fetched_at: float | None = None
     failures: int = 0
-    """How often fetching failed in a row."""
+    """Number of failed fetches in a row."""
     sync: str = ""
     observed: str = ""
     newest: str = ""
-    """The newest commit that was looked at, be it broken."""
-    held: LoadedCommit | None = None
-    """The newest commit that is good."""
+    """Newest commit that was fetched, even if it is broken."""
+    loaded_commit: LoadedCommit | None = None
+    """Newest valid commit."""
     problem: SourceProblem | None = None
-    """What is wrong with the newest."""
+    """Problem of the newest commit."""
     settled: tuple[str, frozenset[tuple[ObjectKey, int]]] | None = None
-    """What was applied, and the versions that it has since: while they are those, there is nothing to apply."""
+    """Applied commit and the versions of its objects: while they hold, there is nothing to apply."""
     drift: tuple[Drift, ...] = ()
-    unwell_since: float | None = None
+    unhealthy_since: float | None = None
 
 
-def current_state(memory: SourceState | None, source: GitSource) -> SourceState:
-    """Return the memory of a source, a new one if its spec is another: then what was known counts no more."""
+def current_state(state: SourceState | None, source: GitSource) -> SourceState:
+    """Return the state of a source, a new one if its spec changed."""
     meta = source.metadata
-    if memory is not None and (memory.uid, memory.generation) == (meta.uid, meta.generation):
-        return memory
+    if state is not None and (state.uid, state.generation) == (meta.uid, meta.generation):
+        return state
     return SourceState(uid=meta.uid, generation=meta.generation)
 
 
 def requested_sync(source: GitSource) -> str:
-    """Return which `fleetctl sync` is asked for; empty if none was ever."""
+    """Return the last requested `fleetctl sync`; empty if there was none."""
     return source.metadata.annotations.get(SYNC_REQUESTED, "")
 
 
-def is_fetch_due(memory: SourceState, source: GitSource, now: float) -> bool:
-    """Return whether to look for a new commit."""
+def is_fetch_due(state: SourceState, source: GitSource, now: float) -> bool:
+    """Return whether to fetch now."""
     done = source.status.last_sync if source.status is not None else ""
-    if memory.fetched_at is None or requested_sync(source) not in (done, memory.sync):
+    if state.fetched_at is None or requested_sync(source) not in (done, state.sync):
         return True
-    return now >= memory.fetched_at + wait_s(memory, source)
+    return now >= state.fetched_at + wait_s(state, source)
 
 
-def wait_s(memory: SourceState, source: GitSource) -> float:
-    """Return the seconds from one look for a new commit to the next."""
+def wait_s(state: SourceState, source: GitSource) -> float:
+    """Return the seconds from one fetch to the next."""
     interval_s = float(duration.parse(source.spec.interval))
-    if memory.problem is None or memory.problem.stalls or not memory.failures:
+    if state.problem is None or state.problem.stalls or not state.failures:
         return interval_s
-    return min(interval_s, _FIRST_RETRY_S * 2.0 ** min(memory.failures - 1, 16))
+    return min(interval_s, _FIRST_RETRY_S * 2.0 ** min(state.failures - 1, 16))
 
 
-def requeue_after_s(memory: SourceState, source: GitSource, now: float) -> float:
-    """Return the seconds until something is due though nothing changes."""
-    assert memory.fetched_at is not None
-    due = [memory.fetched_at + wait_s(memory, source)]
-    if memory.unwell_since is not None:
-        ends = memory.unwell_since + duration.parse(source.spec.health_timeout)
+def requeue_after_s(state: SourceState, source: GitSource, now: float) -> float:
+    """Return the seconds until the source is due though nothing changes."""
+    assert state.fetched_at is not None
+    due = [state.fetched_at + wait_s(state, source)]
+    if state.unhealthy_since is not None:
+        ends = state.unhealthy_since + duration.parse(source.spec.health_timeout)
         due.extend([ends] if ends > now else [])
     return max(0.05, min(due) - now)
 
 
 def revision_of(reference: GitReference, commit: str) -> str:
-    """Return a commit as people read it: with the branch or tag that it was found under."""
+    """Return a commit with the branch or tag that it was found under."""
     name = reference.branch or reference.tag
     return f"{name}@{commit}" if name else commit
 
@@ -307,7 +305,7 @@ def short_revision(revision: str) -> str:
 
 
 def apply_set_name(source: str) -> str:
-    """Return the apply set of a source; no name that `fleetctl apply --applyset` is given looks so by chance."""
+    """Return the apply set of a source; the prefix keeps it apart from sets of `fleetctl apply --applyset`."""
     return f"gitsource.{source}"
 
 
@@ -316,6 +314,6 @@ def manager_of(source: str) -> str:
 
 
 def source_of_manager(manager: str) -> str | None:
-    """Return the source that a manager is; None if it is none."""
+    """Return the source of a field manager; None for other managers."""
     head, _, name = manager.partition("/")
     return name if head == "gitsource" and name else None

@@ -1,12 +1,13 @@
-"""How the epoch of a replica with several ranks gets on: whether it is over, why, and when the next may begin. Pure.
+"""Epochs: the life of a replica with several ranks, from start to failure, and when the next epoch may begin. Pure.
 
-Agents judge their ranks and say when one cannot go on (condition EpochOver); Macs that are away are seen here.
+Agents judge their ranks and report when an epoch cannot go on (condition EpochOver). Macs that are away are seen here.
 """
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Final
 
 from schemas.formation import Formation, GoldenAnswer
@@ -14,11 +15,65 @@ from schemas.meta import Condition, ConditionStatus, Status, find_condition, is_
 from schemas.replica import RankStatus, Replica
 
 STEADY_S: Final = 60.0
-"""An epoch that has served for so long was no failure."""
+"""An epoch that has served for this long does not count as a failure when it ends."""
 TRIES: Final = 3
 """Failures in a row after which the next fallback is tried."""
-# After the first, the second, ... failure in a row. Loading is slow itself; a crash loop of seconds helps nobody.
-_WAITS_S: Final = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+# Delay after the first, the second, ... failure in a row: a crash loop of seconds helps nothing, as loading is slow.
+_DELAYS_S: Final = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+
+
+class EpochState(StrEnum):
+    """The state of an epoch, computed at each reconcile from the agents' reports."""
+
+    STARTING = "Starting"
+    """Its ranks load, or rank 0 is not ready."""
+    SERVING = "Serving"
+    """Rank 0 is ready, for less than a minute so far."""
+    STEADY = "Steady"
+    """It has served for a minute."""
+    FAILED = "Failed"
+    """A rank cannot go on, so all ranks stop."""
+    LOST = "Lost"
+    """A Mac of it is away, which counts as no failure."""
+    GIVEN_UP = "GivenUp"
+    """All shapes of the group have failed; only a change of the deployment helps."""
+
+
+class EpochEvent(StrEnum):
+    """An event that moves an epoch from one state to another."""
+
+    READY = "Ready"
+    NOT_READY = "NotReady"
+    SERVED_A_MINUTE = "ServedAMinute"
+    RANK_FAILED = "RankFailed"
+    NODE_AWAY = "NodeAway"
+    """A Mac is away; after it has served, only once the grace period of the Mac is over."""
+    NODE_BACK = "NodeBack"
+    NEXT_EPOCH = "NextEpoch"
+    """The reconciler reforms the replica, once the delay after a failure is over."""
+    SHAPES_EXHAUSTED = "ShapesExhausted"
+
+
+# (from, event, to). NEXT_EPOCH leads to the first state of another epoch.
+TRANSITIONS: Final = (
+    (EpochState.STARTING, EpochEvent.READY, EpochState.SERVING),
+    (EpochState.STARTING, EpochEvent.RANK_FAILED, EpochState.FAILED),
+    (EpochState.STARTING, EpochEvent.NODE_AWAY, EpochState.LOST),
+    (EpochState.SERVING, EpochEvent.NOT_READY, EpochState.STARTING),
+    (EpochState.SERVING, EpochEvent.SERVED_A_MINUTE, EpochState.STEADY),
+    (EpochState.SERVING, EpochEvent.RANK_FAILED, EpochState.FAILED),
+    (EpochState.SERVING, EpochEvent.NODE_AWAY, EpochState.LOST),
+    (EpochState.STEADY, EpochEvent.RANK_FAILED, EpochState.FAILED),
+    (EpochState.STEADY, EpochEvent.NODE_AWAY, EpochState.LOST),
+    (EpochState.FAILED, EpochEvent.NODE_AWAY, EpochState.LOST),
+    (EpochState.FAILED, EpochEvent.NEXT_EPOCH, EpochState.STARTING),
+    (EpochState.FAILED, EpochEvent.SHAPES_EXHAUSTED, EpochState.GIVEN_UP),
+    (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.STARTING),
+    (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.STEADY),
+    (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.FAILED),
+    (EpochState.LOST, EpochEvent.NEXT_EPOCH, EpochState.STARTING),
+)
+_POSSIBLE: Final = frozenset((state, event) for state, event, _ in TRANSITIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,41 +81,61 @@ class Epoch:
     """The current epoch of a replica, as its agents report it."""
 
     over: str = ""
-    """Why it cannot go on, in one word; empty while it can."""
+    """Reason why it cannot go on, in one word; empty while it can."""
     message: str = ""
-    """The same for people."""
+    """The reason in a sentence."""
     is_lost: bool = False
-    """Whether a Mac of it is away: nobody's failure."""
+    """Whether it is over and a Mac of it is away."""
     is_steady: bool = False
-    """Whether it served for a minute."""
+    """Whether it has served for a minute."""
     over_s: float = 0.0
-    """For how long we have known that it is over, in seconds."""
+    """Seconds since its end was written to the status."""
     served_s: float = 0.0
-    """For how long it has served, in seconds; 0 while it does not."""
+    """Seconds for which it has served without a break; 0 while it does not serve."""
     is_given_up: bool = False
-    """Whether everything that may be run was tried, and failed."""
+    """Whether it is over and all shapes of the group have failed."""
     golden: GoldenAnswer | None = None
-    """What it answered when it was checked, or what it was to be checked by."""
+    """Golden answer of this epoch, or of the earlier one that it is checked against."""
 
-    def wait_s(self, formation: Formation) -> float:
-        """Return in how many seconds the next one may begin, once this one is over."""
+    @property
+    def state(self) -> EpochState:
+        """Return the state: the first row whose condition holds."""
+        rows = (
+            (self.is_given_up, EpochState.GIVEN_UP),
+            (self.is_lost, EpochState.LOST),
+            (self.over != "", EpochState.FAILED),
+            (self.is_steady, EpochState.STEADY),
+            (self.served_s > 0, EpochState.SERVING),
+        )
+        return next((state for holds, state in rows if holds), EpochState.STARTING)
+
+    def allows(self, event: EpochEvent) -> bool:
+        """Return whether the event is possible in the epoch's state."""
+        return (self.state, event) in _POSSIBLE
+
+    def is_due(self, formation: Formation) -> bool:
+        """Return whether the next epoch may begin now."""
+        return self.allows(EpochEvent.NEXT_EPOCH) and self.delay_s(formation) <= 0
+
+    def delay_s(self, formation: Formation) -> float:
+        """Return the seconds until the next epoch may begin, once this one is over."""
         if self.is_lost:
             return 0.0
         number = count_failures(formation, self)
-        return max(0.0, _WAITS_S[min(number, len(_WAITS_S)) - 1] - self.over_s)
+        return max(0.0, _DELAYS_S[min(number, len(_DELAYS_S)) - 1] - self.over_s)
 
 
 def count_failures(formation: Formation, epoch: Epoch) -> int:
-    """Return how many epochs in a row will have failed once this one is over.
+    """Return the number of failed epochs in a row, including this one once it is over.
 
-    A lost Mac is no failure, and what was tried on it gets its three tries again.
+    A lost Mac is no failure, and gives the shape that ran on it all three tries again.
     """
     before = 0 if epoch.is_steady else formation.failures
     return before - before % TRIES if epoch.is_lost else before + 1
 
 
 def next_shapes(formation: Formation, epoch: Epoch, number: int) -> tuple[int, ...]:
-    """Return which of `number` shapes to try for the next epoch, in order; none if all failed."""
+    """Return which of `number` shapes to try for the next epoch, in order; none if all have failed."""
     if epoch.is_lost:
         first = 0 if epoch.is_steady else min(formation.fallback, number - 1)
         return (*range(first, number), *range(first))
@@ -77,42 +152,42 @@ def epoch_of(
     old: Status | None,
     now: datetime,
 ) -> Epoch | None:
-    """Return how the replica's epoch gets on; None where there is one rank.
+    """Return the replica's current epoch; None for a replica with one rank.
 
-    `reports` are what agents say of each rank in this very epoch. `away` are nodes whose agents renew no lease now,
-    `lost` those that have not for the whole grace period; `old` is the replica's status as we wrote it last.
+    `reports` are the agents' reports on the ranks of this epoch. `away` are nodes without a lease now, `lost` are nodes
+    without one for the whole grace period. `old` is the replica's status as it was written last.
     """
     formation = replica.spec.formation
     if formation is None:
         return None
     nodes = [rank.node for rank in replica.spec.ranks]
-    gone = [name for name in nodes if name in away]
+    away_nodes = [name for name in nodes if name in away]
     over, message = _over(replica, reports)
-    leading = reports[0]
-    has_served = leading is not None and is_true(leading.conditions, "Ready")
-    # An engine outlives its agent; but what has not begun to serve will not without one.
-    missing = [name for name in nodes if name in lost] if has_served else gone
+    first = reports[0]
+    has_served = first is not None and is_true(first.conditions, "Ready")
+    # An engine outlives its agent, so a serving epoch gets the grace period. One that never served needs the agent.
+    missing = [name for name in nodes if name in lost] if has_served else away_nodes
     if not over and missing:
         over, message = "NodeLost", f"{', '.join(missing)} is away"
-    # Each epoch has a generation of its own: what was written about another says nothing.
+    # Each epoch has a generation of its own: conditions of another generation are about another epoch.
     generation = replica.metadata.generation
     written = old.conditions if old is not None else ()
-    mine = tuple(one for one in written if one.observed_generation == generation)
-    served_s = 0.0 if over else _since(mine, "Ready", now)
+    current = tuple(one for one in written if one.observed_generation == generation)
+    served_s = 0.0 if over else _since(current, "Ready", now)
     return Epoch(
         over=over,
         message=message,
-        is_lost=bool(over and gone),
-        is_steady=is_true(mine, "Steady") or _since(mine, "Ready", now) >= STEADY_S,
-        over_s=_since(mine, "EpochOver", now),
+        is_lost=bool(over and away_nodes),
+        is_steady=is_true(current, "Steady") or _since(current, "Ready", now) >= STEADY_S,
+        over_s=_since(current, "EpochOver", now),
         served_s=served_s,
-        is_given_up=bool(over) and is_true(mine, "CrashLooping"),
-        golden=(leading.golden if leading is not None else None) or formation.golden,
+        is_given_up=bool(over) and is_true(current, "CrashLooping"),
+        golden=(first.golden if first is not None else None) or formation.golden,
     )
 
 
 def mark_given_up(replica: Replica, epoch: Epoch | None, number: int) -> Epoch | None:
-    """Return the epoch with whether all of the `number` shapes of its group were tried and failed."""
+    """Mark an epoch as given up if it is over and all `number` shapes of its group have failed."""
     formation = replica.spec.formation
     if (
         epoch is None
@@ -125,17 +200,17 @@ def mark_given_up(replica: Replica, epoch: Epoch | None, number: int) -> Epoch |
 
 
 def _over(replica: Replica, reports: Sequence[RankStatus | None]) -> tuple[str, str]:
-    """Return why agents say that the epoch is over: the first to say so by rank."""
+    """Return reason and message of the first rank that reports the epoch as over; empty if none does."""
     for number, report in enumerate(reports):
-        said = find_condition(report.conditions, "EpochOver") if report is not None else None
-        if said is not None and said.status is ConditionStatus.TRUE:
-            words = f": {said.message}" if said.message else ""
-            return said.reason, f"rank {number} on {replica.spec.ranks[number].node}{words}"
+        found = find_condition(report.conditions, "EpochOver") if report is not None else None
+        if found is not None and found.status is ConditionStatus.TRUE:
+            detail = f": {found.message}" if found.message else ""
+            return found.reason, f"rank {number} on {replica.spec.ranks[number].node}{detail}"
     return "", ""
 
 
 def _since(conditions: Sequence[Condition], type_: str, now: datetime) -> float:
-    """Return for how long the condition has been true, in seconds; 0 if it is not."""
+    """Return the seconds for which the condition has been true; 0 if it is not."""
     found = find_condition(conditions, type_)
     if (
         found is None
@@ -147,10 +222,10 @@ def _since(conditions: Sequence[Condition], type_: str, now: datetime) -> float:
 
 
 def epoch_requeue_after_s(replica: Replica, epoch: Epoch | None) -> float | None:
-    """Return when the epoch is to be looked at though nothing changes; None if it need not be."""
+    """Return the seconds until the epoch changes its state by itself; None if it does not."""
     formation = replica.spec.formation
-    if formation is None or epoch is None or epoch.is_given_up:
+    if formation is None or epoch is None:
         return None
-    if epoch.over:
-        return epoch.wait_s(formation) or None
-    return None if epoch.is_steady or not epoch.served_s else STEADY_S - epoch.served_s
+    if epoch.allows(EpochEvent.NEXT_EPOCH):
+        return epoch.delay_s(formation) or None
+    return STEADY_S - epoch.served_s if epoch.allows(EpochEvent.SERVED_A_MINUTE) else None

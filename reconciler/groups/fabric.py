@@ -1,11 +1,7 @@
-"""What keeps Macs from working as one. A value only.
+"""The fabric of a group: cables between its Macs, faults against what its backend needs, and seats of its ranks. Pure.
 
-The Thunderbolt cables between the Macs of a group, out of what their agents report; what is wrong with each. Pure.
-
-Whether Macs are connected as a group's backend needs it, and how its ranks then reach each other. Pure.
-
-Nothing about JACCL has run on hardware: rules are those of Apple's TN3205, MLX's source (`jaccl.cpp`, `rdma.cpp`) and
-of what people reported.
+JACCL has not run on hardware here. Its rules come from Apple's TN3205, from MLX's source (`jaccl.cpp`, `rdma.cpp`) and
+from reports of users.
 """
 
 import ipaddress
@@ -20,12 +16,12 @@ from schemas.shardgroup import MOST_JACCL_RANKS, GroupMember, ShardGroupSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricFault:
-    """One cable or setting that is not as it must be."""
+    """One cable or setting that the backend cannot use."""
 
     reason: str
-    """For machines, such as "NoCable"."""
+    """Reason code, such as "NoCable"."""
     message: str
-    """For people: which cable or setting, where, and what to do."""
+    """Message with the cable or setting, its place, and the remedy."""
 
 
 # Thunderbolt 5 carries 80 Gbit/s each way; a cable of before holds two such ports down to 40.
@@ -42,20 +38,20 @@ class CableEnd:
     node: str
     status: NodeStatus
     device: str
-    """The RDMA device; empty if the port has none."""
+    """RDMA device; empty if the port has none."""
     port: ThunderboltPort | None
-    """None if a person named the device and the agent knows no port of it."""
+    """None if the manifest names the device and the agent reports no port for it."""
 
     @property
-    def seen(self) -> RdmaDevice | None:
-        """Return the device as the agent reports it."""
+    def reported(self) -> RdmaDevice | None:
+        """Return the device as the agent reports it; None if it does not."""
         return next((one for one in self.status.fabric.rdma if one.name == self.device), None)
 
     @property
     def interface(self) -> str:
         if self.port is not None and self.port.interface:
             return self.port.interface
-        return self.seen.interface if self.seen is not None else ""
+        return self.reported.interface if self.reported is not None else ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -65,7 +61,7 @@ class CableEnd:
 
     @property
     def place(self) -> str:
-        """Return which end it is, for people."""
+        """Return the name of this end for messages."""
         if self.port is not None and self.port.receptacle:
             return f"Thunderbolt {self.port.receptacle} of {self.node}"
         return f"{self.device} of {self.node}"
@@ -78,9 +74,6 @@ class Cable:
     here: CableEnd
     there: CableEnd
 
-    def turned(self) -> "Cable":
-        return Cable(here=self.there, there=self.here)
-
 
 NamedStatus = tuple[str, NodeStatus]
 Members = Mapping[str, GroupMember]
@@ -89,9 +82,9 @@ Members = Mapping[str, GroupMember]
 def cables_between(
     one: NamedStatus, other: NamedStatus, members: Members
 ) -> tuple[Cable, ...] | FabricFault:
-    """Return the cables between two Macs, seen from the first: as the members say, else as the agents found them.
+    """Return the cables between two Macs, seen from the first: those of spec.members, else those that agents found.
 
-    Both ends list them in the same order: MLX joins the n-th device here to the n-th there.
+    Both ends list them in the same order, because MLX connects the n-th device here with the n-th there.
     """
     here, there = _given(one[0], other[0], members), _given(other[0], one[0], members)
     if not here and not there:
@@ -112,21 +105,21 @@ def _given(node: str, towards: str, members: Members) -> tuple[str, ...]:
 
 def _end(node: NamedStatus, device: str) -> CableEnd:
     fabric = node[1].fabric
-    seen = next((one for one in fabric.rdma if one.name == device), None)
-    interface = seen.interface if seen is not None else ""
+    reported = next((one for one in fabric.rdma if one.name == device), None)
+    interface = reported.interface if reported is not None else ""
     port = next((one for one in fabric.ports if interface and one.interface == interface), None)
     return CableEnd(node=node[0], status=node[1], device=device, port=port)
 
 
 def _found(one: NamedStatus, other: NamedStatus) -> tuple[Cable, ...]:
-    """Return the cables by the UUIDs of their ends; one end is enough, as agents do not look at the same moment."""
+    """Return the cables by the UUIDs of their ends; one end is enough, because agents report at different times."""
     pairs = [
         (a, b)
         for a in one[1].fabric.ports
         for b in other[1].fabric.ports
         if (a.domain and a.domain == b.peer) or (b.domain and b.domain == a.peer)
     ]
-    # In an order that does not depend on who is first: by the ports of the Mac whose name is first.
+    # Ordered by the ports of the Mac whose name is first, so that the order is the same seen from both ends.
     is_first = one[0] < other[0]
     pairs.sort(key=lambda pair: _port_number(pair[0] if is_first else pair[1]))
     return tuple(Cable(here=_at(one, a), there=_at(other, b)) for a, b in pairs)
@@ -143,7 +136,7 @@ def _at(node: NamedStatus, port: ThunderboltPort) -> CableEnd:
 
 
 def cable_faults(cable: Cable) -> Iterator[FabricFault]:
-    """Yield what is wrong with a cable and the settings of its ends."""
+    """Yield the faults of a cable and of the settings of its ends."""
     here, there = cable.here, cable.there
     speeds = [end.port.speed_gbps for end in (here, there) if end.port is not None]
     known = [speed for speed in speeds if speed > 0]
@@ -165,9 +158,9 @@ def cable_faults(cable: Cable) -> Iterator[FabricFault]:
 
 
 def _wrong_end(end: CableEnd, other: CableEnd) -> Iterator[FabricFault]:
-    seen = end.seen
-    if seen is None:
-        # That a Mac has no devices at all was said of the Mac.
+    reported = end.reported
+    if reported is None:
+        # A Mac without any device is a fault of the Mac, not of each cable.
         if end.status.fabric.rdma:
             yield _no_device(end, other)
         return
@@ -178,7 +171,7 @@ def _wrong_end(end: CableEnd, other: CableEnd) -> Iterator[FabricFault]:
             "at a restart; correct spec.members[].rdma, or leave it out and agents find the cables",
         )
         return
-    if seen.state == "Down":
+    if reported.state == "Down":
         yield FabricFault(reason="PortDown", message=_port_down(end, other))
     if end.port is not None and end.port.is_bridged:
         yield FabricFault(
@@ -216,53 +209,51 @@ def _no_device(end: CableEnd, other: CableEnd) -> FabricFault:
 
 
 def _port_down(end: CableEnd, other: CableEnd) -> str:
-    said = (
+    message = (
         f"{end.device} of {end.node}, the cable to {other.node}, is PORT_DOWN: see that RDMA is on at both ends, "
         f"and pull and replug the cable; if it stays so, restart {end.node}"
     )
     if end.status.machine in _STUDIOS and end.interface == _NEXT_TO_ETHERNET:
-        said += (
+        message += (
             ". On a Mac Studio take another port than the one next to Ethernet, which does no RDMA"
         )
-    return said
+    return message
 
 
 def find_ring(nodes: Sequence[str], cabled: set[frozenset[str]]) -> tuple[str, ...]:
-    """Return an order in which each has a cable to the next, and the last to the first; () if there is none."""
+    """Return an order in which each node has a cable to the next, and the last to the first; empty if there is none."""
 
-    def going_on(path: tuple[str, ...]) -> tuple[str, ...]:
+    def extend(path: tuple[str, ...]) -> tuple[str, ...]:
         if len(path) == len(nodes):
             return path if frozenset((path[-1], path[0])) in cabled else ()
         onward = (
-            going_on((*path, node))
+            extend((*path, node))
             for node in nodes
             if node not in path and frozenset((path[-1], node)) in cabled
         )
         return next(filter(None, onward), ())
 
-    return going_on((nodes[0],))
+    return extend((nodes[0],))
 
 
 def ring_pairs(ring: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return each with the next, and the last with the first; of two only one pair."""
+    """Return each node with the next, and the last with the first; for two nodes one pair."""
     pairs = tuple(zip(ring, (*ring[1:], ring[0]), strict=True))
     return pairs[:1] if len(ring) == 2 else pairs
 
 
-__all__ = ["FabricFault", "assign_seats", "find_faults", "group_cables", "rdma_faults"]
-
-# JACCL's ring takes this many cables between two neighbours (`RING_MAX_CONNS`); its mesh uses the first.
+# JACCL's ring uses at most this many cables between two neighbours (`RING_MAX_CONNS`); its mesh uses the first.
 _MOST_WIRES = 4
 _RECOVERY = (
     "start it into Recovery (hold the power button), open Utilities > Terminal, run `rdma_ctl enable` and restart; "
-    "that cannot be done from afar"
+    "this cannot be done remotely"
 )
 
 
 def assign_seats(
     group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]
 ) -> tuple[Seat, ...] | FabricFault:
-    """Return how the ranks on these nodes, in rank order, reach each other; or the first thing that is missing."""
+    """Return how the ranks on these nodes reach each other, in rank order; or the first fault."""
     first = next(find_faults(group, nodes), None)
     if first is not None:
         return first
@@ -281,7 +272,7 @@ def assign_seats(
 def find_faults(
     group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]
 ) -> Iterator[FabricFault]:
-    """Yield everything that keeps these nodes from being the ranks of the group, in rank order."""
+    """Yield all faults of these nodes as ranks of the group, in rank order."""
     if len(nodes) < 2:
         yield FabricFault(reason="TooFew", message="a group needs two Macs at least")
         return
@@ -306,28 +297,28 @@ def find_faults(
 def group_cables(
     group: ShardGroupSpec, nodes: Sequence[tuple[str, NodeStatus]]
 ) -> tuple[tuple[Cable, ...], ...]:
-    """Return the cables that the backend needs, pair by pair, seen from the lower rank; () for a pair without."""
+    """Return the cables that the backend needs, pair by pair, seen from the lower rank; empty for a pair without."""
     members = {member.node: member for member in group.members}
     found = (cables_between(one, other, members) for one, other in _pairs(group, nodes))
     return tuple(() if isinstance(some, FabricFault) else some for some in found)
 
 
 def _addresses(group: ShardGroupSpec, name: str, status: NodeStatus) -> tuple[str, ...]:
-    """Return where a rank listens for its neighbours: as its member says, else on the ordinary network."""
+    """Return the addresses where a rank listens: those of spec.members, else its node's address."""
     own = next((member.addresses for member in group.members if member.node == name), ())
     return own or ((status.address,) if status.address else ())
 
 
 def _meeting_address(group: ShardGroupSpec, name: str, status: NodeStatus, size: int) -> str:
-    """Return where all ranks reach this one, if that is not the first of its addresses."""
+    """Return the address where all ranks reach this one, if it is not its first address."""
     return status.address if _is_on_a_cable(group, name, status, size) else ""
 
 
 def _is_on_a_cable(group: ShardGroupSpec, name: str, status: NodeStatus, size: int) -> bool:
-    """Return whether the first of its addresses is a cable's, where not all ranks can meet.
+    """Return whether its first address is that of a cable, so that not all ranks can meet there.
 
-    Those who are not at its other end do not reach it, as in the circles that `mlx.distributed_config` sets up; and
-    exo (PR 1059) saw JACCL fail where it met on a cable that carries RDMA.
+    Only the rank at the other end reaches it, as in the rings of `mlx.distributed_config`. Also, exo (PR 1059) saw
+    JACCL fail when ranks met on a cable that carries RDMA.
     """
     first = _addresses(group, name, status)[:1]
     ports = {port.interface for port in status.fabric.ports if port.interface}
@@ -349,14 +340,14 @@ def _unreachable(
     for address in addresses:
         number = _ip_address(address)
         if number is None:
-            continue  # a name: agents resolve it
+            continue  # a host name, which agents resolve
         if number.is_loopback and not is_one_machine:
             yield FabricFault(
                 reason="LoopbackAddress",
-                message=f"{address} of {name} is reached from that machine alone; start its agent with "
+                message=f"only {name} itself reaches {address}; start its agent with "
                 "--node-address, or write spec.members[].addresses",
             )
-        # A rank binds its address, so it must be the machine's own; IPv6 ones are not reported.
+        # A rank binds its address, so the machine must have it. Agents report no IPv6 addresses.
         is_known = bool(there) and number.version == 4 and not number.is_loopback
         if is_known and address not in there:
             yield FabricFault(
@@ -374,8 +365,8 @@ def _nowhere_to_meet(group: ShardGroupSpec, nodes: Sequence[NamedStatus]) -> Ite
     if not status.address or (number is not None and number.is_loopback):
         yield FabricFault(
             reason="NoMeetingPlace",
-            message=f"the address of {name} in spec.members is that of one cable, and all ranks have to meet there; "
-            "start its agent with a --node-address on a network that every member is in",
+            message=f"the address of {name} in spec.members belongs to one cable, and all ranks must meet there; "
+            "start its agent with a --node-address on a network that all members share",
         )
 
 
@@ -387,7 +378,7 @@ def _ip_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def rdma_faults(name: str, status: NodeStatus) -> Iterator[FabricFault]:
-    """Yield why a Mac can do no RDMA at all: the first reason, as the later ones follow from it."""
+    """Yield the first reason why a Mac cannot do RDMA with any cable; further reasons would follow from it."""
     fabric = status.fabric
     if status.os != "macOS":
         yield FabricFault(
@@ -426,17 +417,17 @@ def _unlike_builds(nodes: Sequence[NamedStatus]) -> Iterator[FabricFault]:
         if status.os == "macOS" and status.fabric != NodeFabric():
             by_build.setdefault(status.fabric.os_build or "an unknown build", []).append(name)
     if len(by_build) > 1:
-        said = "; ".join(f"{', '.join(names)}: {build}" for build, names in by_build.items())
+        builds = "; ".join(f"{', '.join(names)}: {build}" for build, names in by_build.items())
         yield FabricFault(
             reason="BuildsDiffer",
-            message=f"JACCL needs the same build of macOS everywhere ({said}); update the older ones",
+            message=f"JACCL needs the same build of macOS everywhere ({builds}); update the older ones",
         )
 
 
 def _pairs(
     group: ShardGroupSpec, nodes: Sequence[NamedStatus]
 ) -> tuple[tuple[NamedStatus, NamedStatus], ...]:
-    """Return who must have a cable to whom."""
+    """Return the pairs of nodes that need a cable."""
     if group.backend == "jaccl-ring":
         known = dict(nodes)
         return tuple(
@@ -453,7 +444,7 @@ def _uncabled(group: ShardGroupSpec, nodes: Sequence[NamedStatus]) -> Iterator[F
         if isinstance(found, FabricFault):
             yield found
         elif not found:
-            # Who reports no ports was named above.
+            # A Mac that reports no ports has a fault of its own.
             if one[1].fabric.ports and other[1].fabric.ports:
                 bare.append((one[0], other[0]))
         elif not any(_is_sound(cable) for cable in found):
@@ -469,7 +460,7 @@ def _is_sound(cable: Cable) -> bool:
 def _no_cables(
     group: ShardGroupSpec, nodes: Sequence[NamedStatus], bare: Sequence[tuple[str, str]]
 ) -> FabricFault:
-    """Name the cables that are not there, and what would do with those that are."""
+    """Return a fault with the missing cables, and a layout that works with the existing ones."""
     names = [name for name, _ in nodes]
     cabled = {
         frozenset((one[0], other[0]))
@@ -479,8 +470,8 @@ def _no_cables(
         )
         and found
     }
-    wants = "between any two" if group.backend == "jaccl" else "from each to the next, in a circle"
-    said = ", ".join(f"{one} and {other}" for one, other in bare)
+    layout = "between any two" if group.backend == "jaccl" else "from each to the next, in a ring"
+    pairs = ", ".join(f"{one} and {other}" for one, other in bare)
     ring = find_ring(names, cabled) if len(names) > 2 else ()
     hint = ""
     if ring and group.backend == "jaccl":
@@ -489,7 +480,7 @@ def _no_cables(
         hint = f", or write members in the order {', '.join(ring)}"
     return FabricFault(
         reason="NoCable",
-        message=f"no Thunderbolt cable between {said}; backend {group.backend} needs one {wants}: plug in what is "
+        message=f"no Thunderbolt cable between {pairs}; backend {group.backend} needs one {layout}: plug in what is "
         f"missing{hint}",
     )
 
@@ -497,7 +488,7 @@ def _no_cables(
 def _devices(
     group: ShardGroupSpec, nodes: Sequence[NamedStatus]
 ) -> list[tuple[tuple[str, ...], ...]]:
-    """Return each rank's devices towards each rank; of parallel cables the sound ones, as many for every pair."""
+    """Return each rank's devices towards each other rank: sound cables only, the same number for every pair."""
     found = {
         (some[0].here.node, some[0].there.node): [one for one in some if _is_sound(one)]
         for some in group_cables(group, nodes)

@@ -1,6 +1,6 @@
-"""Which Macs of a group a replica is split over, and how: members, mode, split, and a memory proof for each rank. Pure.
+"""Forms a replica on a group: chooses members, parallelism and layer split, with a memory proof for each rank. Pure.
 
-All ranks or none. What cannot be is told for every member, and for the group where it is about all of them.
+All ranks or none. A failure names the reason of every member, or one reason for the group as a whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,23 +11,22 @@ from typing import Final, TypeAlias
 from reconciler.groups import fabric, model_split
 from reconciler.groups.group_view import GroupForm, GroupShape, GroupView, with_shape
 from reconciler.groups.model_split import RankLoad, deal_layers, layer_spans, prove_rank
-from reconciler.placement import filters, scores
-from reconciler.placement.inputs import PlacementRequest, Rejection
-from reconciler.views import NodeView
+from reconciler.placement import filters, memory_proof, scores
+from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from schemas import quantity
 from schemas.replica import MemoryProof, RankAssignment
 from schemas.shardgroup import Parallelism
 
 Room: TypeAlias = Callable[[NodeView], int]
-"""How many bytes there are on a node."""
+"""Returns the memory of a node that may be assigned, in bytes."""
 
-# What keeps a Mac out of a group though it is in it: elsewhere only what is new is kept away.
+# Holds that remove a Mac from a running group. Other holds only keep new replicas away.
 _SERIOUS: Final = ("NeedsReboot", "DuplicateHardware")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormedGroup:
-    """A rank for each of the Macs, and how they work together."""
+    """The ranks of a replica on a group, and how they work together."""
 
     ranks: tuple[RankAssignment, ...]
     form: GroupForm
@@ -35,46 +34,46 @@ class FormedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormationRefusal:
-    """Why there is no such replica."""
+    """The reasons why a replica cannot be formed in a shape."""
 
     members: int
     size: int
-    """How many were needed."""
+    """Number of members that are needed."""
     nodes: tuple[tuple[str, Rejection], ...] = ()
-    """What keeps members out, one by one, in their order."""
+    """Rejected members in member order, with their reasons."""
     whole: Rejection | None = None
-    """What is wrong about all of them together."""
+    """Reason that concerns the group as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormationAttempt:
-    """What is tried, and where."""
+    """One shape to try on one group."""
 
-    want: PlacementRequest
-    """With the shape's model."""
+    request: PlacementRequest
+    """The request with the shape's model."""
     group: GroupView
     shape: GroupShape
     nodes: Mapping[str, NodeView]
-    """The group's members as they are now; one that nobody knows is missing."""
+    """The group's members with the assumed state; an unknown member is missing."""
     room: Room
     current: AbstractSet[str] = frozenset()
-    """Nodes on which the replica is already: cordons and the like do not drive it off them."""
+    """Nodes that the replica runs on: cordons and taints do not remove it from them."""
 
 
 def form_group(stage: FormationAttempt) -> FormedGroup | FormationRefusal:
-    """Return how one replica runs on the group in one shape, or why not."""
-    stage = replace(stage, want=with_shape(stage.want, stage.shape))
-    healthy, refused = _sorted_out(stage)
+    """Form one replica on a group in one shape, or return why that is not possible."""
+    stage = replace(stage, request=with_shape(stage.request, stage.shape))
+    healthy, refused = _check_members(stage)
     if len(healthy) < stage.shape.size:
         return _unformed(stage, refused)
-    geometry = filters.geometry_of(stage.want, healthy[0])
-    told: FormationRefusal | None = None
+    geometry = memory_proof.geometry_of(stage.request, healthy[0])
+    first_refusal: FormationRefusal | None = None
     for way in _ways(stage):
-        complaint = model_split.unsupported_reason(geometry, way, stage.shape.size)
-        if complaint:
+        unsupported = model_split.unsupported_reason(geometry, way, stage.shape.size)
+        if unsupported:
             reason = "ModelNotInspected" if geometry.splitting is None else f"{way}Impossible"
             found: FormedGroup | FormationRefusal = _unformed(
-                stage, refused, whole=Rejection(reason=reason, message=complaint)
+                stage, refused, whole=Rejection(reason=reason, message=unsupported)
             )
         elif way == "Tensor":
             found = _tensor(stage, healthy, refused)
@@ -82,9 +81,9 @@ def form_group(stage: FormationAttempt) -> FormedGroup | FormationRefusal:
             found = _pipeline(stage, healthy, refused)
         if isinstance(found, FormedGroup):
             return found
-        told = told or found
-    assert told is not None  # there is always a way to try
-    return told
+        first_refusal = first_refusal or found
+    assert first_refusal is not None  # every shape has at least one parallelism
+    return first_refusal
 
 
 def _ways(stage: FormationAttempt) -> tuple[Parallelism, ...]:
@@ -97,18 +96,20 @@ def _ways(stage: FormationAttempt) -> tuple[Parallelism, ...]:
             return ("Tensor", "Pipeline")
 
 
-def _sorted_out(stage: FormationAttempt) -> tuple[list[NodeView], list[tuple[str, Rejection]]]:
-    """Return the members that could have a rank if there is room, the best first, and why others cannot."""
+def _check_members(stage: FormationAttempt) -> tuple[list[NodeView], list[tuple[str, Rejection]]]:
+    """Return the members that can have a rank if they have room, the best first, and the rejected others."""
     healthy: list[NodeView] = []
     refused: list[tuple[str, Rejection]] = []
     for name in stage.group.members:
         node = stage.nodes.get(name)
         if node is None:
-            no_such = Rejection(reason="UnknownNode", message="no node of that name has joined")
-            refused.append((name, no_such))
+            unknown = Rejection(reason="UnknownNode", message="no node of that name has joined")
+            refused.append((name, unknown))
             continue
-        why = check_member(stage.want, _as_it_is(node) if name in stage.current else node)
-        why = why or _unable(stage, name)
+        why = check_member(
+            stage.request, _without_soft_holds(node) if name in stage.current else node
+        )
+        why = why or _rdma_rejection(stage, name)
         if why is None:
             healthy.append(node)
         else:
@@ -118,8 +119,8 @@ def _sorted_out(stage: FormationAttempt) -> tuple[list[NodeView], list[tuple[str
     return healthy, refused
 
 
-def _unable(stage: FormationAttempt, name: str) -> Rejection | None:
-    """Return why a Mac can do no RDMA whatever its cables, so that a spare takes its place."""
+def _rdma_rejection(stage: FormationAttempt, name: str) -> Rejection | None:
+    """Return why a Mac cannot do RDMA with any cable, so that a spare replaces it."""
     if stage.group.spec.backend == "ring":
         return None
     missing = next(fabric.rdma_faults(name, stage.group.machines[name]), None)
@@ -128,40 +129,40 @@ def _unable(stage: FormationAttempt, name: str) -> Rejection | None:
     return Rejection(reason=missing.reason, message=missing.message)
 
 
-def check_member(want: PlacementRequest, node: NodeView) -> Rejection | None:
-    """Return what keeps a member out, but for its memory.
+def check_member(request: PlacementRequest, node: NodeView) -> Rejection | None:
+    """Return the reason that excludes a member, except for its memory.
 
-    A reservation does not: it keeps away what has one Mac for itself.
+    A reservation does not exclude it: reservations keep away single-Mac replicas.
     """
     fixed = (one.check for one in filters.FIXED if one.check is not filters.is_not_reserved)
     for check in (*fixed, filters.keeps_apart, filters.is_below_limit):
-        why = check(want, node)
+        why = check(request, node)
         if why is not None:
             return why
     return None
 
 
-def _as_it_is(node: NodeView) -> NodeView:
-    """Return a node as it counts for what it has already: what keeps new replicas away does not matter."""
+def _without_soft_holds(node: NodeView) -> NodeView:
+    """Return a node without cordon, taints and holds that concern only new replicas."""
     holds = tuple(hold for hold in node.holds if hold.reason in _SERIOUS)
     return replace(node, is_cordoned=False, taints=(), holds=holds)
 
 
 def _rank_of(stage: FormationAttempt, node: NodeView) -> tuple[object, ...]:
-    """Return by what the best of a selector's nodes comes first: who has the weights, then as for a single Mac."""
-    is_preferred = scores.is_preferred(stage.want, node)
-    score = scores.total(scores.score_parts(stage.want, node, {}))
+    """Return the sort key of a selected node: present nodes of the replica first, then as for a single Mac."""
+    is_preferred = scores.is_preferred(stage.request, node)
+    score = scores.total(scores.score_parts(stage.request, node, {}))
     return node.name not in stage.current, not is_preferred, -score, node.name
 
 
 def _load(stage: FormationAttempt, node: NodeView) -> RankLoad:
-    spec = stage.want.spec
+    spec = stage.request.spec
     return RankLoad(
         context_length=spec.context_length,
         concurrency=spec.concurrency,
-        extras=filters.extras_of(stage.want, node),
-        # What a person says is of the replica; ranks share it evenly.
-        override_bytes=-(-stage.want.override_bytes // stage.shape.size),
+        extras=memory_proof.extras_of(stage.request, node),
+        # spec.resources.memory is for the whole replica; ranks share it evenly.
+        override_bytes=-(-stage.request.override_bytes // stage.shape.size),
     )
 
 
@@ -171,7 +172,7 @@ def _tensor(
     size, short = stage.shape.size, list(refused)
     fitting: list[tuple[NodeView, MemoryProof]] = []
     for node in healthy:
-        geometry = filters.geometry_of(stage.want, node)
+        geometry = memory_proof.geometry_of(stage.request, node)
         proof = prove_rank(geometry, _load(stage, node), size=size, layers=None)
         if proof.total_bytes <= stage.room(node):
             fitting.append((node, proof))
@@ -196,7 +197,7 @@ def _tensor(
 def _alike(
     stage: FormationAttempt, fitting: Sequence[tuple[NodeView, MemoryProof]]
 ) -> Iterator[Sequence[tuple[NodeView, MemoryProof]]]:
-    """Yield sets of Macs for Tensor, the first in order first: each does as much as the weakest, so they are equal."""
+    """Yield sets of equal Macs for Tensor, in order: each rank does as much as the weakest one."""
     size = stage.shape.size
     if stage.group.spec.allow_unequal:
         yield fitting[:size]
@@ -215,7 +216,7 @@ def _pipeline(
     choices = (healthy[:size], [node for node in healthy if node.name in roomiest])
     why: FormationRefusal | None = None
     for chosen in choices:
-        geometry, load = filters.geometry_of(stage.want, chosen[0]), _load(stage, chosen[0])
+        geometry, load = memory_proof.geometry_of(stage.request, chosen[0]), _load(stage, chosen[0])
         rooms = [room(node) for node in chosen]
         layers = deal_layers(geometry, load, rooms, [node.bandwidth_gbps for node in chosen])
         if layers is None:
@@ -241,11 +242,11 @@ def _seated(
     layers: Sequence[int] = (),
 ) -> FormedGroup | FormationRefusal:
     """Return the ranks on these Macs, if they have the same model and the cables for it."""
-    group, want = stage.group, stage.want
-    models = {_fingerprint(want, node) for node in chosen}
+    group, request = stage.group, stage.request
+    models = {_fingerprint(request, node) for node in chosen}
     if len(models) > 1:
         names = ", ".join(node.name for node in chosen)
-        message = f"{names} have different models at {want.path}; copy one of them to the others"
+        message = f"{names} have different models at {request.path}; copy one model to all of them"
         return _unformed(stage, refused, whole=Rejection(reason="ModelsDiffer", message=message))
     machines = [(node.name, group.machines[node.name]) for node in chosen]
     seats = fabric.assign_seats(group.spec, machines)
@@ -264,21 +265,21 @@ def _seated(
         for rank, (seat, proof) in enumerate(zip(seats, proofs, strict=True))
     )
     first = chosen[0]
-    made = GroupForm(
+    form = GroupForm(
         group=group.name,
         backend=group.spec.backend,
         parallelism=way,
         port=group.spec.port,
         environment=tuple(sorted(group.spec.environment.items())),
         fallback=stage.shape.fallback,
-        model=want.path,
-        fits_single=filters.proof_of(want, first).total_bytes <= stage.room(first),
+        model=request.path,
+        fits_single=memory_proof.proof_of(request, first).total_bytes <= stage.room(first),
     )
-    return FormedGroup(ranks=ranks, form=made)
+    return FormedGroup(ranks=ranks, form=form)
 
 
-def _fingerprint(want: PlacementRequest, node: NodeView) -> tuple[object, ...]:
-    geometry = filters.geometry_of(want, node)
+def _fingerprint(request: PlacementRequest, node: NodeView) -> tuple[object, ...]:
+    geometry = memory_proof.geometry_of(request, node)
     return geometry.model_type, geometry.layers, geometry.weights_bytes, geometry.vocab_size
 
 
@@ -296,31 +297,31 @@ def _too_small(stage: FormationAttempt, node: NodeView, proof: MemoryProof) -> R
 def _no_split(
     stage: FormationAttempt, chosen: Sequence[NodeView], rooms: Sequence[int]
 ) -> Rejection:
-    """Return why no way to deal out the layers fits: what all of it needs, and what there is."""
+    """Return the reason that no split of the layers fits, with the memory of the model and of the nodes."""
     have = sum(max(0, room) for room in rooms)
-    need = filters.proof_of(stage.want, chosen[0]).total_bytes
+    need = memory_proof.proof_of(stage.request, chosen[0]).total_bytes
     free = ", ".join(
         f"{node.name} {quantity.show(max(0, room))}"
         for node, room in zip(chosen, rooms, strict=True)
     )
     return Rejection(
         reason="InsufficientMemory",
-        message=f"its layers do not fit as a Pipeline: the model needs {quantity.show(need)} in one piece "
-        f"and more in {len(chosen)}, free are {free}",
+        message=f"its layers do not fit as a Pipeline: the model needs {quantity.show(need)} on one Mac "
+        f"and more on {len(chosen)}, free are {free}",
         need=need,
         have=have,
     )
 
 
 def _unlike(nodes: Sequence[NodeView]) -> Rejection:
-    shown = ", ".join(
+    listed = ", ".join(
         f"{node.name} ({node.chip or 'unknown chip'}, {node.gpu_cores} GPU cores, "
         f"{quantity.show(node.memory_bytes)})"
         for node in nodes
     )
     return Rejection(
         reason="UnequalMembers",
-        message=f"Tensor wants equal Macs, each does as much as the weakest: {shown}; write "
+        message=f"Tensor needs equal Macs, because each does as much as the weakest: {listed}; set "
         "parallelism: Pipeline, or allowUnequal: true",
     )
 

@@ -1,7 +1,6 @@
-"""Places whole replicas onto groups, on a draft of the fleet: which group, in which shape, at whose cost. Pure.
+"""Places all ranks of a replica on a group or none: which group, in which shape, with which victims. Pure.
 
-A group is tried as it is declared before its fallbacks, and what will be free soon is waited for rather than fallen
-back from.
+The declared shape is tried before fallbacks. Memory that is free soon is waited for before a fallback is used.
 """
 
 from collections import Counter
@@ -21,9 +20,8 @@ from reconciler.groups.formation import (
 from reconciler.groups.group_view import GroupShape, GroupView, group_shapes
 from reconciler.placement import preemption, refusals
 from reconciler.placement.assumed_state import AssumedState
-from reconciler.placement.inputs import PlacementRequest, Rejection
+from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, Rejection
 from reconciler.placement.refusals import Unschedulable, summary_line
-from reconciler.views import Allocation, NodeView
 from schemas.formation import Formation
 from schemas.replica import RankAssignment, Replica
 
@@ -32,7 +30,7 @@ FormationOptions: TypeAlias = Sequence[tuple[GroupView, GroupShape]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferredPlacement:
-    """Where there will be room once others have ended, and whom that takes who does not drain yet."""
+    """A formation that has room once other replicas have ended, and the victims that do not drain yet."""
 
     formed: FormedGroup
     victims: tuple[Allocation, ...] = ()
@@ -40,61 +38,61 @@ class DeferredPlacement:
 
 
 class GangPlacer:
-    """Finds Macs for all ranks of replicas at once."""
+    """Finds Macs for all ranks of a replica at once."""
 
-    def __init__(self, draft: AssumedState) -> None:
-        self._draft = draft
+    def __init__(self, assumed: AssumedState) -> None:
+        self._assumed = assumed
 
-    def now(
-        self, want: PlacementRequest, tries: FormationOptions, *, waits: bool
+    def try_now(
+        self, request: PlacementRequest, tries: FormationOptions, *, waits: bool
     ) -> FormedGroup | Unschedulable:
-        """Place a replica, and count its ranks; or say why not.
+        """Place a replica and count its ranks, or return why that is not possible.
 
-        `waits`: what only lacks memory that is on its way back does not fall back on anything less.
+        With `waits`, a shape that lacks only memory which is free soon is not followed by a fallback.
         """
-        told: list[tuple[GroupShape, Unschedulable]] = []
+        failed: list[tuple[GroupShape, Unschedulable]] = []
         for group, shape in tries:
-            stage = self._stage(want, group, shape, _free_now)
+            stage = self._stage(request, group, shape, _free_now)
             found = form_group(stage)
             if isinstance(found, FormedGroup):
-                self._assign(want, found.ranks)
+                self._assign(request, found.ranks)
                 return found
-            told.append((shape, refusal_of_group(group, found)))
+            failed.append((shape, refusal_of_group(group, found)))
             if waits and isinstance(form_group(replace(stage, room=_free_soon)), FormedGroup):
                 break
-        return _first(told)
+        return _first_refusal(failed)
 
-    def later(
-        self, want: PlacementRequest, tries: FormationOptions, why: Unschedulable
+    def try_after(
+        self, request: PlacementRequest, tries: FormationOptions, why: Unschedulable
     ) -> DeferredPlacement | None:
-        """Return where a replica could go once others have ended, and keep that room; None if nowhere.
+        """Return a formation that has room once others have ended, and reserve it; None if there is none.
 
-        Who is lower in priority is made to end where that helps.
+        Replicas of a lower priority are preempted if that makes enough room.
         """
-        lower = _free_after(want.spec.priority, self._draft.victims)
+        lower = _free_after(request.spec.priority, self._assumed.victims)
         for group, shape in tries:
             for room in (_free_soon, lower):
-                found = form_group(self._stage(want, group, shape, room))
-                victims = self._victims(want, found) if isinstance(found, FormedGroup) else None
+                found = form_group(self._stage(request, group, shape, room))
+                victims = self._victims(request, found) if isinstance(found, FormedGroup) else None
                 if isinstance(found, FormedGroup) and victims is not None:
                     for row, victim in victims:
-                        if victim.replica not in self._draft.victims:
-                            self._draft.end(row, victim)
+                        if victim.replica not in self._assumed.victims:
+                            self._assumed.end(row, victim)
                     for rank in found.ranks:
-                        self._draft.promise(self._row(rank.node), rank.memory.total_bytes)
-                    ended = {one.replica: one for _, one in victims}
-                    return DeferredPlacement(formed=found, victims=tuple(ended.values()), why=why)
+                        self._assumed.promise(self._row(rank.node), rank.memory.total_bytes)
+                    by_name = {one.replica: one for _, one in victims}
+                    return DeferredPlacement(formed=found, victims=tuple(by_name.values()), why=why)
         return None
 
-    def again(
-        self, want: PlacementRequest, replica: Replica, tries: FormationOptions
+    def reform(
+        self, request: PlacementRequest, replica: Replica, tries: FormationOptions
     ) -> FormedGroup | Unschedulable:
-        """Form a replica anew that is on some Macs already, and count its ranks; or say why not.
+        """Place the next epoch of a replica and count its ranks, or return why that is not possible.
 
-        What it has counts as free, for a rank stops before the next one of its replica starts on a Mac. What the old
-        ranks held beyond that stays counted until they have ended.
+        The memory of its old ranks counts as free, because a rank stops before the next one of its replica starts on
+        a Mac. Memory that an old rank holds beyond the new one stays counted until it has ended.
         """
-        table = self._draft.table
+        table = self._assumed.table
         old = {rank.node: rank.memory.total_bytes for rank in replica.spec.ranks}
         held = {
             table.rows[name]: next(
@@ -109,60 +107,60 @@ class GangPlacer:
             if name in table.rows
         }
         for row, size in held.items():
-            self._draft.release(row, want.name, size)
-        told: list[tuple[GroupShape, Unschedulable]] = []
+            self._assumed.release(row, request.name, size)
+        failed: list[tuple[GroupShape, Unschedulable]] = []
         for group, shape in tries:
-            # On Macs that are free for it first; on those where it is already, however they are, if need be.
-            stage = self._stage(want, group, shape, _free_now)
+            # First on healthy Macs; if that fails, also on its present Macs with their cordons and taints.
+            stage = self._stage(request, group, shape, _free_now)
             found = form_group(stage)
             if isinstance(found, FormationRefusal):
                 found = form_group(replace(stage, current=frozenset(old)))
             if isinstance(found, FormedGroup):
-                self._swap(want, found.ranks, held)
+                self._swap(request, found.ranks, held)
                 return found
-            told.append((shape, refusal_of_group(group, found)))
+            failed.append((shape, refusal_of_group(group, found)))
         for row, size in held.items():
-            self._draft.assign(row, want.name, size)
-        return _first(told)
+            self._assumed.assign(row, request.name, size)
+        return _first_refusal(failed)
 
     def _row(self, node: str) -> int:
-        return self._draft.table.rows[node]
+        return self._assumed.table.rows[node]
 
     def _swap(
-        self, want: PlacementRequest, ranks: Sequence[RankAssignment], held: dict[int, int]
+        self, request: PlacementRequest, ranks: Sequence[RankAssignment], held: dict[int, int]
     ) -> None:
-        """Count the new ranks, and what the old ones hold beyond them until they have ended."""
-        self._assign(want, ranks)
+        """Count the new ranks, and the memory that old ranks hold beyond them."""
+        self._assign(request, ranks)
         new = {self._row(rank.node): rank.memory.total_bytes for rank in ranks}
         for row, size in held.items():
-            self._draft.keep(row, max(0, size - new.get(row, 0)))
+            self._assumed.keep(row, max(0, size - new.get(row, 0)))
 
-    def _assign(self, want: PlacementRequest, ranks: Sequence[RankAssignment]) -> None:
+    def _assign(self, request: PlacementRequest, ranks: Sequence[RankAssignment]) -> None:
         for rank in ranks:
-            self._draft.assign(self._row(rank.node), want.name, rank.memory.total_bytes)
+            self._assumed.assign(self._row(rank.node), request.name, rank.memory.total_bytes)
 
     def _stage(
-        self, want: PlacementRequest, group: GroupView, shape: GroupShape, room: Room
+        self, request: PlacementRequest, group: GroupView, shape: GroupShape, room: Room
     ) -> FormationAttempt:
-        rows = self._draft.table.rows
-        nodes = {name: self._draft.view(rows[name]) for name in group.members if name in rows}
-        return FormationAttempt(want=want, group=group, shape=shape, nodes=nodes, room=room)
+        rows = self._assumed.table.rows
+        nodes = {name: self._assumed.view(rows[name]) for name in group.members if name in rows}
+        return FormationAttempt(request=request, group=group, shape=shape, nodes=nodes, room=room)
 
     def _victims(
-        self, want: PlacementRequest, formed: FormedGroup
+        self, request: PlacementRequest, formed: FormedGroup
     ) -> list[tuple[int, Allocation]] | None:
-        """Return whom to displace so that every rank has room; None if that cannot be had."""
+        """Return the victims that make room for every rank; None if they are not enough."""
         chosen: dict[str, tuple[int, Allocation]] = {}
         for rank in formed.ranks:
             row = self._row(rank.node)
-            node = self._draft.view(row)
+            node = self._assumed.view(row)
             freed = sum(one.bytes for one in node.allocations if one.replica in chosen)
             short = rank.memory.total_bytes - _free_soon(node) - freed
             if short <= 0:
                 continue
             others = [one for one in node.allocations if one.replica not in chosen]
             found = preemption.choose_victims(
-                others, priority=want.spec.priority, short_bytes=short
+                others, priority=request.spec.priority, short_bytes=short
             )
             if found is None:
                 return None
@@ -179,7 +177,7 @@ def _free_soon(node: NodeView) -> int:
 
 
 def _free_after(priority: int, victims: AbstractSet[str]) -> Room:
-    """Return what there is on a node once all of a lower priority have ended as well."""
+    """Return a function for the memory on a node once all replicas of a lower priority have ended too."""
 
     def room(node: NodeView) -> int:
         lower = (
@@ -193,7 +191,7 @@ def _free_after(priority: int, victims: AbstractSet[str]) -> Room:
 
 
 def formation_options(groups: Sequence[GroupView]) -> FormationOptions:
-    """Return what to try on the groups, in order: each as it is declared, then the fallbacks of each."""
+    """Return the groups and shapes to try in order: every group as declared, then the fallbacks of each."""
     return [
         *((group, group_shapes(group.spec)[0]) for group in groups),
         *((group, shape) for group in groups for shape in group_shapes(group.spec)[1:]),
@@ -201,7 +199,7 @@ def formation_options(groups: Sequence[GroupView]) -> FormationOptions:
 
 
 def refusal_of_group(group: GroupView, found: FormationRefusal) -> Unschedulable:
-    """Return the refusals of a group's members, and its own, as those of a replica."""
+    """Return the rejections of a group and its members as the reason for a replica."""
     counted = Counter(why for _, why in found.nodes)
     return Unschedulable(
         nodes=found.members,
@@ -214,29 +212,29 @@ def refusal_of_group(group: GroupView, found: FormationRefusal) -> Unschedulable
     )
 
 
-def _first(told: Sequence[tuple[GroupShape, Unschedulable]]) -> Unschedulable:
-    """Return why the group cannot be formed as it is declared, with a note on what else was tried."""
-    (_, first), *others = told
-    said = summary_line(first)
+def _first_refusal(failed: Sequence[tuple[GroupShape, Unschedulable]]) -> Unschedulable:
+    """Return why the declared shape cannot be formed, with a note on the other shapes."""
+    (_, first), *others = failed
+    first_line = summary_line(first)
     notes = [
-        f"{shape.title}: {'the same' if summary_line(why) == said else summary_line(why)}"
+        f"{shape.title}: {'the same' if summary_line(why) == first_line else summary_line(why)}"
         for shape, why in others
     ]
     return first.noting("; ".join(notes)) if notes else first
 
 
 def no_such_group(name: str) -> Unschedulable:
-    """Return the refusal of a group that is not there."""
+    """Return the reason for a group that does not exist."""
     message = "there is no such group; apply its manifest, or name another in spec.sharding"
     return _of_all(name, Rejection(reason="NoSuchGroup", message=message))
 
 
 def given_up_refusal(formation: Formation, replica: str, epoch: Epoch) -> Unschedulable:
-    """Return why there is no next epoch: everything that the group may run has failed."""
-    what = f"fallback {formation.fallback}" if formation.fallback else "it"
+    """Return the reason why there is no next epoch: all shapes of the group have failed."""
+    shape = f"fallback {formation.fallback}" if formation.fallback else "it"
     message = (
-        f"{what} failed {TRIES} times in a row as {replica}, and there is no further fallback; at last "
-        f"{epoch.message or epoch.over}. It is not started again until the deployment changes, or by "
+        f"{shape} failed {TRIES} times in a row as {replica}, and there is no further fallback; the last reason: "
+        f"{epoch.message or epoch.over}. It starts again when the deployment changes, or with "
         f"`fleetctl rollout restart`"
     )
     return _of_all(formation.group, Rejection(reason=refusals.CRASH_LOOPING, message=message))

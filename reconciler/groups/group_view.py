@@ -1,4 +1,4 @@
-"""What the planner sees of a ShardGroup: its Macs, and what is run on it if not all is well. Pure."""
+"""ShardGroups as the planner sees them: members, shapes to try, and the form of a placed replica. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,27 +11,27 @@ from schemas.shardgroup import Backend, Parallelism, ShardGroupSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """One ShardGroup as it is now."""
+    """One ShardGroup with the reports of its members."""
 
     name: str
     spec: ShardGroupSpec
     members: tuple[str, ...]
-    """Its nodes: in rank order as they are listed, else by name as its selector finds them."""
+    """Its nodes: in rank order if it lists them, else by name as its selector finds them."""
     machines: Mapping[str, NodeStatus] = field(default_factory=dict)
-    """What the members' agents report, for the cables; one that never reported is missing."""
+    """Node statuses of the members, for their cables; a member that never reported is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """One way to run on a group: as it is declared, or one of its fallbacks."""
+    """One way to run on a group: as declared, or one of its fallbacks."""
 
     fallback: int = 0
-    """0 as it is declared, n its n-th fallback."""
+    """0 for the declared shape, n for the n-th fallback."""
     size: int
     parallelism: str
     """Tensor, Pipeline or Auto."""
     model: str = ""
-    """The folder of another model; empty for the deployment's own."""
+    """Folder of another model; empty for the deployment's own."""
 
     @property
     def title(self) -> str:
@@ -40,29 +40,29 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupForm:
-    """How the ranks of a replica are to work together: all of a Formation that is decided, not drawn."""
+    """The form in which ranks work together: a Formation without the secret and time of its write."""
 
     group: str
     backend: Backend
     parallelism: Parallelism
     port: int
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables for every rank, by name."""
+    """Environment variables of every rank, by name."""
     fallback: int = 0
     model: str
-    """The folder of the model that is run."""
+    """Folder of the model that runs."""
     fits_single: bool = False
     """Whether the Mac of rank 0 has room for the whole model."""
     golden: GoldenAnswer | None = None
-    """What an epoch of this model answered before."""
+    """Golden answer of an earlier epoch of this model."""
 
     def with_golden(self, golden: GoldenAnswer | None) -> "GroupForm":
-        """Return the same with an answer to check the next one by."""
+        """Return a copy with the golden answer that the next epoch is checked against."""
         return replace(self, golden=golden)
 
 
 def group_shapes(spec: ShardGroupSpec) -> tuple[GroupShape, ...]:
-    """Return what is run on the group, in the order in which it is tried; never nothing."""
+    """Return the shapes of a group in the order in which they are tried; at least one."""
     own = GroupShape(size=spec.wanted_size, parallelism=spec.parallelism)
     return (
         own,
@@ -78,14 +78,14 @@ def group_shapes(spec: ShardGroupSpec) -> tuple[GroupShape, ...]:
     )
 
 
-def with_shape(want: PlacementRequest, shape: GroupShape) -> PlacementRequest:
-    """Return the want with the shape's model in place of its own, if it has one."""
+def with_shape(request: PlacementRequest, shape: GroupShape) -> PlacementRequest:
+    """Return the request with the shape's model, if the shape has one."""
     if not shape.model:
-        return want
-    model = want.spec.model.model_copy(update={"path": shape.model})
-    return replace(want, spec=want.spec.model_copy(update={"model": model}))
+        return request
+    model = request.spec.model.model_copy(update={"path": shape.model})
+    return replace(request, spec=request.spec.model_copy(update={"model": model}))
 
 
 def by_size(groups: Sequence[GroupView]) -> list[GroupView]:
-    """Return the groups by how many Macs they take, the fewest first."""
+    """Sort groups by their number of Macs, the fewest first."""
     return sorted(groups, key=lambda group: (group.spec.wanted_size, group.name))

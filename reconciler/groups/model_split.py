@@ -1,17 +1,10 @@
-"""Can the installed mlx-lm split this model over so many Macs? If not, what comes nearest. Pure.
+"""Splits a model over the Macs of a group: supported sizes, layers of each rank, and each rank's memory proof. Pure.
 
-What it can do was found out by a Mac that has the model (models/split_options.py), not listed here: mlx-lm
-changes, and a model of the same architecture may have other heads.
+A Mac that has the model probes with the installed mlx-lm how it can be split, and what shares and layers weigh
+(models/split_options.py). Nothing of that is listed here: mlx-lm changes, and models of one architecture differ.
 
-Whole layers dealt out to unequal Macs: each within its room, and all done at about the same time. Pure.
-
-mlx-lm's pipeline takes the number of layers of each rank, in rank order, and gives rank 0 the last layers of the
-model (mlx_lm/models/pipeline.py).
-
-The memory proof of one rank of a group: a share of every layer, or whole layers. Pure.
-
-One Mac alone is proven in reconciler/placement/memory_proof.py, whose formulas these are. What shares and layers weigh was
-found out by mlx-lm itself on a Mac that has the model (models/split_options.py).
+mlx-lm's pipeline takes the number of layers of each rank in rank order, and gives rank 0 the last layers of the model
+(mlx_lm/models/pipeline.py). The memory formulas are those of reconciler/placement/memory_proof.py.
 """
 
 from bisect import bisect_left
@@ -32,22 +25,22 @@ _BOTH: Final[tuple[Parallelism, ...]] = ("Tensor", "Pipeline")
 
 
 def supported_ways(geometry: ModelGeometry, size: int) -> tuple[Parallelism, ...]:
-    """Return how the model can be split over `size` Macs: Tensor first, which is faster."""
+    """Return the ways to split the model over `size` Macs: Tensor first, because it is faster."""
     return tuple(way for way in _BOTH if not unsupported_reason(geometry, way, size))
 
 
 def unsupported_reason(geometry: ModelGeometry, parallelism: Parallelism, size: int) -> str:
-    """Return why the model cannot be split so over `size` Macs, and what would work; "" if it can."""
+    """Describe why the model cannot be split this way over `size` Macs, and what works; empty if it can."""
     splitting = geometry.splitting
     if splitting is None:
         return (
-            f"nobody has looked yet over how many Macs this {geometry.model_type} model can be split; "
-            "the agent of a Mac that has its folder does so, within a minute"
+            f"it is not known yet over how many Macs this {geometry.model_type} model can be split; "
+            "the agent of a Mac that has its folder finds out within a minute"
         )
     if splitting.unknown:
         return (
-            f"over how many Macs this {geometry.model_type} model can be split could not be found out: "
-            f"{splitting.unknown}; where this was mended, the agent looks again"
+            f"the agent could not find out over how many Macs this {geometry.model_type} model can be split: "
+            f"{splitting.unknown}; it tries again once this is fixed"
         )
     if size in supported_sizes(geometry, parallelism):
         return ""
@@ -55,7 +48,7 @@ def unsupported_reason(geometry: ModelGeometry, parallelism: Parallelism, size: 
 
 
 def supported_sizes(geometry: ModelGeometry, parallelism: Parallelism) -> tuple[int, ...]:
-    """Return over how many Macs the model can be split so, the fewest first; nothing if nobody knows."""
+    """Return the numbers of Macs that the model can be split over this way, ascending; empty if unknown."""
     splitting = geometry.splitting
     if splitting is None or splitting.unknown:
         return ()
@@ -66,7 +59,7 @@ def supported_sizes(geometry: ModelGeometry, parallelism: Parallelism) -> tuple[
 
 
 def _nearest(geometry: ModelGeometry, parallelism: Parallelism, size: int) -> str:
-    """Return what comes nearest to what does not work."""
+    """Describe the supported sizes that are nearest to an unsupported one."""
     other = _BOTH[1 - _BOTH.index(parallelism)]
     found, instead = supported_sizes(geometry, parallelism), supported_sizes(geometry, other)
     if found:
@@ -77,11 +70,11 @@ def _nearest(geometry: ModelGeometry, parallelism: Parallelism, size: int) -> st
         return (
             f"mlx-lm has no {parallelism} for it; {other} works with {_listed(instead)}{with_size}"
         )
-    return "mlx-lm can split it neither by Tensor nor by Pipeline; run it on one Mac, or take another model"
+    return "mlx-lm can split it neither by Tensor nor by Pipeline; run it on one Mac, or use another model"
 
 
 def _listed(found: Sequence[int]) -> str:
-    """Return numbers as people say them: "3", "2 and 4", "2 to 16"."""
+    """Join numbers for a message: "3", "2 and 4", "2 to 16"."""
     if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
         return f"{found[0]} to {found[-1]}"
     *most, last = map(str, found)
@@ -94,12 +87,12 @@ def split_layers(
     room_bytes: Sequence[int],
     speeds: Sequence[float],
 ) -> tuple[int, ...] | None:
-    """Return how many layers each rank gets, in rank order; None if there is no way.
+    """Return the number of layers of each rank, in rank order; None if no split fits.
 
-    Every layer is given once, no rank is left without, and what rank r gets fits together with `fixed_bytes`, which
-    every rank holds besides, into `room_bytes[r]`. Among all ways it is one in which the slowest rank takes the least
-    time (bytes over `speeds`, in any unit; all are taken as equal unless all are known), and then one that is as
-    even as that allows. Takes len(room_bytes) x len(layer_bytes)^2 steps: some 10 ms for 60 layers on 4 ranks.
+    Each layer is used once, and each rank gets at least one. The layers of rank r and `fixed_bytes`, which every rank
+    holds, fit into `room_bytes[r]`. Of all such splits, the slowest rank takes the least time (bytes divided by
+    `speeds`, in any unit; equal speeds unless all are known), and then the split is as even as possible.
+    Takes len(room_bytes) x len(layer_bytes)^2 steps: about 10 ms for 60 layers on 4 ranks.
     """
     ranks = len(room_bytes)
     if not 0 < ranks <= len(layer_bytes):
@@ -117,13 +110,13 @@ def split_layers(
 
 
 def layer_spans(layers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return for each rank of a split its first layer, and the one after its last."""
+    """Return the first layer of each rank, and the one after its last."""
     first = [sum(layers[rank + 1 :]) for rank in range(len(layers))]
     return tuple((start, start + count) for start, count in zip(first, layers, strict=True))
 
 
 def _slowest(sums: Sequence[int], rooms: Sequence[int], paces: Sequence[float]) -> float:
-    """Return the least time that the slowest rank takes in any way; inf if there is none."""
+    """Return the shortest possible time of the slowest rank; inf if no split fits."""
     total = len(sums) - 1
     best = [inf] * (total + 1)
     best[0] = 0.0
@@ -139,7 +132,7 @@ def _slowest(sums: Sequence[int], rooms: Sequence[int], paces: Sequence[float]) 
 def _evenest(
     sums: Sequence[int], rooms: Sequence[int], paces: Sequence[float], slowest: float
 ) -> list[int]:
-    """Return where the stages end, 0 first, in the way with the least sum of squared times, none above `slowest`."""
+    """Return the ends of the stages, starting with 0, with the least sum of squared times and none above `slowest`."""
     total = len(sums) - 1
     best: list[tuple[float, tuple[int, ...]]] = [(inf, ())] * (total + 1)
     best[0] = 0.0, (0,)
@@ -154,28 +147,28 @@ def _evenest(
 
 
 def _earliest(sums: Sequence[int], end: int, room: int) -> int:
-    """Return the first layer of the longest run up to `end` that has room; `end` if not even one has."""
+    """Return the first layer of the longest run up to `end` that fits; `end` if not even one layer fits."""
     return bisect_left(sums, sums[end] - room, 0, end) if room >= 0 else end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoad:
-    """What the engine is asked to hold, as for one Mac (reconciler/placement/filters.py)."""
+    """The load of the engine, as for one Mac (reconciler/placement/memory_proof.py)."""
 
     context_length: int
     concurrency: int
     extras: ProofExtras = NO_EXTRAS
     override_bytes: int = 0
-    """What spec.resources.memory says one rank takes; 0 if it says nothing."""
+    """Memory of one rank by spec.resources.memory; 0 if it is not set."""
 
 
 def prove_rank(
     geometry: ModelGeometry, load: RankLoad, *, size: int, layers: tuple[int, int] | None
 ) -> MemoryProof:
-    """Return what one of `size` ranks needs.
+    """Return the memory of one of `size` ranks.
 
-    `layers` are the first layer of a Pipeline's rank and the one after its last; None for a Tensor share, which is
-    the same for every rank.
+    `layers` are the first layer of a Pipeline rank and the one after its last; None for a Tensor share, which is equal
+    for all ranks.
     """
     proven = whole.prove(
         geometry,
@@ -189,7 +182,7 @@ def prove_rank(
         return proven.model_copy(update={"weights_bytes": _share(geometry, size, proven)})
     weights, found = layer_weights(geometry), geometry.splitting
     if found is None or not weights:
-        return proven  # nobody weighed the layers: no rank holds more than the whole
+        return proven  # layer sizes are unknown: no rank holds more than the whole model
     rest = found.rest_bytes
     start, stop = layers
     held = {
@@ -202,12 +195,12 @@ def prove_rank(
 def deal_layers(
     geometry: ModelGeometry, load: RankLoad, room_bytes: Sequence[int], speeds: Sequence[float]
 ) -> tuple[int, ...] | None:
-    """Return how many layers each rank of a Pipeline gets, in rank order, so that each one's proof fits its room.
+    """Return the number of layers of each Pipeline rank, in rank order, so that each proof fits its room.
 
-    `speeds` are the Macs' memory bandwidths. None: there is no such way.
+    `speeds` are the memory bandwidths of the Macs. Returns None if no split fits.
     """
     if load.override_bytes:
-        # What a person said holds for every rank, whatever its layers.
+        # spec.resources.memory holds for every rank, with any number of layers.
         fits = all(load.override_bytes <= room for room in room_bytes)
         boundless = [sum(layer_weights(geometry))] * len(room_bytes)
         return split_layers(layer_weights(geometry), 0, boundless, speeds) if fits else None
@@ -222,12 +215,12 @@ def deal_layers(
 
 
 def layer_weights(geometry: ModelGeometry) -> tuple[int, ...]:
-    """Return the bytes of each layer's weights, the first one first."""
+    """Return the weight bytes of each layer, in order; empty if unknown."""
     return geometry.splitting.layer_bytes if geometry.splitting is not None else ()
 
 
 def _share(geometry: ModelGeometry, size: int, proven: MemoryProof) -> int:
-    """Return the weights of one Tensor share: what mlx-lm made of it, else what the headers' names let expect."""
+    """Return the weight bytes of one Tensor share: as mlx-lm split them, or estimated from the file headers."""
     found = geometry.splitting
     if found is None or size not in found.tensor or len(found.tensor_bytes) != len(found.tensor):
         return proven.weights_bytes
@@ -235,8 +228,8 @@ def _share(geometry: ModelGeometry, size: int, proven: MemoryProof) -> int:
 
 
 def _layer_caches(geometry: ModelGeometry, load: RankLoad) -> list[int]:
-    """Return what each layer's cache holds: where nobody knows which layer is of which kind, the most of any."""
-    use = whole.use_of(load.context_length, load.concurrency, ranks=1, extras=load.extras)
+    """Return the cache bytes of each layer; the largest of any kind if the layers' kinds are unknown."""
+    use = whole.engine_load(load.context_length, load.concurrency, ranks=1, extras=load.extras)
     sizes = [
         footprint.layer_cache_bytes(group, geometry, use)
         for group in footprint.layer_groups(geometry)

@@ -1,1 +1,1 @@
-"""What the reconciler knows of the store: caches, and the questions that are asked of them."""
+"""The informers over the store, and the queries that are answered from them."""

@@ -1,11 +1,10 @@
-"""Which keys changed since somebody last asked: what need not be looked at again. Holds keys, never values.
+"""The reconciler's informers and indexes over the store, and the journal of changed keys."""
 
-What the reconciler knows of the store: its informers, and how their documents are read.
-"""
-
+import asyncio
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from machinery.clock import Clock
 from schemas import kinds
@@ -14,18 +13,19 @@ from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.node import NodeLease, NodeLifeStatus, NodeStatus
 from schemas.replica import Endpoint, RankStatus, Replica
 from store import codec, keys
+from store.errors import UnavailableError
 from store.informer import AnyInformer, Informer
 from store.port import KeyValue, Transport
 
-# Beyond this a look at everything costs no more than one at each change.
+# Beyond this many changes, reading everything costs no more than reading what changed.
 _LIMIT = 16_384
+_CATCH_UP_S = 5.0
 
 
 class ChangeJournal:
-    """The last keys that changed, in order. Each reader keeps its own place in it.
+    """The last keys that changed, in order; it holds no values. Each reader keeps its own place in it.
 
-    `note` is a handler of informers. A hint of where to look, never what to believe: who has no place yet, or
-    was away for so long that the beginning is forgotten, has to look at everything.
+    `note` is a handler for informers. A reader without a place, or with a place that was dropped, reads everything.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -33,30 +33,30 @@ class ChangeJournal:
         self._noted = 0
 
     def note(self, key: str) -> None:
-        """Take note that a key changed, or is gone."""
+        """Record that a key changed or was deleted."""
         self._keys.append(key)
         self._noted += 1
 
     def since(self, place: int | None) -> tuple[set[str] | None, int]:
-        """Return what changed since a place, None for anything; and the place to ask from next time."""
+        """Return the keys that changed since a place, None if any may have, and the place for the next call."""
         missed = None if place is None else self._noted - place
         if missed is None or missed > len(self._keys):
             return None, self._noted
         return set(islice(reversed(self._keys), missed)), self._noted
 
 
-# Indexes of the specs: objects by their kind, replicas by the deployment they belong to and by the nodes they
-# are assigned to. Of the statuses: by their kind, those of nodes by the machine they speak of.
+# Indexes of specs: objects by kind, replicas by deployment and by node. Of statuses: by kind, and nodes by
+# hardware UUID.
 BY_KIND, BY_DEPLOYMENT, BY_NODE, BY_HARDWARE = "kind", "deployment", "node", "hardware"
-# Revisions by the deployment that they are of.
+# Revisions by deployment.
 REVISIONS = "revisions"
-# Under what the nodes are found that are parts of a machine on purpose: a thousand of them are no thousand clones.
+# Prefix in the hardware index for nodes that are parts of one machine on purpose: they are no clones of each other.
 PART_OF = "part of "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caches:
-    """What the reconciler knows of the store."""
+    """The informers over the store, one per key prefix."""
 
     specs: Informer[ApiObject]
     statuses: Informer[Status]
@@ -65,7 +65,7 @@ class Caches:
     endpoints: Informer[Endpoint]
     lives: Informer[NodeLifeStatus]
     changed: ChangeJournal
-    """Which specs, statuses, leases and reports of ranks changed."""
+    """Changes of specs, statuses, leases and rank reports."""
 
     def all(self) -> tuple[AnyInformer, ...]:
         return (self.specs, self.statuses, self.ranks, self.leases, self.endpoints, self.lives)
@@ -75,12 +75,12 @@ def _deployment_of(found: ApiObject) -> tuple[str, ...]:
     return (found.spec.deployment,) if isinstance(found, Replica) else ()
 
 
-def _revised(found: ApiObject) -> tuple[str, ...]:
+def _revised_deployment(found: ApiObject) -> tuple[str, ...]:
     return (found.spec.deployment,) if isinstance(found, Revision) else ()
 
 
 def _nodes_of(found: ApiObject) -> tuple[str, ...]:
-    """Return where a replica has memory: the nodes of its ranks, and of those that have yet to end."""
+    """Return the nodes with memory of a replica: those of its ranks, and of leaving ranks that still run."""
     if not isinstance(found, Replica):
         return ()
     there = [rank.node for rank in found.spec.ranks]
@@ -98,12 +98,12 @@ def _hardware_of(found: Status) -> tuple[str, ...]:
 
 
 def decode_spec(item: KeyValue) -> ApiObject:
-    """Return the object under a spec key, whatever its kind."""
+    """Decode the object under a spec key, of any kind."""
     return codec.decode_object(_kind_of(item).type, item)
 
 
 def decode_status(item: KeyValue) -> Status:
-    """Return the document under a status key, whatever its kind."""
+    """Decode the document under a status key, of any kind."""
     model = codec.status_type(_kind_of(item).type)
     if model is None:
         raise codec.UndecodableError(f"{item.key}: objects of this kind have no status")
@@ -114,12 +114,12 @@ def _kind_of(item: KeyValue) -> kinds.Kind:
     key = object_key(item.key)
     kind = None if key is None else kinds.by_name(key.kind)
     if kind is None:
-        raise codec.UndecodableError(f"{item.key}: no key of an object of a known kind")
+        raise codec.UndecodableError(f"{item.key}: not the key of an object of a known kind")
     return kind
 
 
 def object_key(key: str) -> ObjectKey | None:
-    """Return which object a key is about; None for what somebody else put below our prefix."""
+    """Return the object that a key belongs to; None for a foreign key below our prefix."""
     try:
         return ObjectKey(*keys.kind_and_name(key))
     except ValueError:
@@ -127,12 +127,12 @@ def object_key(key: str) -> ObjectKey | None:
 
 
 def make_caches(transport: Transport, clock: Clock) -> Caches:
-    """Return the reconciler's caches, not yet running."""
+    """Return the caches; their informers do not run yet."""
     specs = Informer(transport, keys.SPEC_PREFIX, decode_spec, clock)
     specs.index(BY_KIND, lambda found: (found.kind,))
     specs.index(BY_DEPLOYMENT, _deployment_of)
     specs.index(BY_NODE, _nodes_of)
-    specs.index(REVISIONS, _revised)
+    specs.index(REVISIONS, _revised_deployment)
     statuses = Informer(transport, keys.STATUS_PREFIX, decode_status, clock)
     statuses.index(BY_KIND, _kind_of_status)
     statuses.index(BY_HARDWARE, _hardware_of)
@@ -158,3 +158,17 @@ def make_caches(transport: Transport, clock: Clock) -> Caches:
         ),
         changed=changed,
     )
+
+
+async def wait_for_revision(informer: Informer[Any], revision: int) -> None:
+    """Wait until an informer has seen a revision, which is that of our own write.
+
+    Raises:
+        UnavailableError: the watch is more than five seconds behind.
+
+    """
+    try:
+        async with asyncio.timeout(_CATCH_UP_S):
+            await informer.reached(revision)
+    except TimeoutError:
+        raise UnavailableError("the watch does not keep up with our own writes") from None

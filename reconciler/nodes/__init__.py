@@ -1,1 +1,1 @@
-"""The life of a node: who is there, what holds it back, and how placement sees it."""
+"""Nodes: liveness, flapping, quiet hours, holds, and their views for placement."""

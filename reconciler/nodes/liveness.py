@@ -1,40 +1,54 @@
-"""Since when nodes are away, and which come and go too often. Pure but for its own memory; time is an argument."""
+"""Node liveness: since when nodes are away, and which nodes come and go too often. Time is an argument."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-# A reboot for an update often takes two; what comes after is a loose cable, or a Mac that falls asleep.
+# A reboot for an update often takes two. Later returns are a loose cable, or a Mac that falls asleep.
 _FREE_RETURNS: Final = 2
 _FIRST_HOLD_S: Final = 30.0
 _LONGEST_HOLD_S: Final = 900.0
-# A node that stayed for so long has made up for everything.
+# A node that stayed for this long starts again with no returns.
 _FORGIVEN_S: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flapping:
-    """A node that is held back for a while, because it came back again and again."""
+    """A node that is held back for a while, because it came back too often."""
 
     returns: int
     until: float
-    """When that ends, in monotonic seconds."""
+    """End of the hold, in monotonic seconds."""
     until_at: datetime
-    """The same on the wall's clock, for people."""
+    """The same in wall time, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """The time of one reconcile, and the state of nodes that only the leader's memory holds."""
+
+    time: datetime
+    flapping: Mapping[str, Flapping] = field(default_factory=dict)
+    """Nodes that are held back for flapping."""
+    lost: frozenset[str] = frozenset()
+    """Nodes whose grace period is over."""
+    requeue_after_s: float | None = None
+    """Seconds until one of these states ends by itself; None if none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Return:
-    """The last time that a node came back, and the how manieth in a row that was."""
+    """The last return of a node."""
 
     number: int
+    """The number of returns in a row, this one included."""
     at: float
 
     @property
     def hold_s(self) -> float:
         beyond = self.number - _FREE_RETURNS
-        # 2 ** 1000 does not fit into a float.
+        # 2 ** 1000 overflows a float.
         return min(_LONGEST_HOLD_S, _FIRST_HOLD_S * 2 ** min(beyond - 1, 10)) if beyond > 0 else 0.0
 
     @property
@@ -43,29 +57,29 @@ class _Return:
 
 
 class NodeLiveness:
-    """Remembers when each node's lease was first missed, and how often it came back.
+    """Remembers when each node's lease was first missed, and how often the node came back.
 
-    Kept in memory on purpose: a reconciler that just started has not seen how long a node has been
-    away, and gives it the whole grace period; nor has it seen it come and go.
+    Kept in memory on purpose: a new leader has not seen how long a node has been away, so it grants the whole grace
+    period again; and it has not seen the node flap.
     """
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._away_since: dict[str, float] = {}
         self._returns: dict[str, _Return] = {}
-        self._flaps: dict[str, Flapping] = {}
+        self._flapping: dict[str, Flapping] = {}
 
-    def look(self, known: Iterable[str], ready: set[str], now: float) -> frozenset[str]:
-        """Take note of who is there and who is not, at `now` (monotonic seconds); return who came or went."""
-        known = set(known)
-        away = known - ready
-        for name in self._returns.keys() - known:
+    def update(self, expected: Iterable[str], ready: set[str], now: float) -> frozenset[str]:
+        """Record which nodes are ready at `now` (monotonic seconds); return the nodes that came or went."""
+        expected = set(expected)
+        away = expected - ready
+        for name in self._returns.keys() - expected:
             del self._returns[name]
         for name in away - self._away_since.keys():
             last = self._returns.get(name)
             if last is not None and last.at + _FORGIVEN_S <= now:
                 del self._returns[name]
-        for name in (self._away_since.keys() - away) & known:
+        for name in (self._away_since.keys() - away) & expected:
             before = self._returns.get(name)
             self._returns[name] = _Return(number=before.number + 1 if before else 1, at=now)
         changed = frozenset(away ^ self._away_since.keys())
@@ -74,29 +88,29 @@ class NodeLiveness:
 
     def lost(self, now: float) -> frozenset[str]:
         """Return the nodes that have been away for the whole grace period."""
-        # The same sum as below: a difference rounds differently, and nobody would look again.
+        # The same sum as in requeue_after_s: a difference rounds differently, and the requeue would come too early.
         return frozenset(n for n, since in self._away_since.items() if since + self._grace_s <= now)
 
     def requeue_after_s(self, nodes: Iterable[str], now: float) -> float | None:
-        """Return when the next grace period of one of `nodes` ends; None if none is running."""
+        """Return the seconds until the next grace period of one of `nodes` ends; None if none is running."""
         ends = [self._away_since[n] + self._grace_s for n in nodes if n in self._away_since]
         return min((end - now for end in ends if end > now), default=None)
 
     def next_release_s(self, now: float) -> float | None:
-        """Return when the next node is held back no more; None if none is."""
+        """Return the seconds until the next hold for flapping ends; None if there is none."""
         return min(
             (one.until - now for one in self._returns.values() if one.until > now), default=None
         )
 
     def flapping(self, now: float, wall: datetime) -> Mapping[str, Flapping]:
-        """Return the nodes that are held back; `wall` is what `now` is on the wall's clock.
+        """Return the nodes that are held back; `wall` is the wall time of `now`.
 
-        The same values until something changes: what people read must not change by a second's rounding.
+        Returns the same values until a hold changes, so that rounding does not change messages every second.
         """
         held = {name: last for name, last in self._returns.items() if last.until > now}
-        self._flaps = {
+        self._flapping = {
             name: found
-            if (found := self._flaps.get(name)) is not None and found.until == last.until
+            if (found := self._flapping.get(name)) is not None and found.until == last.until
             else Flapping(
                 returns=last.number,
                 until=last.until,
@@ -104,4 +118,4 @@ class NodeLiveness:
             )
             for name, last in held.items()
         }
-        return self._flaps
+        return self._flapping

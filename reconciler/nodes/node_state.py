@@ -1,7 +1,7 @@
-"""What follows from a node's state: what it may still take, and whether what it has should go. Pure.
+"""Rules that hold a node back from new replicas, and say whether its replicas should leave. Pure.
 
-Every rule is a function from what is known of the node to a Hold, or None; their order is the order in which people
-are told. What holds a node back keeps new replicas away and no more; only some of it is a reason to leave.
+Each rule is a function from the node's documents to a NodeHold or None; the first hold is the one that messages show.
+A hold keeps new replicas away; only the holds in `_REASONS_TO_LEAVE` move replicas elsewhere.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,64 +12,65 @@ from typing import Final
 from machinery.version import is_compatible, parse_release
 from reconciler.nodes.liveness import Flapping
 from reconciler.nodes.quiet_hours import QuietCalendar
-from reconciler.views import NodeHold
+from reconciler.placement.inputs import NodeHold
 from schemas import quantity
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import Node, NodeStatus
 from schemas.pools import NodePool
 
-# The mlx-lm that the memory rules were held to (pyproject.toml pins it, models/cache_rules.py has them).
+# The mlx-lm that the memory rules were tested with (pyproject.toml pins it, models/cache_rules.py has them).
 MLX_LM: Final = "0.32"
 # The agent's conditions that keep new replicas away.
 _PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
-# Pressure is none: what runs keeps within its proof, so it is somebody else's doing, and may be over before another
-# Mac has loaded the model.
+# Pressure is no reason to leave: replicas stay within their proof, so another program causes it, and it may be over
+# before another Mac has loaded the model.
 _REASONS_TO_LEAVE: Final = {"NodeWithheld": "withheld"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """What beside the node itself decides about it."""
+    """The inputs for the state of a node besides its own documents."""
 
     pools: tuple[NodePool, ...]
-    """Those it is in."""
+    """Pools that contain the node."""
     calendar: QuietCalendar
     version: str
-    """The reconciler's own."""
-    flap: Flapping | None = None
-    """Set while it is held back because it came and went."""
+    """Version of the reconciler."""
+    flapping: Flapping | None = None
+    """Set while the node is held back for flapping."""
     peers: tuple[Node, ...] = ()
-    """Other nodes that report the same hardware."""
+    """Other nodes that report the same hardware UUID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """What follows."""
+    """The state of a node, as placement and its status need it."""
 
     holds: tuple[NodeHold, ...]
-    leave: str
+    leave_reason: str
+    """Reason to move replicas elsewhere; empty if they may stay."""
     skew: str
-    """Which version differs, be it a reason to hold the node back or not."""
+    """Version difference, whether it holds the node back or not; empty if there is none."""
 
     def hold(self, reason: str) -> NodeHold | None:
-        """Return the hold for that reason."""
+        """Return the hold with that reason."""
         return next((one for one in self.holds if one.reason == reason), None)
 
 
-def evaluate_node(node: Node, status: NodeStatus, around: NodeContext) -> NodeState:
-    """Return what follows from the node's state."""
+def evaluate_node(node: Node, status: NodeStatus, context: NodeContext) -> NodeState:
+    """Apply all rules to a node."""
     rules = (
         _draining(node),
-        _withheld(status, around),
-        _duplicate(node, status, around.peers),
-        _skewed(status, around.version),
-        _flapping(around.flap),
+        _withheld(status, context),
+        _duplicate(node, status, context.peers),
+        _skewed(status, context.version),
+        _flapping(context.flapping),
         *_pressed(status),
-        _disk(status, around.pools),
+        _disk(status, context.pools),
     )
     holds = tuple(hold for hold in rules if hold is not None)
-    differs = agent_skew(status, around.version) or mlx_skew(status)
-    return NodeState(holds=holds, leave=_leave(node, holds), skew=differs)
+    differs = agent_skew(status, context.version) or mlx_skew(status)
+    return NodeState(holds=holds, leave_reason=_leave_reason(node, holds), skew=differs)
 
 
 def _draining(node: Node) -> NodeHold | None:
@@ -79,28 +80,30 @@ def _draining(node: Node) -> NodeHold | None:
     return NodeHold(reason="NodeDraining", message=message)
 
 
-def _withheld(status: NodeStatus, around: NodeContext) -> NodeHold | None:
+def _withheld(status: NodeStatus, context: NodeContext) -> NodeHold | None:
     rules = [
-        f"pool {pool.name}: {why}" for pool in around.pools for why in _rules(pool, status, around)
+        f"pool {pool.name}: {why}"
+        for pool in context.pools
+        for why in _rules(pool, status, context)
     ]
     return NodeHold(reason="NodeWithheld", message="; ".join(rules)) if rules else None
 
 
-def _rules(pool: NodePool, status: NodeStatus, around: NodeContext) -> Iterator[str]:
+def _rules(pool: NodePool, status: NodeStatus, context: NodeContext) -> Iterator[str]:
     policy = pool.spec.policy
     if policy is None:
         return
-    if pool.name in around.calendar.quiet:
-        yield around.calendar.quiet[pool.name]
-    # A machine that cannot tell has no battery, as far as anybody knows.
+    if pool.name in context.calendar.quiet:
+        yield context.calendar.quiet[pool.name]
+    # A machine that reports no power source counts as one without a battery.
     if policy.mains_only and status.power == "Battery":
         yield "mainsOnly, until it runs on mains power again"
     if policy.owner_active == "Yield" and status.is_owner_active:
-        yield "ownerActive, until nobody has sat at it for some minutes"
+        yield "ownerActive, until its owner has been away for some minutes"
 
 
 def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> NodeHold | None:
-    """Of two nodes with one machine the younger is refused: the elder's replicas are there already."""
+    """Hold the younger of two nodes that are one machine: the older one already has replicas."""
     others = [
         peer
         for peer in peers
@@ -114,38 +117,38 @@ def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> NodeHol
     return NodeHold(
         reason="DuplicateHardware",
         message=f"node {first} is the same machine (hardware UUID {status.hardware_uuid}). If this "
-        f"one is a clone, give it an identity of its own; if the Mac was renamed, "
+        f"one is a clone, give it its own identity; if the Mac was renamed, "
         f"`fleetctl delete node {first}`",
     )
 
 
 def _age(node: Node) -> tuple[bool, float, str]:
-    """Return by what the eldest comes first; a node that nobody registered yet is the youngest."""
+    """Return a sort key, the oldest node first; a node without a spec counts as the youngest."""
     created = node.metadata.creation_timestamp
     return created is None, 0.0 if created is None else created.timestamp(), node.name
 
 
 def agent_skew(status: NodeStatus, version: str) -> str:
-    """Return what is wrong between the agent's version and the reconciler's; empty if they get along."""
+    """Describe the difference between the agent's and the reconciler's version; empty if they are compatible."""
     theirs, ours = parse_release(status.agent_version), parse_release(version)
-    if theirs is None or ours is None:  # a checkout, or a program of somebody else's
+    if theirs is None or ours is None:  # a checkout, or a foreign program
         return ""
     if is_compatible(status.agent_version, version):
         return ""
-    who = "its fleet-nodeagent" if theirs < ours else "the reconciler"
+    older = "its fleet-nodeagent" if theirs < ours else "the reconciler"
     return (
-        f"its agent is {status.agent_version}, the reconciler is {version}; they may be one minor "
-        f"version apart: upgrade {who}"
+        f"its agent is {status.agent_version}, the reconciler is {version}; they may differ by one minor "
+        f"version: upgrade {older}"
     )
 
 
 def mlx_skew(status: NodeStatus) -> str:
-    """Return how the node's mlx-lm differs from the one that memory proofs are right for."""
+    """Describe how the node's mlx-lm differs from the tested version; empty if it does not."""
     theirs = parse_release(status.mlx_lm_version)
     if theirs is None or theirs == parse_release(MLX_LM):
         return ""
     return (
-        f"its mlx-lm is {status.mlx_lm_version}, memory proofs were checked with {MLX_LM}: install "
+        f"its mlx-lm is {status.mlx_lm_version}, memory proofs were tested with {MLX_LM}: install "
         f"mlx-lm {MLX_LM} there. Until then replicas may take more memory than proven"
     )
 
@@ -155,15 +158,15 @@ def _skewed(status: NodeStatus, version: str) -> NodeHold | None:
     return NodeHold(reason="VersionSkew", message=differs) if differs else None
 
 
-def _flapping(flap: Flapping | None) -> NodeHold | None:
-    return None if flap is None else NodeHold(reason="NodeFlapping", message=flap_message(flap))
+def _flapping(found: Flapping | None) -> NodeHold | None:
+    return None if found is None else NodeHold(reason="NodeFlapping", message=flap_message(found))
 
 
-def flap_message(flap: Flapping) -> str:
-    """Return how often the node came back, and until when it is held back."""
+def flap_message(found: Flapping) -> str:
+    """Describe how often the node came back, and until when it is held back."""
     return (
-        f"it came back {flap.returns} times in a row; held back until {_time(flap.until_at)}, "
-        "longer with each time"
+        f"it came back {found.returns} times in a row; held back until {_time(found.until_at)}, "
+        "each time for longer"
     )
 
 
@@ -181,7 +184,7 @@ def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
 def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:
     kept = {p.name: quantity.parse(p.spec.reserved.disk) for p in pools if p.spec.reserved}
     need, have = max(kept.values(), default=0), status.disk_free_bytes
-    if not status.disk_bytes or have >= need:  # no size: nobody could tell
+    if not status.disk_bytes or have >= need:  # an agent that reports no disk size
         return None
     pool = min(name for name, size in kept.items() if size == need)
     return NodeHold(
@@ -193,8 +196,8 @@ def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:
     )
 
 
-def _leave(node: Node, holds: Sequence[NodeHold]) -> str:
-    """Return why what runs there should go; the owner's wish first."""
+def _leave_reason(node: Node, holds: Sequence[NodeHold]) -> str:
+    """Return why replicas should leave the node; a drain comes first."""
     if node.spec.draining:
         return "draining: fleetctl drain"
     reasons = (

@@ -1,29 +1,22 @@
-"""What decides about nodes beside their own documents: the time, where they come and go, their doubles.
+"""Nodes as placement sees them, cached between reconciles: only what changed is computed again.
 
-Kept from one look to the next, to say which nodes are to be seen anew. Level-based: a memory that is empty gives the
-same answers.
-
-Nodes as placement sees them, kept from one look to the next: what did not change is not worked out again.
-
-Level-based all the same: what changed says where to look, what is seen there is what is in the caches now, and a
-memory that is empty gives the same answer.
+Level-based all the same: the journal of changes says only which nodes to read again, and an empty cache gives the same
+result.
 """
 
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 
 from reconciler.listers.caches import object_key
-from reconciler.listers.lister import GroupReservations, Lister, group_reservations
-from reconciler.nodes.liveness import Flapping
+from reconciler.listers.lister import GroupReservations, Lister
+from reconciler.nodes.liveness import Flapping, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
 from reconciler.nodes.quiet_hours import QuietCalendar, quiet_calendar
+from reconciler.placement.inputs import Allocation, NodeView
 from reconciler.placement.table import NodeTable
-from reconciler.views import Allocation, NodeView
 from schemas import chips, quantity
-from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.node import AdapterReport, ModelReport, Node, NodeStatus, effective_labels
 from schemas.pools import NodePool, in_pool
@@ -31,79 +24,73 @@ from schemas.replica import Replica
 from store import keys
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """When somebody looks, and what that one knows that is written nowhere."""
-
-    now: datetime
-    flapping: Mapping[str, Flapping] = field(default_factory=dict)
-    """Nodes that are held back because they came and went."""
-
-
 class NodeContextCache:
-    """What they were at the last look."""
+    """The inputs for the state of nodes besides their documents: time, flapping, nodes on the same machine.
+
+    Kept between reconciles to say which nodes a change concerns.
+    """
 
     def __init__(self, version: str) -> None:
-        """Make a memory; `version` is the reconciler's own, empty if nodes of every version will do."""
+        """Start empty; `version` is the reconciler's own, empty to accept agents of every version."""
         self._version = version
         self._calendar: QuietCalendar | None = None
         self._pools: Sequence[NodePool] = ()
         self._flapping: Mapping[str, Flapping] = {}
         self._statuses: dict[str, NodeStatus] = {}
 
-    def hold_at(self, moment: Now) -> bool:
-        """Return whether the last look is still good for this moment."""
+    def is_current(self, now: Now) -> bool:
+        """Return whether the last update still holds."""
         return (
             self._calendar is not None
-            and self._calendar.holds(moment.now)
-            and self._flapping == moment.flapping
+            and self._calendar.holds(now.time)
+            and self._flapping == now.flapping
         )
 
-    def move(self, pools: Sequence[NodePool], moment: Now) -> tuple[set[str], set[str]]:
-        """Take note of the moment; return the pools and the nodes for which it makes a difference."""
+    def update(self, pools: Sequence[NodePool], now: Now) -> tuple[set[str], set[str]]:
+        """Move on to `now`; return the pools and the nodes whose state changes by it."""
         before = self._calendar.quiet if self._calendar is not None else {}
         is_same = len(pools) == len(self._pools) and all(map(operator.is_, pools, self._pools))
-        if self._calendar is None or not is_same or not self._calendar.holds(moment.now):
-            self._calendar, self._pools = quiet_calendar(pools, moment.now), pools
+        if self._calendar is None or not is_same or not self._calendar.holds(now.time):
+            self._calendar, self._pools = quiet_calendar(pools, now.time), pools
         quiet = {name for name, _ in before.items() ^ self._calendar.quiet.items()}
-        flapping = {name for name, _ in self._flapping.items() ^ moment.flapping.items()}
-        self._flapping = moment.flapping
+        flapping = {name for name, _ in self._flapping.items() ^ now.flapping.items()}
+        self._flapping = now.flapping
         return quiet, flapping
 
-    def doubles(self, fleet: Lister, names: Iterable[str]) -> set[str]:
-        """Return the nodes that share, or shared, a machine with one of these, which may have changed."""
+    def same_hardware(self, lister: Lister, names: Iterable[str]) -> set[str]:
+        """Return the nodes that claim the same machine as one of these nodes now, or did so before."""
         found: set[str] = set()
         for name in names:
-            before, now = self._statuses.pop(name, None), fleet.node_status(name)
-            if now is not None:
-                self._statuses[name] = now
-            for status in (before, now):
+            before, current = self._statuses.pop(name, None), lister.node_status(name)
+            if current is not None:
+                self._statuses[name] = current
+            for status in (before, current):
                 if status is not None:
-                    found |= fleet.machines.claiming(status)
+                    found |= lister.same_hardware(status)
         return found
 
-    def around(self, fleet: Lister, node: Node) -> NodeContext:
-        """Return what decides about one node."""
+    def context_of(self, lister: Lister, node: Node) -> NodeContext:
+        """Return the context of one node, as of the last update."""
         assert self._calendar is not None
         assert node.status is not None
-        rivals = sorted(fleet.machines.claiming(node.status) - {node.name})
+        peers = sorted(lister.same_hardware(node.status) - {node.name})
         return NodeContext(
             pools=tuple(pool for pool in self._pools if in_pool(pool, node)),
             calendar=self._calendar,
             version=self._version,
-            flap=self._flapping.get(node.name),
-            peers=tuple(fleet.node(name) for name in rivals),
+            flapping=self._flapping.get(node.name),
+            peers=tuple(lister.node(name) for name in peers),
         )
 
-    def next_change_s(self, moment: Now) -> float | None:
-        """Return when pools' policies say something else; None if they never will."""
+    def next_change_s(self, now: Now) -> float | None:
+        """Return the seconds until quiet hours begin or end in some pool; None if they never do."""
         until = self._calendar.until if self._calendar is not None else None
-        return None if until is None else max(0.0, (until - moment.now).total_seconds())
+        return None if until is None else max(0.0, (until - now.time).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedNode:
-    """A node without its tenants, and from what that was made."""
+    """A node without its allocations, and the objects that it was computed from."""
 
     sources: tuple[Status | None, ApiObject | None, bool, str]
     view: NodeView
@@ -111,7 +98,7 @@ class _CachedNode:
 
 @dataclass(frozen=True, slots=True)
 class _CachedAllocations:
-    """A replica's tenants by node, and from what they were made."""
+    """A replica's allocations by node, and the values that they were computed from."""
 
     replica: Replica
     priority: int
@@ -120,51 +107,55 @@ class _CachedAllocations:
 
 
 class NodeViewCache:
-    """The nodes as they were last seen."""
+    """The table of all nodes, kept up to date."""
 
     def __init__(self, version: str = "") -> None:
-        """Remember nothing yet; nodes whose version is too far from `version` are held back."""
+        """Start empty; nodes whose version is too far from `version` are held back."""
         self.version = version
-        self._circumstances = NodeContextCache(version)
+        self._contexts = NodeContextCache(version)
         self._table = NodeTable(())
         self._place: int | None = None
         self._pools: tuple[NodePool, ...] = ()
         self._reserved = GroupReservations({}, ())
-        self._seen: dict[str, _CachedNode] = {}
-        self._rented: dict[str, _CachedAllocations] = {}
+        self._nodes: dict[str, _CachedNode] = {}
+        self._replicas: dict[str, _CachedAllocations] = {}
         self._reports: dict[ModelReport, ModelReport] = {}
         self._adapters: dict[AdapterReport, AdapterReport] = {}
 
-    def look(self, fleet: Lister, moment: Now) -> NodeTable:
+    def refresh(self, lister: Lister, now: Now) -> NodeTable:
         """Return all nodes as they are now."""
-        changed, place = fleet.changed_since(self._place)
-        if changed is not None and not changed and self._circumstances.hold_at(moment):
+        changed, place = lister.changed_since(self._place)
+        if changed is not None and not changed and self._contexts.is_current(now):
             return self._table
-        self._place = None  # until the look is done: after one that failed, look at everything
-        names = self._all(fleet) if changed is None else self._touched(fleet, changed)
-        self._renew(fleet, names | self._moved(fleet, names, moment))
+        self._place = None  # until this is done: after a failure, everything is read again
+        names = self._reset(lister) if changed is None else self._nodes_of_keys(lister, changed)
+        self._read(lister, names | self._nodes_of_context(lister, names, now))
         self._place = place
         return self._table
 
-    def _all(self, fleet: Lister) -> set[str]:
-        """Return all nodes, for a look at each."""
-        pools = tuple(p for p in fleet.of_kind("NodePool") if isinstance(p, NodePool))
+    def next_change_s(self, now: Now) -> float | None:
+        """Return the seconds until quiet hours begin or end in some pool; None if they never do."""
+        return self._contexts.next_change_s(now)
+
+    def _reset(self, lister: Lister) -> set[str]:
+        """Drop what may be outdated, and return all nodes."""
+        pools = lister.pools()
         if not _are_same(pools, self._pools):
             self._pools = pools
-            self._seen.clear()
-            self._reports.clear()  # or it would keep what models of long ago were like
+            self._nodes.clear()
+            self._reports.clear()  # otherwise they would keep reports that no node has any more
             self._adapters.clear()
-        self._reserved = group_reservations(fleet)
-        there = {replica.name for replica in fleet.replicas()}
-        self._rented = {name: one for name, one in self._rented.items() if name in there}
-        return {*fleet.node_names(), *self._table.rows}
+        self._reserved = lister.reservations()
+        existing = {replica.name for replica in lister.replicas()}
+        self._replicas = {name: one for name, one in self._replicas.items() if name in existing}
+        return {*lister.node_names(), *self._table.rows}
 
-    def _touched(self, fleet: Lister, changed: Iterable[str]) -> set[str]:
-        """Return the nodes that may be different now that these keys changed."""
+    def _nodes_of_keys(self, lister: Lister, changed: Iterable[str]) -> set[str]:
+        """Return the nodes that changed keys may concern."""
         names: set[str] = set()
         for key in changed:
             if key.startswith(keys.RANK_PREFIX):
-                names |= self._homes(fleet, ObjectKey("Replica", keys.replica_of(key)))
+                names |= self._nodes_of_replica(lister, ObjectKey("Replica", keys.replica_of(key)))
                 continue
             found = object_key(key)
             if found is None or (key.startswith(keys.STATUS_PREFIX) and found.kind != "Node"):
@@ -173,99 +164,99 @@ class NodeViewCache:
                 case "Node":
                     names.add(found.name)
                 case "NodePool":
-                    return self._all(fleet)
+                    return self._reset(lister)
                 case "ShardGroup":
-                    names |= self._reserved_anew(fleet)
+                    names |= self._nodes_of_reservations(lister)
                 case "Replica":
-                    names |= self._homes(fleet, found)
-                case "ModelDeployment":  # its priority is its replicas'
-                    for replica in fleet.replicas_of(found.name):
+                    names |= self._nodes_of_replica(lister, found)
+                case "ModelDeployment":  # its priority is that of its replicas
+                    for replica in lister.replicas_of(found.name):
                         names |= nodes_with_memory(replica)
                 case _:
-                    pass  # placement sees no other kind
+                    pass  # placement depends on no other kind
         return names
 
-    def _reserved_anew(self, fleet: Lister) -> set[str]:
-        """Return the nodes that may be reserved for others than they were; a selector may mean any."""
-        before, self._reserved = self._reserved, group_reservations(fleet)
+    def _nodes_of_reservations(self, lister: Lister) -> set[str]:
+        """Return the nodes whose reservation may have changed; with a selector, all of them."""
+        before, self._reserved = self._reserved, lister.reservations()
         if before.selecting or self._reserved.selecting:
             return set(self._table.rows)
         return {name for name, _ in before.listed.items() ^ self._reserved.listed.items()}
 
-    def _moved(self, fleet: Lister, names: set[str], moment: Now) -> set[str]:
-        """Return the nodes that may be different though nothing was written about them."""
-        pools, moved = self._circumstances.move(self._pools, moment)
+    def _nodes_of_context(self, lister: Lister, names: set[str], now: Now) -> set[str]:
+        """Return the nodes that may have changed though none of their keys did."""
+        pools, moved = self._contexts.update(self._pools, now)
         if pools:
             moved |= {node.name for node in self._table.nodes if not pools.isdisjoint(node.pools)}
-        moved |= self._circumstances.doubles(fleet, names) - names
+        moved |= self._contexts.same_hardware(lister, names) - names
         for name in moved:
-            self._seen.pop(name, None)
+            self._nodes.pop(name, None)
         return moved
 
-    def next_change_s(self, moment: Now) -> float | None:
-        """Return when a policy of some pool says something else; None if none ever will."""
-        return self._circumstances.next_change_s(moment)
-
-    def _homes(self, fleet: Lister, key: ObjectKey) -> set[str]:
-        """Return where a replica was when it was last seen, and where it is."""
-        before = self._rented.get(key.name)
+    def _nodes_of_replica(self, lister: Lister, key: ObjectKey) -> set[str]:
+        """Return the nodes of a replica, those in the cache and those in the table."""
+        before = self._replicas.get(key.name)
         names = {node for node, _ in before.allocations} if before is not None else set()
-        now = fleet.spec(key)
-        if isinstance(now, Replica):
-            return names | nodes_with_memory(now)
-        self._rented.pop(key.name, None)
+        found = lister.spec(key)
+        if isinstance(found, Replica):
+            return names | nodes_with_memory(found)
+        self._replicas.pop(key.name, None)
         return names
 
-    def _renew(self, fleet: Lister, names: Iterable[str]) -> None:
-        """Look at these nodes; the others are what they were."""
+    def _read(self, lister: Lister, names: Iterable[str]) -> None:
+        """Read these nodes again; all others keep their rows."""
         rows, nodes = self._table.rows, self._table.nodes
-        news: list[NodeView] = []
+        changed: list[NodeView] = []
         gone: set[str] = set()
         for name in names:
             before = nodes[rows[name]] if name in rows else None
-            if fleet.node_status(name) is None:
+            if lister.node_status(name) is None:
                 gone.add(name)
-                self._seen.pop(name, None)
+                self._nodes.pop(name, None)
                 continue
-            after = _with_tenants(self._node(fleet, name), self._tenants(fleet, name), before)
+            view, allocations = self._node(lister, name), self._allocations_on(lister, name)
+            after = _with_allocations(view, allocations, before)
             if after is not before:
-                news.append(after)
-        if all(node.name in rows for node in news) and gone.isdisjoint(rows):
-            if news:
-                self._table = NodeTable(news, before=self._table, are_all=False)
+                changed.append(after)
+        if all(node.name in rows for node in changed) and gone.isdisjoint(rows):
+            if changed:
+                self._table = NodeTable(changed, before=self._table, are_all=False)
             return
-        there = {node.name: node for node in (*nodes, *news) if node.name not in gone}
-        self._table = NodeTable(list(there.values()))
+        remaining = {node.name: node for node in (*nodes, *changed) if node.name not in gone}
+        self._table = NodeTable(list(remaining.values()))
 
-    def _node(self, fleet: Lister, name: str) -> NodeView:
-        """Return the node without its tenants."""
-        is_ready, group = fleet.is_ready(name), self._reserved.group_of(fleet, name)
+    def _node(self, lister: Lister, name: str) -> NodeView:
+        """Return the node without its allocations."""
+        is_ready, group = lister.is_ready(name), self._reserved.group_of(lister, name)
         sources = (
-            fleet.status(ObjectKey("Node", name)),
-            fleet.spec(ObjectKey("Node", name)),
+            lister.status(ObjectKey("Node", name)),
+            lister.spec(ObjectKey("Node", name)),
             is_ready,
             group,
         )
-        old = self._seen.get(name)
+        old = self._nodes.get(name)
         if old is not None and _are_same(old.sources, sources):
             return old.view
-        node = fleet.node(name)
+        node = lister.node(name)
         assert node.status is not None
-        around = self._circumstances.around(fleet, node)
-        state = evaluate_node(node, node.status, around)
+        context = self._contexts.context_of(lister, node)
+        state = evaluate_node(node, node.status, context)
         view = replace(
-            self._machine(node, node.status, around.pools),
+            self._machine(node, node.status, context.pools),
             is_ready=is_ready,
             reserved_by_group=group,
             holds=state.holds,
-            leave=state.leave,
+            leave_reason=state.leave_reason,
         )
-        self._seen[name] = _CachedNode(sources, view)
+        self._nodes[name] = _CachedNode(sources, view)
         return view
 
     def _machine(self, node: Node, status: NodeStatus, pools: Sequence[NodePool]) -> NodeView:
-        kept = [quantity.parse(pool.spec.reserved.memory) for pool in pools if pool.spec.reserved]
-        reserved = max(kept, default=0)
+        """Return the node by its spec and its agent's report."""
+        reserves = [
+            quantity.parse(pool.spec.reserved.memory) for pool in pools if pool.spec.reserved
+        ]
+        reserved = max(reserves, default=0)
         chip = chips.find_chip(
             status.chip, gpu_cores=status.gpu_cores, memory_bytes=status.memory_bytes
         )
@@ -277,7 +268,7 @@ class NodeViewCache:
             reserved_bytes=reserved,
             labels=effective_labels(node),
             pools=frozenset(pool.name for pool in pools),
-            # Equal reports become one object: a thousand Macs say the same of a model, and the table asks
+            # Equal reports become one object: a thousand Macs report the same of a model, and the table evaluates
             # each report once.
             models={
                 report.path: self._reports.setdefault(report, report) for report in status.models
@@ -293,43 +284,45 @@ class NodeViewCache:
             pool_priority=max((pool.spec.priority for pool in pools), default=0),
         )
 
-    def _tenants(self, fleet: Lister, name: str) -> tuple[Allocation, ...]:
-        """Return what is assigned to a node, running or not, by name."""
+    def _allocations_on(self, lister: Lister, name: str) -> tuple[Allocation, ...]:
+        """Return the allocations on a node by replica name, whether they run or not."""
         return tuple(
-            tenant
-            for replica in fleet.replicas_on(name)
-            for node, tenant in self._rent(fleet, replica)
+            allocation
+            for replica in lister.replicas_on(name)
+            for node, allocation in self._allocations_of(lister, replica)
             if node == name
         )
 
-    def _rent(self, fleet: Lister, replica: Replica) -> tuple[tuple[str, Allocation], ...]:
-        """Return the replica's tenants by node."""
-        owner = fleet.spec(ObjectKey("ModelDeployment", replica.spec.deployment))
-        # What belongs to nobody any more is on its way out, and outranks nobody.
-        priority = owner.spec.priority if isinstance(owner, ModelDeployment) else 0
-        peaks = fleet.machines.peaks(replica)
-        one = self._rented.get(replica.name)
+    def _allocations_of(
+        self, lister: Lister, replica: Replica
+    ) -> tuple[tuple[str, Allocation], ...]:
+        """Return the replica's allocations by node."""
+        owner = lister.deployment(replica.spec.deployment)
+        # A replica without a deployment will end, and has the lowest priority.
+        priority = owner.spec.priority if owner is not None else 0
+        peaks = lister.peaks(replica)
+        cached = self._replicas.get(replica.name)
         if (
-            one is None
-            or one.replica is not replica
-            or (one.priority, one.peaks) != (priority, peaks)
+            cached is None
+            or cached.replica is not replica
+            or (cached.priority, cached.peaks) != (priority, peaks)
         ):
-            allocations = _tenants_of(replica, priority, peaks, fleet.version(replica))
-            one = self._rented[replica.name] = _CachedAllocations(
-                replica, priority, peaks, allocations
-            )
-        return one.allocations
+            version = lister.spec_version(ObjectKey("Replica", replica.name))
+            allocations = _allocate(replica, priority, peaks, version)
+            cached = _CachedAllocations(replica, priority, peaks, allocations)
+            self._replicas[replica.name] = cached
+        return cached.allocations
 
 
-def _tenants_of(
+def _allocate(
     replica: Replica, priority: int, peaks: Sequence[int], version: int
 ) -> tuple[tuple[str, Allocation], ...]:
-    # What was measured is not given away, whatever was proven; less may still become more.
+    # A peak above the proof counts. A peak below it does not: the engine may still grow.
     sizes = {
         rank.node: max(rank.memory.total_bytes, peak)
         for rank, peak in zip(replica.spec.ranks, peaks, strict=True)
     }
-    # On one Mac a rank of an earlier epoch ends before the next one starts.
+    # On one node a rank of an earlier epoch ends before the next one starts, so the larger counts.
     for left in replica.spec.leaving:
         sizes[left.node] = max(left.memory_bytes, sizes.get(left.node, 0))
     return tuple(
@@ -355,10 +348,10 @@ def nodes_with_memory(replica: Replica) -> set[str]:
     return left | {rank.node for rank in replica.spec.ranks}
 
 
-def _with_tenants(
+def _with_allocations(
     node: NodeView, allocations: tuple[Allocation, ...], before: NodeView | None
 ) -> NodeView:
-    """Return the node with its tenants; the very view that was there before, if it is the same."""
+    """Return the node with its allocations; the same object as before if nothing changed."""
     if (
         before is not None
         and _are_same(allocations, before.allocations)
@@ -367,12 +360,12 @@ def _with_tenants(
         return before
     return replace(
         node,
-        used_bytes=sum(tenant.bytes for tenant in allocations),
-        replicas=dict(Counter(tenant.deployment for tenant in allocations)),
+        used_bytes=sum(one.bytes for one in allocations),
+        replicas=dict(Counter(one.deployment for one in allocations)),
         allocations=allocations,
     )
 
 
 def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Return whether the very same objects are in both: caches make new ones of what changed."""
+    """Return whether both hold the same objects: the caches make a new object for every change."""
     return len(some) == len(others) and all(map(operator.is_, some, others))

@@ -1,7 +1,7 @@
-"""Times in which Macs belong to their owners: is it one now, and when does that change? Pure; time is an argument.
+"""Quiet hours, in which Macs belong to their owners: whether they hold now, and when that changes. Pure.
 
-What a clock on the wall in the window's time zone shows is what counts. So in the night in which clocks go back a
-window may come twice, and in the one in which they go forward it may not come at all.
+Windows follow the wall clock of their time zone. When clocks go back, a window may come twice; when they go forward, it
+may not come at all.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,13 +13,13 @@ from zoneinfo import ZoneInfo
 from schemas.pools import NodePool, QuietHours
 
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-# A window comes once a week at least; where clocks go forward over it, once in two weeks.
+# A window comes at least once a week, or once in two weeks if clocks go forward over it.
 _HORIZON: Final = timedelta(days=16)
 _MINUTE: Final = timedelta(minutes=1)
 
 
 def is_quiet(hours: QuietHours, now: datetime) -> bool:
-    """Return whether it is a time of the window."""
+    """Return whether `now` is inside the window."""
     local = now.astimezone(ZoneInfo(hours.time_zone))
     clock, today = local.time().isoformat("minutes"), local.date()
     if hours.start < hours.end:
@@ -34,7 +34,7 @@ def _begins_on(hours: QuietHours, day: date) -> bool:
 
 
 def next_change(hours: QuietHours, now: datetime) -> datetime | None:
-    """Return when the window begins or ends next; None if it never does."""
+    """Return when the window next begins or ends; None if it never does."""
     was = is_quiet(hours, now)
     first = now.astimezone(ZoneInfo(hours.time_zone)).date() - timedelta(days=1)
     instants = (
@@ -46,17 +46,17 @@ def next_change(hours: QuietHours, now: datetime) -> datetime | None:
 
 
 def _instants(hours: QuietHours, day: date) -> Iterator[datetime]:
-    """Return when something may change on that day: at both times of it, and where clocks are put."""
+    """Yield the instants of a day at which the answer may change: both ends of the window, and a clock change."""
     zone = ZoneInfo(hours.time_zone)
     for text in (hours.start, hours.end):
         for fold in (0, 1):
             wall = datetime.combine(day, time.fromisoformat(text).replace(fold=fold), zone)
             yield wall.astimezone(UTC)
-    yield from _clock_put(day, zone)
+    yield from _clock_change(day, zone)
 
 
-def _clock_put(day: date, zone: ZoneInfo) -> Iterator[datetime]:
-    """Return the minute of that day from which on clocks show another time of the zone, if there is one."""
+def _clock_change(day: date, zone: ZoneInfo) -> Iterator[datetime]:
+    """Yield the minute of that day at which the zone's offset changes, if it does."""
     low = datetime.combine(day, time(), zone).astimezone(UTC)
     high = datetime.combine(day + timedelta(days=1), time(), zone).astimezone(UTC)
 
@@ -73,7 +73,7 @@ def _clock_put(day: date, zone: ZoneInfo) -> Iterator[datetime]:
 
 
 def quiet_until(windows: Sequence[QuietHours], now: datetime) -> tuple[datetime, str] | None:
-    """Return when it is quiet no more, in which time zone; `now` itself if it is not, None if that is not in sight."""
+    """Return when quiet hours end, and the time zone for it; `now` outside of them, None if no end is in sight."""
     until, zone = now, "UTC"
     while until - now < _HORIZON:
         active = [one for one in windows if is_quiet(one, until)]
@@ -88,33 +88,33 @@ def quiet_until(windows: Sequence[QuietHours], now: datetime) -> tuple[datetime,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietCalendar:
-    """Which pools are quiet, and how long that is true."""
+    """The pools that are in quiet hours, and how long that holds."""
 
     quiet: dict[str, str]
-    """Those that are, by name, with the words for it."""
+    """Message by name of a pool in quiet hours."""
     since: datetime
     until: datetime | None
-    """When to look again; None if there is nothing to look at."""
+    """When the calendar must be computed again; None if no pool has quiet hours."""
 
     def holds(self, now: datetime) -> bool:
-        """Return whether it is still true; a clock that was put back makes it doubtful as well."""
+        """Return whether the calendar is valid at `now`; it is not after the clock was set back."""
         return self.since <= now and (self.until is None or now < self.until)
 
 
 def quiet_calendar(pools: Iterable[NodePool], now: datetime) -> QuietCalendar:
-    """Return which of the pools are quiet at `now`."""
+    """Return which of the pools are in quiet hours at `now`."""
     quiet: dict[str, str] = {}
     changes: list[datetime] = []
     for pool in pools:
         windows = pool.spec.policy.quiet_hours if pool.spec.policy else ()
-        # Even a window that never changes is looked at again: the horizon of the search is not for ever.
+        # A window without a change is checked again after the horizon of the search.
         changes.extend(next_change(one, now) or now + _HORIZON for one in windows)
         if any(is_quiet(one, now) for one in windows):
-            quiet[pool.name] = f"quiet hours{_shown(quiet_until(windows, now))}"
+            quiet[pool.name] = f"quiet hours{_end_text(quiet_until(windows, now))}"
     return QuietCalendar(quiet=quiet, since=now, until=min(changes, default=None))
 
 
-def _shown(until: tuple[datetime, str] | None) -> str:
+def _end_text(until: tuple[datetime, str] | None) -> str:
     if until is None:
         return " that do not end"
     at, zone = until

@@ -1,13 +1,13 @@
-"""What changes while replicas are being placed: room on nodes, and who is where. Pure; the table stays as it is."""
+"""The assumed state (kube-scheduler's assume cache): the node table plus decisions that are not written yet. Pure."""
 
 from dataclasses import replace
 
+from reconciler.placement.inputs import Allocation, NodeView
 from reconciler.placement.table import Ints, NodeTable
-from reconciler.views import Allocation, NodeView
 
 
 class AssumedState:
-    """The fleet as it will be once what was decided so far is done."""
+    """Free memory and replica counts per row, as they will be after all decisions so far; the table never changes."""
 
     def __init__(self, table: NodeTable) -> None:
         self.table = table
@@ -15,67 +15,66 @@ class AssumedState:
         self.ending: Ints = table.ending.copy()
         self.promised: Ints = table.promised.copy()
         self.victims: set[str] = set()
-        """Replicas that were chosen to make room."""
+        """Replicas that are preempted."""
         self.displaced: set[int] = set()
-        """The rows where they are."""
+        """The rows of preempted replicas."""
         self.touched: list[int] = []
-        """Rows that changed, in the order in which they did."""
+        """Changed rows in the order of the changes; rankings read it from where they stopped."""
         self._counts: dict[str, dict[int, int]] = {}
 
     def counts(self, deployment: str) -> dict[int, int]:
-        """Return how many replicas of the deployment are on which row."""
+        """Return the number of the deployment's replicas by row."""
         found = self._counts.get(deployment)
         return self.table.counts.get(deployment, {}) if found is None else found
 
     def is_ending(self, row: int, deployment: str) -> bool:
-        """Return whether a replica of the deployment is about to end there."""
+        """Return whether a replica of the deployment on the row is ending."""
         return any(
             one.deployment == deployment and (one.is_ending or one.replica in self.victims)
             for one in self.table.nodes[row].allocations
         )
 
     def assign(self, row: int, deployment: str, size: int) -> None:
-        """Put one rank of a replica onto a node."""
+        """Add one rank of a replica to a node."""
         self._count(row, deployment, +1)
         self.free[row] -= size
         self.touched.append(row)
 
     def release(self, row: int, deployment: str, size: int) -> None:
-        """Take back what `assign` did."""
+        """Undo `assign`."""
         self._count(row, deployment, -1)
         self.free[row] += size
         self.touched.append(row)
 
     def keep(self, row: int, size: int) -> None:
-        """Count memory on a node that is nobody's rank any more, but not free yet."""
+        """Count memory of a rank that leaves a node but still runs."""
         self.free[row] -= size
         self.touched.append(row)
 
     def discount(self, row: int, deployment: str) -> None:
-        """Let a replica that is about to end count as no sibling any more; its memory stays taken."""
+        """Stop counting an ending replica as a sibling; its memory stays in use."""
         if self.counts(deployment).get(row, 0):
             self._count(row, deployment, -1)
             self.touched.append(row)
 
     def promise(self, row: int, size: int) -> None:
-        """Keep room on a node for a replica that waits for others to end."""
+        """Reserve memory on a node for a replica that waits for others to end."""
         self.promised[row] += size
         self.touched.append(row)
 
     def end(self, row: int, victim: Allocation) -> None:
-        """Have a replica make room: its memory is on its way back, on every node that has a rank of it."""
+        """Preempt a replica: count its memory as ending on every node with a rank of it."""
         self.victims.add(victim.replica)
         rows = [self.table.rows[name] for name in victim.nodes if name in self.table.rows]
         for at in rows or [row]:
-            there = (
-                one for one in self.table.nodes[at].allocations if one.replica == victim.replica
-            )
+            here = self.table.nodes[at].allocations
+            sizes = (one.bytes for one in here if one.replica == victim.replica)
             self.displaced.add(at)
-            self.ending[at] += sum(one.bytes for one in there)
+            self.ending[at] += sum(sizes)
             self.touched.append(at)
 
     def view(self, row: int) -> NodeView:
-        """Return the node as it will be."""
+        """Return the node with the assumed state."""
         node = self.table.nodes[row]
         replicas = dict(node.replicas)
         for deployment, rows in self._counts.items():

@@ -1,14 +1,14 @@
-"""What of a node each question depends on. Pure.
+"""Columns of the node table: the properties of a node that a check or score depends on. Pure.
 
-Nodes that are equal in a column get the same answer to every question that looks at that column alone, so the
-table asks once for all of them.
+Nodes with equal values in a column get the same answer from every function that depends only on that column, so the
+table calls the function once for all of them.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from reconciler.views import NodeView
+from reconciler.placement.inputs import NodeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,21 @@ class FieldColumn:
 
 @dataclass(frozen=True, slots=True)
 class LabelsColumn:
-    """The values that a node has for these labels."""
+    """The node's values of these labels."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelColumn:
-    """What a node reports about a model."""
+    """The node's report on a model."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterColumn:
-    """What a node reports about an adapter."""
+    """The node's report on an adapter."""
 
     path: str
 
@@ -43,7 +43,7 @@ Column: TypeAlias = FieldColumn | LabelsColumn | ModelColumn | AdapterColumn
 
 
 class ColumnPair(NamedTuple):
-    """Two columns at once, or more where the first is two already."""
+    """Two columns together; the first may be a pair itself."""
 
     one: "Column | ColumnPair"
     other: Column

@@ -1,23 +1,22 @@
-"""What is to be placed, as placement sees it. Pure.
+"""The inputs of placement: the request for one replica, and nodes with what is allocated on them. Pure."""
 
-Why a node cannot take a replica, as a value. Pure.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from schemas import quantity
-from schemas.deployment import ModelDeployment, ModelDeploymentSpec
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
+from schemas.node import AdapterReport, ModelReport, Taint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """One more replica of a deployment."""
+    """A request to place one more replica of a deployment."""
 
     name: str
-    """The deployment's."""
+    """Name of the deployment."""
     spec: ModelDeploymentSpec
     apart_from: frozenset[str] = frozenset()
-    """Deployments whose replicas must not be on the same node."""
+    """Deployments whose replicas must not share a node with this one."""
 
     @property
     def path(self) -> str:
@@ -25,22 +24,22 @@ class PlacementRequest:
 
     @property
     def override_bytes(self) -> int:
-        """Return what spec.resources.memory says; 0 if it says nothing."""
+        """Return spec.resources.memory in bytes; 0 if it is not set."""
         return quantity.parse(self.spec.resources.memory) if self.spec.resources else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """What a deployment of a higher priority still misses."""
+    """Replicas that a deployment of a higher priority still misses."""
 
-    want: PlacementRequest
+    request: PlacementRequest
     missing: int
 
 
 def request_for(
     deployment: ModelDeployment, *, apart_from: frozenset[str] = frozenset()
 ) -> PlacementRequest:
-    """Return what one more replica of the deployment wants."""
+    """Return the request for one more replica of the deployment."""
     return PlacementRequest(
         name=deployment.metadata.name, spec=deployment.spec, apart_from=apart_from
     )
@@ -48,9 +47,105 @@ def request_for(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Why a node cannot take a replica; `need` and `have` are what it is short of, in bytes where it is about bytes."""
+    """The reason why a node cannot take a replica.
+
+    `need` and `have` are the missing resource: bytes for memory, a count otherwise, 0 if the reason has no amount.
+    """
 
     reason: str
     message: str
     need: int = 0
     have: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHold:
+    """The reason why a node takes no new replica of any deployment; `need` and `have` are bytes."""
+
+    reason: str
+    message: str
+    need: int = 0
+    have: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """The memory of one replica's rank on a node, of any deployment."""
+
+    replica: str
+    deployment: str
+    bytes: int
+    priority: int = 0
+    """Priority of its deployment."""
+    version: int = 0
+    """mod_revision of the replica that was read."""
+    is_ending: bool = False
+    """Whether the replica drains already, so that its memory will be free."""
+    nodes: tuple[str, ...] = ()
+    """All nodes with a rank of the replica, if there are several: they free their memory together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One Mac as placement sees it."""
+
+    name: str
+    is_ready: bool
+    is_cordoned: bool = False
+    allocatable_bytes: int = 0
+    """Memory for models, after what its pools reserve."""
+    reserved_bytes: int = 0
+    """Memory that its pools reserve out of what the agent offers."""
+    used_bytes: int = 0
+    """Memory of all allocations, whether they run yet or not."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    pools: frozenset[str] = frozenset()
+    models: Mapping[str, ModelReport] = field(default_factory=dict)
+    """Reports by model path; the agent has not inspected a path that is missing."""
+    adapters: Mapping[str, AdapterReport] = field(default_factory=dict)
+    """Reports by path of a LoRA adapter."""
+    reserved_by_group: str = ""
+    """The ShardGroup that reserves the node; empty if none does."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """Number of replicas on the node by deployment."""
+    allocations: tuple[Allocation, ...] = ()
+    promised_bytes: int = 0
+    """Memory kept for replicas of a higher priority that wait for others to end."""
+    chip: str = ""
+    gpu_cores: int = 0
+    memory_bytes: int = 0
+    """Unified memory of the machine."""
+    bandwidth_gbps: float = 0.0
+    """Memory bandwidth; 0 if unknown."""
+    taints: tuple[Taint, ...] = ()
+    pool_priority: int = 0
+    """Highest priority among its pools."""
+    holds: tuple[NodeHold, ...] = ()
+    """Reasons against new replicas (nodes/node_state.py), the most important first."""
+    leave_reason: str = ""
+    """Reason to move replicas elsewhere, as far as minAvailable allows; empty if they may stay."""
+
+    def has_inspected(self, source: ModelSource) -> bool:
+        """Return whether the agent has reported on every folder of the model, good or bad."""
+        paths = {source.path} if source.draft is None else {source.path, source.draft.path}
+        has_adapter = source.adapter is None or source.adapter in self.adapters
+        return has_adapter and paths <= self.models.keys()
+
+    @property
+    def free_bytes(self) -> int:
+        return self.allocatable_bytes - self.used_bytes
+
+    @property
+    def hardware(self) -> tuple[str, int, int]:
+        """Return chip, GPU cores and memory: nodes with equal values are equal machines."""
+        return self.chip, self.gpu_cores, self.memory_bytes
+
+    @property
+    def ending_bytes(self) -> int:
+        """Return the memory of replicas that drain."""
+        return sum(one.bytes for one in self.allocations if one.is_ending)
+
+    @property
+    def room_bytes(self) -> int:
+        """Return the memory that may be assigned now: free and not promised to another replica."""
+        return min(self.free_bytes, self.free_bytes + self.ending_bytes - self.promised_bytes)

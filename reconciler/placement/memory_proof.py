@@ -1,8 +1,6 @@
-"""The memory proof: how many bytes one rank of a model needs. Pure.
+"""The memory proof: the bytes that one rank of a model needs, and how they compare with an engine's peak. Pure.
 
-Figures and formulas: docs/architecture.md, section 5, with their sources.
-
-What an engine was seen to take, held against its memory proof. Pure.
+Formulas and their sources: docs/architecture.md, section 5; caches and activations: models/footprint.py.
 """
 
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from typing import Final
 
 from models import footprint
 from models.footprint import ServingLoad
+from reconciler.placement.inputs import NodeView, PlacementRequest
 from schemas import quantity
 from schemas.deployment import KvCache, ModelDeploymentSpec
 from schemas.node import ModelGeometry
@@ -22,7 +21,7 @@ _PROCESS_BYTES = 768 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofExtras:
-    """What only some deployments ask for."""
+    """Options of a deployment that take memory besides model, caches and activations."""
 
     kv_bits: int | None = None
     kv_window: int | None = None
@@ -30,7 +29,7 @@ class ProofExtras:
     adapter_bytes: int = 0
     draft: ModelGeometry | None = None
     draft_tokens: int = 0
-    """How many tokens it guesses at once."""
+    """Tokens that the draft model proposes at once."""
 
 
 NO_EXTRAS: Final = ProofExtras()
@@ -45,27 +44,27 @@ def prove(
     override_bytes: int = 0,
     extras: ProofExtras = NO_EXTRAS,
 ) -> MemoryProof:
-    """Return what one of `ranks` equal engines needs for `concurrency` requests of `context_length` tokens.
+    """Return the memory of one of `ranks` equal engines for `concurrency` requests of `context_length` tokens.
 
-    `override_bytes` is what a person says instead (spec.resources.memory): it counts, the parts stay to compare.
+    `override_bytes` is spec.resources.memory: it replaces the sum, and the parts stay for comparison.
     """
-    use = use_of(context_length, concurrency, ranks=ranks, extras=extras)
+    load = engine_load(context_length, concurrency, ranks=ranks, extras=extras)
     return MemoryProof(
         weights_bytes=_weights(geometry, ranks),
-        kv_cache_bytes=footprint.cache_bytes(geometry, use),
-        activation_bytes=footprint.activation_bytes(geometry, use),
+        kv_cache_bytes=footprint.cache_bytes(geometry, load),
+        activation_bytes=footprint.activation_bytes(geometry, load),
         overhead_bytes=_PROCESS_BYTES,
         prefix_cache_bytes=extras.prefix_cache_bytes,
         adapter_bytes=extras.adapter_bytes,
-        draft_bytes=_draft(extras, use),
+        draft_bytes=_draft_bytes(extras, load),
         override_bytes=override_bytes,
     )
 
 
-def use_of(
+def engine_load(
     context_length: int, concurrency: int, *, ranks: int, extras: ProofExtras
 ) -> ServingLoad:
-    """Return how an engine is used that works on `concurrency` requests of `context_length` tokens."""
+    """Return the load of an engine with `concurrency` requests of `context_length` tokens."""
     return ServingLoad(
         context_length=context_length,
         concurrency=concurrency,
@@ -81,27 +80,64 @@ def _weights(geometry: ModelGeometry, ranks: int) -> int:
     return -(-split // ranks) + geometry.replicated_bytes
 
 
-def _draft(extras: ProofExtras, use: ServingLoad) -> int:
-    """Return all that a draft model takes; it is whole on every rank, and its cache is never quantized."""
+def _draft_bytes(extras: ProofExtras, load: ServingLoad) -> int:
+    """Return all memory of a draft model; every rank holds it whole, and its cache is never quantized."""
     if extras.draft is None:
         return 0
-    # It reads the tokens that it drafts, too.
+    # The draft model also reads the tokens that it proposes.
     alone = ServingLoad(
-        context_length=use.context_length + use.draft_tokens, concurrency=use.concurrency
+        context_length=load.context_length + load.draft_tokens, concurrency=load.concurrency
     )
-    held = footprint.cache_bytes(extras.draft, alone) + footprint.activation_bytes(
+    variable = footprint.cache_bytes(extras.draft, alone) + footprint.activation_bytes(
         extras.draft, alone
     )
-    return _weights(extras.draft, 1) + held
+    return _weights(extras.draft, 1) + variable
+
+
+def geometry_of(request: PlacementRequest, node: NodeView) -> ModelGeometry:
+    """Return the geometry that the node reports for the model; the filters made sure that it has one."""
+    geometry = node.models[request.path].geometry
+    assert geometry is not None
+    return geometry
+
+
+def draft_of(request: PlacementRequest, node: NodeView) -> ModelGeometry | None:
+    """Return the geometry of the draft model; None if the deployment has none."""
+    draft = request.spec.model.draft
+    return None if draft is None else node.models[draft.path].geometry
+
+
+def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
+    """Return the deployment's extras, as the node reports them."""
+    source, kv_cache = request.spec.model, request.spec.kv_cache or KvCache()
+    return ProofExtras(
+        kv_bits=kv_cache.bits,
+        kv_window=kv_cache.window,
+        prefix_cache_bytes=quantity.parse(kv_cache.prefix_bytes) if kv_cache.prefix_bytes else 0,
+        adapter_bytes=node.adapters[source.adapter].weights_bytes if source.adapter else 0,
+        draft=draft_of(request, node),
+        draft_tokens=source.draft.tokens if source.draft is not None else 0,
+    )
+
+
+def proof_of(request: PlacementRequest, node: NodeView) -> MemoryProof:
+    """Return the memory of the whole replica on this node."""
+    return prove(
+        geometry_of(request, node),
+        context_length=request.spec.context_length,
+        concurrency=request.spec.concurrency,
+        override_bytes=request.override_bytes,
+        extras=extras_of(request, node),
+    )
 
 
 def describe_proof(proof: MemoryProof, spec: ModelDeploymentSpec) -> str:
-    """Return of what the proof is the sum, or that somebody said it."""
+    """Describe the parts of a proof in one line, or say that spec.resources.memory sets it."""
     if proof.overridden:
-        return "spec.resources.memory says so"
-    show, kept = quantity.show, spec.kv_cache or KvCache()
-    form = f" in {kept.bits} bits" if kept.bits is not None else ""
-    form = f" in a window of {kept.window}" if kept.window is not None else form
+        return "set by spec.resources.memory"
+    show, kv_cache = quantity.show, spec.kv_cache or KvCache()
+    form = f" in {kv_cache.bits} bits" if kv_cache.bits is not None else ""
+    form = f" in a window of {kv_cache.window}" if kv_cache.window is not None else form
     parts = [
         f"weights {show(proof.weights_bytes)}",
         f"KV cache {show(proof.kv_cache_bytes)} for {spec.concurrency} x {spec.context_length} tokens{form}",
@@ -113,7 +149,7 @@ def describe_proof(proof: MemoryProof, spec: ModelDeploymentSpec) -> str:
 
 
 def extra_parts(proof: MemoryProof) -> list[tuple[str, int]]:
-    """Return the parts that only some deployments have, by name, in bytes; those that are 0 are left out."""
+    """Return the optional parts that are not 0, as name and bytes."""
     found = (
         ("prefix cache", proof.prefix_cache_bytes),
         ("adapter", proof.adapter_bytes),
@@ -122,21 +158,21 @@ def extra_parts(proof: MemoryProof) -> list[tuple[str, int]]:
     return [(name, size) for name, size in found if size]
 
 
-# A proof is an estimate; within this nobody has to do anything.
+# A proof is an estimate: a difference within this many percent needs no action.
 _PERCENT: Final = 15
 _GIB: Final = 2**30
 
 
 def percent_over(memory: MemoryProof, peak_bytes: int) -> int:
-    """Return by how many percent the peak is above the proof; less than 0 where it is below."""
+    """Return by how many percent the peak exceeds the proof; negative if it is below."""
     return round(100 * (peak_bytes - memory.total_bytes) / max(1, memory.total_bytes))
 
 
 def proof_corrections(replica: Replica, reports: Sequence[RankStatus | None]) -> str:
-    """Return what to say of the ranks that took much more than was proven; empty if none did."""
+    """Describe the ranks whose peak far exceeds their proof; empty if there are none."""
     pairs = zip(replica.spec.ranks, reports, strict=True)
-    said = (_correction(replica, assigned, report) for assigned, report in pairs)
-    return "; ".join(one for one in said if one)
+    messages = (_correction(replica, assigned, report) for assigned, report in pairs)
+    return "; ".join(one for one in messages if one)
 
 
 def _correction(replica: Replica, assigned: RankAssignment, rank: RankStatus | None) -> str:
@@ -144,23 +180,21 @@ def _correction(replica: Replica, assigned: RankAssignment, rank: RankStatus | N
     if rank is None or percent_over(memory, rank.peak_bytes) <= _PERCENT:
         return ""
     show, peak = quantity.show, rank.peak_bytes
-    what = "spec.resources.memory says" if memory.overridden else "its memory proof says"
+    source = "spec.resources.memory" if memory.overridden else "its memory proof"
     return (
-        f"{replica.name} took {show(peak)} on {node}, {percent_over(memory, peak)} % more than the "
-        f"{show(memory.total_bytes)} that {what}. {show(peak)} count on {node} from now on; set "
-        f"spec.resources.memory to {-(-peak // _GIB)}Gi, so that new replicas are placed with that as well"
+        f"{replica.name} used {show(peak)} on {node}, {percent_over(memory, peak)} % more than the "
+        f"{show(memory.total_bytes)} of {source}. {node} counts {show(peak)} for it from now on; set "
+        f"spec.resources.memory to {-(-peak // _GIB)}Gi, so that new replicas are placed with that too"
     )
 
 
 def compare_with_peak(memory: MemoryProof, peak_bytes: int) -> str:
-    """Return how a peak compares with the proof, in a few words; empty if nobody measured."""
+    """Describe how a peak compares with the proof, in a few words; empty without a measurement."""
     if not peak_bytes:
         return ""
     over = percent_over(memory, peak_bytes)
     if over > _PERCENT:
-        return f"{over} % more than proven: the measured figure counts"
+        return f"{over} % more than proven: the measured value counts"
     if over < -_PERCENT:
-        return (
-            f"{-over} % less than proven: the proof counts, for caches may not have been full yet"
-        )
+        return f"{-over} % less than proven: the proof counts, because caches may not be full yet"
     return "as proven"

@@ -1,7 +1,7 @@
-"""Who has to go, so that a replica of a higher priority has room. Pure.
+"""Preemption: the victims that must end so that a replica of a higher priority has room. Pure.
 
-The fewest, and of those the lowest in priority; never an equal. Only memory is made room for: nobody is displaced
-because of a label.
+The fewest victims, and among those the ones of the lowest priority; never one of equal priority. Preemption frees
+memory only: it never removes a replica because of labels, taints or antiAffinity.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from reconciler.placement.assumed_state import AssumedState
-from reconciler.placement.inputs import PlacementRequest
+from reconciler.placement.inputs import Allocation, PlacementRequest
 from reconciler.placement.ranking import Ranking
 from reconciler.placement.table import Bools, Ints
-from reconciler.views import Allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """A node, and who has to leave it."""
+    """A node, and the replicas that must leave it."""
 
     row: int
     victims: tuple[Allocation, ...]
@@ -27,7 +26,7 @@ class Preemption:
 def choose_victims(
     allocations: Sequence[Allocation], *, priority: int, short_bytes: int
 ) -> tuple[Allocation, ...] | None:
-    """Return whom to displace so that `short_bytes` more are free; None if that cannot be had."""
+    """Return the victims that free `short_bytes` more; None if all lower priorities together do not."""
     lower = [one for one in allocations if one.priority < priority and not one.is_ending]
     by_size = sorted(lower, key=lambda one: -one.bytes)
     number, freed = 0, 0
@@ -36,8 +35,8 @@ def choose_victims(
         number += 1
     if freed < short_bytes:
         return None
-    # No fewer will do. Of all sets of so many the one whose members are lowest: each is taken as soon
-    # as the largest of those after it could still make up the rest.
+    # `number` is the smallest possible. Of all sets of this size, take the one with the lowest priorities: accept
+    # each candidate as soon as the largest ones after it could still free the rest.
     chosen: list[Allocation] = []
     waiting = sorted(lower, key=lambda one: (one.priority, -one.bytes, one.replica))
     while len(chosen) < number:
@@ -53,49 +52,51 @@ def choose_victims(
 
 
 def choose_preemption(
-    draft: AssumedState, want: PlacementRequest, ranking: Ranking
+    assumed: AssumedState, request: PlacementRequest, ranking: Ranking
 ) -> Preemption | None:
-    """Return the node where the fewest have to go, of those the one where they are lowest.
+    """Return the node with the fewest victims, and of those the node with the lowest priorities.
 
-    `ranking` is that after endings: memory on its way back need not be freed again.
+    `ranking` must count ending replicas as free, so that their memory is not freed twice.
     """
-    short = ranking.judged.need.of_node - ranking.room
+    short = ranking.evaluated.need.of_node - ranking.room
     candidates = ranking.is_apart & ranking.is_below_limit & (short > 0)
     best: tuple[tuple[object, ...], Preemption] | None = None
-    for row in _worth_a_look(draft, want, short, candidates):
+    for row in _candidate_rows(assumed, request, short, candidates):
         allocations = [
-            one for one in draft.table.nodes[row].allocations if one.replica not in draft.victims
+            one
+            for one in assumed.table.nodes[row].allocations
+            if one.replica not in assumed.victims
         ]
         victims = choose_victims(
-            allocations, priority=want.spec.priority, short_bytes=int(short[row])
+            allocations, priority=request.spec.priority, short_bytes=int(short[row])
         )
         if not victims:
             continue
         highest = sorted((one.priority for one in victims), reverse=True)
-        rank = (len(victims), highest, not ranking.judged.is_preferred[row], row)
+        rank = (len(victims), highest, not ranking.evaluated.is_preferred[row], row)
         if best is None or rank < best[0]:
             best = rank, Preemption(row=row, victims=victims)
     return None if best is None else best[1]
 
 
-def _worth_a_look(
-    draft: AssumedState, want: PlacementRequest, short: Ints, candidates: Bools
+def _candidate_rows(
+    assumed: AssumedState, request: PlacementRequest, short: Ints, candidates: Bools
 ) -> list[int]:
-    """Return the nodes among which the best one is, found by columns: in a big fleet few of many.
+    """Return the rows among which the best one is, found on columns: a few of many in a large fleet.
 
-    Where one victim will do somewhere, only nodes where one of the lowest such priority will do; else those
-    where all who may be displaced give back enough.
+    If one victim is enough on some node, only the nodes where one of the lowest such priority is enough. Otherwise
+    the nodes where all possible victims together free enough.
     """
-    allocations = draft.table.allocations
-    may_go = (allocations.priorities < want.spec.priority) & ~allocations.is_ending
-    may_go &= candidates[allocations.rows] & ~np.isin(allocations.rows, list(draft.displaced))
+    allocations = assumed.table.allocations
+    may_go = (allocations.priorities < request.spec.priority) & ~allocations.is_ending
+    may_go &= candidates[allocations.rows] & ~np.isin(allocations.rows, list(assumed.displaced))
     alone = may_go & (allocations.sizes >= short[allocations.rows])
-    used = [row for row in sorted(draft.displaced) if candidates[row]]
+    used = [row for row in sorted(assumed.displaced) if candidates[row]]
     if alone.any():
         lowest = allocations.priorities[alone].min()
         found = allocations.rows[alone & (allocations.priorities == lowest)]
     else:
-        freed = np.bincount(allocations.rows[may_go], allocations.sizes[may_go], len(draft.table))
+        freed = np.bincount(allocations.rows[may_go], allocations.sizes[may_go], len(assumed.table))
         found = np.flatnonzero(candidates & (freed >= short))
-    # Where somebody was displaced already, columns do not say who is left.
+    # On rows with victims, the columns do not show which replicas are left.
     return sorted({*map(int, found), *used})

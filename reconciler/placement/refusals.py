@@ -1,4 +1,4 @@
-"""Why a replica cannot be placed: counted by reason for one line, node by node for a table. Pure."""
+"""The reasons why a replica cannot be placed: counted by reason for one line, node by node for a table. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,72 +14,74 @@ from reconciler.placement.ranking import Ranking
 from reconciler.placement.table import EvaluatedRequest
 from schemas import quantity
 
-# A status is read by people; a thousand refusals say no more than twenty.
+# People read statuses: a thousand rejections tell no more than twenty.
 MAX_LISTED: Final = 20
 CRASH_LOOPING: Final = "CrashLooping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalCount:
-    """How many nodes have a reason, and the one of them that is nearest to fitting."""
+    """The number of nodes with a reason, and the amounts of the node that is nearest to fitting."""
 
     reason: str
     count: int
     need: int = 0
     have: int = 0
     message: str = ""
-    """What one of them says."""
+    """The message of one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unschedulable:
-    """Why no node, or too few of them, can take the replica."""
+    """The reasons why no node, or too few nodes, can take the replica."""
 
     nodes: int
     tallies: tuple[RefusalCount, ...]
     refusals: tuple[tuple[str, Rejection], ...]
-    """The first nodes by name, with their reasons."""
+    """The first rejected nodes by name, with their reasons."""
     fitting: int = 0
     note: str = ""
-    """What is done about it."""
+    """What the reconciler does about it, such as waiting or preempting."""
     group: str = ""
-    """The ShardGroup whose members the nodes are; empty for a replica that has one Mac."""
+    """The ShardGroup that the nodes are members of; empty for a replica on a single Mac."""
     ranks: int = 1
-    """How many of them were needed at once."""
+    """The number of nodes that are needed at once."""
     whole: Rejection | None = None
-    """What is wrong about the group as one."""
+    """The reason that concerns the group as a whole."""
 
     def noting(self, note: str) -> "Unschedulable":
-        """Return the same, saying what is done about it."""
+        """Return a copy with a note."""
         return replace(self, note=note)
 
 
 def is_crash_loop(unschedulable: Unschedulable) -> bool:
-    """Return whether it has its Macs, but nothing that may be run on them goes on."""
+    """Return whether the replica has its Macs, but all shapes of its group failed on them."""
     return unschedulable.whole is not None and unschedulable.whole.reason == CRASH_LOOPING
 
 
 def collect_refusals(
-    draft: AssumedState, want: PlacementRequest, ranking: Ranking
+    assumed: AssumedState, request: PlacementRequest, ranking: Ranking
 ) -> Unschedulable:
-    """Return why the nodes do not fit, as the draft has them now."""
-    judged = ranking.judged
+    """Return the reasons why the nodes do not fit, in the assumed state."""
+    evaluated = ranking.evaluated
     apart, below = ranking.is_apart, ranking.is_below_limit
-    short = judged.need.of_node > ranking.room
+    short = evaluated.need.of_node > ranking.room
     fits = apart & below & ~short
-    tallies = _fixed(judged)
+    tallies = _fixed(evaluated)
     groups = (
-        ("AntiAffinity", judged.passes & ~apart),
+        ("AntiAffinity", evaluated.passes & ~apart),
         ("ReplicaLimit", apart & ~below),
         ("InsufficientMemory", apart & below & short),
     )
     for reason, where in groups:
         if where.any():
-            tallies.append(_moving(draft, want, reason, where, ranking))
+            tallies.append(_moving(assumed, request, reason, where, ranking))
     rows = map(int, np.flatnonzero(~fits)[:MAX_LISTED])
-    listed = [(draft.table.nodes[row].name, _of_node(draft, want, judged, row)) for row in rows]
+    listed = [
+        (assumed.table.nodes[row].name, _of_node(assumed, request, evaluated, row)) for row in rows
+    ]
     return Unschedulable(
-        nodes=len(draft.table),
+        nodes=len(assumed.table),
         tallies=tuple(sorted(tallies, key=sort_key)),
         refusals=tuple((name, why) for name, why in listed if why is not None),
         fitting=int(fits.sum()),
@@ -87,20 +89,20 @@ def collect_refusals(
 
 
 def _of_node(
-    draft: AssumedState, want: PlacementRequest, judged: EvaluatedRequest, row: int
+    assumed: AssumedState, request: PlacementRequest, evaluated: EvaluatedRequest, row: int
 ) -> Rejection | None:
-    for verdict in judged.verdicts:
+    for verdict in evaluated.verdicts:
         why = verdict.refusals[int(verdict.of_node[row])]
         if why is not None:
             return why
-    return find_rejection(want, draft.view(row))
+    return find_rejection(request, assumed.view(row))
 
 
-def _fixed(judged: EvaluatedRequest) -> list[RefusalCount]:
-    """Count the refusals that do not change, each node by the first filter that refuses it."""
+def _fixed(evaluated: EvaluatedRequest) -> list[RefusalCount]:
+    """Count the rejections of the fixed filters; each node counts for the first filter that rejects it."""
     counted: list[tuple[Rejection, int]] = []
-    open_ = np.ones(len(judged.passes), np.bool_)
-    for verdict in judged.verdicts:
+    open_ = np.ones(len(evaluated.passes), np.bool_)
+    for verdict in evaluated.verdicts:
         if len(verdict.refusals) == 1:
             continue
         counts = np.bincount(verdict.of_node[open_], minlength=len(verdict.refusals))
@@ -111,7 +113,7 @@ def _fixed(judged: EvaluatedRequest) -> list[RefusalCount]:
 
 
 def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCount]:
-    """Return the refusals by reason; each comes with the number of nodes that have it."""
+    """Sum up rejections by reason; each comes with its number of nodes."""
     found: dict[str, RefusalCount] = {}
     for why, count in counted:
         old = found.get(why.reason)
@@ -132,8 +134,8 @@ def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCoun
 
 
 def _moving(
-    draft: AssumedState,
-    want: PlacementRequest,
+    assumed: AssumedState,
+    request: PlacementRequest,
     reason: str,
     where: NDArray[np.bool_],
     ranking: Ranking,
@@ -142,7 +144,7 @@ def _moving(
     nearest = (
         int(rows[np.argmax(ranking.room[rows])]) if reason == "InsufficientMemory" else int(rows[0])
     )
-    why = find_rejection(want, draft.view(nearest))
+    why = find_rejection(request, assumed.view(nearest))
     assert why is not None
     return RefusalCount(
         reason=reason, count=len(rows), need=why.need, have=why.have, message=why.message
@@ -150,7 +152,7 @@ def _moving(
 
 
 def sort_key(tally: RefusalCount) -> tuple[int, str]:
-    """Return by what tallies are sorted: what most nodes have comes first."""
+    """Return the sort key of a count: the reason of most nodes comes first."""
     return -tally.count, tally.reason
 
 
@@ -161,12 +163,12 @@ def _short(of: str, tally: RefusalCount) -> str:
     return f"short of {of} (need {need}, best has {best})"
 
 
-# In people's words, after "3 " or "1 ". What is not here is named by its code, with what one node says.
+# The phrase after "3 " or "1 ". A reason that is not here is shown as its code with one node's message.
 _PHRASES: Final[dict[str, Callable[[RefusalCount], str]]] = {
     "NodeNotReady": lambda _: "NotReady",
     "NodeDraining": lambda _: "draining",
     "NodeWithheld": lambda tally: f"withheld ({tally.message})",
-    "DuplicateHardware": lambda tally: f"with another's hardware ({tally.message})",
+    "DuplicateHardware": lambda tally: f"with the hardware of another node ({tally.message})",
     "VersionSkew": lambda tally: f"of another version ({tally.message})",
     "NodeFlapping": lambda tally: f"held back ({tally.message})",
     "MemoryPressure": lambda _: "under memory pressure",
@@ -181,9 +183,9 @@ _PHRASES: Final[dict[str, Callable[[RefusalCount], str]]] = {
     "TooFewGpuCores": lambda t: f"short of GPU cores (need {t.need}, best has {t.have})",
     "ReservedForGroup": lambda _: "reserved for a ShardGroup",
     "NodeTainted": lambda tally: f"tainted ({tally.message})",
-    "ModelNotInspected": lambda _: "yet to look at the model",
-    "ContextTooLong": lambda t: f"with a model made for less (need {t.need} tokens, best has {t.have})",
-    "AntiAffinity": lambda _: "with replicas to keep apart from",
+    "ModelNotInspected": lambda _: "yet to inspect the model",
+    "ContextTooLong": lambda t: f"with a shorter context (need {t.need} tokens, best has {t.have})",
+    "AntiAffinity": lambda _: "with replicas that antiAffinity keeps apart",
     "ReplicaLimit": lambda tally: f"full up (maxReplicasPerNode is {tally.have})",
     "InsufficientMemory": lambda tally: _short("memory", tally),
     "UnknownNode": lambda _: "not joined",
@@ -192,7 +194,7 @@ _PHRASES: Final[dict[str, Callable[[RefusalCount], str]]] = {
 
 
 def summary_line(unschedulable: Unschedulable) -> str:
-    """Return the refusals as kubectl does: "0/5 nodes fit: 3 short of memory (...), 1 cordoned, 1 NotReady"."""
+    """Return the reasons as kubectl shows them: "0/5 nodes fit: 3 short of memory (...), 1 cordoned, 1 NotReady"."""
     if not unschedulable.nodes and not unschedulable.group:
         return "no node has joined the fleet yet; start fleet-nodeagent on a Mac"
     parts = [
@@ -207,7 +209,7 @@ def summary_line(unschedulable: Unschedulable) -> str:
 
 
 def _of_group(unschedulable: Unschedulable) -> str:
-    """Return what is wrong about a group: what is wrong about all of it, or how many members there are for it."""
+    """Describe a group: the reason that concerns it as a whole, or how many of its members fit."""
     name, why = f"ShardGroup {unschedulable.group}", unschedulable.whole
     if why is not None:
         return f"{name}: {why.message}"

@@ -1,13 +1,7 @@
-"""What was asked about the nodes of a table, so that it is asked once. Pure.
+"""The table of all nodes as columns, with cached answers of filters and scores. Pure.
 
-A question that depends on one property of a node is asked once for all nodes that have it in common
-(columns.py); and what it depends on of a want is asked once for all wants that have that in common.
-
-All nodes at once, as columns: what planning asks thousands of times, and changes never. Pure.
-
-A question that depends on one property of a node is asked once for all nodes that have it in common
-(columns.py), with the very functions that judge a single node; and what it depends on of a want is asked once for
-all wants that have that in common. What moves while replicas are placed is draft.py's.
+A function that depends on one column is called once for all nodes with an equal value there (columns.py), and once for
+all requests that are equal in what it depends on. Values that change while replicas are placed are in assumed_state.py.
 """
 
 import dataclasses
@@ -18,11 +12,10 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reconciler.placement import columns, filters, scores
+from reconciler.placement import columns, filters, memory_proof, scores
 from reconciler.placement.columns import AnyColumn, ColumnPair
 from reconciler.placement.filters import NodeFilter
-from reconciler.placement.inputs import PlacementRequest, Rejection
-from reconciler.views import NodeView
+from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from schemas.replica import MemoryProof
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -34,7 +27,7 @@ Rows: TypeAlias = slice | Codes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedColumn:
-    """A column: for each node a number, and for each number one node that has it."""
+    """A column as codes: a number for each node, and for each number one example node."""
 
     of_node: Codes
     examples: tuple[int, ...]
@@ -42,7 +35,7 @@ class EncodedColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterVerdict:
-    """What one filter says: for each node the number of its refusal; `refusals[0]` is none."""
+    """The answer of one filter: for each node the index of its refusal; `refusals[0]` is None."""
 
     of_node: Codes
     passes: Bools
@@ -51,7 +44,7 @@ class FilterVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """What one rank takes on each node; 0 where nobody knows, and nobody asks."""
+    """The memory of one rank on each node; 0 where a filter rejects the node anyway."""
 
     of_node: Ints
     codes: Codes
@@ -60,7 +53,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCache:
-    """What was asked once: by the column that it depends on, and by what it depends on of a want."""
+    """Cached answers, by the column and the part of the request that they depend on."""
 
     coded: dict[AnyColumn, EncodedColumn] = field(default_factory=dict)
     verdicts: dict[tuple[AnyColumn, Hashable], FilterVerdict] = field(default_factory=dict)
@@ -68,16 +61,16 @@ class AnswerCache:
     preferred: dict[tuple[AnyColumn, Hashable], Bools] = field(default_factory=dict)
     scores: dict[tuple[AnyColumn, Hashable], Floats] = field(default_factory=dict)
     sums: dict[Hashable, Floats] = field(default_factory=dict)
-    """Of scores; they depend on the columns of all of them."""
+    """Weighted sums of fixed scores; they depend on the columns of all these scores."""
 
     def number(self) -> int:
-        """Return how many there are."""
-        judged = len(self.verdicts) + len(self.needs) + len(self.preferred)
-        return len(self.coded) + judged + len(self.scores) + len(self.sums)
+        """Return the number of cached answers."""
+        of_requests = len(self.verdicts) + len(self.needs) + len(self.preferred)
+        return len(self.coded) + of_requests + len(self.scores) + len(self.sums)
 
-    def still_good(self, changed: Sequence[tuple[NodeView, NodeView]]) -> "AnswerCache":
-        """Return the answers that hold though these nodes are others now: (before, after)."""
-        stale: set[AnyColumn] = {column for column in self.coded if _moved(column, changed)}
+    def valid_after(self, changed: Sequence[tuple[NodeView, NodeView]]) -> "AnswerCache":
+        """Return the answers that hold after these nodes changed: pairs of (before, after)."""
+        stale: set[AnyColumn] = {column for column in self.coded if _is_changed(column, changed)}
         if not stale:
             return self
         summed = any(one.column in stale for one in scores.FIXED)
@@ -91,10 +84,10 @@ class AnswerCache:
         )
 
 
-def _moved(column: AnyColumn, changed: Sequence[tuple[NodeView, NodeView]]) -> bool:
-    """Return whether one of the nodes has another value in the column."""
+def _is_changed(column: AnyColumn, changed: Sequence[tuple[NodeView, NodeView]]) -> bool:
+    """Return whether a node changed its value in the column."""
     if isinstance(column, ColumnPair):
-        return _moved(column.one, changed) or _moved(column.other, changed)
+        return _is_changed(column.one, changed) or _is_changed(column.other, changed)
     return any(
         columns.read_column(column, [old]) != columns.read_column(column, [new])
         for old, new in changed
@@ -102,8 +95,9 @@ def _moved(column: AnyColumn, changed: Sequence[tuple[NodeView, NodeView]]) -> b
 
 
 def encode_column(values: Sequence[Hashable]) -> EncodedColumn:
+    """Encode the distinct values of a column as numbers."""
     numbers: dict[Hashable, int] = {}
-    # Reports of a model are long to hash, and many nodes hold the very same object.
+    # Model reports are slow to hash, and many nodes share one object.
     known: dict[int, int] = {}
     examples: list[int] = []
     of_node: list[int] = []
@@ -119,34 +113,35 @@ def encode_column(values: Sequence[Hashable]) -> EncodedColumn:
 
 
 def pair_columns(one: EncodedColumn, other: EncodedColumn) -> EncodedColumn:
+    """Encode the distinct pairs of values of two columns as numbers."""
     pairs = one.of_node * max(1, len(other.examples)) + other.of_node
     _, examples, of_node = np.unique(pairs, return_index=True, return_inverse=True)
     return EncodedColumn(of_node=of_node.astype(np.intp), examples=tuple(map(int, examples)))
 
 
-# Sizes beyond this are somebody's mistake, and would not fit into an array.
+# Larger sizes are mistakes, and would not fit into an array.
 _HUGE = 2**62
-# Answers outlive a snapshot if no node changed; each takes some 10 bytes a node, and deployments come and go.
+# Answers are kept while nodes do not change. Each takes about 10 bytes per node, and deployments come and go.
 _MOST_ANSWERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedRequest:
-    """What does not change about a want while replicas are placed."""
+    """The answers for one request that do not change while replicas are placed."""
 
     passes: Bools
-    """The nodes that no filter refuses."""
+    """The nodes that no filter rejects."""
     verdicts: tuple[FilterVerdict, ...]
     """In the order of the filters."""
     need: MemoryNeed
     is_preferred: Bools
-    weighed: Floats
-    """The sum of the weighed scores that do not change."""
+    weighted: Floats
+    """The weighted sum of the fixed scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationColumns:
-    """Everybody who is assigned somewhere, as columns."""
+    """All allocations on all nodes, as columns."""
 
     rows: Codes
     sizes: Ints
@@ -155,28 +150,28 @@ class AllocationColumns:
 
 
 class NodeTable:
-    """The nodes of one snapshot, in the order of their names."""
+    """The nodes at one moment, ordered by name. Rows are indexes into all columns."""
 
     def __init__(
         self, nodes: Sequence[NodeView], *, before: "NodeTable | None" = None, are_all: bool = True
     ) -> None:
-        """Make the columns; what `before` knew of nodes that are what they were is taken over.
+        """Make the columns; reuse the rows and answers of `before` for nodes that did not change.
 
-        Unless they `are_all`, the nodes that are not given are as before; the given ones were there.
+        Without `are_all`, `nodes` are only the changed nodes, and each of them must exist in `before`.
         """
         self.answers = AnswerCache()
-        self._tenants: AllocationColumns | None = None
+        self._allocations: AllocationColumns | None = None
         if before is not None and not are_all:
             after = list(before.nodes)
             for node in nodes:
                 after[before.rows[node.name]] = node
             self.nodes: tuple[NodeView, ...] = tuple(after)
-            self._take_over(before, [before.rows[node.name] for node in nodes])
+            self._reuse(before, [before.rows[node.name] for node in nodes])
             return
         self.nodes = tuple(sorted(nodes, key=lambda node: node.name))
         if before is not None and [n.name for n in before.nodes] == [n.name for n in self.nodes]:
             pairs = zip(before.nodes, self.nodes, strict=True)
-            self._take_over(before, [at for at, (old, new) in enumerate(pairs) if old is not new])
+            self._reuse(before, [at for at, (old, new) in enumerate(pairs) if old is not new])
             return
         self.rows: dict[str, int] = {node.name: row for row, node in enumerate(self.nodes)}
         self.allocatable = _ints([node.allocatable_bytes for node in self.nodes])
@@ -188,11 +183,11 @@ class NodeTable:
             for name, there in node.replicas.items():
                 self.counts.setdefault(name, {})[row] = there
 
-    def _take_over(self, before: "NodeTable", rows: Sequence[int]) -> None:
-        """Take what did not change as it is; look at the nodes in `rows` alone."""
+    def _reuse(self, before: "NodeTable", rows: Sequence[int]) -> None:
+        """Copy the columns of `before`, and update only `rows`."""
         changed = [(before.nodes[row], self.nodes[row]) for row in rows]
         if before.answers.number() <= _MOST_ANSWERS:
-            self.answers = before.answers.still_good([p for p in changed if _differ(*p)])
+            self.answers = before.answers.valid_after([p for p in changed if _differ(*p)])
         self.rows, self.counts = before.rows, dict(before.counts)
         self.allocatable, self.used = before.allocatable.copy(), before.used.copy()
         self.promised, self.ending = before.promised.copy(), before.ending.copy()
@@ -216,29 +211,19 @@ class NodeTable:
 
     @property
     def allocations(self) -> AllocationColumns:
-        """Return who is assigned where; made when it is first asked for."""
-        if self._tenants is None:
-            everybody = [
-                (row, one) for row, node in enumerate(self.nodes) for one in node.allocations
-            ]
-            self._tenants = AllocationColumns(
-                rows=np.array([row for row, _ in everybody], np.intp),
-                sizes=_ints([one.bytes for _, one in everybody]),
-                priorities=_ints([one.priority for _, one in everybody]),
-                is_ending=np.array([one.is_ending for _, one in everybody], np.bool_),
+        """Return all allocations; computed at the first call."""
+        if self._allocations is None:
+            pairs = [(row, one) for row, node in enumerate(self.nodes) for one in node.allocations]
+            self._allocations = AllocationColumns(
+                rows=np.array([row for row, _ in pairs], np.intp),
+                sizes=_ints([one.bytes for _, one in pairs]),
+                priorities=_ints([one.priority for _, one in pairs]),
+                is_ending=np.array([one.is_ending for _, one in pairs], np.bool_),
             )
-        return self._tenants
-
-    def where(self, column: AnyColumn, holds: Callable[[NodeView], bool]) -> tuple[NodeView, ...]:
-        """Return the nodes for which something holds that depends on the column alone."""
-        found = self.coded(column)
-        held = [code for code, at in enumerate(found.examples) if holds(self.nodes[at])]
-        if not held:
-            return ()
-        return tuple(self.nodes[row] for row in np.flatnonzero(np.isin(found.of_node, held)))
+        return self._allocations
 
     def coded(self, column: AnyColumn) -> EncodedColumn:
-        """Return the column; made when it is first asked for."""
+        """Return the encoded column; computed at the first call."""
         found = self.answers.coded.get(column)
         if found is None:
             if isinstance(column, ColumnPair):
@@ -248,9 +233,9 @@ class NodeTable:
             self.answers.coded[column] = found
         return found
 
-    def judged(self, want: PlacementRequest) -> EvaluatedRequest:
-        """Return what does not change about the want."""
-        verdicts = tuple(self._verdict(want, one) for one in filters.FIXED)
+    def evaluate(self, request: PlacementRequest) -> EvaluatedRequest:
+        """Evaluate filters, memory and fixed scores of a request for all nodes."""
+        verdicts = tuple(self._verdict(request, one) for one in filters.FIXED)
         passes = np.ones(len(self), np.bool_)
         for verdict in verdicts:
             if len(verdict.refusals) > 1:
@@ -258,41 +243,43 @@ class NodeTable:
         return EvaluatedRequest(
             passes=passes,
             verdicts=verdicts,
-            need=self._need(want),
-            is_preferred=self._is_preferred(want),
-            weighed=self._weighed(want),
+            need=self._need(request),
+            is_preferred=self._is_preferred(request),
+            weighted=self._weighted(request),
         )
 
-    def _verdict(self, want: PlacementRequest, one: NodeFilter) -> FilterVerdict:
-        column = one.column(want)
-        key = column, (one.check, one.aspect(want))
+    def _verdict(self, request: PlacementRequest, one: NodeFilter) -> FilterVerdict:
+        column = one.column(request)
+        key = column, (one.check, one.aspect(request))
         found = self.answers.verdicts.get(key)
         if found is None:
             refusals: list[Rejection | None] = [None]
 
-            def ask(node: NodeView) -> int:
-                rejected = one.check(want, node)
+            def check(node: NodeView) -> int:
+                rejected = one.check(request, node)
                 if rejected is None:
                     return 0
                 refusals.append(rejected)
                 return len(refusals) - 1
 
-            of_node = self._answers(column, ask).astype(np.intp)
+            of_node = self._answers(column, check).astype(np.intp)
             found = FilterVerdict(of_node=of_node, passes=of_node == 0, refusals=tuple(refusals))
             self.answers.verdicts[key] = found
         return found
 
-    def _need(self, want: PlacementRequest) -> MemoryNeed:
-        column, spec = filters.source_columns(want), want.spec
-        guesses = spec.model.draft.tokens if spec.model.draft is not None else 0
-        sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, guesses
-        key = column, (*sizes_of, want.override_bytes)
+    def _need(self, request: PlacementRequest) -> MemoryNeed:
+        column, spec = filters.source_columns(request), request.spec
+        draft_tokens = spec.model.draft.tokens if spec.model.draft is not None else 0
+        sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, draft_tokens
+        key = column, (*sizes_of, request.override_bytes)
         found = self.answers.needs.get(key)
         if found is None:
             coded = self.coded(column)
             examples = [self.nodes[at] for at in coded.examples]
             proofs = tuple(
-                filters.proof_of(want, node) if filters.has_all(want, node) is None else None
+                memory_proof.proof_of(request, node)
+                if filters.has_folders(request, node) is None
+                else None
                 for node in examples
             )
             sizes = _ints([0 if proof is None else proof.total_bytes for proof in proofs])
@@ -300,47 +287,47 @@ class NodeTable:
             self.answers.needs[key] = found
         return found
 
-    def _is_preferred(self, want: PlacementRequest) -> Bools:
-        column = ColumnPair(columns.ModelColumn(want.path), columns.HARDWARE)
-        key = column, want.spec.placement.tier
+    def _is_preferred(self, request: PlacementRequest) -> Bools:
+        column = ColumnPair(columns.ModelColumn(request.path), columns.HARDWARE)
+        key = column, request.spec.placement.tier
         found = self.answers.preferred.get(key)
         if found is None:
-            found = self._answers(column, lambda node: int(scores.is_preferred(want, node))) > 0
+            found = self._answers(column, lambda node: int(scores.is_preferred(request, node))) > 0
             self.answers.preferred[key] = found
         return found
 
-    def _weighed(self, want: PlacementRequest) -> Floats:
-        weights = scores.weights_of(want)
+    def _weighted(self, request: PlacementRequest) -> Floats:
+        weights = scores.weights_of(request)
         parts = [(one, weights.get(one.name, 0)) for one in scores.FIXED]
-        key = tuple((one.name, one.aspect(want), weight) for one, weight in parts if weight > 0)
+        key = tuple((one.name, one.aspect(request), weight) for one, weight in parts if weight > 0)
         found = self.answers.sums.get(key)
         if found is None:
             found = np.zeros(len(self), np.float64)
             for one, weight in parts:
                 if weight > 0:
-                    found += weight * self._score(want, one)
+                    found += weight * self._score(request, one)
             self.answers.sums[key] = found
         return found
 
-    def _score(self, want: PlacementRequest, one: scores.FixedScore) -> Floats:
-        key = one.column, (one.name, one.aspect(want))
+    def _score(self, request: PlacementRequest, one: scores.FixedScore) -> Floats:
+        key = one.column, (one.name, one.aspect(request))
         found = self.answers.scores.get(key)
         if found is None:
             coded = self.coded(one.column)
-            values = [one.score(want, self.nodes[example]) for example in coded.examples]
+            values = [one.score(request, self.nodes[example]) for example in coded.examples]
             found = np.array(values, np.float64)[coded.of_node]
             self.answers.scores[key] = found
         return found
 
     def _answers(self, column: AnyColumn, ask: Callable[[NodeView], int]) -> Ints:
-        """Ask once for each value in the column."""
+        """Call a function once for each distinct value in the column."""
         coded = self.coded(column)
         answers: Ints = np.array([ask(self.nodes[at]) for at in coded.examples], np.int64)
         spread: Ints = answers[coded.of_node]
         return spread
 
 
-# All fields of a node but those that move with what is assigned to it.
+# All fields of a node except those that change with its allocations.
 _FIXED_FIELDS: Final = tuple(
     one.name
     for one in dataclasses.fields(NodeView)
@@ -349,7 +336,7 @@ _FIXED_FIELDS: Final = tuple(
 
 
 def _differ(old: NodeView, new: NodeView) -> bool:
-    """Return whether more than what is assigned to the node changed."""
+    """Return whether more than the node's allocations changed."""
     return any(getattr(old, name) != getattr(new, name) for name in _FIXED_FIELDS)
 
 

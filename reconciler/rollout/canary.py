@@ -1,7 +1,7 @@
-"""Whether a new version is good: the steps of a trial. Pure but for `CanaryBook`, which keeps baselines.
+"""Canary analysis: moves a new version through its steps, or fails it. Pure, except for `CanaryBaselines`.
 
-A step is prepared until its replicas are ready (the weight is then still that of the step before), and
-under way from then on: that is when its weight counts, and `since` is set.
+A step waits until its replicas are ready, with the weight of the step before. Then it runs: its weight counts, and
+`since` is set.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from schemas import duration, quantity
 from schemas.deployment import CanaryStatus
 from schemas.rollout import Canary, CanaryAnalysis
 
-# Of fewer requests nothing is concluded, whatever minRequests says: one bad request of one is 100 %.
+# With fewer requests nothing is concluded, even with a lower minRequests: one failure of one request is 100 %.
 _FEWEST = 5
 _P95 = 0.95
 
@@ -26,10 +26,10 @@ def advance(
     measured: VersionMetrics | None,
     now: datetime,
 ) -> tuple[CanaryStatus, float | None]:
-    """Return where the trial of `template` is now, and after how many seconds to look again.
+    """Return the state of the analysis of `template`, and the seconds until it may change.
 
-    `is_new_ready`: as many replicas of the new version are ready as `next_weight` asks for.
-    `measured`: what `CanaryBook.measured` says, None as long as nobody knows.
+    `is_new_ready`: as many replicas of the new version are ready as `next_weight` needs.
+    `measured`: the result of `CanaryBaselines.since_step`; None until it is known.
     """
     if status is None or status.template != template:
         status = CanaryStatus(template=template, since=now, message=_prepares(canary, 0))
@@ -37,7 +37,7 @@ def advance(
         return status, None
     if status.step >= len(canary.steps):
         return _moved(
-            status, now, outcome="Passed", message="the steps that were left are gone"
+            status, now, outcome="Passed", message="the remaining steps were removed"
         ), None
     rules, step = canary.analysis, canary.steps[status.step]
     is_prepared = status.weight == step.weight
@@ -58,15 +58,15 @@ def advance(
 
 
 def next_weight(canary: Canary, status: CanaryStatus | None, template: str) -> int:
-    """Return the weight that replicas must be there for: of the step that is prepared or under way."""
+    """Return the weight of the step that waits or runs, which replicas must be ready for."""
     if status is None or status.template != template:
         return canary.steps[0].weight
     return canary.steps[min(status.step, len(canary.steps) - 1)].weight
 
 
-def canary_replicas(wanted: int, weight: int) -> int:
-    """Return how many of the wanted replicas run the new version: at least one, if any is wanted."""
-    return min(wanted, max(1, -(-wanted * weight // 100)))
+def canary_replicas(desired: int, weight: int) -> int:
+    """Return how many of the desired replicas run the new version: at least one, if any is desired."""
+    return min(desired, max(1, -(-desired * weight // 100)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +76,29 @@ class _Baseline:
 
 
 class CanaryBaselines:
-    """What was measured before the step that is under way began, by deployment.
+    """The metrics at the start of the current step, by deployment.
 
-    A new leader's is empty: it counts a step's requests anew.
+    A new leader starts empty, so it counts the requests of a step again.
     """
 
     def __init__(self) -> None:
         self._baselines: dict[str, _Baseline] = {}
 
-    def measured(
+    def since_step(
         self, name: str, status: CanaryStatus | None, total: VersionMetrics | None
     ) -> VersionMetrics | None:
-        """Return what happened since the step began; `total` is `DemandWatch.measured`."""
+        """Return the metrics since the step began; `total` is the result of `DemandScraper.measured`."""
         if status is None or total is None:
             return None
         known = self._baselines.get(name)
-        # Less than before: whoever counts began anew while nobody was on trial.
+        # A smaller total means that the scraper started to count again.
         is_usable = known is not None and total.is_after(known.total)
         if known is None or not is_usable or not _same_step(known.status, status):
             known = self._baselines[name] = _Baseline(status, total)
         return total.since(known.total)
 
     def forget(self, name: str) -> None:
-        """Remember nothing of a deployment that is gone, or has no trial any more."""
+        """Forget a deployment that is gone or has no running analysis."""
         self._baselines.pop(name, None)
 
 
@@ -118,49 +118,49 @@ def _says_enough(rules: CanaryAnalysis, measured: VersionMetrics | None) -> bool
 def _next(
     canary: Canary, status: CanaryStatus, measured: VersionMetrics, now: datetime
 ) -> tuple[CanaryStatus, float | None]:
-    """Return what follows a step that was passed: it is prepared, unless it needs nothing more."""
+    """Return the state after a passed step: the next step waits, or runs at once if its weight is equal."""
     after = status.step + 1
     if after == len(canary.steps):
         message = f"all {after} steps were passed ({_figures(measured)})"
         return _moved(status, now, step=after, weight=100, outcome="Passed", message=message), None
     step = canary.steps[after]
     is_begun = step.weight == status.weight
-    said = _watches(canary, after) if is_begun else _prepares(canary, after)
-    message = f"{said}; {_step(canary, status.step)} was passed ({_figures(measured)})"
-    # Replicas for it may be there already, and then nothing else makes anybody look again.
+    text = _watches(canary, after) if is_begun else _prepares(canary, after)
+    message = f"{text}; {_step(canary, status.step)} was passed ({_figures(measured)})"
+    # Its replicas may be ready already, and then no change queues the deployment.
     pause_s = duration.parse(step.pause) if is_begun else 0.0
     return _moved(status, now, step=after, message=message), pause_s
 
 
 def _faults(rules: CanaryAnalysis, measured: VersionMetrics, *, is_over: bool) -> list[str]:
-    """Return what is worse than allowed; nothing while there are too few requests to say so."""
+    """Describe the metrics that are worse than allowed; empty while there are too few requests."""
     few = rules.min_requests or _FEWEST
-    # At a step's end, what little was streamed has to do.
+    # At the end of a step, a few streams are enough.
     few_streamed = min(few, _FEWEST) if is_over else few
     found = []
     if measured.requests >= few and measured.error_rate > quantity.percent_fraction(
         rules.max_error_rate
     ):
         rate = f"{measured.error_rate:.1%}"
-        found.append(f"{rate} of the requests failed, and {rules.max_error_rate} may")
+        found.append(f"{rate} of the requests failed, {rules.max_error_rate} is allowed")
     ttft_s, most = measured.first_token_quantile(_P95), rules.max_ttft_p95
     if measured.first_token_count < few_streamed:
         ttft_s = None
     if ttft_s is not None and most is not None and ttft_s > duration.parse(most):
-        found.append(f"the first token took {ttft_s:.2f} s (p95), and {most} is allowed")
+        found.append(f"the first token took {ttft_s:.2f} s (p95), {most} is allowed")
     speed, least = measured.tokens_per_second, rules.min_tokens_per_second
     if measured.requests >= few and speed is not None and speed < least:
-        found.append(f"a request got {speed:.1f} tokens/s, and {least} are asked for")
+        found.append(f"a request got {speed:.1f} tokens/s, {least} is required")
     return found
 
 
 def _figures(measured: VersionMetrics) -> str:
     ttft_s, speed = measured.first_token_quantile(_P95), measured.tokens_per_second
-    said = [f"{measured.requests:.0f} requests", f"{measured.errors:.0f} failed"]
-    said.append("no streams" if ttft_s is None else f"first token p95 {ttft_s:.2f} s")
+    figures = [f"{measured.requests:.0f} requests", f"{measured.errors:.0f} failed"]
+    figures.append("no streams" if ttft_s is None else f"first token p95 {ttft_s:.2f} s")
     if speed is not None:
-        said.append(f"{speed:.1f} tokens/s")
-    return ", ".join(said)
+        figures.append(f"{speed:.1f} tokens/s")
+    return ", ".join(figures)
 
 
 def _step(canary: Canary, number: int) -> str:

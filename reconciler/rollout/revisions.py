@@ -1,9 +1,4 @@
-"""Why there is a revision: what somebody wrote, else what differs from the one before. Pure.
-
-Saved with the revision: its neighbours may be gone later, or renumbered.
-
-A deployment's revisions: what its replicas run, by hash, and which of them are kept. Pure.
-"""
+"""Revisions of a deployment: the versions that replicas run, their hashes and change causes, and their limit. Pure."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -20,13 +15,16 @@ from schemas.meta import CHANGE_CAUSE, RESTARTED_AT, ObjectName
 def change_cause(
     deployment: ModelDeployment, before: RevisionTemplate | None, now: RevisionTemplate
 ) -> str:
-    """Return why the deployment's engines are started with `now`; empty for a first version."""
-    said = deployment.metadata.annotations.get(CHANGE_CAUSE, "")
-    return said or (describe_difference(before, now) if before is not None else "")
+    """Return the annotation with the change cause, or the difference to `before`; empty for a first version.
+
+    It is stored with the revision, because earlier revisions may be removed later.
+    """
+    given = deployment.metadata.annotations.get(CHANGE_CAUSE, "")
+    return given or (describe_difference(before, now) if before is not None else "")
 
 
 def describe_difference(before: RevisionTemplate, now: RevisionTemplate) -> str:
-    """Return the fields that differ, as in "contextLength 2048 -> 4096"."""
+    """Describe the fields that differ, as in "contextLength 2048 -> 4096"."""
     old, new = dict(_flat("", _tree(before))), dict(_flat("", _tree(now)))
     changed = [path for path in dict.fromkeys((*old, *new)) if old.get(path) != new.get(path)]
     return ", ".join(_words(path, old.get(path), new.get(path)) for path in changed)
@@ -46,7 +44,7 @@ def _flat(prefix: str, tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _words(path: str, old: Any, new: Any) -> str:
     if path == "restartedAt":
-        return f"restarted at {new}" if new else "restart taken back"
+        return f"restarted at {new}" if new else "restart undone"
     return f"{path} {_shown(old)} -> {_shown(new)}"
 
 
@@ -57,7 +55,7 @@ def _shown(value: Any) -> str:
 
 
 def content_of(deployment: ModelDeployment) -> RevisionTemplate:
-    """Return all of the deployment that its engines are started with."""
+    """Return everything that the deployment's engines are started with."""
     spec = deployment.spec
     return RevisionTemplate(
         model=spec.model,
@@ -73,21 +71,21 @@ def content_of(deployment: ModelDeployment) -> RevisionTemplate:
 
 
 def digest(content: RevisionTemplate) -> str:
-    """Return the hash by which replicas and endpoints carry the version.
+    """Return the hash that names a version on replicas and endpoints.
 
-    What has its default does not count: a field that a later release adds must not restart the fleet.
+    Fields with their default value do not count: a field that a later release adds must not restart the fleet.
     """
     tree = content.model_dump(mode="json", exclude_defaults=True)
     return hashlib.sha256(orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
 
 
 def template_hash(deployment: ModelDeployment) -> str:
-    """Return the hash of what the deployment's engines are started with now."""
+    """Return the hash of the deployment's current version."""
     return digest(content_of(deployment))
 
 
 def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> ModelDeployment:
-    """Return the deployment as it was when its engines were started with `content`."""
+    """Return the deployment with the version `content` in its spec."""
     fields = {
         "model": content.model,
         "served_names": content.served_names,
@@ -102,70 +100,76 @@ def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> Mode
 
 
 def revision_name(deployment: ObjectName, hash_: str) -> ObjectName:
-    """Return the name of a revision: derived, so that saving it twice collides."""
+    """Return the name of a revision: derived, so that storing it twice collides."""
     return f"{deployment}-{hash_}"
 
 
-def known_contents(seen: DeploymentView) -> dict[str, RevisionTemplate]:
-    """Return every version that replicas can be made of, by hash."""
-    found = {one.spec.template: one.spec.content for one in _ours(seen)}
-    if seen.deployment is not None:
-        newest = content_of(seen.deployment)
+def known_contents(observed: DeploymentView) -> dict[str, RevisionTemplate]:
+    """Return every version that a replica can be created with, by hash."""
+    found = {one.spec.template: one.spec.content for one in _owned(observed)}
+    if observed.deployment is not None:
+        newest = content_of(observed.deployment)
         found[digest(newest)] = newest
     return found
 
 
-def collect_revisions(seen: DeploymentView) -> list[SaveRevision | RemoveRevision]:
-    """Return what to do about the revisions: the newest is saved, the oldest are dropped."""
-    ours = _ours(seen)
-    strangers = [one for one in seen.revisions if one not in ours]
-    if seen.deployment is None or seen.is_ending:
-        is_over = all(one.is_orphan for one in seen.replicas)
-        return [_remove(one) for one in seen.revisions] if is_over else []
-    newest = template_hash(seen.deployment)
-    latest = max((one.spec.revision for one in ours), default=0)
-    saved = next((one for one in ours if one.spec.template == newest), None)
+def collect_revisions(observed: DeploymentView) -> list[SaveRevision | RemoveRevision]:
+    """Return the actions that save the newest version and remove revisions beyond the history limit."""
+    owned = _owned(observed)
+    foreign = [one for one in observed.revisions if one not in owned]
+    if observed.deployment is None or observed.is_ending:
+        is_over = all(one.is_orphan for one in observed.replicas)
+        return [_remove(one) for one in observed.revisions] if is_over else []
+    newest = template_hash(observed.deployment)
+    latest = max((one.spec.revision for one in owned), default=0)
+    saved = next((one for one in owned if one.spec.template == newest), None)
     actions: list[SaveRevision | RemoveRevision] = []
     if saved is None or saved.spec.revision < latest:
-        name = revision_name(seen.name, newest)
-        there = next((one for one in seen.revisions if one.name == name), None)
+        name = revision_name(observed.name, newest)
+        there = next((one for one in observed.revisions if one.name == name), None)
         actions.append(
             SaveRevision(
                 name=name,
                 template=newest,
                 number=latest + 1,
-                cause=change_cause(seen.deployment, _last(ours), content_of(seen.deployment)),
+                cause=change_cause(
+                    observed.deployment, _last(owned), content_of(observed.deployment)
+                ),
                 version=_version(there),
             )
         )
-        strangers = [one for one in strangers if one.name != name]
-    return [*actions, *map(_remove, strangers), *map(_remove, _too_many(seen, ours, newest))]
+        foreign = [one for one in foreign if one.name != name]
+    return [*actions, *map(_remove, foreign), *map(_remove, _too_many(observed, owned, newest))]
 
 
-def _ours(seen: DeploymentView) -> tuple[Revision, ...]:
-    """Return the revisions of this very deployment, not of an earlier one of the name."""
-    uid = None if seen.deployment is None else seen.deployment.metadata.uid
+def _owned(observed: DeploymentView) -> tuple[Revision, ...]:
+    """Return the revisions that this deployment owns, and not an earlier one of the same name."""
+    uid = None if observed.deployment is None else observed.deployment.metadata.uid
     return tuple(
         one
-        for one in seen.revisions
+        for one in observed.revisions
         if any(owner.uid == uid for owner in one.metadata.owner_references)
     )
 
 
-def _last(ours: Iterable[Revision]) -> RevisionTemplate | None:
-    """Return what was the newest until now."""
-    last = max(ours, key=lambda one: one.spec.revision, default=None)
+def _last(owned: Iterable[Revision]) -> RevisionTemplate | None:
+    """Return the newest saved version."""
+    last = max(owned, key=lambda one: one.spec.revision, default=None)
     return None if last is None else last.spec.content
 
 
-def _too_many(seen: DeploymentView, ours: Iterable[Revision], newest: str) -> list[Revision]:
-    assert seen.deployment is not None
-    in_use = {newest, seen.stable, *(r.replica.spec.template for r in seen.replicas)}
+def _too_many(observed: DeploymentView, owned: Iterable[Revision], newest: str) -> list[Revision]:
+    assert observed.deployment is not None
+    in_use = {
+        newest,
+        observed.stable_template,
+        *(r.replica.spec.template for r in observed.replicas),
+    }
     idle = sorted(
-        (one for one in ours if one.spec.template not in in_use),
+        (one for one in owned if one.spec.template not in in_use),
         key=lambda one: one.spec.revision,
     )
-    return idle[: max(0, len(idle) - seen.deployment.spec.rollout.revision_history_limit)]
+    return idle[: max(0, len(idle) - observed.deployment.spec.rollout.revision_history_limit)]
 
 
 def _remove(one: Revision) -> RemoveRevision:

@@ -1,7 +1,7 @@
-"""How replicas get from one version of their deployment to the next: who is made, who ends. Pure.
+"""The next step of a rollout: which versions of replicas to create, and which replicas end. Pure.
 
-As Kubernetes' deployment controller counts: never more than wanted plus maxSurge, never fewer that answer than
-wanted minus maxUnavailable, by what is done here. Where there is no room for one more, one is replaced in place.
+Counts as Kubernetes' deployment controller: never more than desired plus maxSurge, never fewer ready than desired minus
+maxUnavailable. If there is no room for a surge, a replica is replaced in place.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from schemas.deployment import ModelDeployment
 
 
 class RolloutPhase(StrEnum):
-    """What a rollout is doing."""
+    """The phase of a rollout."""
 
     ROLLING = "Rolling"
     PAUSED = "Paused"
@@ -27,19 +27,19 @@ class RolloutPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGoal:
-    """Which versions there should be."""
+    """The versions that replicas should run."""
 
     phase: RolloutPhase
     target: str
-    """What replicas are to run, but for those on trial."""
-    trial: str = ""
-    """The version that is tried, while it is."""
-    trial_replicas: int = 0
+    """Version of all replicas except the canary's."""
+    canary: str = ""
+    """Version under canary analysis; empty without one."""
+    canary_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """A replica that is to drain."""
+    """A replica that must drain and end."""
 
     replica: ReplicaView
     because: str
@@ -47,82 +47,84 @@ class Termination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStep:
-    """What brings the replicas nearer to the goal, as far as is allowed now."""
+    """The largest step towards the goal that the limits allow now."""
 
-    endings: tuple[Termination, ...] = ()
-    makes: tuple[str, ...] = ()
-    """The versions of replicas to make, in order."""
+    terminations: tuple[Termination, ...] = ()
+    creations: tuple[str, ...] = ()
+    """Versions of the replicas to create, in order."""
 
 
-def rollout_goal(seen: DeploymentView, deployment: ModelDeployment) -> RolloutGoal:
-    """Return which versions of the deployment there should be."""
+def rollout_goal(observed: DeploymentView, deployment: ModelDeployment) -> RolloutGoal:
+    """Return the versions that the deployment's replicas should run."""
     newest, rollout = template_hash(deployment), deployment.spec.rollout
-    stable = seen.stable if seen.stable in known_contents(seen) else ""
-    trial = seen.canary if seen.canary and seen.canary.template == newest else None
+    stable = (
+        observed.stable_template if observed.stable_template in known_contents(observed) else ""
+    )
+    canary = observed.canary if observed.canary and observed.canary.template == newest else None
     if rollout.paused:
         return RolloutGoal(phase=RolloutPhase.PAUSED, target=stable or newest)
-    if rollout.canary is None or not seen.wanted or stable in ("", newest):
+    if rollout.canary is None or not observed.desired_replicas or stable in ("", newest):
         return RolloutGoal(phase=RolloutPhase.ROLLING, target=newest)
-    if trial is not None and trial.outcome == "Failed":
+    if canary is not None and canary.outcome == "Failed":
         return RolloutGoal(phase=RolloutPhase.ROLLED_BACK, target=stable)
-    if trial is not None and trial.outcome == "Passed":
+    if canary is not None and canary.outcome == "Passed":
         return RolloutGoal(phase=RolloutPhase.ROLLING, target=newest)
-    weight = next_weight(rollout.canary, trial, newest)
+    weight = next_weight(rollout.canary, canary, newest)
     return RolloutGoal(
         phase=RolloutPhase.CANARY,
         target=stable,
-        trial=newest,
-        trial_replicas=canary_replicas(seen.wanted, weight),
+        canary=newest,
+        canary_replicas=canary_replicas(observed.desired_replicas, weight),
     )
 
 
 def next_step(
     goal: RolloutGoal,
-    seen: DeploymentView,
+    observed: DeploymentView,
     deployment: ModelDeployment,
     staying: Sequence[ReplicaView],
 ) -> RolloutStep:
-    """Return the next step for the replicas that may stay where they are."""
+    """Return the next step for the replicas that may stay on their nodes."""
     match goal.phase:
         case RolloutPhase.PAUSED:
-            return _paused(goal, seen, staying)
+            return _paused(goal, observed, staying)
         case RolloutPhase.CANARY:
-            return _canary(goal, seen, deployment, staying)
+            return _canary(goal, observed, deployment, staying)
         case RolloutPhase.ROLLING | RolloutPhase.ROLLED_BACK:
             if deployment.spec.rollout.strategy == "Recreate":
-                return _recreate(goal, seen, staying)
-            return _roll(goal.target, seen.wanted, deployment, staying)
+                return _recreate(goal, observed, staying)
+            return _roll(goal.target, observed.desired_replicas, deployment, staying)
 
 
 def replaceable_in_place(
     goal: RolloutGoal,
-    seen: DeploymentView,
+    observed: DeploymentView,
     staying: Sequence[ReplicaView],
     *,
     has_surge: bool,
     is_stuck: bool,
 ) -> tuple[ReplicaView, ...]:
-    """Return the replicas of which one may be replaced where it is, because there is no room for one more.
+    """Return the replicas of which one may be replaced in place, because there is no room for a surge.
 
-    Only while all of them answer and nothing ends already. `is_stuck`: one more could not be placed.
+    Only while all replicas are ready and none ends. With `is_stuck`, a surge could not be placed.
     """
     if goal.phase is RolloutPhase.PAUSED or (has_surge and not is_stuck):
         return ()
-    kept = {goal.target} if goal.phase is not RolloutPhase.CANARY else {goal.trial}
+    kept = {goal.target} if goal.phase is not RolloutPhase.CANARY else {goal.canary}
     old = [r for r in _by_name(staying) if r.replica.spec.template not in kept]
-    # While a version is tried the others stay, but for those whose places the trial needs.
-    tried = len(staying) - len(old)
-    if goal.phase is RolloutPhase.CANARY and tried >= goal.trial_replicas:
+    # During a canary analysis the old version stays, except on the nodes that the canary needs.
+    canaries = len(staying) - len(old)
+    if goal.phase is RolloutPhase.CANARY and canaries >= goal.canary_replicas:
         return ()
-    # Those that are missing for want of room would be missing anyway.
-    is_full = is_stuck or len(staying) >= seen.wanted
+    # Replicas that are missing for lack of room do not count against it.
+    is_full = is_stuck or len(staying) >= observed.desired_replicas
     if not is_full or not all(r.is_ready for r in staying):
         return ()
-    return () if any(r.is_deleting for r in seen.replicas) else tuple(old)
+    return () if any(r.is_deleting for r in observed.replicas) else tuple(old)
 
 
 def surge_limits(deployment: ModelDeployment, wanted: int) -> tuple[int, int]:
-    """Return how many replicas there may be above the wanted number, and how many of it may be missing."""
+    """Return how many replicas may exist above the desired number, and how many of it may be unready."""
     rollout = deployment.spec.rollout
     surge = quantity.resolve_amount(rollout.max_surge, wanted, round_up=True)
     return surge, min(
@@ -130,55 +132,66 @@ def surge_limits(deployment: ModelDeployment, wanted: int) -> tuple[int, int]:
     )
 
 
-def version_after_move(goal: RolloutGoal, seen: DeploymentView, replica: ReplicaView) -> str:
-    """Return the version that a replica gets when it is moved off a lost node."""
+def version_after_move(goal: RolloutGoal, observed: DeploymentView, replica: ReplicaView) -> str:
+    """Return the version that a replica gets when it moves off a lost node."""
     own = replica.replica.spec.template
-    if own == goal.trial or (goal.phase is RolloutPhase.PAUSED and own in known_contents(seen)):
+    if own == goal.canary or (
+        goal.phase is RolloutPhase.PAUSED and own in known_contents(observed)
+    ):
         return own
     return goal.target
 
 
-def _paused(goal: RolloutGoal, seen: DeploymentView, staying: Sequence[ReplicaView]) -> RolloutStep:
+def _paused(
+    goal: RolloutGoal, observed: DeploymentView, staying: Sequence[ReplicaView]
+) -> RolloutStep:
     return RolloutStep(
-        endings=_surplus(staying, len(staying) - seen.wanted, keep={goal.target}),
-        makes=(goal.target,) * max(0, seen.wanted - len(staying)),
+        terminations=_surplus(
+            staying, len(staying) - observed.desired_replicas, keep={goal.target}
+        ),
+        creations=(goal.target,) * max(0, observed.desired_replicas - len(staying)),
     )
 
 
 def _recreate(
-    goal: RolloutGoal, seen: DeploymentView, staying: Sequence[ReplicaView]
+    goal: RolloutGoal, observed: DeploymentView, staying: Sequence[ReplicaView]
 ) -> RolloutStep:
     old = [r for r in _by_name(staying) if r.replica.spec.template != goal.target]
     fresh = [r for r in staying if r not in old]
-    is_free = all(r.replica.spec.template == goal.target for r in seen.replicas)
+    is_free = all(r.replica.spec.template == goal.target for r in observed.replicas)
     return RolloutStep(
-        endings=(
+        terminations=(
             *(Termination(replica=r, because="Outdated") for r in old),
-            *_surplus(fresh, len(fresh) - seen.wanted, keep={goal.target}),
+            *_surplus(fresh, len(fresh) - observed.desired_replicas, keep={goal.target}),
         ),
-        makes=(goal.target,) * max(0, seen.wanted - len(fresh)) if is_free else (),
+        creations=(goal.target,) * max(0, observed.desired_replicas - len(fresh))
+        if is_free
+        else (),
     )
 
 
 def _canary(
     goal: RolloutGoal,
-    seen: DeploymentView,
+    observed: DeploymentView,
     deployment: ModelDeployment,
     staying: Sequence[ReplicaView],
 ) -> RolloutStep:
-    tried = [r for r in staying if r.replica.spec.template == goal.trial]
-    others = [r for r in staying if r not in tried]
-    missing = max(0, goal.trial_replicas - len(tried))
-    # Where the trial took a place of theirs they need not get it back: together they are enough.
-    wanted = min(seen.wanted, max(len(others), seen.wanted - goal.trial_replicas))
-    rest = _roll(goal.target, wanted, deployment, others)
+    canaries = [r for r in staying if r.replica.spec.template == goal.canary]
+    others = [r for r in staying if r not in canaries]
+    missing = max(0, goal.canary_replicas - len(canaries))
+    # If the canary replaced one of them in place, it is not created again: together they are enough.
+    desired = min(
+        observed.desired_replicas,
+        max(len(others), observed.desired_replicas - goal.canary_replicas),
+    )
+    rest = _roll(goal.target, desired, deployment, others)
     return RolloutStep(
-        endings=(
-            *_surplus(tried, len(tried) - goal.trial_replicas, keep={goal.trial}),
-            *rest.endings,
+        terminations=(
+            *_surplus(canaries, len(canaries) - goal.canary_replicas, keep={goal.canary}),
+            *rest.terminations,
         ),
-        # What is tried comes first, or a place that was made for it would be given back.
-        makes=(*(goal.trial,) * missing, *rest.makes),
+        # The canary comes first, so that the old version does not take the room that was freed for it.
+        creations=(*(goal.canary,) * missing, *rest.creations),
     )
 
 
@@ -186,12 +199,12 @@ def _roll(
     target: str, wanted: int, deployment: ModelDeployment, staying: Sequence[ReplicaView]
 ) -> RolloutStep:
     surge, unavailable = surge_limits(deployment, wanted)
-    # One on a lost node is moved, which renews it; one of several ranks begins another epoch of the same version.
+    # A replica on a lost node gets the new version when it moves. With several ranks it keeps its version.
     moved = [r for r in staying if r.is_node_lost and r.epoch is None]
     old = [r for r in _by_name(staying) if r.replica.spec.template != target and r not in moved]
     fresh = [r for r in staying if r not in old]
     surplus = _surplus(fresh, len(fresh) - wanted, keep={target})
-    # What serves nobody is missed by nobody.
+    # A replica that serves no requests may end at once.
     idle = [r for r in old if r.is_idle]
     kept = len(staying) - len(idle)
     ending = {one.replica.name for one in surplus}
@@ -200,15 +213,18 @@ def _roll(
     ready = [r for r in old if r.is_ready][:spare]
     because = "Outdated" if wanted else "ScaledDown"
     return RolloutStep(
-        endings=(*surplus, *(Termination(replica=r, because=because) for r in (*idle, *ready))),
-        makes=(target,) * max(0, min(wanted - len(fresh), wanted + surge - kept)),
+        terminations=(
+            *surplus,
+            *(Termination(replica=r, because=because) for r in (*idle, *ready)),
+        ),
+        creations=(target,) * max(0, min(wanted - len(fresh), wanted + surge - kept)),
     )
 
 
 def _surplus(
     replicas: Sequence[ReplicaView], number: int, *, keep: AbstractSet[str]
 ) -> tuple[Termination, ...]:
-    """Return those that are too many: rather what does not answer, what is outdated, and the highest."""
+    """Return the surplus replicas: first those that do not serve, then outdated ones, then the highest names."""
     if number <= 0:
         return ()
     order = sorted(

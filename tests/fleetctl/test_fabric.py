@@ -13,9 +13,9 @@ from schemas.node import Node
 from schemas.shardgroup import ShardGroup, ShardGroupSpec
 from store import codec
 from store.port import Transport
-from tests.reconciler.groups.test_fabric import Mac, meshed, with_fabric, with_status
 from tests.support.fleet import Fleet
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.reconciler_fabric import Mac, meshed, with_fabric, with_status
 
 
 def shardgroup(name: str, spec: str) -> ShardGroup:

@@ -147,7 +147,7 @@ async def test_a_model_that_no_node_has_seen_yet(fleet: Fleet, tmp_path: Path) -
     )
     unseen = await fleet.ctl("plan", "-f", "-", stdin=manifest)
     assert unseen.out.splitlines()[-1] == (
-        "modeldeployment/fresh: 1 replica has no place: 0/6 nodes fit: 3 yet to look at the model, 1 cordoned, "
+        "modeldeployment/fresh: 1 replica has no place: 0/6 nodes fit: 3 yet to inspect the model, 1 cordoned, "
         "1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does "
         "not name); agents look at it once it is applied, --models-dir shows the proof from files here"
     )
@@ -183,7 +183,7 @@ async def test_a_draft_model_and_an_adapter_are_parts_of_what_it_takes(
     assert "PROCESS   EXTRAS" in head
     assert "prefix cache 1.0 GiB, adapter 600 B, draft model " in row
     unseen = await fleet.ctl("plan", "-f", "-", stdin=manifest)
-    assert "3 yet to look at the model" in unseen.out
+    assert "3 yet to inspect the model" in unseen.out
 
 
 async def test_describe_names_the_parts_that_only_some_have(

@@ -15,8 +15,7 @@ from engine.cache.interface import KvOptions
 from models import cache_rules, footprint, model_files
 from models.footprint import ServingLoad
 from reconciler.placement import filters
-from reconciler.placement.inputs import PlacementRequest
-from reconciler.views import NodeView
+from reconciler.placement.inputs import NodeView, PlacementRequest
 from schemas.deployment import KvCache, ModelDeploymentSpec, ModelSource
 from schemas.node import ModelGeometry, ModelReport
 from tests.support.model_geometries import BASE, FAMILIES, build, geometry, module
@@ -91,7 +90,7 @@ def test_placement_accepts_what_the_engine_accepts(family: str, name: str) -> No
         name="a", is_ready=True, models={"m": ModelReport(path="m", geometry=geometry(config))}
     )
     spec = ModelDeploymentSpec(model=ModelSource(path="m"), kv_cache=kept)
-    refused = filters.keeps_as_told(PlacementRequest(name="m", spec=spec), there)
+    refused = filters.supports_kv_cache(PlacementRequest(name="m", spec=spec), there)
     making = module("engine.cache.layer_caches")
     options = KvOptions(bits=kept.bits, window=kept.window)
     if refused is None and (family, name) not in LEFT_TO_THE_ENGINE:

@@ -1,6 +1,10 @@
-"""The executor: what the store holds after each action, and what keeps it from writing."""
+"""The executor: what the store holds after each action, and what keeps it from writing.
+
+A plan of many actions: few transactions, and the same store in the end as one by one.
+"""
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -21,76 +25,32 @@ from reconciler.actions import (
 from reconciler.execute import Executor
 from reconciler.rollout.revisions import content_of, template_hash
 from schemas.deployment import ModelDeployment
-from schemas.meta import ObjectKey, Status
+from schemas.meta import Condition, ConditionStatus, ObjectKey, Status
 from schemas.node import Node
 from schemas.replica import RankAssignment, Replica
-from store import codec, keys, objects
-from store.errors import ConflictError
+from store import keys, objects
+from store.errors import ConflictError, UnavailableError
 from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put
+from tests.store.faults import FaultyTransport
 from tests.support.clock import FakeClock
 from tests.support.fleets import NOW, PROOF, deployment, replica
-from tests.support.reconciler_agents import put_rank
+from tests.support.reconciler_store import ELECTION, LeaderStore
 
-ELECTION = keys.ELECTION_RECONCILER
 CONTENT = content_of(deployment())
 CREATE = CreateReplica(
     name="qwen-0", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT
 )
 
 
-class World:
-    """A store, and a leader that writes to it."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.transport = MemoryTransport(self.clock)
-        self.epoch = 0
-        self.executor = Executor(
-            self.transport,
-            self.clock,
-            lambda: CreateRevisionGuard(key=ELECTION, create_revision=self.epoch),
-        )
-
-    async def lead(self) -> None:
-        self.epoch = await self.transport.commit([], [Put(key=ELECTION, value=b"me")])
-        await self.executor.last_assignment()
-
-    async def lose(self) -> None:
-        """Somebody else leads, and we have not heard of it."""
-        await self.transport.commit([], [Delete(key=ELECTION)])
-        await self.transport.commit([], [Put(key=ELECTION, value=b"another")])
-
-    async def have(self, found: ModelDeployment) -> ModelDeployment:
-        await self.transport.commit([], [codec.put_spec(found)])
-        there = await objects.get(self.transport, ModelDeployment, found.name)
-        assert there is not None
-        return there
-
-    async def have_replica(self, found: Replica) -> int:
-        put = [codec.put_spec(found), put_rank(found)]
-        status = Put(key=keys.status_key("Replica", found.name), value=codec.encode(Status()))
-        return await self.transport.commit([], [*put, status])
-
-    async def replica(self) -> Replica | None:
-        return await objects.get(self.transport, Replica, "qwen-0")
-
-    async def keys(self) -> set[str]:
-        """Return what is in the store beside the election."""
-        listing = await self.transport.list(keys.ROOT)
-        return {item.key.removeprefix(keys.ROOT) for item in listing.items} - {
-            ELECTION.removeprefix(keys.ROOT)
-        }
-
-
 @pytest.fixture
-async def world() -> World:
-    made = World()
+async def world() -> LeaderStore:
+    made = LeaderStore()
     await made.lead()
     return made
 
 
-async def test_create(world: World) -> None:
+async def test_create(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     revision = await world.executor.do(CREATE, owner, {})
     made = await world.replica()
@@ -106,7 +66,7 @@ async def test_create(world: World) -> None:
     assert [(rank.node, rank.memory) for rank in made.spec.ranks] == [("a", PROOF)]
 
 
-async def test_creating_twice_collides(world: World) -> None:
+async def test_creating_twice_collides(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     await world.executor.do(CREATE, owner, {})
     first = await world.replica()
@@ -115,7 +75,7 @@ async def test_creating_twice_collides(world: World) -> None:
     assert await world.replica() == first
 
 
-async def test_what_was_planned_without_the_last_assignment_is_not_done(world: World) -> None:
+async def test_what_was_planned_without_the_last_assignment_is_not_done(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     version = await world.have_replica(replica(3).replica)
     another = Executor(
@@ -138,7 +98,7 @@ async def test_what_was_planned_without_the_last_assignment_is_not_done(world: W
     assert await another.last_assignment() > late
 
 
-async def test_the_lead_outlives_an_assignment(world: World) -> None:
+async def test_the_lead_outlives_an_assignment(world: LeaderStore) -> None:
     """The election key is written, and keeps its holder, its lease and its epoch."""
     lease = await world.transport.grant(4)
     put = Put(key=ELECTION, value=b"me", lease=lease)
@@ -156,7 +116,7 @@ async def test_the_lead_outlives_an_assignment(world: World) -> None:
     assert now.mod_revision == revision
 
 
-async def test_a_name_that_is_used_again_is_another_replica(world: World) -> None:
+async def test_a_name_that_is_used_again_is_another_replica(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     await world.executor.do(CREATE, owner, {})
     first = await world.replica()
@@ -170,7 +130,7 @@ async def test_a_name_that_is_used_again_is_another_replica(world: World) -> Non
     assert second.metadata.uid != first.metadata.uid
 
 
-async def test_move(world: World) -> None:
+async def test_move(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     old = replica(0).replica
     version = await world.have_replica(old)
@@ -190,7 +150,7 @@ async def test_move(world: World) -> None:
     assert "/rank/a/qwen-0/0" not in await world.keys()
 
 
-async def test_delete_marks_and_nothing_else(world: World) -> None:
+async def test_delete_marks_and_nothing_else(world: LeaderStore) -> None:
     old = replica(0).replica
     version = await world.have_replica(old)
     action = DeleteReplica(name="qwen-0", because="ScaledDown", version=version)
@@ -203,14 +163,14 @@ async def test_delete_marks_and_nothing_else(world: World) -> None:
     assert "/rank/a/qwen-0/0" in await world.keys()
 
 
-async def test_remove_leaves_nothing(world: World) -> None:
+async def test_remove_leaves_nothing(world: LeaderStore) -> None:
     old = replica(0).replica
     version = await world.have_replica(old)
     await world.executor.do(RemoveReplica(name="qwen-0", version=version), None, {"qwen-0": old})
     assert await world.keys() == set()
 
 
-async def test_remove_deployment_leaves_nothing(world: World) -> None:
+async def test_remove_deployment_leaves_nothing(world: LeaderStore) -> None:
     there = await world.have(deployment())
     version = int(there.metadata.resource_version)
     key = ObjectKey("ModelDeployment", "qwen")
@@ -240,7 +200,7 @@ async def test_remove_deployment_leaves_nothing(world: World) -> None:
     ],
     ids=lambda action: type(action).__name__,
 )
-async def test_who_lost_the_lead_writes_nothing(world: World, action: Action) -> None:
+async def test_who_lost_the_lead_writes_nothing(world: LeaderStore, action: Action) -> None:
     owner = await world.have(deployment())
     await world.lose()
     before = await world.transport.list(keys.ROOT)
@@ -262,7 +222,7 @@ class Recording(MemoryTransport):
         return await super().commit(guards, operations)
 
 
-async def test_every_write_names_the_fence(world: World) -> None:
+async def test_every_write_names_the_fence(world: LeaderStore) -> None:
     store = world.transport = Recording(world.clock)
     fence = CreateRevisionGuard(key=ELECTION, create_revision=2)
     world.executor = Executor(store, world.clock, lambda: fence)
@@ -294,7 +254,7 @@ async def test_every_write_names_the_fence(world: World) -> None:
     assert all(fence in guards for guards in store.guards)
 
 
-async def test_nor_statuses_nor_nodes(world: World) -> None:
+async def test_nor_statuses_nor_nodes(world: LeaderStore) -> None:
     there = await world.have(deployment())
     version = int(there.metadata.resource_version)
     await world.lose()
@@ -308,7 +268,7 @@ async def test_nor_statuses_nor_nodes(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_move", [False, True])
-async def test_an_edit_meanwhile_is_planned_anew(world: World, *, is_move: bool) -> None:
+async def test_an_edit_meanwhile_is_planned_anew(world: LeaderStore, *, is_move: bool) -> None:
     seen = await world.have(deployment())
     version = await world.have_replica(replica(0).replica) if is_move else 0
     await world.have(deployment(replicas=0))
@@ -344,7 +304,9 @@ async def test_an_edit_meanwhile_is_planned_anew(world: World, *, is_move: bool)
     ],
     ids=lambda action: type(action).__name__,
 )
-async def test_old_news_about_a_replica_is_no_ground_to_act(world: World, action: Action) -> None:
+async def test_old_news_about_a_replica_is_no_ground_to_act(
+    world: LeaderStore, action: Action
+) -> None:
     owner = await world.have(deployment())
     await world.have_replica(replica(0).replica)
     before = await world.transport.list(keys.ROOT)
@@ -353,7 +315,7 @@ async def test_old_news_about_a_replica_is_no_ground_to_act(world: World, action
     assert await world.transport.list(keys.ROOT) == before
 
 
-async def test_no_status_without_its_object(world: World) -> None:
+async def test_no_status_without_its_object(world: LeaderStore) -> None:
     there = await world.have(deployment())
     version = int(there.metadata.resource_version)
     await world.transport.commit([], [Delete(key=keys.spec_key("ModelDeployment", "qwen"))])
@@ -364,7 +326,7 @@ async def test_no_status_without_its_object(world: World) -> None:
     assert await world.keys() == set()
 
 
-async def test_a_node_is_registered_once(world: World) -> None:
+async def test_a_node_is_registered_once(world: LeaderStore) -> None:
     await world.executor.register_node("a", "uid-a")
     made = await objects.get(world.transport, Node, "a")
     assert made is not None
@@ -372,3 +334,131 @@ async def test_a_node_is_registered_once(world: World) -> None:
     assert not made.spec.unschedulable
     with pytest.raises(ConflictError):
         await world.executor.register_node("a", "uid-b")
+
+
+def creates(number: int, *, first: int = 0) -> list[Action]:
+    return [
+        CreateReplica(
+            name=f"qwen-{at}", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT
+        )
+        for at in range(first, first + number)
+    ]
+
+
+async def carried_out(
+    executor: Executor,
+    actions: Sequence[Action],
+    owner: ModelDeployment,
+    replicas: dict[str, Replica],
+    found: list[int] | None = None,
+) -> list[int]:
+    """Return how many actions were done at once, in turn; in `found` they are also after an error."""
+    found = [] if found is None else found
+    async with aclosing(executor.do_all(actions, owner, replicas)) as steps:
+        async for done, _ in steps:
+            found.append(len(done))
+    return found
+
+
+async def names(world: LeaderStore) -> set[str]:
+    return {found.name for found in await objects.list_all(world.transport, Replica)}
+
+
+async def test_many_actions_are_few_transactions(world: LeaderStore) -> None:
+    owner = await world.have(deployment())
+    old = replica(1000, on="lost").replica
+    version = await world.have_replica(old)
+    ending = replica(1001).replica
+    actions = [
+        DeleteReplica(
+            name=ending.name, because="Outdated", version=await world.have_replica(ending)
+        ),
+        MoveReplica(
+            name=old.name,
+            ranks=(RankAssignment(node="a", memory=PROOF),),
+            content=CONTENT,
+            version=version,
+        ),
+        *creates(100),
+    ]
+    before = (await world.transport.status()).revision
+    await world.executor.last_assignment()
+    done = await carried_out(world.executor, actions, owner, {old.name: old, ending.name: ending})
+    assert sum(done) == len(actions)
+    assert len(done) == 2
+    assert (await world.transport.status()).revision == before + 2
+    assert len(await names(world)) == 102
+    uids = {found.metadata.uid for found in await objects.list_all(world.transport, Replica)}
+    assert len(uids) == 102
+    moved = await objects.get(world.transport, Replica, old.name)
+    assert moved is not None
+    assert moved.spec.ranks[0].node == "a"
+    assert await world.transport.get(keys.rank_key("lost", old.name, 0)) is None
+
+
+async def test_what_is_refused_holds_up_only_what_comes_after_it(world: LeaderStore) -> None:
+    owner = await world.have(deployment())
+    await world.have_replica(replica(2).replica)  # the plan does not know of it
+    done: list[int] = []
+    with pytest.raises(ConflictError):
+        await carried_out(world.executor, creates(5), owner, {}, done)
+    assert done == [1, 1]
+    assert await names(world) == {"qwen-0", "qwen-1", "qwen-2"}
+
+
+async def test_a_deployment_that_was_edited_gets_nothing(world: LeaderStore) -> None:
+    owner = await world.have(deployment())
+    await world.have(deployment(replicas=7))
+    with pytest.raises(ConflictError):
+        await carried_out(world.executor, creates(5), owner, {})
+    assert await names(world) == set()
+
+
+async def test_a_deposed_leader_assigns_nothing(world: LeaderStore) -> None:
+    owner = await world.have(deployment())
+    await world.lose()
+    with pytest.raises(ConflictError):
+        await carried_out(world.executor, creates(5), owner, {})
+    assert await names(world) == set()
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_after_a_lost_answer_nothing_is_assigned_until_it_is_counted(
+    world: LeaderStore, is_applied: bool
+) -> None:
+    owner = await world.have(deployment())
+    faulty = FaultyTransport(world.transport)
+    executor = Executor(
+        faulty, world.clock, lambda: CreateRevisionGuard(key=ELECTION, create_revision=world.epoch)
+    )
+    before = await executor.last_assignment()
+    faulty.answers_to_lose, faulty.commits_to_lose = int(is_applied), int(not is_applied)
+    with pytest.raises(UnavailableError):
+        await carried_out(executor, creates(100), owner, {})
+    assert len(await names(world)) == (62 if is_applied else 0)
+    with pytest.raises(ConflictError):
+        await carried_out(executor, creates(3, first=200), owner, {})
+    counted = await executor.last_assignment()
+    assert (counted > before) is is_applied
+    left = creates(38, first=62) if is_applied else creates(100)
+    assert sum(await carried_out(executor, left, owner, {})) == len(left)
+    assert len(await names(world)) == 100
+
+
+async def test_statuses_are_written_together_where_their_objects_still_are(
+    world: LeaderStore,
+) -> None:
+    versions = [await world.have_replica(replica(at).replica) for at in range(3)]
+    ready = Condition(type="Ready", status=ConditionStatus.TRUE, reason="Test", message="so it is")
+    news = [
+        (ObjectKey("Replica", f"qwen-{at}"), Status(conditions=(ready,)), version)
+        for at, version in enumerate(versions)
+    ]
+    before = (await world.transport.status()).revision
+    await world.executor.write_statuses(news)
+    assert (await world.transport.status()).revision == before + 1
+    changed = [*news[:1], (*news[1][:2], news[1][2] - 1), *news[2:]]
+    with pytest.raises(ConflictError):
+        await world.executor.write_statuses(changed)
+    await world.executor.write_statuses([])
+    assert (await world.transport.status()).revision == before + 2

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from reconciler.forecast import ForecastKind, ForecastStep, forecast
+from reconciler.placement.inputs import Allocation, NodeView
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, PendingAssignment, PreemptingAssignment
 from reconciler.rollout.revisions import template_hash
-from reconciler.views import Allocation, DeploymentView, NodeView, ReplicaView
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment, Revision
 from schemas.node import Taint
 from schemas.replica import MemoryProof
@@ -131,11 +132,11 @@ TAINTED = replace(node("a"), taints=(Taint(key="k", effect="NoExecute"),))
             ["qwen-0 ReplacedInPlace a>a"], id="recreate",
         ),
         pytest.param(
-            wanting(1), (NOW_0,), (node("a", leave="draining"), node("b")), ["qwen-0 Replaced a>b"],
+            wanting(1), (NOW_0,), (node("a", leave_reason="draining"), node("b")), ["qwen-0 Replaced a>b"],
             id="its-node-is-drained",
         ),
         pytest.param(
-            wanting(1), (NOW_0,), (replace(node("a", leave="draining"), is_cordoned=True),),
+            wanting(1), (NOW_0,), (replace(node("a", leave_reason="draining"), is_cordoned=True),),
             ["qwen-0 Replaced a>nowhere"], id="drained-and-nowhere-to-go",
         ),
         pytest.param(
@@ -192,7 +193,7 @@ def test_a_paused_rollout_makes_more_of_the_old_version() -> None:
     table = housing(node("a"), replicas=there)
     paused = wanting(2, rollout=Rollout(paused=True))
     seen = seen_of(paused, there, table, revisions=(revision(before), revision(paused, 2)))
-    seen = replace(seen, stable=template_hash(before))
+    seen = replace(seen, stable_template=template_hash(before))
     [step] = forecast([seen], table)
     assert (step.kind, step.memory and step.memory.total_bytes) == (ForecastKind.NEW, 2 * GIB)
     assert template_hash(paused) not in (OLD, template_hash(before))

@@ -1,4 +1,9 @@
-"""The reconciler's plan: a table of situations."""
+"""The reconciler's plan: a table of situations.
+
+Deleting a deployment: what it owns ends first, or is left running and taken over later.
+
+Who leaves a node that is drained or withheld, and when; what a taint drives out.
+"""
 
 from dataclasses import replace
 
@@ -6,8 +11,11 @@ import pytest
 
 from reconciler.plan import plan
 from reconciler.rollout.revisions import template_hash
-from reconciler.views import DeploymentView
-from schemas.placement import Placement
+from reconciler.views import DeploymentView, ReplicaView
+from schemas.deployment import ModelDeployment
+from schemas.meta import ORPHAN
+from schemas.node import Taint
+from schemas.placement import Placement, Toleration
 from tests.support.fleets import deployment, node, observed, replica
 from tests.support.reconciler_shorthand import short
 
@@ -93,7 +101,7 @@ def test_plan(seen: DeploymentView, wanted: list[str]) -> None:
 
 
 def test_a_replica_of_an_earlier_deployment_is_ended() -> None:
-    stranger = replace(replica(0), is_ours=False)
+    stranger = replace(replica(0), is_owned=False)
     decided = plan(observed(deployment(), (stranger,), (A,)))
     assert [short(action) for action in decided.actions] == [
         "-qwen-0 OwnerReplaced",
@@ -134,3 +142,142 @@ def test_scaling_or_placing_does_not_restart_engines() -> None:
     assert template_hash(deployment()) == template_hash(
         deployment(placement=Placement(pools=("p",)))
     )
+
+
+LONE_NODE = node("a")
+
+
+def orphaning() -> ModelDeployment:
+    found = deployment(is_deleting=True)
+    metadata = found.metadata.model_copy(update={"finalizers": (ORPHAN,)})
+    return found.model_copy(update={"metadata": metadata})
+
+
+def orphan(ordinal: int, *, is_deleting: bool = False, is_outdated: bool = False) -> ReplicaView:
+    found = replica(ordinal, is_deleting=is_deleting, is_outdated=is_outdated)
+    metadata = found.replica.metadata.model_copy(update={"owner_references": ()})
+    return replace(found, replica=found.replica.model_copy(update={"metadata": metadata}))
+
+
+def planned(seen: DeploymentView) -> list[str]:
+    return [short(action) for action in plan(seen).actions]
+
+
+def test_orphaned_replicas_are_let_go_before_their_deployment_goes() -> None:
+    assert planned(observed(orphaning(), (replica(0),), (LONE_NODE,))) == ["oqwen-0"]
+    assert planned(observed(orphaning(), (orphan(0),), (LONE_NODE,))) == ["Xqwen"]
+
+
+def test_what_drains_already_ends_also_when_orphaned() -> None:
+    draining = replica(0, is_deleting=True)
+    assert planned(observed(orphaning(), (draining, orphan(1)), (LONE_NODE,))) == []
+    ended = replace(draining, is_stopped=True)
+    assert planned(observed(orphaning(), (ended, orphan(1)), (LONE_NODE,))) == ["xqwen-0"]
+
+
+def test_an_orphan_is_left_alone_until_somebody_deletes_it() -> None:
+    assert planned(observed(None, (orphan(0),), (LONE_NODE,))) == []
+    gone = replace(orphan(0, is_deleting=True), is_stopped=True)
+    assert planned(observed(None, (gone,), (LONE_NODE,))) == ["xqwen-0"]
+
+
+def test_a_deployment_of_the_name_takes_over_what_is_there() -> None:
+    assert planned(observed(deployment(), (orphan(0),), (LONE_NODE,))) == ["aqwen-0"]
+    # Then it is one of its own, and rolls if it is outdated.
+    assert planned(observed(deployment(), (replica(0, is_outdated=True),), (LONE_NODE,))) == [
+        "+qwen-1@a"
+    ]
+
+
+def test_what_lost_its_owner_otherwise_ends() -> None:
+    stranger = replace(replica(0), is_owned=False)
+    assert planned(observed(None, (stranger,), (LONE_NODE,))) == ["-qwen-0 OwnerDeleted"]
+
+
+DRAINED = node("d", is_cordoned=True, leave_reason="it is drained")
+OTHER_NODE = node("b")
+FULL = node("full", memory_gib=0.5)
+
+
+def on(name: str, *ordinals: int, is_ready: bool = True) -> tuple[ReplicaView, ...]:
+    return tuple(replica(ordinal, on=name, is_ready=is_ready) for ordinal in ordinals)
+
+
+EVICTIONS = [
+    pytest.param(
+        observed(deployment(), on("d", 0), (DRAINED, OTHER_NODE)),
+        ["+qwen-1@b"],
+        id="replaced-first",
+    ),
+    pytest.param(
+        observed(
+            deployment(),
+            (*on("d", 0), *on("b", 1, is_ready=False)),
+            (DRAINED, OTHER_NODE),
+        ),
+        [],
+        id="waits-for-the-replacement",
+    ),
+    pytest.param(
+        observed(deployment(), (*on("d", 0), *on("b", 1)), (DRAINED, OTHER_NODE)),
+        ["-qwen-0 Evicted"],
+        id="then-goes",
+    ),
+    pytest.param(
+        observed(deployment(), on("d", 0, is_ready=False), (DRAINED, OTHER_NODE)),
+        ["-qwen-0 Evicted", "+qwen-1@b"],
+        id="what-does-not-answer-goes-at-once",
+    ),
+    pytest.param(
+        observed(deployment(), on("d", 0), (DRAINED, FULL)),
+        ["-qwen-0 Evicted"],
+        id="without-a-place-it-goes-if-nothing-is-said",
+    ),
+    pytest.param(
+        observed(deployment(min_available=1), on("d", 0), (DRAINED, FULL)),
+        [],
+        id="min-available-holds-it",
+    ),
+    pytest.param(
+        observed(deployment(replicas=3, min_available="50%"), on("d", 0, 1, 2), (DRAINED, FULL)),
+        ["-qwen-0 Evicted"],
+        id="as-many-as-min-available-allows",
+    ),
+    pytest.param(
+        observed(deployment(replicas=0), on("d", 0), (DRAINED, OTHER_NODE)),
+        ["-qwen-0 Evicted"],
+        id="what-nobody-wants-goes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("seen", "wanted"), EVICTIONS)
+def test_leaving(seen: DeploymentView, wanted: list[str]) -> None:
+    assert [short(action) for action in plan(seen).actions] == wanted
+
+
+def test_whose_agent_is_away_is_not_idle() -> None:
+    away = replica(0, on="d", is_ready=False, reported_ready=True)
+    seen = observed(deployment(min_available=1), (away,), (DRAINED, FULL))
+    assert plan(seen).actions == ()
+
+
+TAINTED = replace(node("d"), taints=(Taint(key="broken", effect="NoExecute"),))
+
+
+def test_a_taint_drives_out_at_once() -> None:
+    seen = observed(deployment(min_available=1), on("d", 0), (TAINTED, OTHER_NODE))
+    assert [short(action) for action in plan(seen).actions] == ["-qwen-0 Evicted", "+qwen-1@b"]
+
+
+def test_who_tolerates_a_taint_stays() -> None:
+    placement = Placement(tolerations=(Toleration(key="broken", operator="Exists"),))
+    seen = observed(deployment(placement=placement), on("d", 0), (TAINTED, OTHER_NODE))
+    assert plan(seen).actions == ()
+
+
+def test_a_drained_node_that_is_lost_gives_up_what_it_had() -> None:
+    gone = replace(DRAINED, is_ready=False)
+    lost = replica(0, on="d", is_node_lost=True)
+    seen = observed(deployment(min_available=1), (lost,), (gone, OTHER_NODE))
+    assert [short(action) for action in plan(seen).actions] == [">qwen-0@b"]

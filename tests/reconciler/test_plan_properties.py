@@ -21,10 +21,11 @@ from reconciler.actions import (
     RemoveRevision,
     SaveRevision,
 )
+from reconciler.placement.inputs import NodeView
 from reconciler.plan import is_gone, plan
 from reconciler.rollout import steps
 from reconciler.rollout.revisions import template_hash, with_content
-from reconciler.views import DeploymentView, NodeView
+from reconciler.views import DeploymentView
 from schemas import quantity
 from schemas.rollout import Canary, CanaryStep, Rollout
 from tests.support.examples import few
@@ -37,7 +38,9 @@ BEFORE = deployment(context_length=512)
 
 
 def drained_or_not(view: NodeView) -> st.SearchStrategy[NodeView]:
-    return st.sampled_from([view, view, replace(view, is_cordoned=True, leave="it is drained")])
+    return st.sampled_from(
+        [view, view, replace(view, is_cordoned=True, leave_reason="it is drained")]
+    )
 
 
 nodes = st.lists(
@@ -81,7 +84,9 @@ replicas = st.lists(
 def stably(seen: DeploymentView, revisions: int, is_stable: bool) -> DeploymentView:
     """Return the situation with some of the revisions there may be."""
     saved = (revision(BEFORE, 1), revision(seen.deployment or deployment(), 2))[:revisions]
-    return replace(seen, revisions=saved, stable=template_hash(BEFORE) if is_stable else "")
+    return replace(
+        seen, revisions=saved, stable_template=template_hash(BEFORE) if is_stable else ""
+    )
 
 
 situations = st.builds(
@@ -232,7 +237,7 @@ def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
     ):
         return
     wanted = seen.deployment
-    surge, unavailable = steps.surge_limits(wanted, seen.wanted)
+    surge, unavailable = steps.surge_limits(wanted, seen.desired_replicas)
     for _ in range(30):
         actions = plan(seen).actions
         before = seen
@@ -243,11 +248,11 @@ def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
         if answering < answered:
             check_ending(before, ended, (answered, answering), unavailable)
         made = [a for a in actions if isinstance(a, CreateReplica)]
-        leaving = sum(view_of(before, r.node).leave != "" for r in before.replicas)
+        leaving = sum(view_of(before, r.node).leave_reason != "" for r in before.replicas)
         if made:
             there = [r for r in seen.replicas if not r.is_deleting]
             trial = len(there) if wanted.spec.rollout.canary else 0
-            assert len(there) <= seen.wanted + surge + leaving + trial
+            assert len(there) <= seen.desired_replicas + surge + leaving + trial
         seen = agents_act(seen)
 
 
@@ -266,10 +271,12 @@ def check_ending(
     answered, answering = numbers
     assert before.deployment is not None
     reasons = {one.because for one in ended}
-    least = before.wanted - unavailable
+    least = before.desired_replicas - unavailable
     if "Evicted" in reasons:
         of_wanted = before.deployment.spec.min_available
-        least = min(least, quantity.resolve_amount(of_wanted, before.wanted, round_up=True))
+        least = min(
+            least, quantity.resolve_amount(of_wanted, before.desired_replicas, round_up=True)
+        )
     if "OutdatedInPlace" in reasons:
         assert len(ended) == 1
         assert not any(r.is_deleting for r in before.replicas)

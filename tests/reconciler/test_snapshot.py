@@ -78,8 +78,8 @@ async def test_who_is_higher_has_chosen_before_and_who_is_lower_makes_room() -> 
     outlook = seen.outlook("mid", seen.table())
     assert isinstance(outlook.outcome, PreemptingAssignment)
     assert outlook.line == (
-        "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 NotReady; displaces low-0 on "
-        "a, which gives back 4.0 GiB"
+        "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 NotReady; preempts low-0 on "
+        "a, which frees 4.0 GiB"
     )
 
 

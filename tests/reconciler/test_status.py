@@ -75,7 +75,9 @@ def test_scaled_to_zero_is_available() -> None:
 def test_autoscaling_says_why() -> None:
     decided = ScalingDecision(desired=2, reason="AtMaximum", message="more would be of use")
     seen = replace(
-        observed(deployment(replicas=1)), scaling=status.scaling_condition(decided), desired=2
+        observed(deployment(replicas=1)),
+        scaling=status.scaling_condition(decided),
+        autoscaled_replicas=2,
     )
     made = whole(deployment(replicas=1), seen)
     assert said(made, "Scaling") == ("True", "AtMaximum", "more would be of use")
@@ -98,7 +100,7 @@ def test_placing() -> None:
 
 def test_trouble_names_replica_node_and_words() -> None:
     made = of_deployment(
-        replica(0), replace(replica(1, on="b", is_ready=False), trouble="it ended")
+        replica(0), replace(replica(1, on="b", is_ready=False), problem="it ended")
     )
     assert said(made, "Available") == (
         "False",
@@ -124,7 +126,7 @@ def test_twenty_refusals_are_enough() -> None:
 
 
 def test_replicas_of_an_earlier_deployment_do_not_count() -> None:
-    made = of_deployment(replace(replica(0), is_ours=False), replica(5), wanted=1)
+    made = of_deployment(replace(replica(0), is_owned=False), replica(5), wanted=1)
     assert (made.replicas, made.ready_replicas) == (1, 1)
 
 
@@ -174,7 +176,7 @@ def rank(reason: str, *, holds: bool) -> RankStatus:
             (
                 "False",
                 "AgentAway",
-                "its agent on a is away; the engine may go on all the same",
+                "its agent on a is away; the engine may still serve",
             ),
         ),
     ],

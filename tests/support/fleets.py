@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime
 
+from reconciler.placement.inputs import NodeView
 from reconciler.rollout.revisions import content_of, revision_name, template_hash
-from reconciler.views import DeploymentView, NodeView, ReplicaView
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentSpec,
@@ -78,7 +79,7 @@ def node(
     is_cordoned: bool = False,
     labels: dict[str, str] | None = None,
     pools: frozenset[str] = frozenset(),
-    leave: str = "",
+    leave_reason: str = "",
 ) -> NodeView:
     return NodeView(
         name=name,
@@ -87,7 +88,7 @@ def node(
         allocatable_bytes=int(memory_gib * GIB),
         labels=labels or {},
         pools=pools,
-        leave=leave,
+        leave_reason=leave_reason,
         models={"qwen": ModelReport(path="qwen", geometry=GEOMETRY)},
     )
 
@@ -128,7 +129,7 @@ def replica(
             ),
         ),
         version=ordinal + 1,
-        is_ours=True,
+        is_owned=True,
         # An endpoint lives under the lease of its node.
         is_ready=is_ready and not is_deleting and not is_node_lost,
         reported_ready=reported_ready,

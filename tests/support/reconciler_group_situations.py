@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
-from reconciler.views import Allocation, DeploymentView, NodeView, ReplicaView
+from reconciler.placement.inputs import Allocation, NodeView
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment
 from schemas.formation import Formation
 from schemas.node import ModelReport, SplitOptions

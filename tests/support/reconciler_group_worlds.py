@@ -18,9 +18,10 @@ from reconciler.actions import (
 )
 from reconciler.groups.epochs import epoch_of, mark_given_up
 from reconciler.groups.group_view import GroupView, group_shapes
+from reconciler.placement.inputs import NodeView
 from reconciler.plan import DeploymentPlan, plan
 from reconciler.status import replica_status
-from reconciler.views import DeploymentView, NodeView, ReplicaView
+from reconciler.views import DeploymentView, ReplicaView
 from reconciler.writes import WriteContext, make_replica, remake_replica
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus
@@ -104,7 +105,7 @@ class World:
             ),
             is_node_lost=bool(away),
             epoch=found,
-            away=away,
+            away_nodes=away,
             leaving_ranks=tuple(
                 left
                 for left in replica.spec.leaving

@@ -8,8 +8,13 @@ import random
 
 from hypothesis import strategies as st
 
-from reconciler.placement.inputs import PlacementRequest, request_for
-from reconciler.views import Allocation, NodeHold, NodeView
+from reconciler.placement.inputs import (
+    Allocation,
+    NodeHold,
+    NodeView,
+    PlacementRequest,
+    request_for,
+)
 from schemas.chips import CHIPS
 from schemas.deployment import DraftModel, KvCache, ModelSource
 from schemas.node import AdapterReport, ModelReport, Taint

@@ -1,5 +1,5 @@
-"""The process that talks to Git servers and reads what they send; the only importer of dulwich and asyncssh.
+"""The fetch process, which talks to Git servers and parses their data; the only importer of dulwich and asyncssh.
 
-A process of its own (`python -m reconciler.gitops.fetch_process`), for what it reads is somebody else's: it may hang, swell or
-crash, and the leader goes on.
+It is a process of its own (`python -m reconciler.gitops.fetch_process`) because its input is foreign: it may hang, use
+up memory or crash, and the leader continues.
 """

@@ -1,4 +1,4 @@
-"""The fetching process: one line in, lines out. Its limits are set before it reads anything of anybody's."""
+"""The fetch process: one line in, lines out. It sets its limits before it reads any foreign data."""
 
 import os
 import resource
@@ -16,66 +16,66 @@ from reconciler.gitops.fetch_process.commit_tree import CommitTree
 from reconciler.gitops.fetch_process.errors import CAUGHT, FetchError, redact, to_failure
 from reconciler.gitops.fetch_process.repository import SILENCE_S, GitRemote, make_remote
 
-# Address space; what is really used is less by what libraries reserve. Linux keeps to it, macOS does not: there
-# the leader watches (reconciler/gitops/fetcher.py).
+# Address space, which includes what libraries reserve. Linux enforces it; on macOS the leader watches the memory
+# (reconciler/gitops/fetcher.py).
 _MEMORY = 2 * 2**30
 _FILE = 512 * 2**20
-_ASK = 64 * 2**10
+_REQUEST_BYTES = 64 * 2**10
 
 
 def main() -> None:
-    """Answer one ask."""
+    """Answer one request."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     socket.setdefaulttimeout(SILENCE_S)
-    ask = FetchRequest.model_validate_json(sys.stdin.buffer.readline(_ASK))
-    signal.alarm(int(ask.timeout_s) + 5)
+    request = FetchRequest.model_validate_json(sys.stdin.buffer.readline(_REQUEST_BYTES))
+    signal.alarm(int(request.timeout_s) + 5)
     Thread(target=_end_with_parent, daemon=True).start()
     secrets: list[str] = []
-    sys.excepthook = lambda kind, error, trace: _last_words(kind, error, trace, secrets)
-    answer, documents = _answer(ask, secrets)
+    sys.excepthook = lambda kind, error, trace: _write_error(kind, error, trace, secrets)
+    answer, documents = _answer(request, secrets)
     _write(answer, documents)
 
 
 def _end_with_parent() -> None:
-    """End when nobody listens any more: a leader that was killed cannot end us."""
-    # Not through sys.stdin: its lock, held while we wait, would hold up our own end for a second.
+    """End when stdin closes: a leader that was killed cannot end this process."""
+    # Not through sys.stdin: its lock, held while reading, would delay the end of the process by a second.
     while os.read(0, 1):
         pass
     os._exit(0)
 
 
 def _answer(
-    ask: FetchRequest, secrets: list[str]
+    request: FetchRequest, secrets: list[str]
 ) -> tuple[FetchResponse, tuple[SourceDocument, ...]]:
     revision = b""
     try:
-        remote = None if ask.offline else make_remote(ask)
+        remote = None if request.offline else make_remote(request)
         secrets.extend(remote.secrets if remote is not None else ())
-        folder = Path(ask.cache)
+        folder = Path(request.cache)
         with repository.lock_cache(folder):
-            revision = _newest(folder, ask, remote)
-            if revision.decode() == ask.known:
-                return FetchResponse(revision=ask.known), ()
+            revision = _newest(folder, request, remote)
+            if revision.decode() == request.known:
+                return FetchResponse(revision=request.known), ()
             with repository.open_repository(folder) as repo:
-                files = CommitTree(repo, repository.commit_of(repo, revision), ask.repository)
-                found = files.documents(ask.path).documents
+                files = CommitTree(repo, repository.commit_of(repo, revision), request.repository)
+                found = files.documents(request.path).documents
         answer = FetchResponse(
             revision=revision.decode(), documents=len(found), files=len(files.names)
         )
     except (FetchError, *CAUGHT) as error:
-        failure = to_failure(error, ask.repository)
+        failure = to_failure(error, request.repository)
         clean = failure.model_copy(update={"message": redact(failure.message, secrets)})
         return FetchResponse(revision=revision.decode(), failure=clean), ()
     return answer, found
 
 
-def _newest(folder: Path, ask: FetchRequest, remote: GitRemote | None) -> bytes:
+def _newest(folder: Path, request: FetchRequest, remote: GitRemote | None) -> bytes:
     if remote is not None:
-        return repository.fetch_commit(folder, ask, remote)
-    assert ask.commit is not None
-    return ask.commit.encode()
+        return repository.fetch_commit(folder, request, remote)
+    assert request.commit is not None
+    return request.commit.encode()
 
 
 def _write(answer: FetchResponse, documents: tuple[SourceDocument, ...]) -> None:
@@ -86,13 +86,13 @@ def _write(answer: FetchResponse, documents: tuple[SourceDocument, ...]) -> None
     out.flush()
 
 
-def _last_words(
+def _write_error(
     kind: type[BaseException],
     error: BaseException,
     _trace: TracebackType | None,
     secrets: list[str],
 ) -> None:
-    """Say why we end, in one line and without secrets."""
+    """Write the reason of the end to stderr, in one line and without secrets."""
     text = " ".join(str(error).split())[:500]
     sys.stderr.write(redact(f"{kind.__name__}: {text}\n", secrets))
 

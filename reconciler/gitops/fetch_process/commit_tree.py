@@ -1,6 +1,6 @@
-"""The manifests of a commit, read out of its tree; nothing is written to the disk, so nothing can escape to it.
+"""Reads the manifests of a commit out of its Git tree. It writes no files, so no path can escape its folder.
 
-A tree is somebody else's: it may be as deep, wide and strange as Git can store. Everything here is counted.
+A tree is foreign data: it may be as deep, wide and strange as Git can store. Everything here is counted and limited.
 """
 
 import posixpath
@@ -16,12 +16,12 @@ from manifests.errors import ManifestError, ManifestErrors
 from manifests.overlay import ParsedDocuments
 from reconciler.gitops.fetch_process.errors import FetchError
 
-# What one source may hold: the members of an ApplySet, and what ten thousand deployments weigh, eight times.
+# Limits of one source: the members of an ApplySet, and eight times the size of ten thousand deployments.
 MAX_DOCUMENTS = 20_000
 _MAX_FILES = 20_000
 _MAX_BYTES = 32 * 2**20
 _MAX_VALUES = 2_000_000
-# What is looked at to find them; trees that share their parts can name more than there are atoms.
+# Names that are read to find them: trees that share subtrees can list an astronomical number of paths.
 _MAX_ENTRIES = 200_000
 _MAX_DEPTH = 64
 _SHOWN = 5
@@ -52,19 +52,19 @@ class CommitTree:
         self.names: set[str] = set()
 
     def documents(self, path: str) -> ParsedDocuments:
-        """Return what the manifests of a folder and all below it say.
+        """Return the documents of the manifests in a folder and below it.
 
         Raises:
-            FetchError: they are broken, too many, or not there.
+            FetchError: the manifests are broken, too many, or missing.
 
         """
         folder = posixpath.normpath(path) if path else "."
         start = self._find(folder)
         if start is None or not stat.S_ISDIR(start.mode):
-            what = "is no folder" if start is not None else "is not there"
-            message = f"{path} {what} in this commit of {self._repository}; look at spec.path"
+            what = "is not a folder" if start is not None else "does not exist"
+            message = f"{path} {what} in this commit of {self._repository}; check spec.path"
             raise FetchError("PathNotFound", message)
-        # All of it is counted before any of it is parsed.
+        # All files are counted before one is parsed.
         read = load.parse_texts(list(self._texts(start)))
         combined = overlay.combine(read.documents, self._read)
         problems = [*read.problems, *combined.problems]
@@ -81,7 +81,7 @@ class CommitTree:
         return combined
 
     def _read(self, path: str) -> ParsedDocuments:
-        """Return what a base of an overlay holds."""
+        """Return the documents of a base of an overlay."""
         if path.startswith(".."):
             outside = ManifestError(source=path, message="lies outside of the repository")
             return ParsedDocuments(problems=(outside,))
@@ -106,7 +106,7 @@ class CommitTree:
         tree = self._repo[folder.sha]
         if not isinstance(tree, Tree):
             raise FetchError(
-                "FetchingFailed", f"{folder.path}: is no tree, though its parent says so"
+                "FetchingFailed", f"{folder.path}: its parent lists it as a tree, but it is none"
             )
         entries: list[_TreeEntry] = []
         for name, mode, sha in tree.items():
@@ -118,7 +118,7 @@ class CommitTree:
         return sorted(entries, key=lambda one: one.name)
 
     def _texts(self, start: _TreeEntry) -> Iterator[tuple[str, str | ManifestError]]:
-        """Yield files and their texts; as on a disk, hidden ones are no manifests."""
+        """Yield manifest files and their texts; hidden files are skipped, as on a disk."""
         waiting = [start]
         while waiting:
             here = waiting.pop()
@@ -137,7 +137,7 @@ class CommitTree:
             return True
         if not stat.S_ISLNK(entry.mode):
             return False
-        # A link to a folder may stand for manifests, which must not be missed: a prune would delete their objects.
+        # A link to a folder may stand for manifests. It is reported, because a prune would delete their objects.
         target = self._repo[entry.sha].as_raw_string().decode("utf-8", "replace")
         there = self._find(
             posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), target))
@@ -145,7 +145,7 @@ class CommitTree:
         return there is not None and not stat.S_ISREG(there.mode)
 
     def _text(self, entry: _TreeEntry) -> str | ManifestError:
-        """Return the text of a file, or why it is not read."""
+        """Return the text of a file, or the reason why it is not read."""
         if stat.S_ISLNK(entry.mode):
             hint = "Put the file itself there, or name its folder as a base of an overlay"
             return ManifestError(
@@ -158,7 +158,9 @@ class CommitTree:
             )
         blob = self._repo[entry.sha]
         if not isinstance(blob, Blob):
-            return ManifestError(source=entry.path, message="is no file, though its folder says so")
+            return ManifestError(
+                source=entry.path, message="is not a file, though its folder lists it as one"
+            )
         data = blob.as_raw_string()
         self.names.add(entry.path)
         self._bytes += len(data)
@@ -171,10 +173,10 @@ class CommitTree:
 
     def _too_large(self, what: str) -> FetchError:
         return FetchError(
-            "TooLarge", f"{self._repository} holds {what}; that is more than one source may have"
+            "TooLarge", f"{self._repository} has {what}, which is more than one source may have"
         )
 
 
 def _is_strange(entry: _TreeEntry) -> bool:
-    """Return whether it is neither folder nor file nor link: a commit of another repository."""
+    """Return whether an entry is neither folder nor file nor link: a submodule."""
     return not (stat.S_ISDIR(entry.mode) or stat.S_ISREG(entry.mode) or stat.S_ISLNK(entry.mode))

@@ -1,4 +1,4 @@
-"""What can go wrong with a fetch, in words for people, and never with a secret in them."""
+"""Errors of a fetch as messages for people, without secrets."""
 
 import base64
 import errno
@@ -20,7 +20,7 @@ from dulwich.errors import (
 from reconciler.gitops.fetch_messages import FailureReason, FetchFailure
 
 _LONGEST = 500
-# What a broken pack, or an answer that is no Git, makes dulwich raise. It parses with assertions.
+# Exceptions of dulwich for a broken pack or an answer that is not Git. It parses with assertions.
 BROKEN = (
     *(ApplyDeltaError, ChecksumMismatch, ObjectFormatException),
     *(AssertionError, ValueError, KeyError, IndexError, EOFError),
@@ -33,7 +33,7 @@ CAUGHT = (
 
 
 class FetchError(Exception):
-    """A refusal with its reason."""
+    """A failure with its reason."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class FetchError(Exception):
 
 
 def to_failure(error: BaseException, repository: str) -> FetchFailure:
-    """Return what an error means."""
+    """Return the failure that an error means."""
     if isinstance(error, FetchError):
         return error.failure
     reason, message = _meaning(error, repository)
@@ -49,56 +49,65 @@ def to_failure(error: BaseException, repository: str) -> FetchFailure:
 
 
 def _meaning(error: BaseException, repository: str) -> tuple[FailureReason, str]:
-    said = short_message(error)
+    text = short_message(error)
     match error:
         case HTTPUnauthorized() | HTTPProxyUnauthorized():
-            who = "the proxy before it" if isinstance(error, HTTPProxyUnauthorized) else repository
-            return "AuthenticationFailed", f"{who} does not let us in: {said}. Look at credentials"
+            server = "the HTTP proxy" if isinstance(error, HTTPProxyUnauthorized) else repository
+            return (
+                "AuthenticationFailed",
+                f"{server} refuses the credentials: {text}. Check spec.credentials",
+            )
         case NotGitRepository():
             return (
                 "RepositoryNotFound",
-                f"there is no repository at {repository}, or we may not see it",
+                f"there is no repository at {repository}, or the credentials may not read it",
             )
         case MemoryError():
-            return "TooLarge", f"{repository} needs more memory than the fetching process may have"
+            return "TooLarge", f"{repository} needs more memory than the fetch process may use"
         case OSError():
-            return _of_system(error, repository, said)
+            return _of_system(error, repository, text)
         case _:
-            return _of_peer(error, repository, said)
+            return _of_peer(error, repository, text)
 
 
-def _of_system(error: OSError, repository: str, said: str) -> tuple[FailureReason, str]:
+def _of_system(error: OSError, repository: str, text: str) -> tuple[FailureReason, str]:
     if isinstance(error, TimeoutError | socket.timeout):
         return "TimedOut", f"{repository} did not answer in time"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or "the cache"
-        return "NoSpace", f"the disk of --git-dir is full: {where} cannot be written; make room"
+        path = error.filename or "the cache"
+        return (
+            "NoSpace",
+            f"the disk of --git-dir is full: {path} cannot be written; free some space",
+        )
     if error.errno == errno.EFBIG:
-        return "TooLarge", f"{repository} sends more than a cache may hold"
-    return "Unreachable", f"{repository} cannot be reached: {said}"
+        return "TooLarge", f"{repository} sends more than the cache may hold"
+    return "Unreachable", f"{repository} cannot be reached: {text}"
 
 
-def _of_peer(error: BaseException, repository: str, said: str) -> tuple[FailureReason, str]:
-    text = f"{said} {error.__cause__ or ''}"
-    if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
-        hint = "name who vouches for it in credentials.caFile"
-        return "CertificateRefused", f"the certificate of {repository} is not good: {said}; {hint}"
+def _of_peer(error: BaseException, repository: str, text: str) -> tuple[FailureReason, str]:
+    detail = f"{text} {error.__cause__ or ''}"
+    if "CERTIFICATE_VERIFY_FAILED" in detail or "certificate verify failed" in detail:
+        hint = "name the file of its certificate authority in credentials.caFile"
+        return (
+            "CertificateRefused",
+            f"the certificate of {repository} is not trusted: {text}; {hint}",
+        )
     if isinstance(error, HangupException):
-        return "Unreachable", f"{repository} hung up: {said}"
+        return "Unreachable", f"{repository} closed the connection: {text}"
     if re.search(
-        r"not found|not exported|no such|does not (appear|exist)|repository", text, re.IGNORECASE
+        r"not found|not exported|no such|does not (appear|exist)|repository", detail, re.IGNORECASE
     ):
         return (
             "RepositoryNotFound",
-            f"there is no repository at {repository}, or not for us: {said}",
+            f"there is no repository at {repository}, or the credentials may not read it: {text}",
         )
     if isinstance(error, urllib3.exceptions.HTTPError | GitProtocolError):
-        return "Unreachable", f"{repository} cannot be reached: {said}"
-    return "FetchingFailed", f"{repository} answers what is not Git, or broken: {said}"
+        return "Unreachable", f"{repository} cannot be reached: {text}"
+    return "FetchingFailed", f"{repository} sends data that is not Git, or broken: {text}"
 
 
 def short_message(error: BaseException) -> str:
-    """Return what an error says in one line; what a server sent is only text, and cut."""
+    """Return an error's message as one line of printable text, cut to 500 characters."""
     cause = error.__cause__
     if isinstance(cause, urllib3.exceptions.MaxRetryError) and cause.reason is not None:
         error = cause.reason  # without the pool and its retries
@@ -108,7 +117,7 @@ def short_message(error: BaseException) -> str:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return the text without the secrets, in whatever form a server may have echoed them."""
+    """Remove secrets from a text, in every form in which a server may have echoed them."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text

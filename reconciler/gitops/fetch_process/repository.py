@@ -1,8 +1,6 @@
-"""Clients for the addresses that a repository may have: https, ssh, git, file. Opens connections when asked to fetch.
+"""Fetches a commit into a bare repository on disk, by https, ssh, git or file.
 
-The bare repository in which what was fetched is kept: opened, filled, and thrown away when it is broken or grown.
-
-A cache, never the truth: whatever is wrong with it, it is removed and made again from the other side.
+The repository is a cache: when it is broken or too large, it is removed and fetched again.
 """
 
 import fcntl
@@ -32,7 +30,7 @@ from manifests import suggestions
 from reconciler.gitops.fetch_messages import FetchRequest
 from reconciler.gitops.fetch_process.errors import BROKEN, FetchError, secret_forms, short_message
 
-# A host that is silent for so long is taken as away; the whole fetch has its own limit.
+# A server that is silent for this long counts as away; the whole fetch has its own limit.
 SILENCE_S = 20.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SCP = re.compile(r"(?:(?P<user>[^@/]+)@)?(?P<host>[^:/]+):(?P<path>.+)")
@@ -40,51 +38,51 @@ _SCP = re.compile(r"(?:(?P<user>[^@/]+)@)?(?P<host>[^:/]+):(?P<path>.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitRemote:
-    """How to get at a repository."""
+    """The client for a repository."""
 
     client: GitClient
     path: str
-    """As the client wants it."""
+    """Path in the form that the client expects."""
     secrets: tuple[str, ...] = ()
-    """What nobody may read in a message."""
+    """Texts that must not appear in a message."""
 
 
-def make_remote(ask: FetchRequest) -> GitRemote:
+def make_remote(request: FetchRequest) -> GitRemote:
     """Return the client for an address.
 
     Raises:
         FetchError: credentials are missing, or would travel unprotected.
 
     """
-    scheme, colon, _ = ask.repository.partition("://")
+    scheme, colon, _ = request.repository.partition("://")
     if not colon:
-        return _scp(ask)
-    parts = urlsplit(ask.repository)
+        return _scp(request)
+    parts = urlsplit(request.repository)
     match scheme:
         case "http" | "https":
-            return _http(ask)
+            return _http(request)
         case "ssh":
             path = unquote(parts.path)
-            return _ssh(ask, parts.hostname or "", parts.port, parts.username or "", path)
+            return _ssh(request, parts.hostname or "", parts.port, parts.username or "", path)
         case "git":
             return GitRemote(client=TCPGitClient(parts.hostname or "", parts.port), path=parts.path)
         case _:
             return GitRemote(client=LocalGitClient(), path=unquote(parts.path))
 
 
-def _http(ask: FetchRequest) -> GitRemote:
-    parts = urlsplit(ask.repository)
-    who = ask.credentials
-    password = _secret(who.password_file, "credentials.passwordFile")
-    username = who.username or unquote(parts.username or "")
+def _http(request: FetchRequest) -> GitRemote:
+    parts = urlsplit(request.repository)
+    credentials = request.credentials
+    password = _secret(credentials.password_file, "credentials.passwordFile")
+    username = credentials.username or unquote(parts.username or "")
     if password and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        message = f"the password for {ask.repository} would travel unprotected; write https://"
+        message = f"the password for {request.repository} would travel unencrypted; use https://"
         raise FetchError("AuthenticationFailed", message)
-    # Its proxies are those of HTTPS_PROXY and NO_PROXY; no file of Git's configuration is read.
-    manager = default_urllib3_manager(None, base_url=ask.repository, timeout=SILENCE_S)
-    if who.ca_file is not None:
-        _secret(who.ca_file, "credentials.caFile")
-        manager.connection_pool_kw["ca_certs"] = who.ca_file
+    # Uses the proxies of HTTPS_PROXY and NO_PROXY; reads no Git configuration.
+    manager = default_urllib3_manager(None, base_url=request.repository, timeout=SILENCE_S)
+    if credentials.ca_file is not None:
+        _secret(credentials.ca_file, "credentials.caFile")
+        manager.connection_pool_kw["ca_certs"] = credentials.ca_file
     host = parts.netloc.rpartition("@")[2]
     client = Urllib3HttpGitClient(
         f"{parts.scheme}://{host}{parts.path}",
@@ -98,40 +96,42 @@ def _http(ask: FetchRequest) -> GitRemote:
     )
 
 
-def _scp(ask: FetchRequest) -> GitRemote:
-    found = _SCP.fullmatch(ask.repository)
+def _scp(request: FetchRequest) -> GitRemote:
+    found = _SCP.fullmatch(request.repository)
     if found is None:
-        raise FetchError("RepositoryNotFound", f"{ask.repository} is no address of a repository")
-    return _ssh(ask, found["host"], None, found["user"] or "", found["path"])
+        raise FetchError(
+            "RepositoryNotFound", f"{request.repository} is not the address of a repository"
+        )
+    return _ssh(request, found["host"], None, found["user"] or "", found["path"])
 
 
-def _ssh(ask: FetchRequest, host: str, port: int | None, user: str, path: str) -> GitRemote:
-    # A third of all that this process imports, for one scheme.
+def _ssh(request: FetchRequest, host: str, port: int | None, user: str, path: str) -> GitRemote:
+    # asyncssh is a third of this process's imports, and only ssh needs it.
     from reconciler.gitops.fetch_process.ssh import AsyncsshVendor  # noqa: PLC0415 - see above
 
-    who = ask.credentials
-    if who.known_hosts_file is None:
+    credentials = request.credentials
+    if credentials.known_hosts_file is None:
         message = (
-            f"nobody says who {host} is: name a file with its key in credentials.knownHostsFile "
-            f"(ssh-keyscan {host} writes one; compare it with what the host's owner says)"
+            f"the host key of {host} is not known: name a file with it in credentials.knownHostsFile "
+            f"(ssh-keyscan {host} writes one; compare it with the key that the host's owner publishes)"
         )
         raise FetchError("HostKeyRefused", message)
-    if who.ssh_key_file is None:
-        message = f"{host} wants to know who we are: name a private key in credentials.sshKeyFile"
+    if credentials.ssh_key_file is None:
+        message = f"{host} needs authentication: name a private key in credentials.sshKeyFile"
         raise FetchError("CredentialsMissing", message)
-    key = _secret(who.ssh_key_file, "credentials.sshKeyFile")
-    _secret(who.known_hosts_file, "credentials.knownHostsFile")
-    vendor = AsyncsshVendor(key=key, known_hosts=who.known_hosts_file, silence_s=SILENCE_S)
-    username = unquote(user) or who.username or "git"
+    key = _secret(credentials.ssh_key_file, "credentials.sshKeyFile")
+    _secret(credentials.known_hosts_file, "credentials.knownHostsFile")
+    vendor = AsyncsshVendor(key=key, known_hosts=credentials.known_hosts_file, silence_s=SILENCE_S)
+    username = unquote(user) or credentials.username or "git"
     client = SSHGitClient(host, port=port, username=username, vendor=vendor)
     return GitRemote(client=client, path=path)
 
 
 def _secret(path: str | None, field: str) -> str:
-    """Return the text of a file that the spec names.
+    """Read a file that the spec names.
 
     Raises:
-        FetchError: it cannot be read here.
+        FetchError: it cannot be read on this machine.
 
     """
     if path is None:
@@ -139,25 +139,25 @@ def _secret(path: str | None, field: str) -> str:
     try:
         return Path(path).read_text().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         name = Path(path).name
         message = (
             f"{field}: {name} cannot be read in the reconciler's --git-credentials folder: {why}. "
-            "Each Mac that may lead needs it"
+            "Every Mac that runs a reconciler needs it"
         )
         raise FetchError("CredentialsMissing", message) from error
 
 
-# Each fetch adds a pack. What nobody needs any more is not searched for: the whole is fetched again.
+# Each fetch adds a pack. Instead of a garbage collection, the whole repository is fetched again.
 _MOST_PACKS = 24
-# What we have, for the other side to leave out.
+# The commit that the cache has, so that the server leaves it out.
 _HELD = Ref(b"refs/heads/held")
 _MOST_TAGS = 5
 
 
 @contextmanager
 def lock_cache(folder: Path) -> Iterator[None]:
-    """Hold the cache alone: a leader that is being replaced may still fetch. Raises OSError."""
+    """Lock the cache: a leader that is being replaced may still fetch. Raises OSError."""
     make_private_folder(folder)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -166,75 +166,75 @@ def lock_cache(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def open_repository(folder: Path) -> Iterator[Repo]:
-    """Yield the repository in a folder that is locked, made if it has to be."""
-    where = folder / "repository.git"
-    packs = where / "objects" / "pack"
+    """Open the repository in a locked folder; create it if it does not exist."""
+    path = folder / "repository.git"
+    packs = path / "objects" / "pack"
     if len(list(packs.glob("*.pack"))) > _MOST_PACKS:
-        shutil.rmtree(where)
-    repo = _open(where)
+        shutil.rmtree(path)
+    repo = _open(path)
     try:
         yield repo
     finally:
         repo.close()
 
 
-def _open(where: Path) -> Repo:
-    for left in (*where.glob("objects/incoming-*"), *where.glob("objects/tmp_pack_*")):
+def _open(path: Path) -> Repo:
+    for left in (*path.glob("objects/incoming-*"), *path.glob("objects/tmp_pack_*")):
         left.unlink(missing_ok=True)  # of a fetch that was killed
-    if not where.is_dir():
-        # Half of a repository is none, so it gets its name when it is whole.
-        fresh = where.with_name("new.git")
+    if not path.is_dir():
+        # A partial repository is useless, so it is renamed when it is complete.
+        fresh = path.with_name("new.git")
         shutil.rmtree(fresh, ignore_errors=True)
         Repo.init_bare(str(fresh), mkdir=True).close()
-        fresh.rename(where)
-    return Repo(str(where), bare=True)
+        fresh.rename(path)
+    return Repo(str(path), bare=True)
 
 
-def fetch_commit(folder: Path, ask: FetchRequest, remote: GitRemote) -> bytes:
-    """Return the newest commit of what is asked for, which is in the cache then.
+def fetch_commit(folder: Path, request: FetchRequest, remote: GitRemote) -> bytes:
+    """Fetch the requested commit into the cache, and return its hash.
 
     Raises:
         FetchError: there is no such branch, tag or commit.
-        Exception: what `failing.CAUGHT` lists.
+        Exception: one of `errors.CAUGHT`.
 
     """
     try:
-        return _fetched(folder, ask, remote)
+        return _fetched(folder, request, remote)
     except BROKEN:
-        # Whose fault it is cannot be told: from nothing, it must work.
+        # Cache or server may be broken: without a cache, it must work.
         shutil.rmtree(folder / "repository.git", ignore_errors=True)
-        return _fetched(folder, ask, remote)
+        return _fetched(folder, request, remote)
 
 
-def _fetched(folder: Path, ask: FetchRequest, remote: GitRemote) -> bytes:
+def _fetched(folder: Path, request: FetchRequest, remote: GitRemote) -> bytes:
     with open_repository(folder) as repo:
-        pinned = None if ask.commit is None else ObjectID(ask.commit.encode())
+        pinned = None if request.commit is None else ObjectID(request.commit.encode())
         if pinned is not None and pinned in repo.object_store:
             return pinned
         chosen: list[ObjectID] = []
 
         def wants(refs: Mapping[Ref, ObjectID], depth: int | None = None) -> list[ObjectID]:
             assert depth in (None, 1)  # as asked below
-            sha = _choose(ask, refs)
+            sha = _choose(request, refs)
             chosen.append(sha)
             return [] if sha in repo.object_store else [sha]
 
-        prefix = b"refs/tags/" if ask.tag is not None else b"refs/heads/"
+        prefix = b"refs/tags/" if request.tag is not None else b"refs/heads/"
         try:
             remote.client.fetch(
                 remote.path, repo, determine_wants=wants, depth=1, ref_prefix=[prefix]
             )
         except GitProtocolError as error:
-            if ask.commit is None or not chosen:
+            if request.commit is None or not chosen:
                 raise
-            # Some say "not our ref", others just hang up.
+            # Some servers answer "not our ref", others close the connection.
             message = (
-                f"{ask.repository} does not give us commit {ask.commit}: {short_message(error)}"
+                f"{request.repository} refuses commit {request.commit}: {short_message(error)}"
             )
             raise FetchError("ReferenceNotFound", message) from error
         if not chosen:
             raise FetchError(
-                "ReferenceNotFound", f"{ask.repository} is empty: it has no commit yet"
+                "ReferenceNotFound", f"{request.repository} is empty: it has no commit yet"
             )
         commit = commit_of(repo, chosen[0])
         repo.refs[_HELD] = ObjectID(commit.id)
@@ -242,11 +242,11 @@ def _fetched(folder: Path, ask: FetchRequest, remote: GitRemote) -> bytes:
 
 
 def commit_of(repo: Repo, sha: bytes) -> Commit:
-    """Return the commit under a hash, which may be that of a tag.
+    """Return the commit of a hash, which may be that of a tag.
 
     Raises:
-        FetchError: it is no commit.
-        KeyError: it is not there.
+        FetchError: it is not a commit.
+        KeyError: it does not exist.
 
     """
     found = repo[ObjectID(sha)]
@@ -255,23 +255,25 @@ def commit_of(repo: Repo, sha: bytes) -> Commit:
             break
         found = repo[found.object[1]]
     if not isinstance(found, Commit):
-        message = f"{sha.decode()} is no commit but a {found.type_name.decode()}"
+        message = f"{sha.decode()} is not a commit but a {found.type_name.decode()}"
         raise FetchError("ReferenceNotFound", message)
     return found
 
 
-def _choose(ask: FetchRequest, refs: Mapping[Ref, ObjectID]) -> ObjectID:
-    if ask.commit is not None:
-        return ObjectID(ask.commit.encode())
-    kind, name = ("tag", ask.tag) if ask.tag is not None else ("branch", ask.branch or "")
+def _choose(request: FetchRequest, refs: Mapping[Ref, ObjectID]) -> ObjectID:
+    if request.commit is not None:
+        return ObjectID(request.commit.encode())
+    kind, name = (
+        ("tag", request.tag) if request.tag is not None else ("branch", request.branch or "")
+    )
     prefix = b"refs/tags/" if kind == "tag" else b"refs/heads/"
     found = refs.get(Ref(prefix + name.encode()))
     if found is not None:
         return found
-    there = sorted(
+    names = sorted(
         ref.removeprefix(prefix).decode("utf-8", "replace")
         for ref in refs
         if ref.startswith(prefix) and not ref.endswith(b"^{}")
     )
-    hint = suggestions.did_you_mean(name, there[:20], "There are") or f"It has no {kind} at all"
-    raise FetchError("ReferenceNotFound", f"{ask.repository} has no {kind} {name}. {hint}")
+    hint = suggestions.did_you_mean(name, names[:20], "There are") or f"It has no {kind} at all"
+    raise FetchError("ReferenceNotFound", f"{request.repository} has no {kind} {name}. {hint}")

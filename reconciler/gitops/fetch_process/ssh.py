@@ -1,6 +1,6 @@
-"""ssh for dulwich, by asyncssh: one known host, one key, nothing of the user's own ssh configuration.
+"""ssh for dulwich through asyncssh: one known host, one key, and no ssh configuration of the user.
 
-dulwich reads and blocks; asyncssh needs an event loop. The loop runs in a thread of its own, and pairs of sockets join them.
+dulwich blocks while it reads; asyncssh needs an event loop. The loop runs in its own thread, joined by socket pairs.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from reconciler.gitops.fetch_process.errors import FetchError, short_message
 
 T = TypeVar("T")
 
-_MOST_STDERR, _COMPLAINTS_S = 4096, 5.0
+_STDERR_BYTES, _STDERR_S = 4096, 5.0
 _BUFFER = 64 * 2**10
 
 
 class SshChannel:
-    """A command on the other side, as dulwich wants one."""
+    """A command on the server, with the interface that dulwich expects."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class SshChannel:
         connection: asyncssh.SSHClientConnection,
         process: "asyncssh.SSHClientProcess[bytes]",
     ) -> None:
-        """Take over the connection, and our ends of the sockets that are joined to the process."""
+        """Take over the connection, and the local ends of the sockets that are joined to the process."""
         self._sending = sending
         self._receiving = receiving
         self._loop = loop
@@ -48,7 +48,7 @@ class SshChannel:
         return len(data)
 
     def can_read(self) -> bool:
-        """Return whether reading would not wait: what is in the buffer counts."""
+        """Return whether a read would not block; buffered data counts."""
         silence_s = self._receiving.gettimeout()
         self._receiving.settimeout(0.0)
         try:
@@ -59,15 +59,15 @@ class SshChannel:
             self._receiving.settimeout(silence_s)
 
     def readlines(self) -> list[bytes]:
-        """Return what the other side complained of; dulwich asks its `stderr`, when the other side hung up."""
+        """Return the server's stderr; dulwich reads it when the server closes the connection."""
         try:
-            said = self._wait(self._process.stderr.read(_MOST_STDERR), _COMPLAINTS_S)
+            stderr = self._wait(self._process.stderr.read(_STDERR_BYTES), _STDERR_S)
         except (TimeoutError, OSError, asyncssh.Error):
-            said = b""
-        return said.splitlines(keepends=True)
+            stderr = b""
+        return stderr.splitlines(keepends=True)
 
     def close(self) -> None:
-        """Hang up; what the other side does about it is its own business."""
+        """Close the connection without waiting for the server."""
         self._reader.close()
         self._receiving.close()
         self._sending.close()
@@ -81,12 +81,12 @@ class AsyncsshVendor(SSHVendor):
     """Runs git-upload-pack over ssh. Raises FetchError, OSError and TimeoutError."""
 
     def __init__(self, *, key: str, known_hosts: str, silence_s: float) -> None:
-        """Be who the private key (its text) says, towards hosts in the file; starts nothing yet."""
+        """Use a private key (its text) for hosts in the known_hosts file; starts nothing yet."""
         self._key = key
         self._known_hosts = known_hosts
         self._silence_s = silence_s
 
-    # The signature is dulwich's; of the ways to be somebody only the key counts here.
+    # The signature is dulwich's. Only the key is used to authenticate.
     @override
     def run_command(  # type: ignore[override] # dulwich names its own class for a process
         self,
@@ -118,11 +118,11 @@ class AsyncsshVendor(SSHVendor):
             preferred_auth="publickey",
             connect_timeout=self._silence_s,
             login_timeout=self._silence_s,
-            # A peer that went away without a word is noticed.
+            # Detects a server that went away silently.
             keepalive_interval=self._silence_s / 2,
             keepalive_count_max=2,
         )
-        # One for each way: asyncssh reads from every socket it is given, be it for writing.
+        # One pair per direction: asyncssh reads from every socket it gets, even one for writing.
         sending, stdin = socket.socketpair()
         receiving, stdout = socket.socketpair()
         process = await connection.create_process(
@@ -137,20 +137,16 @@ class AsyncsshVendor(SSHVendor):
 
 
 def _refusal(error: Exception, host: str, username: str) -> FetchError:
-    said = short_message(error)
+    text = short_message(error)
     match error:
         case asyncssh.HostKeyNotVerifiable():
-            hint = (
-                "put its key into credentials.knownHostsFile if it is the right one (ssh-keyscan)"
-            )
-            return FetchError("HostKeyRefused", f"{host} is not who it should be: {said}; {hint}")
+            hint = "add its key to credentials.knownHostsFile if it is the right one (ssh-keyscan)"
+            return FetchError("HostKeyRefused", f"{host} has an unknown host key: {text}; {hint}")
         case asyncssh.PermissionDenied():
-            message = (
-                f"{host} does not let {username} in with the key of credentials.sshKeyFile: {said}"
-            )
+            message = f"{host} refuses {username} with the key of credentials.sshKeyFile: {text}"
             return FetchError("AuthenticationFailed", message)
         case asyncssh.KeyImportError():
-            message = f"credentials.sshKeyFile is no private key that can be used: {said}"
+            message = f"credentials.sshKeyFile is not a usable private key: {text}"
             return FetchError("AuthenticationFailed", message)
         case _:
-            return FetchError("Unreachable", f"{host} cannot be reached over ssh: {said}")
+            return FetchError("Unreachable", f"{host} cannot be reached over ssh: {text}")

@@ -108,10 +108,10 @@ def test_failures_in_a_row(before: Formation, epoch: Epoch, wanted: int) -> None
 
 
 def test_waits_grow_to_a_minute() -> None:
-    waits = [OVER.wait_s(formation(failures=number)) for number in range(8)]
+    waits = [OVER.delay_s(formation(failures=number)) for number in range(8)]
     assert waits == [0, 5, 10, 20, 40, 60, 60, 60]
-    assert LOST.wait_s(formation(failures=7)) == 0
-    assert replace(OVER, over_s=15).wait_s(formation(failures=3)) == 5
+    assert LOST.delay_s(formation(failures=7)) == 0
+    assert replace(OVER, over_s=15).delay_s(formation(failures=3)) == 5
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_the_answer_of_rank_0_is_kept() -> None:
         ((None, None), ("WaitingForAgent", "the agent on a, b has not reported yet")),
         (
             (FOLLOWS, None),
-            ("AgentAway", "its agent on a is away; the engine may go on all the same"),
+            ("AgentAway", "its agent on a is away; the engine may still serve"),
         ),
         (
             (SERVES, report("Ready", holds=False)),

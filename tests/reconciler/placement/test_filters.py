@@ -1,22 +1,27 @@
-"""Every reason against a node, with the words that people read."""
+"""Every reason against a node, with the words that people read.
+
+What a node must have on its disk for a deployment, and what adapters, draft models and cache options take.
+"""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from reconciler.explain import explain_nodes
-from reconciler.placement import filters
-from reconciler.placement.inputs import PlacementRequest, request_for
-from reconciler.placement.memory_proof import prove
+from reconciler.placement import filters, memory_proof
+from reconciler.placement.inputs import NodeHold, NodeView, PlacementRequest, request_for
+from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, place_replica
-from reconciler.views import NodeHold, NodeView
-from schemas.node import ModelReport, Taint
+from schemas.deployment import DraftModel, KvCache, ModelSource
+from schemas.node import AdapterReport, LayerGroup, ModelGeometry, ModelReport, Taint
 from schemas.placement import Placement, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
 
 
-def want(**placement: object) -> PlacementRequest:
+def make_request(**placement: object) -> PlacementRequest:
     return request_for(deployment(placement=Placement.model_validate(placement)))
 
 
@@ -25,7 +30,7 @@ def knows(**changes: object) -> dict[str, ModelReport]:
     return {"qwen": ModelReport(path="qwen", geometry=geometry)}
 
 
-ANYWHERE = want()
+ANYWHERE = make_request()
 A = node("a")
 GPU = Taint(key="gpu", value="x", effect="NoSchedule")
 NEED = "needs 2.8 GiB (weights 2.0 GiB, KV cache 32.0 MiB for 1 x 1024 tokens, activations 62.5 MiB"
@@ -50,7 +55,7 @@ REFUSALS = [
         id="cordoned",
     ),
     pytest.param(
-        want(pools=("lab", "desk")),
+        make_request(pools=("lab", "desk")),
         A,
         "NotInPool",
         "it is in none of the pools lab, desk",
@@ -58,7 +63,7 @@ REFUSALS = [
         id="in-no-such-pool",
     ),
     pytest.param(
-        want(node_selector={"rack": "1", "room": "x"}),
+        make_request(node_selector={"rack": "1", "room": "x"}),
         replace(A, labels={"room": "x"}),
         "SelectorMismatch",
         "it lacks the label rack=1",
@@ -66,7 +71,7 @@ REFUSALS = [
         id="selector-names-what-lacks",
     ),
     pytest.param(
-        want(chips=("Apple M4 Pro", "Apple M4 Max")),
+        make_request(chips=("Apple M4 Pro", "Apple M4 Max")),
         replace(A, chip="Apple M1"),
         "ChipMismatch",
         "its chip is Apple M1, spec.placement.chips asks for Apple M4 Pro or Apple M4 Max",
@@ -75,7 +80,7 @@ REFUSALS = [
         id="chip",
     ),
     pytest.param(
-        want(min_gpu_cores=30),
+        make_request(min_gpu_cores=30),
         replace(A, gpu_cores=20),
         "TooFewGpuCores",
         "it has 20 GPU cores, spec.placement.minGpuCores is 30",
@@ -103,8 +108,8 @@ REFUSALS = [
         ANYWHERE,
         replace(A, models={}),
         "ModelNotInspected",
-        "its agent has not looked at the model yet",
-        "1 yet to look at the model",
+        "its agent has not inspected the model yet",
+        "1 yet to inspect the model",
         id="not-looked-at",
     ),
     pytest.param(
@@ -119,18 +124,18 @@ REFUSALS = [
         ANYWHERE,
         replace(A, models=knows(unknown="no rule says what the cache of a new model needs")),
         "ModelNotUnderstood",
-        "what the model needs is not known: no rule says what the cache of a new model needs. "
-        "Set spec.resources.memory to what one replica takes",
-        "1 ModelNotUnderstood (what the model needs is not known: no rule says what the cache of "
-        "a new model needs. Set spec.resources.memory to what one replica takes)",
+        "the memory of the model is not known: no rule says what the cache of a new model needs. "
+        "Set spec.resources.memory to the memory of one replica",
+        "1 ModelNotUnderstood (the memory of the model is not known: no rule says what the cache of "
+        "a new model needs. Set spec.resources.memory to the memory of one replica)",
         id="not-understood",
     ),
     pytest.param(
         ANYWHERE,
         replace(A, models=knows(max_context=512)),
         "ContextTooLong",
-        "spec.contextLength is 1024, the model was made for 512 tokens at most",
-        "1 with a model made for less (need 1024 tokens, best has 512)",
+        "spec.contextLength is 1024, the model supports at most 512 tokens",
+        "1 with a shorter context (need 1024 tokens, best has 512)",
         id="context",
     ),
     pytest.param(
@@ -138,11 +143,11 @@ REFUSALS = [
         replace(A, replicas={"phi": 1, "llama": 2, "else": 1}),
         "AntiAffinity",
         "it runs llama, phi, and spec.placement.antiAffinity keeps them apart",
-        "1 with replicas to keep apart from",
+        "1 with replicas that antiAffinity keeps apart",
         id="anti-affinity",
     ),
     pytest.param(
-        want(max_replicas_per_node=2),
+        make_request(max_replicas_per_node=2),
         replace(A, replicas={"qwen": 2}),
         "ReplicaLimit",
         "it has 2 replicas of this deployment, spec.placement.maxReplicasPerNode is 2",
@@ -169,7 +174,7 @@ REFUSALS = [
         ANYWHERE,
         replace(A, promised_bytes=7 * GIB),
         "InsufficientMemory",
-        f"{NEED}, process 768 MiB), has 1.0 GiB free of 8.0 GiB (7.0 GiB are kept for a higher "
+        f"{NEED}, process 768 MiB), has 1.0 GiB free of 8.0 GiB (7.0 GiB are reserved for a higher "
         "priority)",
         "1 short of memory (need 2.8 GiB, best has 1.0)",
         id="promised-memory",
@@ -178,7 +183,7 @@ REFUSALS = [
         request_for(deployment(memory="9Gi")),
         A,
         "InsufficientMemory",
-        "needs 9.0 GiB (spec.resources.memory says so), has 8.0 GiB free of 8.0 GiB",
+        "needs 9.0 GiB (set by spec.resources.memory), has 8.0 GiB free of 8.0 GiB",
         "1 short of memory (need 9.0 GiB, best has 8.0)",
         id="a-person-says-more",
     ),
@@ -202,11 +207,11 @@ def test_refusals(
     ("wanted", "there"),
     [
         (ANYWHERE, A),
-        (want(pools=("lab", "desk")), replace(A, pools=frozenset({"desk", "other"}))),
-        (want(node_selector={"rack": "1"}), replace(A, labels={"rack": "1", "more": "y"})),
-        (want(chips=("Apple M1",)), replace(A, chip="Apple M1")),
-        (want(min_gpu_cores=30), replace(A, gpu_cores=30)),
-        (want(max_replicas_per_node=2), replace(A, replicas={"qwen": 1})),
+        (make_request(pools=("lab", "desk")), replace(A, pools=frozenset({"desk", "other"}))),
+        (make_request(node_selector={"rack": "1"}), replace(A, labels={"rack": "1", "more": "y"})),
+        (make_request(chips=("Apple M1",)), replace(A, chip="Apple M1")),
+        (make_request(min_gpu_cores=30), replace(A, gpu_cores=30)),
+        (make_request(max_replicas_per_node=2), replace(A, replicas={"qwen": 1})),
         (replace(ANYWHERE, apart_from=frozenset({"llama"})), replace(A, replicas={"phi": 1})),
         (ANYWHERE, replace(A, models=knows(max_context=None))),
         (
@@ -236,7 +241,7 @@ def test_fits(wanted: PlacementRequest, there: NodeView) -> None:
 def test_tolerations_are_those_of_kubernetes(
     toleration: dict[str, str], *, is_tolerated: bool
 ) -> None:
-    wanted = want(tolerations=(Toleration.model_validate(toleration),))
+    wanted = make_request(tolerations=(Toleration.model_validate(toleration),))
     rejected = filters.find_rejection(wanted, replace(A, taints=(GPU,)))
     assert (rejected is None) is is_tolerated
 
@@ -252,7 +257,7 @@ def test_a_byte_decides() -> None:
 def test_what_is_wrong_is_said_in_order() -> None:
     """Cure one reason after the other: each time the next one is named, and none comes back."""
     wanted = replace(
-        want(
+        make_request(
             pools=("lab",), node_selector={"rack": "1"}, chips=("M",), min_gpu_cores=1,
             max_replicas_per_node=1,
         ),
@@ -298,7 +303,7 @@ def test_a_line_for_people() -> None:
 
 
 def test_where_messages_differ_one_speaks_for_all() -> None:
-    wanted = want(node_selector={"rack": "1", "room": "x"})
+    wanted = make_request(node_selector={"rack": "1", "room": "x"})
     verdict = place_replica(wanted, [replace(node("a"), labels={"rack": "1"}), node("b")])
     assert isinstance(verdict, Unschedulable)
     line = "0/2 nodes fit: 2 not selected (it lacks the label rack=1, room=x)"
@@ -318,3 +323,228 @@ def test_a_thousand_refusals_say_no_more_than_twenty() -> None:
     assert isinstance(verdict, Unschedulable)
     assert [name for name, _ in verdict.refusals] == [f"n{at:04}" for at in range(20)]
     assert summary_line(verdict) == "0/1000 nodes fit: 1000 NotReady"
+
+
+SMALL = GEOMETRY.model_copy(update={"weights_bytes": GIB // 2, "layers": 4})
+LAW = AdapterReport(path="law", weights_bytes=GIB // 4)
+FULL = LayerGroup(kind="Full", count=16, kv_heads=8, head_dim=64, value_dim=64)
+SLIDING = LayerGroup(kind="Sliding", count=4, kv_heads=8, head_dim=64, value_dim=64, window=128)
+LATENT = LayerGroup(kind="Latent", count=4, latent_dim=576)
+STATE = LayerGroup(kind="State", count=4, state_bytes=1000)
+
+
+def model_request(source: ModelSource | None = None, **changes: Any) -> PlacementRequest:
+    made = deployment()
+    fields = {"model": source or ModelSource(path="qwen"), **changes}
+    return request_for(made.model_copy(update={"spec": made.spec.model_copy(update=fields)}))
+
+
+def drafted(tokens: int = 3) -> ModelSource:
+    return ModelSource(path="qwen", draft=DraftModel(path="small", tokens=tokens))
+
+
+ADAPTED = ModelSource(path="qwen", adapter="law")
+WHOLE = replace(
+    node("a"),
+    models={**node("a").models, "small": ModelReport(path="small", geometry=SMALL)},
+    adapters={"law": LAW},
+)
+
+
+def of_shape(*groups: LayerGroup, **changes: Any) -> NodeView:
+    shape = GEOMETRY.model_copy(update={"groups": groups, **changes})
+    return replace(WHOLE, models={**WHOLE.models, "qwen": ModelReport(path="qwen", geometry=shape)})
+
+
+def with_draft(report: ModelReport) -> NodeView:
+    return replace(WHOLE, models={**WHOLE.models, "small": report})
+
+
+def told(**changes: Any) -> ModelReport:
+    return ModelReport(path="small", geometry=SMALL.model_copy(update=changes))
+
+
+MODEL_REFUSALS = [
+    pytest.param(
+        model_request(drafted()), node("a"), "ModelNotInspected",
+        "its agent has not inspected the draft model yet", id="draft-not-seen",
+    ),
+    pytest.param(
+        model_request(ADAPTED), node("a"), "ModelNotInspected",
+        "its agent has not inspected the adapter yet", id="adapter-not-seen",
+    ),
+    pytest.param(
+        model_request(drafted()),
+        with_draft(ModelReport(path="small", reason="ModelNotFound", message="/m/small is not a directory")),
+        "ModelNotFound", "draft model: /m/small is not a directory", id="draft-not-there",
+    ),
+    pytest.param(
+        model_request(ADAPTED),
+        replace(WHOLE, adapters={"law": AdapterReport(path="law", reason="AdapterUnusable", message="adapter: it is torn")}),
+        "AdapterUnusable", "adapter: it is torn", id="adapter-broken",
+    ),
+    pytest.param(
+        model_request(drafted()), with_draft(told(unknown="a new thing")), "ModelNotUnderstood",
+        "the memory of the draft model is not known: a new thing. Set spec.resources.memory to the memory of one replica",
+        id="draft-not-understood",
+    ),
+    pytest.param(
+        model_request(drafted()), with_draft(told(max_context=512)), "ContextTooLong",
+        "spec.contextLength is 1024, the draft model supports at most 512 tokens", id="draft-too-short",
+    ),
+    pytest.param(
+        model_request(drafted()), of_shape(FULL, SLIDING), "DraftUnsupported",
+        "spec.model.draft needs caches that can drop rejected tokens, and the model has layers that cannot; leave it out",
+        id="a-window-takes-nothing-back",
+    ),
+    pytest.param(
+        model_request(drafted()), with_draft(told(groups=(STATE,))), "DraftUnsupported",
+        "spec.model.draft needs caches that can drop rejected tokens, and the draft model has layers that cannot; "
+        "leave it out",
+        id="nor-does-a-state",
+    ),
+    pytest.param(
+        model_request(kv_cache=KvCache(bits=4)), of_shape(LATENT), "KvCacheUnsupported",
+        "the model has no layers that keep keys and values of all tokens; leave spec.kvCache.bits out", id="latent",
+    ),
+    pytest.param(
+        model_request(kv_cache=KvCache(window=64)), of_shape(STATE), "KvCacheUnsupported",
+        "the model has no layers that keep keys and values of all tokens; leave spec.kvCache.window out",
+        id="no-window-over-states",
+    ),
+    pytest.param(
+        model_request(kv_cache=KvCache(bits=8)), of_shape(FULL.model_copy(update={"head_dim": 80, "value_dim": 80})),
+        "KvCacheUnsupported",
+        "the model has heads of 80 numbers, which is no multiple of 32; leave spec.kvCache.bits out",
+        id="heads-of-80",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "there", "reason", "message"), MODEL_REFUSALS)
+def test_model_refusals(
+    wanted: PlacementRequest, there: NodeView, reason: str, message: str
+) -> None:
+    rejected = filters.find_rejection(wanted, there)
+    assert rejected is not None
+    assert (rejected.reason, rejected.message) == (reason, message)
+    verdict = NodeTable([there]).evaluate(wanted)
+    assert not verdict.passes[0]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        model_request(drafted()),
+        model_request(ADAPTED),
+        model_request(kv_cache=KvCache(bits=8)),
+        model_request(kv_cache=KvCache(window=64)),
+        model_request(ModelSource(path="qwen", adapter="law", draft=DraftModel(path="small"))),
+    ],
+)
+def test_what_is_there_is_taken(wanted: PlacementRequest) -> None:
+    found = place_replica(wanted, [node("b"), replace(WHOLE, allocatable_bytes=16 * GIB)])
+    assert isinstance(found, Assignment)
+    if wanted.spec.model != ModelSource(path="qwen"):
+        assert found.node == "a"  # the other one has none of it
+    assert found.memory == memory_proof.proof_of(wanted, WHOLE)
+
+
+def test_a_shape_nobody_knows_is_left_to_the_engine() -> None:
+    there = of_shape(unknown="what is it")
+    wanted = replace(model_request(kv_cache=KvCache(bits=8)))
+    spec = deployment(memory="3Gi").spec.model_copy(update={"kv_cache": KvCache(bits=8)})
+    assert filters.find_rejection(replace(wanted, spec=spec), there) is None
+
+
+def extra(extras: ProofExtras, shape: ModelGeometry = GEOMETRY, *, concurrency: int = 2) -> Any:
+    return prove(shape, context_length=1024, concurrency=concurrency, extras=extras)
+
+
+def test_bits_make_the_cache_smaller_and_leave_the_fused_kernel() -> None:
+    shape = GEOMETRY.model_copy(update={"groups": (FULL, SLIDING), "hidden_size": 512, "heads": 8})
+    plain, packed = extra(ProofExtras(), shape), extra(ProofExtras(kv_bits=8), shape)
+    tokens, window = 2048, 4 * 8 * 128 * 2 * (2 * 128 + 2 * (1024 - 128))
+    assert plain.kv_cache_bytes == 16 * 8 * 128 * 2 * tokens + window
+    # 64 numbers in 64 bytes, a scale and a bias of 2 bytes: 1.06 bytes a number (spec/facts.md 4.4).
+    assert packed.kv_cache_bytes == 16 * 8 * 2 * (64 + 4) * tokens + window
+    assert (
+        extra(ProofExtras(kv_bits=4), shape).kv_cache_bytes
+        == 16 * 8 * 2 * (32 + 4) * tokens + window
+    )
+    assert packed.activation_bytes - plain.activation_bytes == 2 * 8 * 2048 * 1024 * 2
+
+
+def test_heads_of_96_are_packed_by_32() -> None:
+    shape = GEOMETRY.model_copy(
+        update={"groups": (FULL.model_copy(update={"head_dim": 96, "value_dim": 96}),)}
+    )
+    assert extra(ProofExtras(kv_bits=4), shape).kv_cache_bytes == 16 * 8 * 2 * (48 + 12) * 2048
+
+
+def test_a_window_bounds_the_cache_and_holds_what_is_being_read() -> None:
+    shape = GEOMETRY.model_copy(update={"groups": (FULL,), "prefill_batch": 1})
+    per_token = 16 * 8 * 128 * 2
+    found = prove(shape, context_length=8192, concurrency=4, extras=ProofExtras(kv_window=1000))
+    assert found.kv_cache_bytes == per_token * (4 * 1000 + 512)
+
+
+def test_a_draft_model_counts_with_its_cache_and_the_guesses_are_read_at_once() -> None:
+    shape = GEOMETRY.model_copy(update={"hidden_size": 512, "ffn_size": 1024, "heads": 8})
+    plain, found = (
+        extra(ProofExtras(), shape),
+        extra(ProofExtras(draft=SMALL, draft_tokens=3), shape),
+    )
+    cache_of_draft = 4 * 8 * 128 * 2 * 2 * 1280  # 1,027 tokens, in steps of 256
+    assert found.draft_bytes == GIB // 2 + cache_of_draft + 512 * 32_000 * 4
+    assert found.kv_cache_bytes == plain.kv_cache_bytes * 1280 // 1024
+    # Logits of a row for each guess and one for the token after them.
+    assert found.activation_bytes - plain.activation_bytes == 2 * 2 * 3 * 32_000 * 4
+    assert (
+        found.total_bytes
+        == found.sum_bytes
+        == found.overhead_bytes
+        + sum(
+            (found.weights_bytes, found.kv_cache_bytes, found.activation_bytes, found.draft_bytes)
+        )
+    )
+
+
+def test_all_parts_are_named() -> None:
+    source = ModelSource(path="qwen", adapter="law", draft=DraftModel(path="small"))
+    wanted = model_request(source, kv_cache=KvCache(bits=8, prefix_bytes="1Gi"))
+    memory = memory_proof.proof_of(wanted, WHOLE)
+    assert (memory.prefix_cache_bytes, memory.adapter_bytes) == (GIB, GIB // 4)
+    rejected = filters.find_rejection(wanted, replace(WHOLE, allocatable_bytes=GIB))
+    assert rejected is not None
+    assert rejected.message == (
+        "needs 4.7 GiB (weights 2.0 GiB, KV cache 21.2 MiB for 1 x 1024 tokens in 8 bits, activations 62.5 MiB, "
+        "process 768 MiB, prefix cache 1.0 GiB, adapter 256 MiB, draft model 584 MiB), "
+        "has 1.0 GiB free of 1.0 GiB"
+    )
+
+
+def test_a_table_tells_wants_apart_that_differ_in_one_of_these() -> None:
+    table = NodeTable([WHOLE])
+    wants = [
+        model_request(),
+        model_request(ADAPTED),
+        model_request(drafted()),
+        model_request(drafted(16)),
+        model_request(kv_cache=KvCache(bits=8)),
+        model_request(kv_cache=KvCache(bits=4)),
+        model_request(kv_cache=KvCache(prefix_bytes="1Gi")),
+    ]
+    for one in wants:
+        assert (
+            int(table.evaluate(one).need.of_node[0])
+            == memory_proof.proof_of(one, WHOLE).total_bytes
+        )
+
+
+def test_reports_are_awaited_of_all_folders() -> None:
+    both = ModelSource(path="qwen", adapter="law", draft=DraftModel(path="small"))
+    assert WHOLE.has_inspected(both)
+    assert node("a").has_inspected(ModelSource(path="qwen"))
+    assert not replace(WHOLE, adapters={}).has_inspected(both)
+    assert not replace(WHOLE, models=node("a").models).has_inspected(both)

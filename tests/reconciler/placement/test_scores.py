@@ -5,19 +5,18 @@ from dataclasses import replace
 import pytest
 
 from reconciler.explain import explain_nodes
-from reconciler.placement import hardware
-from reconciler.placement.inputs import PlacementRequest, request_for
+from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import prove
 from reconciler.placement.refusals import Unschedulable
+from reconciler.placement.scores import is_preferred, machine
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, Placer, place_replica
-from reconciler.views import Allocation, NodeView
 from schemas.node import ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
 
 
-def want(**placement: object) -> PlacementRequest:
+def make_request(**placement: object) -> PlacementRequest:
     return request_for(deployment(placement=Placement.model_validate(placement)))
 
 
@@ -25,11 +24,11 @@ def only(name: str) -> PlacementRequest:
     """Return a want for which nothing but one score counts."""
     names = ("speed", "pool", "taints", "headroom", "siblings", "spreading", "movement")
     weights = {**dict.fromkeys(names, 0), name: 1}
-    return want(weights=ScoreWeights.model_validate(weights))
+    return make_request(weights=ScoreWeights.model_validate(weights))
 
 
 def where(*nodes: NodeView, of: PlacementRequest | None = None) -> str:
-    wanted = of or want()
+    wanted = of or make_request()
     placed = place_replica(wanted, nodes)
     assert isinstance(placed, Assignment)
     assert explain_nodes(wanted, nodes)[0].node == placed.node
@@ -76,7 +75,7 @@ SOFT = Taint(key="owner", effect="PreferNoSchedule")
     ("score", "better"),
     [
         ("speed", {"bandwidth_gbps": 546.0}),
-        ("hardware", {"chip": "Apple M4 Max", "gpu_cores": 40, "memory_bytes": 64 * 10**9}),
+        ("hardware", {"chip": "Apple M4 Max", "gpu_cores": 40, "memory_bytes": 64 * GIB}),
         ("pool", {"pool_priority": 10}),
         ("headroom", {"allocatable_bytes": 16 * GIB}),
         ("packing", {"used_bytes": 4 * GIB}),
@@ -94,14 +93,14 @@ def test_taints_that_only_ask_are_heeded_if_they_can_be() -> None:
     soft = replace(node("a"), taints=(SOFT,))
     assert where(soft, node("b"), of=only("taints")) == "b"
     assert where(soft) == "a"
-    tolerant = want(tolerations=(Toleration(operator="Exists"),))
+    tolerant = make_request(tolerations=(Toleration(operator="Exists"),))
     assert where(soft, node("b"), of=tolerant) == "a"
 
 
 def test_replicas_are_spread_over_labels() -> None:
     racks = [replace(node(f"{rack}{at}"), labels={"rack": rack}) for rack in "xy" for at in "12"]
     placer = Placer(NodeTable(racks))
-    wanted = want(spread_by=("rack",))
+    wanted = make_request(spread_by=("rack",))
     found = [placer.place(wanted) for _ in range(4)]
     assert [one.node for one in found if isinstance(one, Assignment)] == ["x1", "y1", "x2", "y2"]
 
@@ -116,83 +115,65 @@ def test_profiles(profile: str, wanted: str) -> None:
         node("ultra"), used_bytes=3 * GIB, replicas={"qwen": 1}, chip="Apple M3 Ultra",
         gpu_cores=80, memory_bytes=512 * 10**9, bandwidth_gbps=819,
     )  # fmt: skip
-    assert where(node("empty"), full, ultra, of=want(profile=profile)) == wanted
+    assert where(node("empty"), full, ultra, of=make_request(profile=profile)) == wanted
 
 
-def sized(name: str, *, gpu_cores: int, gb: int, parameters: int = 32_000_000_000) -> NodeView:
+def sized(name: str, *, gpu_cores: int, gib: int, parameters: int = 32_000_000_000) -> NodeView:
     geometry = GEOMETRY.model_copy(update={"parameters": parameters})
     report = ModelReport(path="qwen", geometry=geometry)
-    return replace(
-        node(name), gpu_cores=gpu_cores, memory_bytes=gb * 10**9, models={"qwen": report}
-    )
+    return replace(node(name), gpu_cores=gpu_cores, memory_bytes=gib * GIB, models={"qwen": report})
 
 
 def test_nodes_that_are_big_enough_come_first_and_others_after_them() -> None:
-    small = replace(sized("a", gpu_cores=20, gb=64), bandwidth_gbps=800)
-    big = sized("b", gpu_cores=30, gb=64)
+    small = replace(sized("a", gpu_cores=20, gib=64), bandwidth_gbps=800)
+    big = sized("b", gpu_cores=30, gib=64)
     assert where(small, big) == "b"
     assert where(small, replace(big, used_bytes=7 * GIB)) == "a"
-    assert where(small, big, of=want(tier="Off")) == "a"
-    first, second = explain_nodes(want(), [small, big])
+    assert where(small, big, of=make_request(tier="Off")) == "a"
+    first, second = explain_nodes(make_request(), [small, big])
     assert (first.is_preferred, second.is_preferred) == (True, False)
 
 
 def test_among_nodes_that_are_too_small_the_best_is_still_the_best() -> None:
-    placer = Placer(NodeTable([sized("a", gpu_cores=8, gb=8), sized("b", gpu_cores=8, gb=8)]))
-    found = [placer.place(want()) for _ in range(2)]
+    placer = Placer(NodeTable([sized("a", gpu_cores=8, gib=8), sized("b", gpu_cores=8, gib=8)]))
+    found = [placer.place(make_request()) for _ in range(2)]
     assert [one.node for one in found if isinstance(one, Assignment)] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("billions", "gpu_cores", "gb"),
-    [(70, 30, 64), (30, 30, 64), (29, 20, 32), (13, 20, 32), (7, 15, 16), (3, 10, 8), (0.5, 8, 8)],
-)
-def test_tiers(billions: float, gpu_cores: int, gb: int) -> None:
-    found = hardware.tier(int(billions * 10**9))
-    assert found is not None
-    assert (found.gpu_cores, found.memory_bytes) == (gpu_cores, gb * 10**9)
-
-
-def test_a_model_whose_parameters_nobody_counted_has_no_tier() -> None:
-    assert hardware.tier(0) is None
-    assert where(sized("a", gpu_cores=0, gb=1, parameters=0), node("b")) == "a"
-
-
-@pytest.mark.parametrize(
-    ("chip", "points"),
-    [
-        ("Apple M1", 10),
-        ("Apple M2 Pro", 25),
-        ("Apple M3 Max", 40),
-        ("Apple M4 Max", 45),
-        ("Apple M5 Ultra", 60),
-        ("Apple M9 Pro", 40),
-        ("Apple M4 Giga", 0),
-        ("Intel Xeon", 0),
-    ],
-)
-def test_chip_points(chip: str, points: int) -> None:
-    assert hardware.chip_points(chip) == points
+def test_a_model_of_unknown_size_has_no_tier() -> None:
+    assert where(sized("a", gpu_cores=0, gib=1, parameters=0), node("b")) == "a"
 
 
 def test_the_best_mac_that_was_sold_has_a_hundred_points() -> None:
-    best = hardware.points(chip="Apple M3 Ultra", gpu_cores=80, memory_bytes=512 * 10**9)
-    assert best == pytest.approx(100)
-    assert hardware.points(chip="Apple M9 Ultra", gpu_cores=200, memory_bytes=2**50) == 100
+    best = replace(node("a"), chip="Apple M3 Ultra", gpu_cores=80, memory_bytes=512 * GIB)
+    assert machine(make_request(), best) == pytest.approx(100)
+    newer = replace(best, chip="Apple M9 Ultra", gpu_cores=200, memory_bytes=2**50)
+    assert machine(make_request(), newer) == 100
+
+
+def test_the_tier_of_a_30b_model_counts_memory_in_gib() -> None:
+    small, enough = (
+        replace(sized("a", gpu_cores=40, gib=1), memory_bytes=size)
+        for size in (65 * 10**9, 64 * GIB)
+    )
+    assert (is_preferred(make_request(), small), is_preferred(make_request(), enough)) == (
+        False,
+        True,
+    )
 
 
 def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
     placer = Placer(NodeTable([node("a", memory_gib=6)]))
-    placed = placer.place(want())
+    placed = placer.place(make_request())
     assert isinstance(placed, Assignment)
     assert placed.memory == prove(GEOMETRY, context_length=1024, concurrency=1)
-    assert isinstance(placer.place(want()), Assignment)
-    assert isinstance(placer.place(want()), Unschedulable)
+    assert isinstance(placer.place(make_request()), Assignment)
+    assert isinstance(placer.place(make_request()), Unschedulable)
 
 
 def test_an_explanation_has_it_all() -> None:
     nodes = [node("b"), replace(node("a"), is_cordoned=True), node("c", memory_gib=16)]
-    found = explain_nodes(want(), nodes)
+    found = explain_nodes(make_request(), nodes)
     assert [one.node for one in found] == ["c", "b", "a"]
     best, _, refused = found
     assert best.memory == prove(GEOMETRY, context_length=1024, concurrency=1)

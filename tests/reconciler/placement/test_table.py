@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.explain import explain_nodes, summarize
-from reconciler.placement.inputs import PlacementRequest
+from reconciler.placement.inputs import NodeView, PlacementRequest
 from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, Placer, place_replica
-from reconciler.views import NodeView
 from tests.support.examples import few
 from tests.support.reconciler_nodes import NAMES, fleets, wants
 
@@ -49,7 +48,7 @@ def test_columns_decide_as_the_functions_do(
     for want in (wanted[0], other) * number:
         told = explain_nodes(want, fleet)
         ranking = placer._ranking(want)
-        why = collect_refusals(placer.draft, want, ranking)
+        why = collect_refusals(placer.assumed, want, ranking)
         scored = {one.node: one.score if one.fits else -math.inf for one in told}
         assert ranking._score.tolist() == [scored[name] for name in sorted(scored)]
         assert counts(why) == counts(summarize(told))

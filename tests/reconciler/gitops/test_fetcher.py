@@ -1,0 +1,114 @@
+"""The real fetching process against real servers on loopback, and against what hostile ones hold."""
+
+import asyncio
+from pathlib import Path
+
+import asyncssh
+
+from reconciler.gitops.fetch_messages import FetchCredentials
+from tests.support.gitrepo import Repository, pool
+from tests.support.ports import free_port
+from tests.support.reconciler_fetch import fetched, message, reason
+from tests.support.reconciler_git_servers import Keys, over_http, over_ssh, over_tcp
+
+
+async def test_over_tcp_only_news_are_fetched(tmp_path: Path) -> None:
+    repo = Repository(tmp_path / "r.git")
+    first = repo.commit({"a.yaml": pool("a"), "b.yaml": pool("b")})
+    with over_tcp(repo.repo) as url:
+        found = await fetched(url, tmp_path / "cache")
+        assert (found.answer.revision, message(found)) == (first, "")
+        assert [one.source for one in found.documents] == ["a.yaml", "b.yaml"]
+        again = await fetched(url, tmp_path / "cache", known=first)
+        assert (again.answer.revision, again.documents) == (first, ())
+        second = repo.commit({"a.yaml": None})
+        found = await fetched(url, tmp_path / "cache", known=first)
+        assert (found.answer.revision, message(found)) == (second, "")
+        assert [one.source for one in found.documents] == ["b.yaml"]
+    packs = list((tmp_path / "cache").glob("repository.git/objects/pack/*.pack"))
+    assert len(packs) == 2
+    # What a power cut left of the cache is thrown away.
+    for pack in packs:
+        pack.chmod(0o600)
+        pack.write_bytes(pack.read_bytes()[:40])
+    with over_tcp(repo.repo) as url:
+        found = await fetched(url, tmp_path / "cache")
+    assert (found.answer.revision, message(found)) == (second, "")
+
+
+async def test_over_http_a_password_is_told_to_nobody_else(tmp_path: Path) -> None:
+    repo = Repository(tmp_path / "r.git")
+    first = repo.commit({"a.yaml": pool("a")})
+    secret = tmp_path / "token"
+    secret.write_text("geheim-4711\n")
+    who = FetchCredentials(username="anna", password_file=str(secret))
+    with over_http(repo.repo, password="geheim-4711") as url:
+        found = await fetched(url, tmp_path / "cache", who=who)
+        assert (found.answer.revision, message(found)) == (first, "")
+        nobody = await fetched(url, tmp_path / "cache2")
+        assert reason(nobody) == "AuthenticationFailed"
+        secret.write_text("falsch-4712")
+        wrong = await fetched(url, tmp_path / "cache3", who=who)
+    assert reason(wrong) == "AuthenticationFailed"
+    assert "falsch-4712" not in wrong.answer.model_dump_json()
+    assert "ZmFsc2No" not in wrong.answer.model_dump_json()
+    plain = await fetched("http://git.example.com/fleet.git", tmp_path / "cache4", who=who)
+    assert "would travel unencrypted" in message(plain)
+    gone = await fetched(
+        url, tmp_path / "c5", who=FetchCredentials(password_file=str(tmp_path / "no"))
+    )
+    assert reason(gone) == "CredentialsMissing"
+    assert "no cannot be read in the reconciler's --git-credentials folder" in message(gone)
+
+
+async def test_over_ssh_both_sides_show_who_they_are(tmp_path: Path) -> None:
+    repo, keys = Repository(tmp_path / "r.git"), Keys(tmp_path / "keys")
+    first = repo.commit({"a.yaml": pool("a")})
+    files = FetchCredentials(ssh_key_file=str(keys.key_file), known_hosts_file=str(keys.hosts_file))
+    async with over_ssh(repo.repo, keys) as port:
+        url = f"ssh://git@127.0.0.1:{port}/fleet.git"
+        keys.know(port, keys.host)
+        found = await fetched(url, tmp_path / "cache", who=files)
+        assert (found.answer.revision, message(found)) == (first, "")
+        second = repo.commit({"a.yaml": pool("a", priority=3)})
+        found = await fetched(url, tmp_path / "cache", who=files)
+        assert (found.answer.revision, message(found)) == (second, "")
+        keys.know(port, keys.person)
+        stranger = await fetched(url, tmp_path / "cache", who=files)
+        assert reason(stranger) == "HostKeyRefused"
+        keys.know(port, keys.host)
+        keys.key_file.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
+        refused = await fetched(url, tmp_path / "cache", who=files)
+        assert reason(refused) == "AuthenticationFailed"
+        keys.key_file.write_text("no key at all")
+        nonsense = await fetched(url, tmp_path / "cache", who=files)
+        assert reason(nonsense) == "AuthenticationFailed"
+        assert "no key at all" not in message(nonsense)
+    unknown = await fetched(
+        url, tmp_path / "cache", who=FetchCredentials(ssh_key_file=files.ssh_key_file)
+    )
+    assert "credentials.knownHostsFile" in message(unknown)
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    port = free_port()
+    for scheme in ("git", "http"):
+        found = await fetched(f"{scheme}://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
+        assert reason(found) == "Unreachable"
+        assert "refused" in message(found).lower()
+
+
+async def test_who_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"git://127.0.0.1:{port}/fleet.git"
+    found = await fetched(url, tmp_path / "cache", timeout_s=3.0)
+    server.close()
+    assert reason(found) == "TimedOut"
+    assert message(found) == f"{url} did not answer within 3 s (spec.timeout)"

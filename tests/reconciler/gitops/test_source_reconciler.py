@@ -1,0 +1,366 @@
+"""GitSources from end to end: real repositories on the disk, the real fetching process, a real etcd, a leader.
+
+What others change, suspension, the order of sources and the health of what they say; with real repositories.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from fleetctl.objects.targets import with_spec
+from manifests.delete import delete
+from manifests.ownership import record_update
+from schemas.deployment import ModelDeployment
+from schemas.gitsource import Drift, GitSource
+from schemas.meta import APPLY_SET, find_condition
+from schemas.pools import NodePool
+from schemas.route import ModelRoute
+from store import keys, objects
+from store.mutate import mutate
+from store.port import Transport
+from tests.support.gitrepo import Repository, deployment, pool
+from tests.support.reconciler_gitops import (
+    CLOCK,
+    applied,
+    events,
+    gone,
+    ready,
+    said,
+    source,
+    status,
+    synced,
+)
+from tests.support.waiting import until_async
+
+pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("leader")]
+
+
+async def priority(store: Transport, name: str) -> int | None:
+    found = await objects.get(store, NodePool, name)
+    return None if found is None else found.spec.priority
+
+
+async def test_a_commit_converges_and_then_nothing_is_written(
+    store: Transport, folder: Path
+) -> None:
+    repo = Repository(folder / "a.git")
+    both = pool("a1") + "---\n" + deployment("a-qwen")
+    first = repo.commit({"sites/a.yaml": both, "README.md": "x", ".ci/x.yaml": "no: manifest"})
+    await applied(store, source("a", repo.url, "  path: sites\n"))
+    found = await ready(store, "a", first)
+    assert found.applied_revision == found.observed_revision == f"main@{first}"
+    assert [(one.kind, one.name) for one in found.inventory] == [
+        ("ModelDeployment", "a-qwen"),
+        ("NodePool", "a1"),
+    ]
+    condition = find_condition(found.conditions, "Ready")
+    assert condition is not None
+    assert condition.message == f"main@{first} is applied: 2 objects"
+    made = await objects.get(store, ModelDeployment, "a-qwen")
+    assert made is not None
+    assert made.metadata.annotations[APPLY_SET] == "gitsource.a"
+    second = repo.commit({"sites/a.yaml": pool("a1") + "---\n" + deployment("a-qwen", replicas=3)})
+    await ready(store, "a", second)
+    made = await objects.get(store, ModelDeployment, "a-qwen")
+    assert made is not None
+    assert made.spec.replicas == 3
+    before = await _written(store)
+    third = repo.commit({"README.md": "nothing of ours"})
+    await ready(store, "a", third)
+    assert await _written(store) == before
+
+
+async def _written(store: Transport) -> list[int]:
+    """Return the versions of what source a applied."""
+    kinds = (("ModelDeployment", "a-qwen"), ("NodePool", "a1"))
+    found = [await store.get(keys.spec_key(*one)) for one in kinds]
+    return [item.mod_revision for item in found if item is not None]
+
+
+async def test_a_broken_commit_changes_nothing_and_says_where(
+    store: Transport, folder: Path
+) -> None:
+    repo = Repository(folder / "b.git")
+    good = repo.commit({"b.yaml": pool("b1", priority=1)})
+    await applied(store, source("b", repo.url))
+    await ready(store, "b", good)
+    broken = {"b.yaml": pool("b1", priority=2), "more.yaml": pool("b2").replace("priority", "prio")}
+    bad = repo.commit(broken)
+    stalled = await said(store, "b", "Stalled", reason="BrokenManifests", commit=bad)
+    assert stalled.message == (
+        "more.yaml:8:3: NodePool/b2: spec.prio: unknown field. Did you mean priority? "
+        f"main@{good} stays applied"
+    )
+    now = await status(store, "b")
+    assert now is not None
+    assert now.applied_revision == f"main@{good}"
+    assert await priority(store, "b1") == 1
+    # What was applied before is kept meanwhile.
+    await mutate(store, CLOCK, NodePool, "b1", lambda one: _with_priority(one, 7))
+    await _becomes(store, "b1", 1)
+    worse = repo.commit({"more.yaml": "a: [b"})
+    stalled = await said(store, "b", "Stalled", reason="BrokenManifests", commit=worse)
+    assert stalled.message.startswith("more.yaml:1:6: is not YAML: ")
+    mended = repo.commit({"more.yaml": None})
+    await ready(store, "b", mended)
+    assert await priority(store, "b1") == 2
+
+
+def _with_priority(one: NodePool, number: int) -> NodePool:
+    """Return the pool as somebody who keeps no record would change it."""
+    metadata = one.metadata.model_copy(update={"generation": one.metadata.generation + 1})
+    spec = one.spec.model_copy(update={"priority": number})
+    return one.model_copy(update={"spec": spec, "metadata": metadata})
+
+
+async def _becomes(store: Transport, name: str, number: int) -> None:
+    async def look() -> bool:
+        return await priority(store, name) == number
+
+    await until_async(look, limit_s=40.0, what=f"priority {number} of {name}")
+
+
+async def test_a_force_push_is_followed(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "c.git")
+    repo.commit({"c.yaml": pool("c1", priority=1)})
+    first = repo.commit({"c.yaml": pool("c1", priority=2)})
+    await applied(store, source("c", repo.url))
+    await ready(store, "c", first)
+    other = repo.commit({"c.yaml": pool("c1", priority=3)}, parents=False, clock=5)
+    await ready(store, "c", other)
+    assert await priority(store, "c1") == 3
+
+
+async def test_what_is_removed_is_pruned_if_asked(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "d.git")
+    first = repo.commit({"d1.yaml": pool("d1"), "d2.yaml": pool("d2"), "d3.yaml": pool("d3")})
+    await applied(store, source("d", repo.url))
+    await ready(store, "d", first)
+    second = repo.commit({"d2.yaml": None})
+    found = await ready(store, "d", second)
+    assert [one.name for one in found.inventory] == ["d1", "d3"]
+    assert await priority(store, "d2") == 0
+    await applied(store, source("d", repo.url, "  prune: true\n"))
+    await gone(store, NodePool, "d2")
+    third = repo.commit({"d3.yaml": None})
+    await ready(store, "d", third)
+    assert await priority(store, "d3") is None
+    assert await priority(store, "d1") == 0
+    # A folder without manifests is a mistake, and prunes nothing.
+    empty = repo.commit({"d1.yaml": None, "README.md": "x"})
+    await said(store, "d", "Stalled", reason="PathNotFound", commit=empty)
+    assert await priority(store, "d1") == 0
+
+
+async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path) -> None:
+    one, two = Repository(folder / "e1.git"), Repository(folder / "e2.git")
+    first = one.commit({"e.yaml": pool("e", priority=1)})
+    second = two.commit({"x.yaml": pool("e-other"), "e.yaml": pool("e", priority=2)})
+    await applied(store, source("e1", one.url))
+    await ready(store, "e1", first)
+    await applied(store, source("e2", two.url, "  force: true\n"))
+    stalled = await said(store, "e2", "Stalled", reason="Refused", commit=second)
+    assert "e.yaml:4:9: NodePool/e: metadata.name: belongs to the apply set gitsource.e1" in (
+        stalled.message
+    )
+    assert await priority(store, "e") == 1
+    assert await priority(store, "e-other") is None  # all, or nothing
+
+
+async def test_a_source_that_is_away_for_a_while(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "f.git")
+    first = repo.commit({"f.yaml": pool("f", priority=1)})
+    await applied(store, source("f", repo.url))
+    await ready(store, "f", first)
+    repo.path.rename(folder / "elsewhere")
+    away = await said(store, "f", "Ready", reason="RepositoryNotFound")
+    assert away.message.endswith(f"main@{first} stays applied")
+    # What was applied is kept meanwhile.
+    await mutate(store, CLOCK, NodePool, "f", lambda one: _with_priority(one, 7))
+    await _becomes(store, "f", 1)
+    (folder / "elsewhere").rename(repo.path)
+    second = repo.commit({"f.yaml": pool("f", priority=2)})
+    await ready(store, "f", second)
+    assert await priority(store, "f") == 2
+
+
+async def test_pinned_commits_and_tags(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "g.git")
+    first = repo.commit({"g.yaml": pool("g", priority=1)})
+    repo.tag("v1", first, annotated=True)
+    second = repo.commit({"g.yaml": pool("g", priority=2)})
+    await applied(store, source("g", repo.url, "  reference: {tag: v1}\n"))
+    found = await ready(store, "g", first)
+    assert found.applied_revision == f"v1@{first}"
+    await applied(store, source("g", repo.url, f"  reference: {{commit: {second}}}\n"))
+    found = await ready(store, "g", second)
+    assert found.applied_revision == second
+    await applied(store, source("g", repo.url, "  reference: {branch: mian}\n"))
+    missing = await said(store, "g", "Stalled", reason="ReferenceNotFound")
+    assert f"{repo.url} has no branch mian. Did you mean main?" in missing.message
+
+
+async def test_a_site_is_an_overlay(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "h.git")
+    overlay = "apiVersion: fleet/v1alpha1\nkind: Overlay\nbase: [../../base]\n"
+    patch = (
+        "apiVersion: fleet/v1alpha1\nkind: NodePool\nmetadata:\n  name: h\nspec:\n  priority: 9\n"
+    )
+    files = {"base/h.yaml": pool("h"), "sites/berlin/overlay.yaml": overlay}
+    first = repo.commit({**files, "sites/berlin/h.yaml": patch})
+    await applied(store, source("h", repo.url, "  path: sites/berlin\n"))
+    await ready(store, "h", first)
+    assert await priority(store, "h") == 9
+    bad = repo.commit({"sites/berlin/h.yaml": patch.replace("9", "900")})
+    stalled = await said(store, "h", "Stalled", reason="BrokenManifests", commit=bad)
+    assert stalled.message.startswith("sites/berlin/h.yaml:6:13: NodePool/h: spec.priority: ")
+    out = repo.commit({"sites/berlin/overlay.yaml": overlay.replace("../../", "../../../../")})
+    stalled = await said(store, "h", "Stalled", reason="BrokenManifests", commit=out)
+    assert "lies outside of the repository" in stalled.message
+
+
+async def test_a_deleted_source_lets_go_of_its_objects(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "j.git")
+    first = repo.commit({"j.yaml": pool("j")})
+    await applied(store, source("j", repo.url, "  prune: true\n"))
+    await ready(store, "j", first)
+    await delete(store, "GitSource", "j", CLOCK)
+
+    async def released() -> bool:
+        found = await objects.get(store, NodePool, "j")
+        assert found is not None
+        there = await store.get(keys.named(keys.APPLY_SET_PREFIX, "gitsource.j"))
+        return there is None and APPLY_SET not in found.metadata.annotations
+
+    await until_async(released, limit_s=40.0, what="release")
+    # So another may have it.
+    await applied(store, source("j2", repo.url))
+    await ready(store, "j2", first)
+
+
+async def scaled(store: Transport, name: str, number: int) -> None:
+    """Set a pool's priority as a person would, recorded as hers."""
+
+    def change(one: NodePool) -> NodePool | None:
+        after = with_spec(one, priority=number)
+        return None if after is None else record_update(one, after, "fleetctl-edit", CLOCK.now())
+
+    await mutate(store, CLOCK, NodePool, name, change)
+
+
+async def recorded(store: Transport, name: str, reason: str) -> str:
+    """Wait for an event about a source; return its message."""
+
+    async def look() -> str | None:
+        found = [message for why, message in await events(store, name) if why == reason]
+        return found[0] if found else None
+
+    return await until_async(look, what=f"event {reason} of {name}")
+
+
+async def test_drift_is_put_back_and_told(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "k.git")
+    first = repo.commit({"k.yaml": pool("k", priority=2)})
+    await applied(store, source("k", repo.url))
+    await ready(store, "k", first)
+    await scaled(store, "k", 5)
+
+    async def is_back() -> bool:
+        return await priority(store, "k") == 2
+
+    await until_async(is_back, what="2 again")
+    told = await recorded(store, "k", "DriftCorrected")
+    assert told == (f"put back as main@{first[:7]} says: nodepool/k spec.priority (fleetctl-edit)")
+    await delete(store, "NodePool", "k", CLOCK)
+    await until_async(is_back, what="it again")
+
+
+async def test_drift_is_only_shown_if_asked(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "l.git")
+    first = repo.commit({"l.yaml": pool("l1", priority=2) + "---\n" + pool("l2")})
+    await applied(store, source("l", repo.url, "  driftPolicy: Warn\n"))
+    await ready(store, "l", first)
+    await scaled(store, "l1", 5)
+    await delete(store, "NodePool", "l2", CLOCK)
+    wanted = (
+        Drift(kind="NodePool", name="l1", fields=("spec.priority",), managers=("fleetctl-edit",)),
+        Drift(kind="NodePool", name="l2", fields=()),
+    )
+
+    async def is_shown() -> bool:
+        now = await status(store, "l")
+        return now is not None and now.drift == wanted
+
+    await until_async(is_shown, what="drift")
+    shown = await said(store, "l", "Ready", reason="Applied")
+    assert shown.message == (
+        f"main@{first} is applied: 2 objects; others changed "
+        "nodepool/l1 spec.priority (fleetctl-edit); nodepool/l2, which was deleted"
+    )
+    assert await priority(store, "l1") == 5
+    # Another commit does not take it either, unless it says something else there.
+    second = repo.commit({"l.yaml": pool("l1", priority=2, labels="{a: b}") + "---\n" + pool("l2")})
+    await ready(store, "l", second)
+    assert await priority(store, "l1") == 5
+    assert await priority(store, "l2") == 0
+
+
+async def test_a_conflict_names_who_it_is_with(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "m.git")
+    first = repo.commit({"m.yaml": pool("m", priority=1)})
+    await applied(store, pool("m", priority=3))
+    await applied(store, source("m", repo.url))
+    stalled = await said(store, "m", "Stalled", reason="Refused", commit=first)
+    assert "m.yaml:8:13: NodePool/m: spec.priority: " in stalled.message
+    assert "fleetctl" in stalled.message
+    await applied(store, source("m", repo.url, "  force: true\n"))
+    await ready(store, "m", first)
+    assert await priority(store, "m") == 1
+
+
+async def test_a_suspended_source_leaves_everything_alone(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "n.git")
+    first = repo.commit({"n.yaml": pool("n", priority=1)})
+    await applied(store, source("n", repo.url))
+    await ready(store, "n", first)
+    await applied(store, source("n", repo.url, "  suspend: true\n"))
+    await said(store, "n", "Reconciling", reason="Suspended")
+    second = repo.commit({"n.yaml": pool("n", priority=2)})
+    await scaled(store, "n", 9)
+    await synced(store, "n")
+    await said(store, "n", "Ready", reason="Suspended")
+    assert await priority(store, "n") == 9
+    await mutate(store, CLOCK, GitSource, "n", lambda one: with_spec(one, suspend=False))
+    await ready(store, "n", second)
+
+
+async def test_sources_wait_for_others_and_for_health(store: Transport, folder: Path) -> None:
+    repo = Repository(folder / "o.git")
+    route = (
+        "apiVersion: fleet/v1alpha1\nkind: ModelRoute\nmetadata:\n  name: o-fast\n"
+        "spec:\n  model: o-fast\n  backends:\n  - deployment: o-qwen\n"
+    )
+    files = {"base/o.yaml": deployment("o-qwen"), "routes/o.yaml": route}
+    first = repo.commit(files)
+    checks = "  healthChecks: [{kind: ModelRoute, name: o-fast}]\n"
+    later = source("o2", repo.url, f"  path: routes\n  dependsOn: [o1]\n{checks}")
+    await applied(store, later)
+    waits = await said(store, "o2", "Ready", reason="DependencyNotReady")
+    assert waits.message == "waits for gitsource/o1, which does not exist"
+    assert await objects.get(store, ModelRoute, "o-fast") is None
+    await applied(store, source("o1", repo.url, "  path: base\n"))
+    await ready(store, "o1", first)
+    await ready(store, "o2", first)
+    # No Mac has the model: that deployment will never be Available.
+    unwell = "  path: base\n  healthChecks: [{kind: ModelDeployment, name: o-qwen}]\n"
+    await applied(store, source("o1", repo.url, unwell))
+    waits = await said(store, "o1", "Reconciling", reason="WaitingForHealth")
+    await applied(store, source("o1", repo.url, f"{unwell}  healthTimeout: 1s\n"))
+    late = await said(store, "o1", "Stalled", reason="HealthCheckFailed")
+    assert late.message.startswith(
+        "after 1s (spec.healthTimeout): modeldeployment/o-qwen is not Available: "
+    )
+    circle = source("o1", repo.url, "  path: base\n  dependsOn: [o2]\n")
+    await applied(store, circle)
+    stalled = await said(store, "o1", "Stalled", reason="DependencyCircle")
+    assert "spec.dependsOn forms a cycle: o1 -> o2 -> o1" in stalled.message

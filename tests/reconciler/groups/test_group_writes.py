@@ -1,0 +1,256 @@
+"""What is written of replicas with several ranks, and what is seen of them, through real caches."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from reconciler import observe
+from reconciler.actions import CreateReplica, ReformReplica, ReleaseRanks
+from reconciler.groups.group_view import GroupForm
+from reconciler.nodes.liveness import Now
+from reconciler.nodes.node_views import NodeViewCache
+from reconciler.rollout.revisions import content_of
+from reconciler.views import ReplicaView
+from schemas.formation import GoldenAnswer
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import Node, NodeSpec
+from schemas.pools import NodeSelector
+from schemas.replica import LeavingRank, RankAssignment, RankStatus, Replica
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
+from store import codec, keys
+from store.errors import ConflictError
+from store.port import Delete, Put
+from tests.support.fleets import GIB, NOW, PROOF
+from tests.support.reconciler_agents import put_endpoint, put_lease, put_node
+from tests.support.reconciler_group_situations import on, sharded
+from tests.support.reconciler_store import CachedStore, LeaderStore
+
+FORM = GroupForm(
+    group="pair",
+    backend="ring",
+    parallelism="Tensor",
+    port=20_000,
+    environment=(("MLX_METAL_FAST_SYNCH", "1"),),
+    model="qwen",
+)
+GOLDEN = GoldenAnswer(pieces=("a",), logprobs=(-0.5,))
+CONTENT = content_of(sharded())
+LATER = Now(time=NOW + timedelta(seconds=5))
+
+
+def rank(node: str, gib: int = 1) -> RankAssignment:
+    memory = PROOF.model_copy(update={"weights_bytes": gib * GIB})
+    return RankAssignment(node=node, addresses=("10.0.0.1",), memory=memory)
+
+
+CREATE = CreateReplica(
+    name="qwen-0", ranks=(rank("a", 4), rank("b", 4)), form=FORM, content=CONTENT
+)
+
+
+async def created(store: LeaderStore) -> tuple[Replica, int]:
+    await store.lead()
+    revision = await store.executor.do(CREATE, await store.have(sharded()), {})
+    found = await store.replica()
+    assert found is not None
+    return found, revision
+
+
+async def test_all_ranks_are_written_at_once() -> None:
+    found, _ = await created(LeaderStore())
+    assert [one.node for one in found.spec.ranks] == ["a", "b"]
+    formation = found.spec.formation
+    assert formation is not None
+    assert (formation.group, formation.epoch, formation.failures) == ("pair", 1, 0)
+    assert formation.environment == {"MLX_METAL_FAST_SYNCH": "1"}
+    assert len(formation.secret) >= 32
+    other, _ = await created(LeaderStore())
+    assert other.spec.formation is not None
+    assert other.spec.formation.secret != formation.secret
+
+
+async def test_an_epoch_is_another_start_of_the_same_replica() -> None:
+    store = LeaderStore()
+    before, version = await created(store)
+    old = before.spec.formation
+    assert old is not None
+    for node, number in (("a", 0), ("b", 1)):
+        await store.transport.commit(
+            [], [Put(key=keys.rank_key(node, "qwen-0", number), value=b"{}")]
+        )
+    left = LeavingRank(node="a", rank=0, memory_bytes=4 * GIB)
+    again = ReformReplica(
+        name="qwen-0",
+        ranks=(rank("c", 2), rank("a", 2)),
+        form=FORM.with_golden(GOLDEN),
+        failures=1,
+        because="rank 1 on b: it ended",
+        leaving=(left,),
+        version=version,
+    )
+    deployment = await store.have(sharded())
+    revision = await store.executor.do(again, deployment, {"qwen-0": before})
+    found = await store.replica()
+    assert found is not None
+    now = found.spec.formation
+    assert now is not None
+    assert (found.metadata.uid, now.epoch, now.failures) == (before.metadata.uid, 2, 1)
+    assert (now.because, now.golden) == ("rank 1 on b: it ended", GOLDEN)
+    assert now.secret != old.secret
+    assert found.metadata.generation == before.metadata.generation + 1
+    assert found.spec.leaving == (left,)
+    # Of b nobody expects anything any more; what a said stays until its rank has ended.
+    assert {key for key in await store.keys() if key.startswith("/rank/")} == {"/rank/a/qwen-0/0"}
+    with pytest.raises(ConflictError):
+        await store.executor.do(again, deployment, {"qwen-0": before})
+    freed = ReleaseRanks(name="qwen-0", leaving=(), version=revision)
+    await store.executor.do(freed, deployment, {"qwen-0": found})
+    found = await store.replica()
+    assert found is not None
+    assert found.spec.leaving == ()
+    assert not any(key.startswith("/rank/") for key in await store.keys())
+
+
+async def test_a_fallback_may_be_another_model() -> None:
+    store = LeaderStore()
+    before, version = await created(store)
+    again = ReformReplica(
+        name="qwen-0",
+        ranks=before.spec.ranks,
+        form=replace(FORM, model="qwen-4bit", fallback=1),
+        failures=3,
+        because="it ended",
+        version=version,
+    )
+    await store.executor.do(again, await store.have(sharded()), {"qwen-0": before})
+    found = await store.replica()
+    assert found is not None
+    assert (found.spec.model.path, found.spec.template) == ("qwen-4bit", before.spec.template)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[CachedStore]:
+    made = CachedStore()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
+        async with asyncio.timeout(30):
+            for informer in made.caches.all():
+                await informer.wait_synced()
+        await made.write(*(put_node(name) for name in "abc"), *(put_lease(n) for n in "abc"))
+        yield made
+        for task in tasks:
+            task.cancel()
+
+
+def put_rank(replica: Replica, number: int, type_: str, *, epoch: int = 1) -> Put:
+    said = Condition(type=type_, status=ConditionStatus.TRUE, reason="Fake")
+    node = replica.spec.ranks[number].node
+    report = RankStatus(
+        replica_uid=replica.metadata.uid, node=node, epoch=epoch, conditions=(said,)
+    )
+    return Put(key=keys.rank_key(node, replica.name, number), value=codec.encode(report))
+
+
+def observed(world: CachedStore, looked: Now = LATER) -> ReplicaView:
+    (found,) = observe.observe(world.fleet, "qwen", looked, nodes=()).replicas
+    return found
+
+
+async def test_every_rank_is_heard(world: CachedStore) -> None:
+    replica = on("ab").replica
+    await world.have(sharded(), replica)
+    await world.write(put_rank(replica, 0, "Ready"), put_endpoint(replica))
+    assert observed(world).is_ready
+    await world.write(put_rank(replica, 1, "EpochOver"))
+    found = observed(world)
+    assert found.epoch is not None
+    assert (found.epoch.over, found.is_ready, found.is_idle) == ("Fake", False, True)
+    # What was said of another epoch is void.
+    await world.write(put_rank(replica, 1, "EpochOver", epoch=7))
+    found = observed(world)
+    assert found.epoch is not None
+    assert (found.epoch.over, found.is_ready) == ("", True)
+    await world.write(put_rank(replica, 0, "Ready", epoch=7))
+    assert not observed(world).is_ready
+
+
+async def test_any_node_of_it_may_be_lost(world: CachedStore) -> None:
+    replica = on("ab").replica
+    await world.have(sharded(), replica)
+    await world.write(put_rank(replica, 0, "Ready"), put_endpoint(replica))
+    lost = Now(time=NOW, lost=frozenset({"b"}))
+    await world.write(Delete(key=keys.node_lease_key("b")))
+    found = observed(world, lost)
+    assert (found.is_node_lost, found.away_nodes, found.is_ready) == (True, frozenset("b"), False)
+    assert found.problem == "NodeLost: b is away"
+
+
+async def test_it_has_stopped_when_all_of_it_has(world: CachedStore) -> None:
+    replica = on("ab").replica
+    await world.have(sharded(), replica)
+    await world.write(put_rank(replica, 0, "Stopped"))
+    assert not observed(world).is_stopped
+    assert observed(world, Now(time=NOW, lost=frozenset("b"))).is_stopped
+    await world.write(put_rank(replica, 1, "Stopped"))
+    assert observed(world).is_stopped
+
+
+async def test_what_leaves_is_waited_for(world: CachedStore) -> None:
+    left = LeavingRank(node="c", rank=1, memory_bytes=4 * GIB)
+    there = on("ab").replica
+    spec = there.spec.model_copy(update={"leaving": (left,)})
+    replica = there.model_copy(update={"spec": spec})
+    await world.have(sharded(), replica)
+    said = RankStatus(replica_uid=replica.metadata.uid, node="c", epoch=1)
+    key = keys.rank_key("c", "qwen-0", 1)
+    await world.write(Put(key=key, value=codec.encode(said)))
+    assert observed(world).leaving_ranks == (left,)
+    allocations = {
+        view.name: [one.bytes // GIB for one in view.allocations]
+        for view in NodeViewCache().refresh(world.fleet, Now(time=NOW)).nodes
+    }
+    assert allocations == {"a": [9], "b": [9], "c": [4]}
+    # Its agent removes what it said once the rank has ended; one that does not has had its time.
+    assert observed(world, Now(time=NOW + timedelta(seconds=37))).leaving_ranks == ()
+    await world.write(Delete(key=key))
+    assert observed(world).leaving_ranks == ()
+
+
+async def test_reservations_of_lists_and_selectors(world: CachedStore) -> None:
+    def reserving(name: str, **spec: object) -> ShardGroup:
+        made = ShardGroupSpec.model_validate({"reservation": "Exclusive", **spec})
+        return ShardGroup(metadata=ObjectMeta(name=name), spec=made)
+
+    nodes = NodeViewCache()
+
+    def held() -> dict[str, str]:
+        table = nodes.refresh(world.fleet, Now(time=NOW))
+        return {view.name: view.reserved_by_group for view in table.nodes}
+
+    listed = reserving("list", members=(GroupMember(node="a"), GroupMember(node="b")))
+    await world.have(listed)
+    assert held() == {"a": "list", "b": "list", "c": ""}
+    selector = NodeSelector(match_labels={"cabled": "yes"})
+    await world.have(reserving("cabled", selector=selector, size=2))
+    assert held() == {"a": "list", "b": "list", "c": ""}
+    metadata = ObjectMeta(name="c", labels={"cabled": "yes"})
+    await world.have(Node(metadata=metadata, spec=NodeSpec()))
+    assert held() == {"a": "list", "b": "list", "c": "cabled"}
+    await world.write(Delete(key=keys.spec_key("ShardGroup", "cabled")))
+    assert held()["c"] == ""
+
+
+async def test_members_as_they_are_listed_or_found(world: CachedStore) -> None:
+    spec = ShardGroupSpec(selector=NodeSelector(), size=2)
+    await world.have(ShardGroup(metadata=ObjectMeta(name="any"), spec=spec))
+    (found,) = world.fleet.group_views(["any", "Never"])
+    assert (found.members, set(found.machines)) == (("a", "b", "c"), {"a", "b", "c"})
+    assert world.fleet.group_views(["Auto"]) == (found,)
+    assert world.fleet.group_views(["none"]) == ()
+    assert world.fleet.replicas_on_group("pair") == []
+    replica = on("ab").replica
+    await world.have(replica)
+    assert [one.name for one in world.fleet.replicas_on_group("pair")] == [replica.name]

@@ -1,0 +1,281 @@
+"""Which sizes and modes a model can be split by, and what is said of the others.
+
+Layers dealt out: all of them once, within rooms, and as even in time as any way there is.
+
+A rank's proof: shares and runs of layers, against the proof of the whole.
+"""
+
+from itertools import combinations, pairwise
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconciler.groups import model_split
+from reconciler.groups.model_split import (
+    RankLoad,
+    deal_layers,
+    layer_spans,
+    prove_rank,
+    split_layers,
+)
+from reconciler.placement.memory_proof import ProofExtras, prove
+from schemas.node import ModelGeometry, SplitOptions
+from schemas.shardgroup import MOST_RANKS, Parallelism
+from tests.support.examples import few
+from tests.support.reconciler_group_models import MIXED_LAYERS, SMOL, mixed, piped
+
+
+def split_as(splitting: SplitOptions | None) -> ModelGeometry:
+    return SMOL.model_copy(update={"splitting": splitting})
+
+
+ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
+    (SMOL, "Tensor", 3, ""),
+    (SMOL, "Tensor", 2, "llama, 9 heads, 3 KV heads: Tensor works with 3, not 2"),
+    (
+        SMOL,
+        "Pipeline",
+        3,
+        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3",
+    ),
+    (
+        SMOL,
+        "Pipeline",
+        2,
+        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3, not 2",
+    ),
+    (piped(), "Pipeline", 4, ""),
+    (
+        piped(),
+        "Pipeline",
+        5,
+        "qwen2, 4 heads, 2 KV heads: Pipeline works with 2 to 4, not 5",
+    ),
+    (
+        piped(),
+        "Tensor",
+        3,
+        "qwen2, 4 heads, 2 KV heads: Tensor works with 2, not 3; Pipeline works with 3",
+    ),
+    (
+        split_as(SplitOptions(basis="gemma3")),
+        "Tensor",
+        2,
+        "gemma3: mlx-lm can split it neither by Tensor nor by Pipeline; run it on one Mac, or use another model",
+    ),
+    (
+        split_as(None),
+        "Tensor",
+        3,
+        "it is not known yet over how many Macs this llama model can be split; the agent of a Mac that has its "
+        "folder finds out within a minute",
+    ),
+    (
+        split_as(SplitOptions(unknown="ValueError: no rope", tensor=(3,))),
+        "Tensor",
+        3,
+        "the agent could not find out over how many Macs this llama model can be split: ValueError: no rope; it "
+        "tries again once this is fixed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("geometry", "way", "size", "words"), ROWS)
+def test_a_refusal_names_the_nearest_thing_that_works(
+    geometry: ModelGeometry, way: Parallelism, size: int, words: str
+) -> None:
+    assert model_split.unsupported_reason(geometry, way, size) == words
+
+
+def test_tensor_comes_first() -> None:
+    assert model_split.supported_ways(piped(), 2) == ("Tensor", "Pipeline")
+    assert model_split.supported_ways(piped(), 3) == ("Pipeline",)
+    assert model_split.supported_ways(SMOL, 2) == ()
+
+
+splittings = st.builds(
+    SplitOptions,
+    tensor=st.sets(st.integers(2, MOST_RANKS)).map(sorted).map(tuple),
+    is_pipelined=st.booleans(),
+    layer_bytes=st.lists(st.just(1), max_size=40).map(tuple),
+    unknown=st.sampled_from(["", "it was not done"]),
+)
+
+
+@settings(max_examples=few(200))
+@given(splitting=splittings | st.none(), size=st.integers(2, MOST_RANKS))
+def test_what_is_refused_in_words_is_no_way_and_the_other_way_round(
+    splitting: SplitOptions | None, size: int
+) -> None:
+    geometry = split_as(splitting)
+    ways = model_split.supported_ways(geometry, size)
+    for way in ("Tensor", "Pipeline"):
+        words = model_split.unsupported_reason(geometry, way, size)
+        assert (
+            (words == "") == (way in ways) == (size in model_split.supported_sizes(geometry, way))
+        )
+        if splitting is not None and not splitting.unknown and words:
+            # Every size that is offered instead works.
+            named = {
+                n for w in ("Tensor", "Pipeline") for n in model_split.supported_sizes(geometry, w)
+            }
+            assert named or "neither" in words
+
+
+PLENTY = 10**9
+
+TABLE: list[tuple[tuple[int, ...], int, tuple[int, ...], tuple[float, ...], tuple[int, ...] | None]] = [
+    ((5,) * 30, 0, (PLENTY,) * 3, (1, 1, 1), (10, 10, 10)),
+    # Twice as fast, twice as many; and a speed that nobody knows makes all equal.
+    ((5,) * 30, 0, (PLENTY,) * 2, (800, 400), (20, 10)),
+    ((5,) * 30, 0, (PLENTY,) * 2, (800, 0), (15, 15)),
+    ((5,) * 30, 0, (PLENTY,) * 2, (), (15, 15)),
+    # A small Mac takes what it has room for, whatever its speed.
+    ((5,) * 30, 10, (35, PLENTY), (800, 100), (5, 25)),
+    # Rank 0 has the last layers: the heavy one here.
+    ((1, 1, 1, 9), 0, (PLENTY,) * 2, (1, 1), (1, 3)),
+    ((9, 1, 1, 1), 0, (PLENTY,) * 2, (1, 1), (3, 1)),
+    ((1, 1), 0, (PLENTY,) * 2, (1, 1), (1, 1)),
+    ((7,), 0, (PLENTY,), (1,), (1,)),
+    # Fewer layers than ranks; no room for one layer; room for all but one layer; none for what is fixed.
+    ((1,), 0, (PLENTY,) * 2, (1, 1), None),
+    ((5,) * 4, 0, (PLENTY, 4), (1, 1), None),
+    ((5,) * 4, 0, (10, 9), (1, 1), None),
+    ((5,) * 4, 11, (10, PLENTY), (1, 1), None),
+    ((), 0, (PLENTY,), (1,), None),
+    ((5,), 0, (), (), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "fixed", "rooms", "speeds", "wanted"), TABLE)
+def test_layers_are_dealt_out(
+    layers: tuple[int, ...],
+    fixed: int,
+    rooms: tuple[int, ...],
+    speeds: tuple[float, ...],
+    wanted: tuple[int, ...] | None,
+) -> None:
+    assert split_layers(layers, fixed, rooms, speeds) == wanted
+
+
+def test_spans_are_those_of_mlx_lm() -> None:
+    assert layer_spans((2, 3, 1)) == ((4, 6), (1, 4), (0, 1))
+
+
+def ways(layers: list[int], ranks: int) -> list[tuple[int, ...]]:
+    """Return every way to deal them out, in rank order."""
+    cuts = combinations(range(1, len(layers)), ranks - 1)
+    return [tuple(b - a for a, b in pairwise((0, *cut, len(layers)))) for cut in cuts]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[int], int, list[int], list[float]]:
+    layers = draw(st.lists(st.integers(1, 50), min_size=1, max_size=9))
+    ranks = draw(st.integers(1, 5))
+    rooms = draw(st.lists(st.integers(0, 200), min_size=ranks, max_size=ranks))
+    speeds = draw(st.lists(st.sampled_from([100.0, 273.0, 819.0]), min_size=ranks, max_size=ranks))
+    return layers, draw(st.integers(0, 40)), rooms, speeds
+
+
+@settings(max_examples=few(400))
+@given(case=cases())
+def test_it_is_the_best_of_all_ways(case: tuple[list[int], int, list[int], list[float]]) -> None:
+    layers, fixed, rooms, speeds = case
+
+    def slowest(way: tuple[int, ...]) -> float:
+        held = [sum(layers[start:stop]) for start, stop in layer_spans(way)]
+        fits = all(fixed + own <= room for own, room in zip(held, rooms, strict=True))
+        return max(own / pace for own, pace in zip(held, speeds, strict=True)) if fits else inf
+
+    best = min(map(slowest, ways(layers, len(rooms))), default=inf)
+    found = split_layers(layers, fixed, rooms, speeds)
+    if found is None:
+        assert best == inf
+        return
+    assert sum(found) == len(layers)
+    assert min(found) >= 1
+    assert sorted(layer for span in layer_spans(found) for layer in range(*span)) == list(
+        range(len(layers))
+    )
+    assert slowest(found) == pytest.approx(best)
+
+
+LOAD = RankLoad(context_length=512, concurrency=2)
+
+
+def test_a_share_weighs_what_mlx_lm_made_of_it() -> None:
+    proof = prove_rank(SMOL, LOAD, size=3, layers=None)
+    assert proof.weights_bytes == 254_944_512
+    whole = prove(SMOL, context_length=512, concurrency=2)
+    assert proof.kv_cache_bytes * 3 == whole.kv_cache_bytes
+    # Nobody said what a share of this size weighs: what the tensors' names let expect.
+    bare = SMOL.model_copy(update={"splitting": None})
+    assert prove_rank(bare, LOAD, size=3, layers=None).weights_bytes == 254_944_512
+
+
+def test_a_run_of_layers_has_its_own_weights_and_caches_and_the_rest() -> None:
+    geometry = piped()
+    proof = prove_rank(geometry, LOAD, size=2, layers=(1, 3))
+    assert proof.weights_bytes == 20 + 30 + 7
+    whole = prove(geometry, context_length=512, concurrency=2)
+    assert proof.kv_cache_bytes * 2 == whole.kv_cache_bytes
+    assert proof.activation_bytes == whole.activation_bytes
+    assert proof.overhead_bytes == whole.overhead_bytes
+
+
+def test_layers_of_other_kinds_keep_what_theirs_do() -> None:
+    known, unknown = mixed(), mixed(is_order_known=False)
+    whole = prove(known, context_length=512, concurrency=2).kv_cache_bytes
+    full, state = 2 * (16 + 16) * 2 * 512 * 2, 1000 * 2
+    for at, kind in enumerate(MIXED_LAYERS):
+        one = (at, at + 1)
+        assert prove_rank(known, LOAD, size=2, layers=one).kv_cache_bytes == (state, full)[kind]
+        assert prove_rank(unknown, LOAD, size=2, layers=one).kv_cache_bytes == full
+    assert prove_rank(known, LOAD, size=2, layers=(0, 12)).kv_cache_bytes == whole
+
+
+def test_who_was_not_weighed_layer_by_layer_counts_as_whole() -> None:
+    whole = prove(SMOL, context_length=512, concurrency=2)
+    assert prove_rank(SMOL, LOAD, size=2, layers=(0, 15)) == whole
+
+
+def test_what_a_person_says_counts_for_every_rank() -> None:
+    load = RankLoad(context_length=512, concurrency=2, override_bytes=1000)
+    assert prove_rank(piped(), load, size=2, layers=(0, 1)).total_bytes == 1000
+    assert prove_rank(piped(), load, size=2, layers=None).total_bytes == 1000
+    assert deal_layers(piped(), load, (1000, 1000), (1, 1)) == (1, 3)
+    assert deal_layers(piped(), load, (1000, 999), (1, 1)) is None
+
+
+def test_a_model_that_has_no_pipeline_is_not_dealt_out() -> None:
+    assert deal_layers(SMOL, LOAD, (2**40, 2**40), (1, 1)) is None
+
+
+rooms = st.lists(st.integers(0, 3 * 2**20), min_size=2, max_size=4)
+
+
+@settings(max_examples=few(200))
+@given(
+    geometry=st.sampled_from([piped(layers=(90_000, 120_000, 30_000) * 4), mixed()]),
+    spare=rooms,
+    window=st.none() | st.just(64),
+    prefix=st.integers(0, 100_000),
+)
+def test_what_is_dealt_out_fits_rank_by_rank(
+    geometry: ModelGeometry, spare: list[int], window: int | None, prefix: int
+) -> None:
+    extras = ProofExtras(kv_window=window, prefix_cache_bytes=prefix)
+    load = RankLoad(context_length=300, concurrency=3, extras=extras)
+    least = prove_rank(geometry, load, size=len(spare), layers=(0, 0)).total_bytes
+    room = [least + more for more in spare]
+    dealt = deal_layers(geometry, load, room, [100.0] * len(room))
+    if dealt is None:
+        assert min(spare) < prove_rank(geometry, load, size=2, layers=(0, 12)).total_bytes - least
+        return
+    covered = [0, *(stop for _, stop in sorted(layer_spans(dealt)))]
+    assert [b - a for a, b in pairwise(covered)] == list(reversed(dealt))
+    assert covered[-1] == 12
+    for span, limit in zip(layer_spans(dealt), room, strict=True):
+        assert prove_rank(geometry, load, size=len(room), layers=span).total_bytes <= limit

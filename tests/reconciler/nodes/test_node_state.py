@@ -1,0 +1,286 @@
+"""What follows from a node's state, with the words that people read; and what is written about it."""
+
+import re
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reconciler.nodes.liveness import Flapping
+from reconciler.nodes.node_state import MLX_LM, NodeContext, NodeState, evaluate_node
+from reconciler.nodes.quiet_hours import quiet_calendar
+from reconciler.status import node_life_status
+from schemas.meta import Condition, ConditionStatus, ObjectMeta, find_condition
+from schemas.node import Node, NodeLifeStatus, NodeSpec
+from schemas.pools import NodePool, NodePoolSpec
+from tests.support.fleets import GIB
+from tests.support.reconciler_agents import node_status
+
+NIGHT = datetime(2026, 3, 2, 23, 0, tzinfo=UTC)
+NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+BERLIN = {"start": "22:00", "end": "07:00", "time_zone": "Europe/Berlin"}
+FLAP = Flapping(returns=4, until=60.0, until_at=NOON + timedelta(seconds=60))
+
+
+def node(name: str = "a", *, created: int | None = 0, draining: bool = False, **said: Any) -> Node:
+    status = node_status(name).model_copy(update=said)
+    stamp = None if created is None else NOON - timedelta(days=1, minutes=-created)
+    metadata = ObjectMeta(name=name, generation=1, creation_timestamp=stamp)
+    return Node(metadata=metadata, spec=NodeSpec(draining=draining), status=status)
+
+
+def pool(name: str = "desk", **spec: Any) -> NodePool:
+    return NodePool(metadata=ObjectMeta(name=name), spec=NodePoolSpec.model_validate(spec))
+
+
+def policy(name: str = "desk", **rules: Any) -> NodePool:
+    return pool(name, policy=rules)
+
+
+def around(
+    *pools: NodePool,
+    now: datetime = NOON,
+    version: str = "1.4.0",
+    flapping: Flapping | None = None,
+    peers: tuple[Node, ...] = (),
+) -> NodeContext:
+    return NodeContext(
+        pools=pools,
+        calendar=quiet_calendar(pools, now),
+        version=version,
+        flapping=flapping,
+        peers=peers,
+    )
+
+
+def judged(found: Node, there: NodeContext) -> NodeState:
+    assert found.status is not None
+    return evaluate_node(found, found.status, there)
+
+
+def pressed(type_: str, status: ConditionStatus = ConditionStatus.TRUE) -> tuple[Condition, ...]:
+    return (Condition(type=type_, status=status, reason="SoItIs", message=f"{type_} it is"),)
+
+
+TWIN = node("b", hardware_uuid="M")
+# Node, surroundings, reason, message.
+HOLDS = [
+    pytest.param(
+        node(draining=True),
+        around(),
+        "NodeDraining",
+        "it is being drained; `fleetctl uncordon a` lets new replicas in again",
+        id="draining",
+    ),
+    pytest.param(
+        node(),
+        around(policy(quiet_hours=(BERLIN,)), policy("lab"), now=NIGHT),
+        "NodeWithheld",
+        "pool desk: quiet hours until 2026-03-03 07:00 Europe/Berlin",
+        id="quiet-hours",
+    ),
+    pytest.param(
+        node(power="Battery"),
+        around(policy(mains_only=True)),
+        "NodeWithheld",
+        "pool desk: mainsOnly, until it runs on mains power again",
+        id="on-battery",
+    ),
+    pytest.param(
+        node(is_owner_active=True),
+        around(policy(owner_active="Yield")),
+        "NodeWithheld",
+        "pool desk: ownerActive, until its owner has been away for some minutes",
+        id="owner-active",
+    ),
+    pytest.param(
+        node(is_owner_active=True, power="Battery"),
+        around(policy(owner_active="Yield"), policy("lab", mains_only=True)),
+        "NodeWithheld",
+        "pool desk: ownerActive, until its owner has been away for some minutes; "
+        "pool lab: mainsOnly, until it runs on mains power again",
+        id="two-pools",
+    ),
+    pytest.param(
+        node(hardware_uuid="M", created=1),
+        around(peers=(TWIN,)),
+        "DuplicateHardware",
+        "node b is the same machine (hardware UUID M). If this one is a clone, give it its own "
+        "identity; if the Mac was renamed, `fleetctl delete node b`",
+        id="a-clone",
+    ),
+    pytest.param(
+        node(agent_version="1.2.9"),
+        around(),
+        "VersionSkew",
+        "its agent is 1.2.9, the reconciler is 1.4.0; they may differ by one minor version: upgrade "
+        "its fleet-nodeagent",
+        id="old-agent",
+    ),
+    pytest.param(
+        node(agent_version="2.0.0"),
+        around(),
+        "VersionSkew",
+        "its agent is 2.0.0, the reconciler is 1.4.0; they may differ by one minor version: upgrade "
+        "the reconciler",
+        id="new-agent",
+    ),
+    pytest.param(
+        node(),
+        around(flapping=FLAP),
+        "NodeFlapping",
+        "it came back 4 times in a row; held back until 2026-03-02 12:01:00 UTC, each time for "
+        "longer",
+        id="flapping",
+    ),
+    *(
+        pytest.param(node(conditions=pressed(type_)), around(), type_, f"{type_} it is", id=type_)
+        for type_ in ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
+    ),
+    pytest.param(
+        node(disk_bytes=500 * GIB, disk_free_bytes=12 * GIB),
+        around(pool("small", reserved={"disk": "1Gi"}), pool("desk", reserved={"disk": "50Gi"})),
+        "InsufficientDisk",
+        "it has 12.0 GiB of disk free, pool desk reserves 50.0 GiB (spec.reserved.disk)",
+        id="disk",
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "there", "reason", "message"), HOLDS)
+def test_holds(found: Node, there: NodeContext, reason: str, message: str) -> None:
+    (hold,) = judged(found, there).holds
+    assert (hold.reason, hold.message) == (reason, message)
+
+
+def test_what_is_short_of_disk_says_how_much() -> None:
+    found = node(disk_bytes=500 * GIB, disk_free_bytes=12 * GIB)
+    (hold,) = judged(found, around(pool(reserved={"disk": "50Gi"}))).holds
+    assert (hold.need, hold.have) == (50 * GIB, 12 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("found", "there"),
+    [
+        (node(), around()),
+        (node(), around(policy(quiet_hours=(BERLIN,)))),
+        (node(power="Mains", is_owner_active=True), around(policy(mains_only=True))),
+        (node(power="Unknown"), around(policy(mains_only=True, owner_active="Yield"))),
+        (node(power="Battery"), around(pool())),
+        # The elder of two keeps what it has; of equally old ones, and unregistered ones, the name decides.
+        (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=1),))),
+        (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=0),))),
+        (node("a", hardware_uuid="M", created=0), around(peers=(node("0", created=None),))),
+        (node("a", hardware_uuid="M", created=None), around(peers=(node("b", created=None),))),
+        (
+            node(hardware_uuid="M", is_part=True, created=1),
+            around(peers=(node("b", hardware_uuid="M", is_part=True),)),
+        ),
+        (node(agent_version="1.3.0"), around()),
+        (node(agent_version="1.5.2"), around()),
+        (node(agent_version="hollow"), around()),
+        (node(agent_version="9.9"), around(version="")),
+        (node(conditions=pressed("MemoryPressure", ConditionStatus.FALSE)), around()),
+        (node(conditions=pressed("ThermalPressure", ConditionStatus.UNKNOWN)), around()),
+        (node(conditions=pressed("Ready")), around()),
+        (node(disk_free_bytes=0), around(pool(reserved={"disk": "50Gi"}))),
+        (
+            node(disk_bytes=90 * GIB, disk_free_bytes=50 * GIB),
+            around(pool(reserved={"disk": "50Gi"})),
+        ),
+    ],
+)
+def test_nothing_holds_it_back(found: Node, there: NodeContext) -> None:
+    state = judged(found, there)
+    assert (state.holds, state.leave_reason) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("found", "there", "leave"),
+    [
+        (node(draining=True, power="Battery"), around(policy(mains_only=True)), "draining: fleetctl drain"),
+        (
+            node(power="Battery"),
+            around(policy(mains_only=True)),
+            "withheld: pool desk: mainsOnly, until it runs on mains power again",
+        ),
+        (node(conditions=pressed("MemoryPressure")), around(), ""),
+        (node(conditions=pressed("ThermalPressure")), around(flapping=FLAP, peers=(TWIN,)), ""),
+    ],
+)  # fmt: skip
+def test_some_of_it_is_a_reason_to_leave(found: Node, there: NodeContext, leave: str) -> None:
+    assert judged(found, there).leave_reason == leave
+
+
+def life(
+    found: Node, there: NodeContext, *, old: NodeLifeStatus | None = None, is_ready: bool = True
+) -> NodeLifeStatus:
+    now = NOON if old is None else NOON + timedelta(hours=1)
+    return node_life_status(found, judged(found, there), there, is_ready=is_ready, old=old, now=now)
+
+
+@pytest.mark.parametrize(
+    ("found", "there", "type_", "reason", "message"),
+    [
+        (node(), around(flapping=FLAP), "Flapping", "CameBackTooOften", "it came back 4 times"),
+        (node(agent_version="1.2.9"), around(), "VersionSkew", "AgentVersion", "its agent is 1.2.9"),
+        (
+            node(mlx_lm_version="0.31.3"), around(), "VersionSkew", "MlxLmVersion",
+            f"its mlx-lm is 0.31.3, memory proofs were tested with {MLX_LM}: install mlx-lm "
+            f"{MLX_LM} there. Until then replicas may take more memory than proven",
+        ),
+        (
+            node(hardware_uuid="M", created=1), around(peers=(TWIN,)), "DuplicateHardware",
+            "SameHardware", "node b is the same machine",
+        ),
+        (
+            node(power="Battery"), around(policy(mains_only=True)), "Withheld", "PoolPolicy",
+            "pool desk: mainsOnly",
+        ),
+    ],
+)  # fmt: skip
+def test_conditions_that_are_true(
+    found: Node, there: NodeContext, type_: str, reason: str, message: str
+) -> None:
+    document = life(found, there)
+    true = [
+        c for c in document.conditions if c.status is ConditionStatus.TRUE and c.type != "Ready"
+    ]
+    (said,) = true
+    assert (said.type, said.reason, said.last_transition_time) == (type_, reason, NOON)
+    assert said.message.startswith(message)
+    assert said.observed_generation == document.observed_generation == 1
+
+
+def test_a_node_that_is_well_has_all_conditions_and_no_news() -> None:
+    document = life(node(mlx_lm_version=f"{MLX_LM}.7"), around())
+    assert [(c.type, str(c.status), c.reason) for c in document.conditions] == [
+        ("DuplicateHardware", "False", "NothingFound"),
+        ("Flapping", "False", "Steady"),
+        ("Ready", "True", "LeaseHeld"),
+        ("VersionSkew", "False", "VersionsAgree"),
+        ("Withheld", "False", "NothingFound"),
+    ]
+    assert life(node(), around(), old=document) == document
+    away = life(node(), around(), old=document, is_ready=False)
+    ready = find_condition(away.conditions, "Ready")
+    assert ready is not None
+    assert (ready.reason, ready.message) == ("LeaseLost", "its agent does not renew its lease")
+    assert ready.last_transition_time == NOON + timedelta(hours=1)
+    assert [c for c in away.conditions if c.type != "Ready"] == [
+        c for c in document.conditions if c.type != "Ready"
+    ]
+
+
+def test_another_mlx_lm_holds_nothing_back() -> None:
+    state = judged(node(mlx_lm_version="0.1.0"), around())
+    assert state.holds == ()
+    assert state.skew
+
+
+def test_the_rules_are_those_of_the_pinned_mlx_lm() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    (pin,) = [found for found in project["project"]["dependencies"] if "mlx-lm" in found]
+    assert re.search(r"==(\d+\.\d+)\.", pin)[1] == MLX_LM  # type: ignore[index]  # it matches, or fails

@@ -1,0 +1,178 @@
+"""Who has to go: the fewest, of those the lowest, never an equal; and who waits."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
+from reconciler.placement.memory_proof import prove
+from reconciler.placement.preemption import choose_victims
+from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Assignment, PendingAssignment, Placer, PreemptingAssignment
+from schemas.placement import Placement
+from tests.support.fleets import GEOMETRY, GIB, deployment, node
+from tests.support.reconciler_nodes import allocations, fleets, wants
+
+NEED = prove(GEOMETRY, context_length=1024, concurrency=1).total_bytes
+
+
+def tenant(name: str, gib: float, priority: int = 0, *, is_ending: bool = False) -> Allocation:
+    return Allocation(
+        replica=name,
+        deployment=name.rpartition("-")[0],
+        bytes=int(gib * GIB),
+        priority=priority,
+        is_ending=is_ending,
+    )
+
+
+def crowded(name: str, *there: Allocation, free_gib: float = 0) -> NodeView:
+    """Return a node with these tenants, and so much free beside them."""
+    used = sum(one.bytes for one in there)
+    return replace(
+        node(name),
+        allocatable_bytes=used + int(free_gib * GIB),
+        used_bytes=used,
+        allocations=there,
+        replicas={one.deployment: 1 for one in there},
+    )
+
+
+def claim(
+    *nodes: NodeView, of: PlacementRequest | None = None
+) -> Assignment | PendingAssignment | PreemptingAssignment | Unschedulable:
+    return Placer(NodeTable(nodes)).claim(of or request_for(deployment(priority=10)))
+
+
+def names(found: object) -> tuple[str, ...]:
+    assert isinstance(found, PreemptingAssignment)
+    return tuple(one.replica for one in found.victims)
+
+
+@pytest.mark.parametrize(
+    ("there", "short", "wanted"),
+    [
+        pytest.param([("a", 4, 0), ("b", 2, 0)], 3, ["a"], id="one-big-rather-than-two-small"),
+        pytest.param([("a", 4, 5), ("b", 4, 0)], 3, ["b"], id="the-lowest"),
+        pytest.param([("a", 4, 5), ("b", 2, 0), ("c", 2, 0)], 3, ["a"], id="few-before-low"),
+        pytest.param([("a", 2, 5), ("b", 2, 0), ("c", 2, 1)], 3, ["b", "c"], id="the-lowest-two"),
+        pytest.param([("a", 4, 10)], 3, None, id="never-an-equal"),
+        pytest.param([("a", 2, 0)], 3, None, id="not-enough"),
+        pytest.param([("a", 4, 0), ("b", 4, 0)], 3, ["a"], id="equals-by-name"),
+        pytest.param([("a", 3, 0), ("b", 4, 0)], 3, ["b"], id="of-equals-the-larger"),
+    ],
+)
+def test_victims(there: list[tuple[str, int, int]], short: int, wanted: list[str] | None) -> None:
+    found = choose_victims(
+        [tenant(name, gib, priority) for name, gib, priority in there],
+        priority=10,
+        short_bytes=short * GIB,
+    )
+    assert (None if found is None else [one.replica for one in found]) == wanted
+
+
+@given(allocations, st.integers(1, 8 * GIB))
+def test_no_other_set_is_smaller_or_lower(there: tuple[Allocation, ...], short: int) -> None:
+    found = choose_victims(there, priority=1, short_bytes=short)
+    lower = [one for one in there if one.priority < 1 and not one.is_ending]
+    enough = [
+        sorted(one.priority for one in some)
+        for size in range(1, len(lower) + 1)
+        for some in combinations(lower, size)
+        if sum(one.bytes for one in some) >= short
+    ]
+    if not enough:
+        assert found is None
+        return
+    assert found is not None
+    assert all(one in lower for one in found)
+    assert sum(one.bytes for one in found) >= short
+    best = min(enough, key=lambda some: (len(some), some))
+    assert sorted(one.priority for one in found) == best
+
+
+def test_room_is_taken_before_anybody_is_displaced() -> None:
+    found = claim(crowded("a", tenant("low-0", 8)), node("b"))
+    assert isinstance(found, Assignment)
+    assert found.node == "b"
+
+
+def test_the_node_where_the_fewest_have_to_go() -> None:
+    two = crowded("a", tenant("x-0", 2), tenant("y-0", 2))
+    one = crowded("b", tenant("z-0", 4, priority=5))
+    assert names(claim(two, one)) == ("z-0",)
+
+
+def test_of_nodes_alike_the_one_where_they_are_lower() -> None:
+    high = crowded("a", tenant("x-0", 4, priority=5))
+    low = crowded("b", tenant("y-0", 4, priority=-5))
+    assert names(claim(high, low)) == ("y-0",)
+
+
+def test_what_is_done_is_said() -> None:
+    found = claim(crowded("a", tenant("low-0", 4)))
+    assert isinstance(found, PreemptingAssignment)
+    assert summary_line(found.why) == (
+        "0/1 nodes fit: 1 short of memory (need 2.8 GiB, best has 0 B); "
+        "preempts low-0 on a, which frees 4.0 GiB"
+    )
+
+
+def test_it_waits_for_those_that_end_already() -> None:
+    found = claim(
+        crowded("a", tenant("low-0", 4, is_ending=True)), crowded("b", tenant("low-1", 4))
+    )
+    assert isinstance(found, PendingAssignment)
+    assert summary_line(found.why).endswith("; waits until low-0 on a has ended")
+
+
+def test_an_equal_or_higher_stays() -> None:
+    there = crowded("a", tenant("x-0", 4, priority=10), tenant("y-0", 4, priority=11))
+    assert isinstance(claim(there), Unschedulable)
+
+
+def test_nobody_is_displaced_for_a_label() -> None:
+    picky = deployment(priority=10, placement=Placement(node_selector={"rack": "1"}))
+    assert isinstance(claim(crowded("a", tenant("low-0", 4)), of=request_for(picky)), Unschedulable)
+
+
+def test_each_replica_displaces_somebody_else() -> None:
+    placer = Placer(NodeTable([crowded("a", tenant("x-0", 4)), crowded("b", tenant("y-0", 4))]))
+    wanted = request_for(deployment(priority=10))
+    assert [names(placer.claim(wanted)) for _ in range(2)] == [("x-0",), ("y-0",)]
+    assert isinstance(placer.claim(wanted), Unschedulable)
+
+
+def test_what_is_kept_for_one_is_not_given_to_another() -> None:
+    placer = Placer(NodeTable([crowded("a", tenant("x-0", 2), free_gib=2)]))
+    assert names(placer.claim(request_for(deployment(priority=10)))) == ("x-0",)
+    small = request_for(deployment(name="small", memory="1500Mi"))
+    verdict = placer.claim(small)
+    assert isinstance(verdict, Unschedulable)
+    assert "(2.8 GiB are reserved for a higher priority)" in verdict.refusals[0][1].message
+
+
+@given(fleets, wants())
+def test_what_is_displaced_makes_room_enough(
+    fleet: tuple[NodeView, ...], want: PlacementRequest
+) -> None:
+    outcome = Placer(NodeTable(fleet)).claim(want)
+    if not isinstance(outcome, PreemptingAssignment):
+        return
+    there = next(one for one in fleet if one.name == outcome.node)
+    assert outcome.victims
+    assert all(one in there.allocations for one in outcome.victims)
+    assert all(one.priority < want.spec.priority for one in outcome.victims)
+    assert not any(one.is_ending for one in outcome.victims)
+    ended = replace(
+        there,
+        used_bytes=there.used_bytes
+        - sum(one.bytes for one in there.allocations if one.is_ending or one in outcome.victims),
+        allocations=(),
+        replicas={want.name: there.replicas.get(want.name, 0)},
+    )
+    assert isinstance(Placer(NodeTable([ended])).place(want), Assignment)
