@@ -1,9 +1,4 @@
-"""Lines that a person types, with readline's history and completion where Python has it. Knows no commands.
-
-Asks one question and shows the answer as it comes: the part that conversations and pipes share.
-
-A conversation at a terminal: lines in, answers out, until somebody has enough.
-"""
+"""Chat at a terminal or in a pipe: prompt with history, printing of answers, and the conversation loop."""
 
 import asyncio
 import contextlib
@@ -18,28 +13,38 @@ from typing import Self, assert_never
 
 import click
 
-from fleetctl.chat import answer_stream, conversation
-from fleetctl.chat import conversation as talks
+from fleetctl.chat import answer_stream
 from fleetctl.chat.answer_stream import AnswerPiece, AnswerStream, GatewayAccess
-from fleetctl.chat.conversation import ChatAnswer, Conversation, SlashCommand, UnknownCommand
+from fleetctl.chat.conversation import (
+    FENCE,
+    ChatAnswer,
+    Conversation,
+    SlashCommand,
+    UnknownCommand,
+    answer_figures,
+    complete_line,
+    conversation_summary,
+    help_lines,
+    make_printable,
+    parse_line,
+)
 from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from machinery.clock import SystemClock
 
-# A file that everybody's shell would call long.
-_KEPT = 1000
+_HISTORY_LINES = 1000
 _PRIVATE = 0o600
 
 
 class LinePrompt:
-    """Asks for lines; keeps what was typed in a file that only its owner reads. Use it as a context."""
+    """Prompt with readline history and completion; the history file is readable by its owner only."""
 
     def __init__(self, history: Path | None) -> None:
         self._history = history.expanduser() if history is not None else None
         self._readline: ModuleType | None = None
 
     def __enter__(self) -> Self:
-        # Imported here, where a terminal is read: it makes `input` another one. Some Pythons come without it.
+        # Imported here because it changes `input`. Some Python builds come without it.
         with contextlib.suppress(ImportError):
             self._readline = importlib.import_module("readline")
         if self._readline is not None and self._history is not None:
@@ -53,63 +58,63 @@ class LinePrompt:
         try:
             self._history.parent.mkdir(parents=True, exist_ok=True)
             self._history.touch(mode=_PRIVATE)
-            self._readline.set_history_length(_KEPT)
+            self._readline.set_history_length(_HISTORY_LINES)
             self._readline.write_history_file(self._history)
         except OSError as error:
             click.echo(
-                f"warning: {self._history} cannot be written ({error.strerror}); "
-                "--history names another file, --no-history none",
+                f"warning: cannot write {self._history} ({error.strerror}); "
+                "choose another file with --history, or none with --no-history",
                 err=True,
             )
 
-    def complete(self, ways: Callable[[str], list[str]]) -> None:
-        """Have Tab ask for what the whole line may become."""
+    def complete(self, candidates: Callable[[str], list[str]]) -> None:
+        """Let Tab complete the whole line; `candidates` returns the possible lines."""
         if self._readline is None:
             return
-        line = self._readline
+        readline = self._readline
 
         def completer(text: str, number: int) -> str | None:
-            found = ways(text)
+            found = candidates(text)
             return found[number] if number < len(found) else None
 
-        line.set_completer_delims("\n")
-        line.set_completer(completer)
-        # Apple's Python has libedit, which spells it in its own way.
-        is_libedit = "libedit" in (line.__doc__ or "")
-        line.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+        readline.set_completer_delims("\n")
+        readline.set_completer(completer)
+        # Apple's Python has libedit, which needs another syntax.
+        is_libedit = "libedit" in (readline.__doc__ or "")
+        readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
 
-    def line(self, asks: str) -> str:
-        """Return what was typed.
+    def read_line(self, label: str) -> str:
+        """Return the next line.
 
         Raises:
             EOFError: Ctrl-D; KeyboardInterrupt: Ctrl-C.
 
         """
-        return input(asks)
+        return input(label)
 
 
 class AnswerPrinter:
-    """Prints pieces; a pipe gets the model's words as they are, a terminal gets them harmless, and its thoughts, dim."""
+    """Printer of answers: raw text into a pipe; at a terminal, dimmed reasoning and no control characters."""
 
     def __init__(self) -> None:
         self._is_terminal = terminal.is_tty(sys.stdout)
         self._last = ""
-        self._was_thought = False
+        self._was_reasoning = False
 
     def show(self, piece: AnswerPiece) -> None:
         """Print a piece."""
         if not self._is_terminal:
-            if not piece.is_thought:
+            if not piece.is_reasoning:
                 self._print(piece.text)
             return
-        if self._was_thought and not piece.is_thought:
+        if self._was_reasoning and not piece.is_reasoning:
             self.end_line()
-        self._was_thought = piece.is_thought
-        text = talks.make_printable(piece.text)
-        self._print(terminal.style(text, "dim") if piece.is_thought else text)
+        self._was_reasoning = piece.is_reasoning
+        text = make_printable(piece.text)
+        self._print(terminal.style(text, "dim") if piece.is_reasoning else text)
 
     def end_line(self) -> None:
-        """Begin a new line, unless there is one."""
+        """Start a new line unless the output is at the start of one."""
         if self._last and self._last != "\n":
             self._print("\n")
 
@@ -119,81 +124,92 @@ class AnswerPrinter:
 
 
 def ask_question(
-    runner: asyncio.Runner, door: GatewayAccess, talk: Conversation, question: str
+    runner: asyncio.Runner, access: GatewayAccess, conversation: Conversation, question: str
 ) -> ChatAnswer:
-    """Ask, show the answer, remember both; Ctrl-C stops the answer.
+    """Send a question, print the answer, and add both to the conversation; Ctrl-C stops the answer.
 
     Raises:
-        FleetctlError: there is no answer, or not all of it.
-        InterruptedByUser: the answer was stopped; what there is of it is remembered.
+        FleetctlError: there is no answer, or it is incomplete.
+        InterruptedByUser: the user stopped the answer; the part that arrived is kept.
 
     """
-    shown = AnswerPrinter()
-    answer = AnswerStream(SystemClock())
+    printer = AnswerPrinter()
+    stream = AnswerStream(SystemClock())
     with terminal.ProgressLine() as progress:
 
         def show(piece: AnswerPiece) -> None:
             progress.clear()
-            shown.show(piece)
+            printer.show(piece)
 
-        # A model that was scaled to zero takes its time.
-        progress.show(f"waiting for {talk.wishes.model}")
+        # A deployment that is scaled to zero needs time to start.
+        progress.show(f"waiting for {conversation.settings.model}")
         try:
-            # The connection is closed on the way out, by which the engine hears that nobody listens.
-            runner.run(answer.read(door, talk.request(question), show))
+            # Leaving this block closes the connection, which cancels the request in the engine.
+            runner.run(stream.read(access, conversation.request(question), show))
         except KeyboardInterrupt:
             raise InterruptedByUser("stopped") from None
         finally:
-            shown.end_line()
-            talk.note(question, answer.told)
-    return answer.told
+            printer.end_line()
+            conversation.record(question, stream.answer)
+    return stream.answer
 
 
-def ask_once(door: GatewayAccess, talk: Conversation, question: str, *, with_stats: bool) -> None:
-    """Ask one question; the answer is all that is printed."""
+def ask_once(
+    access: GatewayAccess, conversation: Conversation, question: str, *, with_stats: bool
+) -> None:
+    """Ask one question, and print nothing but the answer."""
     with asyncio.Runner() as runner:
-        told = ask_question(runner, door, talk, question)
-    print_notes(told, with_stats=with_stats)
-    if not told.text:
-        raise FleetctlError("the model answered nothing")
+        answer = ask_question(runner, access, conversation, question)
+    print_notes(answer, with_stats=with_stats)
+    if not answer.text:
+        raise FleetctlError("the model returned an empty answer")
 
 
-def print_notes(told: ChatAnswer, *, with_stats: bool) -> None:
-    """Say what a reader of the answer should know about it."""
-    if told.finish == "length":
-        click.echo("the answer is cut off: it reached --max-tokens, or the context's end", err=True)
+def print_notes(answer: ChatAnswer, *, with_stats: bool) -> None:
+    """Print notes about the answer on stderr: truncation, and statistics if requested."""
+    if answer.finish == "length":
+        click.echo(
+            "the answer is truncated: it reached --max-tokens or the context length", err=True
+        )
     if with_stats:
-        click.echo(talks.answer_figures(told), err=True)
+        click.echo(answer_figures(answer), err=True)
 
 
 class ChatSession:
-    """One conversation."""
+    """An interactive conversation."""
 
     def __init__(
-        self, door: GatewayAccess, talk: Conversation, prompt: LinePrompt, *, with_stats: bool
+        self,
+        access: GatewayAccess,
+        conversation: Conversation,
+        prompt: LinePrompt,
+        *,
+        with_stats: bool,
     ) -> None:
-        self._door = door
-        self._talk = talk
+        self._access = access
+        self._conversation = conversation
         self._prompt = prompt
         self._with_stats = with_stats
         self._models: tuple[str, ...] = ()
 
     def run(self) -> None:
-        """Talk until Ctrl-D or /quit.
+        """Run the conversation until Ctrl-D or /quit.
 
         Raises:
-            FleetctlError: there is no such model, or no gateway, before anything was said.
+            FleetctlError: the model does not exist, or no gateway answers.
 
         """
         with asyncio.Runner() as runner:
-            self._models = runner.run(answer_stream.list_models(self._door))
-            self._check(self._talk.wishes.model)
-            self._prompt.complete(lambda line: conversation.complete_line(line, self._models))
-            click.echo(f"{self._talk.wishes.model} at {self._door.url}; /help says more")
+            self._models = runner.run(answer_stream.list_models(self._access))
+            self._check_model(self._conversation.settings.model)
+            self._prompt.complete(lambda line: complete_line(line, self._models))
+            click.echo(
+                f"{self._conversation.settings.model} at {self._access.url}; /help lists commands"
+            )
             while True:
                 try:
-                    said = conversation.parse_line(self._message())
-                    if said and not self._answered(runner, said):
+                    line = parse_line(self._read_message())
+                    if line and not self._handle(runner, line):
                         return
                 except EOFError:
                     click.echo()
@@ -205,51 +221,51 @@ class ChatSession:
                 except FleetctlError as error:
                     error.show()
 
-    def _message(self) -> str:
-        """Return the next message: a line, or all between two fences."""
-        line = self._prompt.line(f"{self._talk.wishes.model}> ")
-        if not line.startswith(conversation.FENCE):
+    def _read_message(self) -> str:
+        """Return the next message: one line, or all lines between two fences."""
+        line = self._prompt.read_line(f"{self._conversation.settings.model}> ")
+        if not line.startswith(FENCE):
             return line.strip()
-        lines = [line.removeprefix(conversation.FENCE)]
-        while not lines[-1].endswith(conversation.FENCE):
-            lines.append(self._prompt.line("... "))
-        lines[-1] = lines[-1].removesuffix(conversation.FENCE)
-        # A slash in front of what stands between fences is no command's.
+        lines = [line.removeprefix(FENCE)]
+        while not lines[-1].endswith(FENCE):
+            lines.append(self._prompt.read_line("... "))
+        lines[-1] = lines[-1].removesuffix(FENCE)
+        # Double a leading slash, so that fenced text is never taken for a command.
         text = "\n".join(lines).strip()
         return f"/{text}" if text.startswith("/") else text
 
-    def _answered(self, runner: asyncio.Runner, said: SlashCommand | UnknownCommand | str) -> bool:
-        """Do what was said; return whether the conversation goes on."""
-        match said:
+    def _handle(self, runner: asyncio.Runner, line: SlashCommand | UnknownCommand | str) -> bool:
+        """Send a message or carry out a command; return whether the conversation continues."""
+        match line:
             case str():
-                told = ask_question(runner, self._door, self._talk, said)
-                print_notes(told, with_stats=self._with_stats)
-                if not told.text:
-                    click.echo("the model answered nothing", err=True)
+                answer = ask_question(runner, self._access, self._conversation, line)
+                print_notes(answer, with_stats=self._with_stats)
+                if not answer.text:
+                    click.echo("the model returned an empty answer", err=True)
             case UnknownCommand(why=why):
                 click.echo(why, err=True)
             case SlashCommand():
-                return self._obeyed(runner, said)
+                return self._run_command(runner, line)
             case _:
-                assert_never(said)
+                assert_never(line)
         return True
 
-    def _obeyed(self, runner: asyncio.Runner, command: SlashCommand) -> bool:
-        """Do what the command says; return whether the conversation goes on."""
+    def _run_command(self, runner: asyncio.Runner, command: SlashCommand) -> bool:
+        """Carry out a command; return whether the conversation continues."""
         match command.verb:
             case "quit":
                 return False
             case "help":
-                click.echo("\n".join(conversation.help_lines()))
+                click.echo("\n".join(help_lines()))
             case "stats":
-                click.echo("\n".join(conversation.conversation_summary(self._talk)))
+                click.echo("\n".join(conversation_summary(self._conversation)))
             case "reset":
-                self._talk.reset(secrets.token_hex(16))
-                click.echo("forgotten")
+                self._conversation.reset(secrets.token_hex(16))
+                click.echo("all messages are forgotten")
             case "system":
                 self._set_system(command.rest)
             case "model":
-                self._models = runner.run(answer_stream.list_models(self._door))
+                self._models = runner.run(answer_stream.list_models(self._access))
                 self._set_model(command.rest)
             case _:
                 assert_never(command.verb)
@@ -257,20 +273,22 @@ class ChatSession:
 
     def _set_system(self, text: str) -> None:
         if not text:
-            click.echo(self._talk.wishes.system or "there is no system prompt")
+            click.echo(self._conversation.settings.system or "there is no system prompt")
             return
-        self._talk.wishes = replace(self._talk.wishes, system="" if text == "-" else text)
+        self._conversation.settings = replace(
+            self._conversation.settings, system="" if text == "-" else text
+        )
         click.echo("there is no system prompt now" if text == "-" else "the system prompt is set")
 
     def _set_model(self, name: str) -> None:
         if not name:
             for known in self._models:
-                click.echo(f"{'*' if known == self._talk.wishes.model else ' '} {known}")
+                click.echo(f"{'*' if known == self._conversation.settings.model else ' '} {known}")
             return
-        self._check(name)
-        self._talk.wishes = replace(self._talk.wishes, model=name)
+        self._check_model(name)
+        self._conversation.settings = replace(self._conversation.settings, model=name)
 
-    def _check(self, name: str) -> None:
+    def _check_model(self, name: str) -> None:
         if name in self._models:
             return
         raise FleetctlError(answer_stream.unknown_model_text(name, self._models))

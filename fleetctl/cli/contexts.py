@@ -1,7 +1,4 @@
-"""Contexts as values: what the configuration file says, checked. Pure, and imported by every verb: stays light.
-
-The configuration file, read; no file says as much as an empty one. Imported by every verb: stays light.
-"""
+"""Contexts of the configuration file: reading and validation. Loaded by every verb that uses a context."""
 
 import difflib
 import shlex
@@ -13,7 +10,7 @@ from typing import NamedTuple
 from fleetctl.cli.errors import FleetctlError
 
 Settings = Mapping[str, str | tuple[str, ...]]
-"""What one context says, by its key in the file; files as absolute paths."""
+"""Settings of a context, by key of the file; file names are absolute paths."""
 
 FILES = ("etcd-ca", "etcd-cert", "etcd-key", "etcd-password-file", "api-key-file")
 KEYS = ("etcd", *FILES[:3], "etcd-user", "etcd-password-file", "etcd-prefix", "etcd-transport",
@@ -22,17 +19,17 @@ CURRENT, CONTEXTS = "current-context", "contexts"
 
 
 class Configuration(NamedTuple):
-    """The configuration file: contexts by name, and which one counts unless another is said."""
+    """The configuration file: contexts by name, and the current one."""
 
     path: Path
     current: str
     contexts: Mapping[str, Settings]
 
     def context(self, name: str) -> Settings:
-        """Return what a context says.
+        """Return the settings of a context.
 
         Raises:
-            FleetctlError: there is no such context; with the nearest.
+            FleetctlError: the context does not exist; the message names the nearest.
 
         """
         if name in self.contexts:
@@ -41,10 +38,10 @@ class Configuration(NamedTuple):
 
 
 def missing_text(known: Configuration, name: str) -> str:
-    """Return the refusal for a context that is not there."""
+    """Return the error message for a context that does not exist."""
     if not known.contexts:
         return (
-            f"there is no context {_quoted(name)}: {known.path} has none. Make one with "
+            f"there is no context {_quoted(name)}: {known.path} has none. Create one with "
             f"`fleetctl config set-context {shlex.quote(name) if name.isprintable() else 'NAME'} --etcd URL`"
         )
     near = difflib.get_close_matches(name, known.contexts, n=1)
@@ -53,25 +50,25 @@ def missing_text(known: Configuration, name: str) -> str:
 
 
 def dangling_text(known: Configuration) -> str:
-    """Return the refusal for a current context that is not there."""
-    there = ", ".join(sorted(known.contexts)) or "none"
+    """Return the error message for a current context that does not exist."""
+    names = ", ".join(sorted(known.contexts)) or "none"
     return (
-        f"{CURRENT} in {known.path} names {_quoted(known.current)}, which is not there any more; there are {there}. "
-        "`fleetctl config use-context NAME` makes another the current one, `fleetctl config unset current-context` "
-        "none"
+        f"{CURRENT} in {known.path} is {_quoted(known.current)}, which no longer exists; contexts: {names}. "
+        "Select another one with `fleetctl config use-context NAME`, or none with `fleetctl config unset "
+        "current-context`"
     )
 
 
 def _quoted(name: str) -> str:
-    """Return a name between quotes as the user wrote it, but for what a terminal would obey."""
+    """Return the name in quotes; escape control characters, which a terminal would execute."""
     return f"'{name}'" if name.isprintable() else repr(name)
 
 
 def parse_configuration(path: Path, tree: Mapping[str, object]) -> Configuration:
-    """Return what the file's tree says.
+    """Parse and validate the TOML tree of the file.
 
     Raises:
-        FleetctlError: it says what no configuration says; with the file and the key.
+        FleetctlError: a key or value is invalid; the message names file and key.
 
     """
     for key in tree:
@@ -79,9 +76,9 @@ def parse_configuration(path: Path, tree: Mapping[str, object]) -> Configuration
             raise FleetctlError(f"{path}: {_unknown(key, (CURRENT, CONTEXTS))}")
     current, tables = tree.get(CURRENT, ""), tree.get(CONTEXTS, {})
     if not isinstance(current, str):
-        raise FleetctlError(f'{path}: {CURRENT}: write the name of a context, such as "home"')
+        raise FleetctlError(f'{path}: {CURRENT}: expected the name of a context, such as "home"')
     if not isinstance(tables, Mapping):
-        raise FleetctlError(f"{path}: {CONTEXTS}: write a table for each: [contexts.NAME]")
+        raise FleetctlError(f"{path}: {CONTEXTS}: expected a table per context: [contexts.NAME]")
     contexts = {name: _settings(path, name, table) for name, table in tables.items()}
     return Configuration(path=path, current=current, contexts=contexts)
 
@@ -89,7 +86,7 @@ def parse_configuration(path: Path, tree: Mapping[str, object]) -> Configuration
 def _settings(path: Path, name: str, table: object) -> Settings:
     where = f"{path}: context {name}"
     if not isinstance(table, Mapping):
-        raise FleetctlError(f"{where}: write a table: [contexts.{name}]")
+        raise FleetctlError(f"{where}: expected a table: [contexts.{name}]")
     found: dict[str, str | tuple[str, ...]] = {}
     for key, value in table.items():
         if key not in KEYS:
@@ -102,7 +99,7 @@ def _settings(path: Path, name: str, table: object) -> Settings:
             is_path = key in FILES or key == "data-dir"
             found[key] = str(absolute(path, value)) if is_path else value
     if "etcd" in found and "data-dir" in found:
-        raise FleetctlError(f"{where}: keep etcd or data-dir: they are two stores")
+        raise FleetctlError(f"{where}: give either etcd or data-dir, because they name two stores")
     return found
 
 
@@ -116,7 +113,7 @@ def _urls(where: str, value: object) -> tuple[str, ...]:
 
 
 def absolute(config: Path, text: str) -> Path:
-    """Return a path of the file: those that are not absolute begin at the file's folder."""
+    """Return an absolute path; relative paths start at the configuration file's folder."""
     return config.parent / Path(text).expanduser()
 
 
@@ -127,10 +124,10 @@ def _unknown(key: str, known: Sequence[str]) -> str:
 
 
 def load(path: Path) -> Configuration:
-    """Return what the file says.
+    """Read the configuration file; a missing file counts as empty.
 
     Raises:
-        FleetctlError: it cannot be read, or is not what it should be.
+        FleetctlError: the file cannot be read, or is invalid.
 
     """
     try:
@@ -138,7 +135,7 @@ def load(path: Path) -> Configuration:
     except FileNotFoundError:
         return Configuration(path=path, current="", contexts={})
     except OSError as error:
-        raise FleetctlError(f"{path} cannot be read: {error.strerror}") from error
+        raise FleetctlError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FleetctlError(f"{path} is not text: {error.reason} at byte {error.start}") from error
     try:

@@ -1,1 +1,1 @@
-"""Configuration of other tools, made manifests: what has a counterpart becomes a field, everything else a comment."""
+"""Conversion between manifests and configuration files of other tools."""

@@ -1,6 +1,6 @@
-"""What a comment says of a part of another tool's file that has no counterpart. Pure.
+"""Configuration of another tool, read field by field, with a comment line for every setting that is not converted.
 
-Another tool's configuration, asked field by field, so that nothing it says is lost without a word. Pure.
+Pure. `ForeignConfig` records which values were read; `omission_lines` reports all others.
 """
 
 import math
@@ -16,25 +16,26 @@ from manifests.trees import Path, show_path
 from manifests.yaml import nodes, parser
 from manifests.yaml.nodes import YamlNode
 
-# A comment is read by whoever may read the repository; who holds a secret keeps it elsewhere.
+# Comments end up in repositories, so values of keys that look secret are never copied into one.
 _SECRET = re.compile(
     r"password|passwd|secret|token(?!s)|api_?key|credential|(^|[._])key($|[._])", re.IGNORECASE
 )
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
-_SHOWN = 80
+_MAX_VALUE_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmissionReason:
-    """Why a part of a file has no counterpart."""
+    """Explanation for a setting that has no counterpart in a manifest."""
 
-    says: str
-    """What is instead of it, or what to do."""
+    text: str
+    """The fleet's alternative, or what to do."""
     is_shown: bool = True
-    """Whether each value below it is worth a comment of its own."""
+    """Whether each value below the path gets its own comment line."""
 
 
 def leaf_nodes(path: Path, node: YamlNode | None) -> Iterator[tuple[Path, YamlNode]]:
+    """Yield every scalar below the node with its path; skip empty ones."""
     if node is None:
         return
     if isinstance(node.content, dict):
@@ -50,33 +51,36 @@ def leaf_nodes(path: Path, node: YamlNode | None) -> Iterator[tuple[Path, YamlNo
 def find_reason(
     reasons: Mapping[str, OmissionReason], inner: Sequence[str]
 ) -> OmissionReason | None:
-    """Return the reason of the longest path that fits."""
-    said = [normalize_key(part) for part in inner]
-    fitting = [
+    """Return the reason with the longest matching path; `*` in a path matches any name."""
+    parts = [normalize_key(part) for part in inner]
+    matching = [
         (len(names), reason)
         for path, reason in reasons.items()
-        if len(names := [normalize_key(part) for part in path.split(".")]) <= len(said)
-        and all(name in ("*", part) for name, part in zip(names, said, strict=False))
+        if len(names := [normalize_key(part) for part in path.split(".")]) <= len(parts)
+        and all(name in ("*", part) for name, part in zip(names, parts, strict=False))
     ]
-    return max(fitting, key=lambda one: one[0])[1] if fitting else None
+    return max(matching, key=lambda match: match[0])[1] if matching else None
 
 
 def reason_lines(why: str, lines: Sequence[str]) -> list[str]:
+    """Return comment lines: a single setting with its reason, or the reason above its settings."""
     if len(lines) == 1:
         return [f"{lines[0]}: {why}"]
     return [f"{why}{':' if lines else ''}", *(f"  {line}" for line in lines)]
 
 
 def shown_value(path: Path, node: YamlNode) -> str:
+    """Return the value for a comment, shortened; secrets are replaced."""
     if any(_SECRET.search(str(part)) for part in path):
         return "(a secret, not copied)"
     text = _USER_IN_URL.sub("", node.text.replace("\n", " "))
     if redaction.REDACTED in redaction.redact_text(text):
         return "(a secret, not copied)"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 3]}..."
 
 
 def normalize_key(word: str) -> str:
+    """Return the key in lower case without separators: `bind_address` and `bindAddress` are equal."""
     return word.lower().replace("_", "").replace("-", "")
 
 
@@ -85,37 +89,39 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def read_documents(text: str, source: str) -> list[Document]:
-    """Return the documents of a YAML file: mappings and lists.
+    """Return the documents of a YAML file; each is a mapping or a list.
 
     Raises:
-        ManifestErrors: it is no YAML, is empty, or is nothing but a text.
+        ManifestErrors: the file is not YAML, is empty, or holds a bare value.
 
     """
     parsed = parser.parse(text, source)
     if parsed.problems:
         raise ManifestErrors(parsed.problems)
-    found = [Document(source=source, root=root) for root in parsed.documents]
+    documents = [Document(source=source, root=root) for root in parsed.documents]
     problems = [
-        _no_fields_error(one) for one in found if not isinstance(one.root.content, dict | list)
+        _no_fields_error(document)
+        for document in documents
+        if not isinstance(document.root.content, dict | list)
     ]
-    if not found:
-        problems.append(ManifestError(source=source, message="says nothing"))
+    if not documents:
+        problems.append(ManifestError(source=source, message="the file is empty"))
     if problems:
         raise ManifestErrors(problems)
-    return found
+    return documents
 
 
 def _no_fields_error(document: Document) -> ManifestError:
-    # Its text is not shown: what is taken for YAML by mistake may well be a file of secrets.
+    # Do not show the text: a file that is mistaken for YAML may contain secrets.
     is_env = _ASSIGNED.search(document.root.text) is not None
     hint = "It looks like an .env file; did you mean import ring?" if is_env else ""
     return document.problem((), "expected YAML with fields, got one bare value", hint)
 
 
 class ForeignConfig:
-    """A mapping of another tool's file, with all below it.
+    """A mapping in another tool's file, with everything below it.
 
-    Names are found however they are spelled: `bind_address` and `bindAddress` are one; tools changed their minds.
+    Keys match in any spelling (`bind_address`, `bindAddress`), because tools changed their spelling between releases.
     """
 
     def __init__(self, document: Document, at: Path = ()) -> None:
@@ -123,20 +129,21 @@ class ForeignConfig:
         self.problems: list[ManifestError] = []
         self._at = at
         self._used: set[Path] = set()
-        self._told: dict[Path, str] = {}
+        self._explanations: dict[Path, str] = {}
 
-    def below(self, *path: str | int) -> "ForeignConfig | None":
-        """Return the mapping at the path, which shares what was used and found wrong; None if it is not there."""
-        found = self.where(*path)
+    def section(self, *path: str | int) -> "ForeignConfig | None":
+        """Return the mapping at the path, or None; it shares the lists of read values and problems."""
+        found = self.find_path(*path)
         node = self._node(found)
         if found is None or node is None or not isinstance(node.content, dict):
             return None
-        made = ForeignConfig(self.document, found)
-        made.problems, made._used, made._told = self.problems, self._used, self._told
-        return made
+        section = ForeignConfig(self.document, found)
+        section.problems, section._used = self.problems, self._used
+        section._explanations = self._explanations
+        return section
 
-    def where(self, *path: str | int) -> Path | None:
-        """Return the path as the file spells it; None if there is nothing."""
+    def find_path(self, *path: str | int) -> Path | None:
+        """Return the path in the file's own spelling; None if it does not exist."""
         found = self._at
         for part in path:
             node = nodes.find_node(self.document.root, found)
@@ -154,12 +161,12 @@ class ForeignConfig:
         return found
 
     def text(self, *path: str | int) -> str | None:
-        """Return the text at the path; a number counts as it is spelled, nothing at all as None."""
-        found = self._scalar(path)
-        return None if found is None else (found.text or str(found.content))
+        """Return the text at the path; a number keeps its spelling, an empty value is None."""
+        node = self._scalar(path)
+        return None if node is None else (node.text or str(node.content))
 
     def number(self, *path: str | int, least: float = 0) -> float | None:
-        """Return the number at the path, also if it is quoted."""
+        """Return the number at the path, quoted or not."""
         node = self._scalar(path)
         if node is None:
             return None
@@ -175,16 +182,16 @@ class ForeignConfig:
             return None
         return found
 
-    def whole(self, *path: str | int, least: int = 0) -> int | None:
-        """Return the whole number at the path."""
+    def integer(self, *path: str | int, least: int = 0) -> int | None:
+        """Return the integer at the path."""
         found = self.number(*path, least=least)
         if found is not None and found != int(found):
             self.refuse(path, f"expected a whole number, got {found:g}")
             return None
         return None if found is None else int(found)
 
-    def truth(self, *path: str | int) -> bool | None:
-        """Return what is said at the path, in the words of YAML 1.1 and 1.2."""
+    def boolean(self, *path: str | int) -> bool | None:
+        """Return the truth value at the path, in any spelling of YAML 1.1 and 1.2."""
         node = self._scalar(path)
         if node is None:
             return None
@@ -193,81 +200,82 @@ class ForeignConfig:
             self.refuse(path, f"expected true or false, got {suggestions.describe_node(node)}")
         return word in _TRUE
 
-    def one_of(self, known: Mapping[str, str], *path: str | int) -> str | None:
-        """Return what the word at the path means."""
+    def choice(self, known: Mapping[str, str], *path: str | int) -> str | None:
+        """Return the meaning of the word at the path; `known` maps words to meanings."""
         word = self.text(*path)
         if word is None:
             return None
-        meant = {normalize_key(name): meaning for name, meaning in known.items()}
-        if normalize_key(word) not in meant:
-            hint = suggestions.did_you_mean(word, list(known), "Known are")
-            self.refuse(path, f"is {word[:40]!r}, which means nothing here", hint)
+        meanings = {normalize_key(name): meaning for name, meaning in known.items()}
+        if normalize_key(word) not in meanings:
+            hint = suggestions.did_you_mean(word, list(known), "Known values are")
+            self.refuse(path, f"has the unknown value {word[:40]!r}", hint)
             return None
-        return meant[normalize_key(word)]
+        return meanings[normalize_key(word)]
 
-    def texts(self, *path: str | int) -> list[str]:
-        """Return the texts of the list at the path; one text stands for a list of one, with commas between them."""
-        node = self._node(self.where(*path))
+    def text_list(self, *path: str | int) -> list[str]:
+        """Return the texts of the list at the path; a single text is split at commas."""
+        node = self._node(self.find_path(*path))
         if node is None:
             return []
         if isinstance(node.content, list):
-            made = [self.text(*path, index) for index in range(len(node.content))]
-            return [one for one in made if one is not None]
-        return [one.strip() for one in (self.text(*path) or "").split(",") if one.strip()]
+            items = [self.text(*path, index) for index in range(len(node.content))]
+            return [item for item in items if item is not None]
+        return [item.strip() for item in (self.text(*path) or "").split(",") if item.strip()]
 
     def count(self, *path: str | int) -> int:
-        """Return how many items the list at the path has; 0 if there is none."""
-        node = self._node(self.where(*path))
+        """Return the length of the list at the path; 0 if there is none."""
+        node = self._node(self.find_path(*path))
         if node is not None and node.content is not None and not isinstance(node.content, list):
             self.refuse(path, f"expected a list, got {suggestions.describe_node(node)}")
         return len(node.content) if node is not None and isinstance(node.content, list) else 0
 
     def refuse(self, path: Sequence[str | int], message: str, hint: str = "") -> None:
-        """Note what is wrong at the path; `checked` raises it."""
-        found = self.where(*path)
-        where = found if found is not None else (*self._at, *path)
-        self.problems.append(self.document.problem(where, message, hint))
+        """Record a problem at the path; `raise_problems` raises it."""
+        found = self.find_path(*path)
+        place = found if found is not None else (*self._at, *path)
+        self.problems.append(self.document.problem(place, message, hint))
 
-    def tell(self, path: Sequence[str | int], why: str) -> None:
-        """Have `left` speak of what stands at the path, although it was read, with this reason."""
-        found = self.where(*path)
+    def explain(self, path: Sequence[str | int], why: str) -> None:
+        """Make `omission_lines` report the value at the path with this reason, although it was read."""
+        found = self.find_path(*path)
         if found is not None:
             self._used.discard(found)
-            self._told[found] = why
+            self._explanations[found] = why
 
-    def checked(self) -> None:
-        """Raise what was found wrong.
+    def raise_problems(self) -> None:
+        """Raise all recorded problems.
 
         Raises:
-            ManifestErrors: something was.
+            ManifestErrors: there is at least one problem.
 
         """
         if self.problems:
             raise ManifestErrors(self.problems)
 
-    def left(self, reasons: Mapping[str, OmissionReason], otherwise: str) -> list[str]:
-        """Return lines for everything that nobody asked for, what has one reason together.
+    def omission_lines(self, reasons: Mapping[str, OmissionReason], otherwise: str) -> list[str]:
+        """Return comment lines for every value that was not read, grouped by reason.
 
-        `reasons` are by path, in which `*` is any name; the longest that fits counts.
+        `reasons` maps paths to reasons; `*` matches any name, and the longest matching path counts. `otherwise` is
+        the reason of values without a match.
         """
-        found: dict[str, list[str]] = {}
+        lines_by_reason: dict[str, list[str]] = {}
         for path, node in leaf_nodes(self._at, self._node(self._at)):
             if path in self._used:
                 continue
             inner = path[len(self._at) :]
             reason = find_reason(reasons, [str(part) for part in inner if isinstance(part, str)])
-            why = self._told.get(path, reason.says if reason is not None else otherwise)
-            lines = found.setdefault(why, [])
+            why = self._explanations.get(path, reason.text if reason is not None else otherwise)
+            lines = lines_by_reason.setdefault(why, [])
             if reason is None or reason.is_shown:
                 line = nodes.mark_of_key(self.document.root, path).line
                 lines.append(f"line {line}: {show_path(inner)}: {shown_value(path, node)}")
-        return [line for why, lines in found.items() for line in reason_lines(why, lines)]
+        return [line for why, lines in lines_by_reason.items() for line in reason_lines(why, lines)]
 
     def _node(self, path: Path | None) -> YamlNode | None:
         return None if path is None else nodes.find_node(self.document.root, path)
 
     def _scalar(self, path: Sequence[str | int]) -> YamlNode | None:
-        found = self.where(*path)
+        found = self.find_path(*path)
         node = self._node(found)
         if found is None or node is None:
             return None

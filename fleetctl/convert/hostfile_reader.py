@@ -1,9 +1,7 @@
-"""What a host file says, whatever form it has. A value; reads and writes nothing.
+"""Reader of host files: launch files, ring address lists and RDMA device matrices. Pure; reports every problem.
 
-Text of a host file to what it says, or everything that is wrong with it by line and field. Pure.
-
-Shapes: `mlx/_distributed_utils/common.py` of MLX 0.32 (`Hostfile`), its `distributed/ring/ring.cpp` (a rank is a
-list of "ip:port", or one), `distributed/jaccl` (the matrix of devices), and LocalAI's docs/content/features/mlx-distributed.md.
+Formats: `Hostfile` in `mlx/_distributed_utils/common.py` of MLX 0.32, `distributed/ring/ring.cpp` (a rank is one
+"ip:port" or a list), `distributed/jaccl` (device matrix), and LocalAI's docs/content/features/mlx-distributed.md.
 """
 
 import ipaddress
@@ -20,40 +18,40 @@ from manifests.yaml import parser
 from manifests.yaml.nodes import YamlNode, find_node
 
 Form: TypeAlias = Literal["launch", "ring", "devices"]
-"""launch: of `mlx.launch` and `mlx.distributed_config`. ring: addresses that ranks listen on (MLX_HOSTFILE, and
-LocalAI's flat list). devices: the matrix of RDMA devices (MLX_IBV_DEVICES, and LocalAI's)."""
+"""launch: host file of `mlx.launch` and `mlx.distributed_config`. ring: addresses that ranks listen on (MLX_HOSTFILE,
+and LocalAI's flat list). devices: matrix of RDMA devices (MLX_IBV_DEVICES, and LocalAI's)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One rank's Mac; its place in the file is the rank."""
+    """The Mac of one rank; its position in the file is the rank."""
 
     path: Path
-    """Where it stands in the file."""
+    """Path of the entry in the file."""
     ssh: str = ""
-    """What `mlx.launch` logs in to; empty where the file names no Macs."""
+    """ssh destination for `mlx.launch`; empty if the file names no Macs."""
     addresses: tuple[str, ...] = ()
-    """Where it listens, one for each connection."""
+    """Addresses that the rank listens on, one per connection."""
     rdma: tuple[tuple[str, ...], ...] = ()
-    """Its devices towards each rank, in rank order and empty towards itself; () where the file gives none."""
+    """RDMA devices to each rank, in rank order, empty for the rank itself; () if the file has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFile:
-    """A host file that was read."""
+    """A parsed host file."""
 
     document: Document
     form: Form
     hosts: tuple[Host, ...]
     backend: str = ""
-    """As the file says it; empty where it does not."""
+    """Backend in the file; empty if the file names none."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables for every rank."""
+    """Environment variables for every rank."""
     notes: tuple[str, ...] = ()
-    """What the file says and a ShardGroup has no word for."""
+    """Notes about settings that a ShardGroup does not have."""
 
     def refusal(self, path: Path, message: str, hint: str) -> ManifestErrors:
-        """Return what to raise because of what the file says there."""
+        """Return the exception for a problem at the path."""
         return ManifestErrors([self.document.problem(path, message, hint)])
 
 
@@ -62,15 +60,15 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _KNOWN_FIELDS = {"": ("backend", "envs", "hosts"), "host": ("ssh", "ips", "rdma")}
 _SHAPES = (
     'Expected a host file of mlx.launch ({"hosts": [{"ssh": "studio-1", "ips": ["10.0.0.1"]}, ...]}), a ring '
-    '(["10.0.0.1:5000", ...] or lists of such), or a matrix of RDMA devices ([[null, "rdma_en5"], ["rdma_en5", null]])'
+    '(["10.0.0.1:5000", ...] or lists of them), or a matrix of RDMA devices ([[null, "rdma_en5"], ["rdma_en5", null]])'
 )
 
 
 def read_hostfile(text: str, source: str) -> HostFile:
-    """Return what the file says.
+    """Parse a host file.
 
     Raises:
-        ManifestErrors: everything that is wrong with it, each with its line and field.
+        ManifestErrors: all problems of the file, each with its line and field.
 
     """
     reader = _HostFileReader(Document(source=source, root=_parse(text, source)))
@@ -81,7 +79,7 @@ def read_hostfile(text: str, source: str) -> HostFile:
 
 
 def _parse(text: str, source: str) -> YamlNode:
-    """Return the JSON document with the places of its values."""
+    """Parse JSON into nodes that know their line and column."""
     text = text.removeprefix("\ufeff")
     try:
         json.loads(text)
@@ -99,17 +97,19 @@ def _parse(text: str, source: str) -> YamlNode:
         raise ManifestErrors(
             [ManifestError(source=source, message=message, hint=_SHAPES)]
         ) from error
-    # JSON is YAML but for tabs between its words; within a text of JSON there can be none.
+    # JSON is a subset of YAML except for tabs as white space; JSON strings cannot contain raw tabs.
     parsed = parser.parse(text.replace("\t", " "), source)
     if parsed.problems:
         raise ManifestErrors(parsed.problems)
     if not parsed.documents:
-        raise ManifestErrors([ManifestError(source=source, message="says null", hint=_SHAPES)])
+        raise ManifestErrors(
+            [ManifestError(source=source, message="the file is null", hint=_SHAPES)]
+        )
     return parsed.documents[0]
 
 
 class _HostFileReader:
-    """Reads one document; collects what is wrong with it."""
+    """Reader of one document; collects its problems."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -126,25 +126,27 @@ class _HostFileReader:
             return self._launch(())
         form = _form_of(items)
         if form is None:
-            self._wrong(
+            self._report(
                 (),
-                f"is no host file: it holds {suggestions.describe_node(self._document.root)}",
+                f"is not a host file: it holds {suggestions.describe_node(self._document.root)}",
                 _SHAPES,
             )
             return HostFile(document=self._document, form="launch", hosts=())
         if form == "devices":
-            rows = [self._row((n,), rank=n, size=len(items)) for n in range(len(items))]
-            made = tuple(Host(path=(n,), rdma=row) for n, row in enumerate(rows))
-            return HostFile(document=self._document, form=form, hosts=made)
-        hosts = tuple(Host(path=(n,), addresses=self._listens((n,))) for n in range(len(items)))
+            rows = [self._device_row((n,), rank=n, size=len(items)) for n in range(len(items))]
+            entries = tuple(Host(path=(n,), rdma=row) for n, row in enumerate(rows))
+            return HostFile(document=self._document, form=form, hosts=entries)
+        hosts = tuple(
+            Host(path=(n,), addresses=self._listen_addresses((n,))) for n in range(len(items))
+        )
         ports = ", ".join(dict.fromkeys(self._ports))
-        note = f"ports {ports}: ranks listen from spec.port to 8,192 above, on others in each epoch"
+        note = f"ports {ports}: ranks listen on spec.port to spec.port + 8192; the ports change with each epoch"
         return HostFile(document=self._document, form=form, hosts=hosts, notes=(note,))
 
     def _launch(self, path: Path) -> HostFile:
         hosts = self._items(path, "a list of hosts")
         if path:
-            self._note_unknown((), "")
+            self._report_unknown_fields((), "")
         return HostFile(
             document=self._document,
             form="launch",
@@ -155,58 +157,58 @@ class _HostFileReader:
         )
 
     def _host(self, path: Path, *, rank: int, size: int) -> Host:
-        if not isinstance(self._at(path), dict):
-            self._expected(path, 'a host such as {"ssh": "studio-1", "ips": ["10.0.0.1"]}')
+        if not isinstance(self._content(path), dict):
+            self._report_expected(path, 'a host such as {"ssh": "studio-1", "ips": ["10.0.0.1"]}')
             return Host(path=path)
-        self._note_unknown(path, "host")
-        ssh = self._at((*path, "ssh"))
+        self._report_unknown_fields(path, "host")
+        ssh = self._content((*path, "ssh"))
         if not isinstance(ssh, str) or not ssh:
-            self._expected((*path, "ssh"), "the name that ssh knows the Mac by")
+            self._report_expected((*path, "ssh"), "the ssh destination of the Mac")
             ssh = ""
         ips = self._items((*path, "ips"), "a list of addresses", is_needed=False)
-        there = self._items((*path, "rdma"), "a list of RDMA devices", is_needed=False)
+        rdma_entries = self._items((*path, "rdma"), "a list of RDMA devices", is_needed=False)
         return Host(
             path=path,
             ssh=ssh,
             addresses=tuple(self._address((*path, "ips", n)) for n in range(len(ips))),
-            rdma=self._row((*path, "rdma"), rank=rank, size=size) if there else (),
+            rdma=self._device_row((*path, "rdma"), rank=rank, size=size) if rdma_entries else (),
         )
 
-    def _listens(self, path: Path) -> tuple[str, ...]:
-        """Return the addresses of a rank of a ring; their ports are noted."""
-        content = self._at(path)
+    def _listen_addresses(self, path: Path) -> tuple[str, ...]:
+        """Return the addresses of one rank of a ring, and record their ports."""
+        content = self._content(path)
         paths = [(*path, n) for n in range(len(content))] if isinstance(content, list) else [path]
         if not paths:
-            self._expected(path, '"address:port" or a list of such')
+            self._report_expected(path, '"address:port" or a list of them')
         found, ports = [], []
         for one in paths:
-            text = self._at(one)
+            text = self._content(one)
             address, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
             if not (colon and port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
-                self._expected(one, '"address:port", such as "10.0.0.1:5000"')
+                self._report_expected(one, '"address:port", such as "10.0.0.1:5000"')
                 continue
             ports.append(port)
-            found.append(self._checked(one, address))
+            found.append(self._check_address(one, address))
         self._ports.extend(ports)
         return tuple(found)
 
-    def _row(self, path: Path, *, rank: int, size: int) -> tuple[tuple[str, ...], ...]:
-        """Return one rank's devices towards each rank."""
-        cells = self._items(path, "the devices towards each rank")
+    def _device_row(self, path: Path, *, rank: int, size: int) -> tuple[tuple[str, ...], ...]:
+        """Return one rank's devices to each rank."""
+        cells = self._items(path, "the devices to each rank")
         if len(cells) != size:
-            self._wrong(
+            self._report(
                 path,
-                f"names devices towards {len(cells)} of {size} ranks",
-                "Write one entry for each rank, in rank order, and null for the rank itself",
+                f"names devices to {len(cells)} of {size} ranks",
+                "Write one entry per rank, in rank order, and null for the rank itself",
             )
             return ()
         row = tuple(self._devices((*path, n)) for n in range(size))
         if row[rank]:
-            self._wrong((*path, rank), "is a device of the rank towards itself", "Write null")
+            self._report((*path, rank), "is a device from the rank to itself", "Write null")
         return row
 
     def _devices(self, path: Path) -> tuple[str, ...]:
-        content = self._at(path)
+        content = self._content(path)
         if content is None:
             return ()
         names = [content] if isinstance(content, str) else []
@@ -214,79 +216,77 @@ class _HostFileReader:
             names = [item.content for item in content if isinstance(item.content, str)]
         is_whole = not isinstance(content, list) or len(names) == len(content)
         if not (names and is_whole and all(_DEVICE.fullmatch(name) for name in names)):
-            self._expected(path, 'null, a device such as "rdma_en5", or a list of devices')
+            self._report_expected(path, 'null, a device such as "rdma_en5", or a list of devices')
             return ()
         return tuple(names)
 
     def _address(self, path: Path) -> str:
-        text = self._at(path)
+        text = self._content(path)
         if not isinstance(text, str):
-            self._expected(path, 'an address such as "10.0.0.1"')
+            self._report_expected(path, 'an address such as "10.0.0.1"')
             return ""
-        return self._checked(path, text)
+        return self._check_address(path, text)
 
-    def _checked(self, path: Path, text: str) -> str:
+    def _check_address(self, path: Path, text: str) -> str:
         try:
             return str(ipaddress.IPv4Address(text))
         except ValueError:
-            self._wrong(
+            self._report(
                 path,
-                f"{json.dumps(text[:60])} is no IPv4 address",
-                "Write the number: a name may mean another address on another Mac, and MLX's ring reads no IPv6",
+                f"{json.dumps(text[:60])} is not an IPv4 address",
+                "Use the number: a name can resolve differently on each Mac, and MLX's ring does not support IPv6",
             )
             return ""
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
         found = []
         for n in range(len(self._items(("envs",), "a list of variables", is_needed=False))):
-            text = self._at(("envs", n))
+            text = self._content(("envs", n))
             if not isinstance(text, str) or not _VARIABLE.fullmatch(text):
-                self._expected(("envs", n), '"NAME=value", such as "MLX_METAL_FAST_SYNCH=1"')
+                self._report_expected(("envs", n), '"NAME=value", such as "MLX_METAL_FAST_SYNCH=1"')
                 continue
             name, _, value = text.partition("=")
             found.append((name, value))
         return tuple(found)
 
-    def _note_unknown(self, path: Path, where: str) -> None:
-        content = self._at(path)
+    def _report_unknown_fields(self, path: Path, where: str) -> None:
+        content = self._content(path)
         assert isinstance(content, dict)
         for key in content.keys() - set(_KNOWN_FIELDS[where]):
-            self._notes.append(
-                f"{self._show((*path, key))} is a field that MLX does not read, either"
-            )
+            self._notes.append(f"{self._show((*path, key))} is a field that MLX ignores, too")
 
     def _items(self, path: Path, what: str, *, is_needed: bool = True) -> list[YamlNode]:
-        content = self._at(path)
+        content = self._content(path)
         if isinstance(content, list) and (content or not is_needed):
             return content
         if content is not None or is_needed:
-            self._expected(path, what)
+            self._report_expected(path, what)
         return []
 
     def _text(self, path: Path) -> str:
-        content = self._at(path)
+        content = self._content(path)
         if content is not None and not isinstance(content, str):
-            self._expected(path, "a text")
+            self._report_expected(path, "text")
         return content if isinstance(content, str) else ""
 
-    def _at(self, path: Path) -> object:
+    def _content(self, path: Path) -> object:
         node = find_node(self._document.root, path)
         return None if node is None else node.content
 
     def _show(self, path: Path) -> str:
         return self._document.problem(path, "").path
 
-    def _expected(self, path: Path, what: str) -> None:
+    def _report_expected(self, path: Path, what: str) -> None:
         node = find_node(self._document.root, path)
         got = "nothing" if node is None else suggestions.describe_node(node)
-        self._wrong(path, f"expected {what}, got {got}")
+        self._report(path, f"expected {what}, got {got}")
 
-    def _wrong(self, path: Path, message: str, hint: str = "") -> None:
+    def _report(self, path: Path, message: str, hint: str = "") -> None:
         self.problems.append(self._document.problem(path, message, hint))
 
 
 def _form_of(items: list[YamlNode]) -> Form | None:
-    """Return what a list of texts or lists is; None if it is neither."""
+    """Return the form of a list of texts or lists; None if it is no known form."""
     if not items:
         return None
     flat = [

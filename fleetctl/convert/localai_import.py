@@ -1,6 +1,6 @@
-"""LocalAI's model YAML to a ModelDeployment, and with a host file to the ShardGroup it runs on. Pure.
+"""Conversion of LocalAI's model YAML to ModelDeployments, and of its host files to ShardGroups. Pure.
 
-Of one model, of several documents, or a list of models (--models-config-file). Names are of LocalAI's
+Accepts one model, several documents, or a list of models (--models-config-file). Field names come from LocalAI's
 docs/content/features/mlx-distributed.md and docs/content/advanced/model-configuration.md (2026-09).
 """
 
@@ -21,79 +21,83 @@ from schemas.shardgroup import Backend
 
 _BACKENDS = {"mlx": "alone", "mlx-distributed": "together"}
 _OPTIONS = {
-    "trust_remote_code": "code of a model is never run",
-    "max_tokens": "clients say max_tokens themselves",
-    "temperature": "clients say it themselves",
-    "temp": "clients say it themselves",
-    "top_p": "clients say it themselves",
+    "trust_remote_code": "the fleet never runs code of a model",
+    "max_tokens": "clients set max_tokens in each request",
+    "temperature": "clients set it in each request",
+    "temp": "clients set it in each request",
+    "top_p": "clients set it in each request",
 }
 _REASONS = {
-    "parameters": OmissionReason(says="clients say it with each request"),
-    "backend": OmissionReason(says="the fleet's engines are MLX"),
-    "template": OmissionReason(says="the chat template of the model's own folder is used"),
-    "stopwords": OmissionReason(says="clients say stop; the model's own end of turn is known"),
-    "options": OmissionReason(says="not one of the backend's options for MLX"),
-    "threads": OmissionReason(says="MLX runs on the GPU"),
-    "f16": OmissionReason(says="numbers are as the model's folder has them"),
-    "gpu_layers": OmissionReason(says="all layers run on the GPU"),
-    "mmap": OmissionReason(says="engines read safetensors as MLX does"),
-    "mmlock": OmissionReason(says="engines hold their memory wired"),
-    "function": OmissionReason(says="tool calls are understood by the model's own template"),
-    "description": OmissionReason(says="write it as an annotation if people should see it"),
-    "usage": OmissionReason(says="write it as an annotation if people should see it"),
-    "download_files": OmissionReason(says="put the model below each agent's --models-dir"),
+    "parameters": OmissionReason(text="clients set it in each request"),
+    "backend": OmissionReason(text="all engines of the fleet use MLX"),
+    "template": OmissionReason(text="the engine uses the chat template of the model folder"),
+    "stopwords": OmissionReason(
+        text="clients set stop; the model folder defines the end of a turn"
+    ),
+    "options": OmissionReason(text="not one of the backend's options for MLX"),
+    "threads": OmissionReason(text="MLX runs on the GPU"),
+    "f16": OmissionReason(text="the model folder defines the number format"),
+    "gpu_layers": OmissionReason(text="all layers run on the GPU"),
+    "mmap": OmissionReason(text="engines read safetensors as MLX does"),
+    "mmlock": OmissionReason(text="engines keep their memory wired"),
+    "function": OmissionReason(text="the model's own template defines tool calls"),
+    "description": OmissionReason(text="add it as an annotation if it should be visible"),
+    "usage": OmissionReason(text="add it as an annotation if it should be visible"),
+    "download_files": OmissionReason(text="put the model below each agent's --models-dir"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAiContext:
-    """What stands around the file."""
+    """Context of the conversion: access to host files, and the nodes of the Macs."""
 
     host_file: Callable[[str], tuple[str, str]]
-    """Returns the text and the name of a host file, by the path that the YAML says; raises ManifestErrors."""
+    """Returns text and name of the host file at the path in the YAML; raises ManifestErrors."""
     nodes: tuple[str, ...] = ()
-    """The Macs in rank order, where the host file has only addresses."""
+    """Nodes in rank order, for host files that contain only addresses."""
 
 
-def convert(text: str, source: str, around: LocalAiContext) -> str:
-    """Return the manifests.
+def convert(text: str, source: str, context: LocalAiContext) -> str:
+    """Convert the file to manifests.
 
     Raises:
-        ManifestErrors: everything that is wrong with the file or its host file, with its lines.
+        ManifestErrors: all problems of the file or its host file, with their lines.
 
     """
-    header = [f"From {source} of LocalAI. What has no counterpart:"]
+    header = [f"From {source} of LocalAI. Settings without a counterpart:"]
     texts: list[str] = []
     drafts: list[ManifestDraft] = []
     for document in read_documents(text, source):
-        whole, content = ForeignConfig(document), document.root.content
+        config, content = ForeignConfig(document), document.root.content
         places: list[tuple[str | int, ...]] = (
             [(index,) for index in range(len(content))] if isinstance(content, list) else [()]
         )
         for place in places:
-            model = whole.below(*place)
+            model = config.section(*place)
             if model is None:
-                whole.refuse(place, "expected a model: name, backend, parameters")
+                config.refuse(place, "expected a model: name, backend, parameters")
                 continue
-            draft, group = _model(model, around)
-            header.extend(model.left(_REASONS, "LocalAI's own; the fleet has no word for it"))
-            model.checked()
+            draft, group = _model(model, context)
+            header.extend(
+                model.omission_lines(_REASONS, "LocalAI only; the fleet has no such setting")
+            )
+            model.raise_problems()
             drafts.append(draft)
             texts.extend([group] if group else [])
-        whole.checked()
+        config.raise_problems()
         if not drafts:
-            whole.refuse((), "names no models")
-            whole.checked()
+            config.refuse((), "names no models")
+            config.raise_problems()
     groups = "".join(f"{group}---\n" for group in dict.fromkeys(texts))
     return join_manifests(header, []) + groups + join_manifests([], drafts)
 
 
-def _model(model: ForeignConfig, around: LocalAiContext) -> tuple[ManifestDraft, str]:
-    """Return the deployment, and the text of its group if it has one."""
+def _model(model: ForeignConfig, context: LocalAiContext) -> tuple[ManifestDraft, str]:
+    """Return the deployment, and the YAML of its group if it has one."""
     name = model.text("name")
     path = model.text("parameters", "model") or model.text("model")
     if path is None:
-        model.refuse(("parameters",), "names no model", "Write: parameters: {model: ORG/MODEL}")
+        model.refuse(("parameters",), "names no model", "Add: parameters: {model: ORG/MODEL}")
     path = (path or "model").removeprefix("huggingface://").removeprefix("https://huggingface.co/")
     draft = ManifestDraft(
         kind="ModelDeployment", name=object_name(name or path, "model"), source=model
@@ -101,59 +105,59 @@ def _model(model: ForeignConfig, around: LocalAiContext) -> tuple[ManifestDraft,
     draft.put("spec.model.path", path, "parameters", "model")
     draft.put("spec.model.adapter", model.text("lora_adapter"), "lora_adapter")
     draft.put("spec.model.draft.path", model.text("draft_model"), "draft_model")
-    if model.where("draft_model"):
-        draft.put("spec.model.draft.tokens", model.whole("n_draft", least=1), "n_draft")
+    if model.find_path("draft_model"):
+        draft.put("spec.model.draft.tokens", model.integer("n_draft", least=1), "n_draft")
     names: list[Tree] = [*served_names(draft.name, name)]
     draft.put("spec.servedNames", names or None, "name")
-    draft.put("spec.contextLength", model.whole("context_size", least=1), "context_size")
+    draft.put("spec.contextLength", model.integer("context_size", least=1), "context_size")
     kind = _kind(model)
     options = _options(model)
     host_file = options.get("hostfile")
     if host_file is None or kind == "alone":
         return draft, ""
     backend: Backend = "jaccl" if options.get("distributed_backend") == "jaccl" else "ring"
-    found = _group(draft.name, backend, around, host_file)
+    found = _group(draft.name, backend, context, host_file)
     draft.put("spec.sharding", found.group.name)
     return draft, _group_text(found, backend)
 
 
 def _kind(model: ForeignConfig) -> str:
-    """Return whether the backend runs on one Mac or on several; others have other models."""
+    """Return "alone" for a backend on one Mac, "together" for several; refuse backends other than MLX."""
     word = model.text("backend")
     if word is not None and word not in _BACKENDS:
         model.refuse(
             ("backend",),
-            f"is {word[:40]}, whose models are not in MLX's format",
-            "Only mlx and mlx-distributed can be imported; look for the model below mlx-community",
+            f"is {word[:40]}, which does not use models in MLX format",
+            "Only mlx and mlx-distributed can be converted; look for the model on mlx-community",
         )
     return _BACKENDS.get(word or "mlx", "alone")
 
 
 def _options(model: ForeignConfig) -> dict[str, str]:
-    """Return the options for groups; of the others `left` tells, by what stands in the list."""
-    found: dict[str, str] = {}
+    """Return the options of groups; the others are reported as omissions."""
+    group_options: dict[str, str] = {}
     for index in range(model.count("options")):
-        said = model.text("options", index) or ""
-        name, _, value = said.partition(":")
+        option = model.text("options", index) or ""
+        name, _, value = option.partition(":")
         if name in ("hostfile", "distributed_backend"):
-            found[name] = value
+            group_options[name] = value
         else:
             why = _OPTIONS.get(name, "not one of the backend's options for MLX")
-            model.tell(("options", index), why)
+            model.explain(("options", index), why)
     known = {"ring": "ring", "jaccl": "jaccl"}
-    if found.get("distributed_backend", "ring") not in known:
-        model.refuse(("options",), "distributed_backend is ring or jaccl")
-    return found
+    if group_options.get("distributed_backend", "ring") not in known:
+        model.refuse(("options",), "distributed_backend must be ring or jaccl")
+    return group_options
 
 
-def _group(name: str, backend: Backend, around: LocalAiContext, host_file: str) -> GroupImport:
-    text, source = around.host_file(host_file)
-    wanted = GroupOptions(name=f"{name}-group", nodes=around.nodes, backend=backend)
-    return build_group(read_hostfile(text, source), wanted)
+def _group(name: str, backend: Backend, context: LocalAiContext, host_file: str) -> GroupImport:
+    text, source = context.host_file(host_file)
+    options = GroupOptions(name=f"{name}-group", nodes=context.nodes, backend=backend)
+    return build_group(read_hostfile(text, source), options)
 
 
 def _group_text(found: GroupImport, backend: Backend) -> str:
-    """Return the group, split as LocalAI splits: layers over a ring, within layers over RDMA."""
+    """Return the group with LocalAI's parallelism: Pipeline over a ring, Tensor over RDMA."""
     parallelism = "Tensor" if backend == "jaccl" else "Pipeline"
     spec = found.group.spec.model_copy(update={"parallelism": parallelism})
     notes = tuple(note for note in found.notes if not note.startswith("LocalAI runs its ring"))

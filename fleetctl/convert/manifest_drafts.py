@@ -1,18 +1,16 @@
-"""Names: which Mac of the fleet a host is, what an object is called, which names clients go on using. Pure.
-
-Manifests on their way: fields that remember where they came from, so that a refusal names the line. Pure.
-
-Load balancing of other tools as spec.routing, and the deployments that carry it. Pure.
-"""
+"""Drafts of manifests from foreign configuration: nodes, names, fields with their source lines, and shared routing."""
 
 import json
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
+import click
 from pydantic import ValidationError
 
+from fleetctl.cli.errors import FleetctlError
 from fleetctl.convert.foreign_config import ForeignConfig
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.trees import Path, Tree, show_path
@@ -25,7 +23,7 @@ _ADDRESS = re.compile(r"[0-9.]*|.*:.*")
 
 
 def node_name(host: str) -> str:
-    """Return the name that an agent on the host gives its node; empty for an address, which names no Mac."""
+    """Return the node name that an agent on the host would use; empty for an address, which names no Mac."""
     bare = host.rpartition("@")[2]
     return "" if _ADDRESS.fullmatch(bare) else dns_label(bare, fallback="")
 
@@ -33,61 +31,61 @@ def node_name(host: str) -> str:
 def resolve_nodes(
     source: ForeignConfig, hosts: Sequence[tuple[tuple[str | int, ...], str]], given: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the node of each host (its place in the file, and what stands there); notes refusals."""
+    """Return the node of each host (its path in the file, and its text); record refusals in `source`."""
     if given and len(given) != len(hosts):
         source.refuse(
             hosts[0][0] if hosts else (),
-            f"names {len(hosts)} Macs, and --nodes {len(given)}",
-            "Name one for each, in the file's order",
+            f"names {len(hosts)} Macs, but --nodes names {len(given)}",
+            "Name one node per Mac, in the file's order",
         )
         return ()
-    found: list[str] = []
+    names: list[str] = []
     for index, (path, host) in enumerate(hosts):
         name = given[index] if given else node_name(host)
         if not name:
             source.refuse(
                 path,
-                f"does not say which node {host} is",
-                "Write --nodes NODE,NODE,... in the file's order (`fleetctl get nodes` shows them)",
+                f"does not name the node of {host}",
+                "Give --nodes NODE,NODE,... in the file's order (`fleetctl get nodes` lists them)",
             )
-        elif name in found:
+        elif name in names:
             source.refuse(
-                path, f"is the second Mac called {name}", "Write --nodes with other names"
+                path, f"is the second Mac named {name}", "Give --nodes with distinct names"
             )
-        found.append(name)
-    return tuple(found)
+        names.append(name)
+    return tuple(names)
 
 
 def object_name(text: str, fallback: str) -> str:
-    """Return the name as an object may have it: of `mlx-community/Qwen3-8B-4bit` it is `qwen3-8b-4bit`."""
+    """Return a valid object name: `mlx-community/Qwen3-8B-4bit` becomes `qwen3-8b-4bit`."""
     last = text.rstrip("/").rpartition("/")[2]
     return re.sub(r"[^a-z0-9.]+", "-", last.lower()).strip("-.")[:100] or fallback
 
 
 def served_names(name: str, *others: str | None) -> list[str]:
-    """Return the names that clients use besides the object's own, those that can be served."""
-    wanted = [one for one in others if one and one != name]
+    """Return the names under which clients request the model besides the object's own; skip invalid ones."""
+    candidates = [other for other in others if other and other != name]
     return [
-        one
-        for one in dict.fromkeys(wanted)
-        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", one) and len(one) <= 200
+        candidate
+        for candidate in dict.fromkeys(candidates)
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", candidate) and len(candidate) <= 200
     ]
 
 
 @dataclass(slots=True, kw_only=True)
 class ManifestDraft:
-    """A manifest that is being made."""
+    """A manifest under construction."""
 
     kind: str
     name: str
     source: ForeignConfig
     notes: list[str] = field(default_factory=list)
-    """Comments above it."""
+    """Comments above the manifest."""
     _tree: dict[str, Tree] = field(default_factory=dict)
     _places: dict[Path, Path] = field(default_factory=dict)
 
     def put(self, path: str, value: Tree, *came_from: str | int) -> None:
-        """Set a field such as `spec.routing.strategy`, unless the value is None; `came_from` is its place in the file."""
+        """Set a field such as `spec.routing.strategy` unless the value is None; `came_from` is its path in the file."""
         if value is None:
             return
         *parents, last = path.split(".")
@@ -97,82 +95,83 @@ class ManifestDraft:
             assert isinstance(inner, dict)
             tree = inner
         tree[last] = value
-        place = self.source.where(*came_from) if came_from else None
+        place = self.source.find_path(*came_from) if came_from else None
         if place is not None:
             self._places[(*parents, last)] = place
 
     def has(self, field_name: str) -> bool:
+        """Return whether a top-level field is set."""
         return field_name in self._tree
 
     def manifest(self) -> str:
-        """Return the YAML, the notes above it.
+        """Return the manifest as YAML, with its notes above it.
 
         Raises:
-            ManifestErrors: it would be refused; with the line of the file that is at fault.
+            ManifestErrors: the manifest is invalid; each problem names the line of the foreign file.
 
         """
         metadata: dict[str, Tree] = {"name": self.name}
-        said = self._tree.get("metadata")
+        own_metadata = self._tree.get("metadata")
         tree: dict[str, Tree] = {
             "apiVersion": API_VERSION,
             "kind": self.kind,
             **self._tree,
-            "metadata": {**metadata, **(said if isinstance(said, dict) else {})},
+            "metadata": {**metadata, **(own_metadata if isinstance(own_metadata, dict) else {})},
         }
         kind = kinds.by_name(self.kind)
         assert kind is not None
         try:
             kind.type.model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
         except ValidationError as error:
-            found = error.errors(include_url=False)
-            raise ManifestErrors(
-                [self._problem(one["loc"], one["msg"]) for one in found]
-            ) from error
+            problems = [
+                self._problem(one["loc"], one["msg"]) for one in error.errors(include_url=False)
+            ]
+            raise ManifestErrors(problems) from error
         return comment_lines(self.notes) + parser.dump(tree)
 
     def _problem(self, path: Path, message: str) -> ManifestError:
-        said = message.removeprefix("Value error, ")
-        tried = [path[:length] for length in range(len(path), 0, -1)]
-        place = next((self._places[one] for one in tried if one in self._places), ())
+        reason = message.removeprefix("Value error, ")
+        prefixes = [path[:length] for length in range(len(path), 0, -1)]
+        place = next((self._places[one] for one in prefixes if one in self._places), ())
         return self.source.document.problem(
-            place, f"makes a {self.kind} that cannot be: {show_path(path)}: {said}"
+            place, f"results in an invalid {self.kind}: {show_path(path)}: {reason}"
         )
 
 
-def comment_lines(notes: list[str]) -> str:
-    """Return the notes as comments, whatever the file had in them."""
+def comment_lines(notes: Sequence[str]) -> str:
+    """Return the notes as YAML comments; unprintable characters are replaced."""
     return "".join(f"# {_printable(note)}\n" for note in notes)
 
 
 def _printable(note: str) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in note)
+    return "".join(char if char.isprintable() else "?" for char in note)
 
 
 def join_manifests(header: list[str], drafts: list[ManifestDraft]) -> str:
-    """Return the file: what concerns all of it first.
+    """Return the manifests as one YAML file, with the header as comments above them.
 
     Raises:
-        ManifestErrors: everything that would be refused.
+            ManifestErrors: problems of all drafts.
 
     """
-    made: list[str] = []
+    manifests: list[str] = []
     problems: list[ManifestError] = []
     for draft in drafts:
         try:
-            made.append(draft.manifest())
+            manifests.append(draft.manifest())
         except ManifestErrors as errors:
             problems.extend(errors.problems)
     if problems:
         raise ManifestErrors(problems)
-    return comment_lines(header) + "---\n".join(made)
+    return comment_lines(header) + "---\n".join(manifests)
 
 
-# schemas.routing.Weight ends there.
-_MOST = 1000
+# The maximum of schemas.routing.Weight.
+_MAX_WEIGHT = 1000
 
 
 def duration_text(milliseconds: float) -> str:
-    """Return the time as a duration: 1500 is `1s500ms`."""
+    """Return milliseconds as a duration: 1500 is `1s500ms`."""
     whole, rest = divmod(round(milliseconds), 1000)
     parts = (duration.show(whole) if whole else "", f"{rest}ms" if rest else "")
     return "".join(parts) or "0s"
@@ -181,31 +180,32 @@ def duration_text(milliseconds: float) -> str:
 def scale_weights(
     source: ForeignConfig, named: Mapping[str, tuple[str | int, ...]]
 ) -> dict[str, Tree] | None:
-    """Return whole weights in the proportion of the file's fractions; None where it has none.
+    """Return integer weights in the proportion of the file's fractions; None if the file has none.
 
-    `named` is our name of each weight, and where the file says it.
+    `named` maps the fleet's name of each weight to its path in the file.
     """
-    found = {ours: source.number(*path) for ours, path in named.items()}
-    said = {ours: value for ours, value in found.items() if value is not None}
-    if not said:
+    read = {name: source.number(*path) for name, path in named.items()}
+    fractions = {name: value for name, value in read.items() if value is not None}
+    if not fractions:
         return None
-    thousandths = {ours: round(value * 1000) for ours, value in said.items()}
+    thousandths = {name: round(value * 1000) for name, value in fractions.items()}
     common = gcd(*thousandths.values()) or 1
-    least = {ours: value // common for ours, value in thousandths.items()}
-    # 0.4, 0.2, 0.3 and 0.1 read best as 40, 20, 30 and 10.
-    total = sum(least.values())
+    smallest = {name: value // common for name, value in thousandths.items()}
+    # 0.4, 0.2, 0.3 and 0.1 become 40, 20, 30 and 10, which are easier to read than 4, 2, 3 and 1.
+    total = sum(smallest.values())
     factor = 100 // total if total and 100 % total == 0 else 1
-    most = max(least.values(), default=0) * factor
-    if most > _MOST:
-        return {ours: round(value * _MOST / max(said.values())) for ours, value in said.items()}
-    return {ours: value * factor for ours, value in least.items()}
+    most = max(smallest.values(), default=0) * factor
+    if most > _MAX_WEIGHT:
+        largest = max(fractions.values())
+        return {name: round(value * _MAX_WEIGHT / largest) for name, value in fractions.items()}
+    return {name: value * factor for name, value in smallest.items()}
 
 
 def draft_deployments(
     source: ForeignConfig, models: Sequence[str], routing: dict[str, Tree], pools: Sequence[str]
 ) -> list[ManifestDraft]:
-    """Return a deployment for each model that --model names."""
-    made = []
+    """Return a deployment draft for each model of --model."""
+    drafts = []
     for path in models:
         name = object_name(path, "model")
         draft = ManifestDraft(kind="ModelDeployment", name=name, source=source)
@@ -213,23 +213,39 @@ def draft_deployments(
         names: list[Tree] = [*served_names(name, path)]
         draft.put("spec.servedNames", names or None)
         set_placement(draft, routing, pools)
-        made.append(draft)
-    return made
+        drafts.append(draft)
+    return drafts
 
 
 def set_placement(draft: ManifestDraft, routing: dict[str, Tree], pools: Sequence[str]) -> None:
-    """Say of a deployment where it may go, and how requests are shared out."""
+    """Set the pools and the routing of a deployment draft."""
     listed: list[Tree] = [*pools]
     draft.put("spec.placement.pools", listed or None)
     draft.put("spec.routing", routing or None)
 
 
 def routing_comment(routing: dict[str, Tree]) -> list[str]:
-    """Return the routing as lines of a comment, for a file that names no model."""
+    """Return the routing as comment lines, for a file that names no model."""
     if not routing:
         return []
     body = parser.dump({"routing": routing}).splitlines()
     return [
-        "The file names no model: write this below spec of each ModelDeployment, or name models with --model",
+        "The file names no model. Add this below spec of each ModelDeployment, or name models with --model",
         *(f"  {line}" for line in body),
     ]
+
+
+def save_text(text: str, output: pathlib.Path | None) -> None:
+    """Write the text to the file, or to standard output if `output` is None.
+
+    Raises:
+        FleetctlError: the file cannot be written.
+
+    """
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FleetctlError(f"cannot write {output}: {error.strerror}") from error

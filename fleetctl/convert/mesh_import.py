@@ -1,7 +1,7 @@
-"""mlx-stack's mesh YAML (issue #31, "Multi-Mac mesh networking") to a NodePool and the deployments of its tiers. Pure.
+"""Conversion of mlx-stack's mesh YAML to a NodePool and a ModelDeployment per tier. Pure.
 
-The proposal fixes these words: role, discovery (type mdns, tailscale or static, with host and port), routing (strategy,
-weights), health and failover_timeout. `tiers` are those of mlx-stack's stack definition.
+mlx-stack issue #31 ("Multi-Mac mesh networking") defines the fields role, discovery (type mdns, tailscale or static,
+with host and port), routing (strategy, weights), health and failover_timeout. `tiers` come from its stack definition.
 """
 
 from collections.abc import Sequence
@@ -23,36 +23,36 @@ _WEIGHTS = {
     "memoryHeadroom": "memory_headroom",
     "queueDepth": "queue_depth",
 }
-# One of them says that it is a mesh; the latter are anybody's words where `mesh` does not stand above them.
+# One of these fields identifies a mesh file; the second group does so only below `mesh`, because it is too common.
 _KNOWN, _BELOW_MESH = ("discovery", "routing", "tiers"), ("role", "failover_timeout")
 _LISTS = ("nodes", "peers", "hosts", "static")
 
 _REASONS = {
-    "enabled": OmissionReason(says="a fleet is there while its agents run; nothing is switched on"),
+    "enabled": OmissionReason(text="a fleet is on while its agents run; there is no switch"),
     "role": OmissionReason(
-        says="any number of reconcilers run and one leads; gateways are all alike", is_shown=True
+        text="any number of reconcilers run and one leads; all gateways are equal", is_shown=True
     ),
-    "port": OmissionReason(says="the gateway's port is its flag --port, 4000 unless it is said"),
+    "port": OmissionReason(text="set the gateway's port with its flag --port (default 4000)"),
     "discovery.type": OmissionReason(
-        says="agents find the fleet by its etcd (--etcd), over any network that reaches it"
+        text="agents connect to the fleet's etcd (--etcd), over any network that reaches it"
     ),
-    "discovery.nodes": OmissionReason(says="a gateway learns each engine's port from the store"),
-    "discovery.peers": OmissionReason(says="a gateway learns each engine's port from the store"),
-    "discovery.hosts": OmissionReason(says="a gateway learns each engine's port from the store"),
-    "discovery.static": OmissionReason(says="a gateway learns each engine's port from the store"),
+    "discovery.nodes": OmissionReason(text="a gateway learns each engine's port from the store"),
+    "discovery.peers": OmissionReason(text="a gateway learns each engine's port from the store"),
+    "discovery.hosts": OmissionReason(text="a gateway learns each engine's port from the store"),
+    "discovery.static": OmissionReason(text="a gateway learns each engine's port from the store"),
     "health": OmissionReason(
-        says="a Mac's lease of 4 s is its sign of life, and gateways ask a failing engine less by themselves"
+        text="a lease of 4 s shows that a Mac is alive, and gateways eject endpoints that fail"
     ),
     "failover_timeout": OmissionReason(
-        says="another endpoint is asked at once; spec.routing.timeouts.attempt sets a limit of silence"
+        text="a gateway tries another endpoint at once; spec.routing.timeouts.attempt limits the wait for a response"
     ),
-    "tiers.port": OmissionReason(says="agents choose the ports of engines"),
-    "tiers.quant": OmissionReason(says="the model's folder has its quantization"),
+    "tiers.port": OmissionReason(text="agents choose the ports of engines"),
+    "tiers.quant": OmissionReason(text="the model folder defines the quantization"),
     "tiers.vllm_flags": OmissionReason(
-        says="flags of vllm-mlx; engines of the fleet batch and cache by themselves"
+        text="flags of vllm-mlx; the fleet's engines batch and cache without flags"
     ),
     "cloud_fallback": OmissionReason(
-        says="the fleet asks no cloud; a client or a proxy before it may"
+        text="the fleet has no cloud fallback; use one in the client or in a proxy"
     ),
 }
 
@@ -60,17 +60,17 @@ _REASONS = {
 def convert(
     text: str, source: str, *, name: str, nodes: Sequence[str], models: Sequence[str]
 ) -> str:
-    """Return the manifests.
+    """Convert the file to manifests.
 
     Raises:
-        ManifestErrors: everything that is wrong with the file, with its lines.
+        ManifestErrors: all problems of the file, with their lines.
 
     """
-    wholes = [ForeignConfig(document) for document in read_documents(text, source)]
-    _refuse_strangers(wholes)
-    parts = [_root(whole) for whole in wholes]
+    configs = [ForeignConfig(document) for document in read_documents(text, source)]
+    _require_mesh(configs)
+    parts = [_root(config) for config in configs]
     drafts: list[ManifestDraft] = []
-    header = [f"From {source} of mlx-stack. What has no counterpart:"]
+    header = [f"From {source} of mlx-stack. Settings without a counterpart:"]
     mesh = next((part for part in parts if _is_mesh(part)), parts[0])
     pool = _pool(mesh, name, nodes)
     routing = _routing(mesh)
@@ -79,45 +79,47 @@ def convert(
         drafts.extend(_tiers(part, routing, pool.name))
     drafts.extend(manifest_drafts.draft_deployments(mesh, models, routing, [pool.name]))
     for part in parts:
-        header.extend(part.left(_REASONS, "the fleet has no word for it"))
-        part.checked()
+        header.extend(part.omission_lines(_REASONS, "the fleet has no such setting"))
+        part.raise_problems()
     if len(drafts) == 1:
         pool.notes.extend(manifest_drafts.routing_comment(routing))
     return join_manifests(header, drafts)
 
 
-def _root(whole: ForeignConfig) -> ForeignConfig:
-    return whole.below("mesh") or whole
+def _root(config: ForeignConfig) -> ForeignConfig:
+    return config.section("mesh") or config
 
 
-def _refuse_strangers(wholes: Sequence[ForeignConfig]) -> None:
-    """Refuse a file that says nothing of a mesh: a pool of every Mac must not come of any text.
+def _require_mesh(configs: Sequence[ForeignConfig]) -> None:
+    """Refuse a file without mesh fields; otherwise any YAML would become a pool of all Macs.
 
     Raises:
-        ManifestErrors: it says nothing of one.
+        ManifestErrors: no field of a mesh was found.
 
     """
     if any(
-        whole.where(word) is not None or whole.where("mesh", word) is not None
-        for whole in wholes
+        config.find_path(word) is not None or config.find_path("mesh", word) is not None
+        for config in configs
         for word in _KNOWN
-    ) or any(whole.where("mesh", word) is not None for whole in wholes for word in _BELOW_MESH):
+    ) or any(
+        config.find_path("mesh", word) is not None for config in configs for word in _BELOW_MESH
+    ):
         return
     words = ", ".join((*_KNOWN, *_BELOW_MESH))
-    wholes[0].refuse((), "is no mesh YAML", f"Expected a field `mesh` with one of {words}")
-    wholes[0].checked()
+    configs[0].refuse((), "is not mesh YAML", f"Expected a field `mesh` with one of {words}")
+    configs[0].raise_problems()
 
 
 def _is_mesh(part: ForeignConfig) -> bool:
-    return any(part.where(word) is not None for word in ("discovery", "routing", "role"))
+    return any(part.find_path(word) is not None for word in ("discovery", "routing", "role"))
 
 
 def _pool(mesh: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft:
-    """Return the Macs of the mesh: as listed, or all of them where they find each other."""
+    """Return a pool of the listed Macs, or of all Macs where discovery is automatic."""
     draft = ManifestDraft(kind="NodePool", name=name, source=mesh)
     kinds = {"mdns": "any", "tailscale": "any", "static": "static"}
-    kind = mesh.one_of(kinds, "discovery", "type") or "any"
-    mesh.tell(("discovery", "type"), _REASONS["discovery.type"].says)
+    kind = mesh.choice(kinds, "discovery", "type") or "any"
+    mesh.explain(("discovery", "type"), _REASONS["discovery.type"].text)
     hosts: list[tuple[tuple[str | int, ...], str]] = []
     for word in _LISTS:
         hosts.extend(_hosts(mesh, ("discovery", word)))
@@ -129,11 +131,11 @@ def _pool(mesh: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft
         mesh.refuse(
             ("discovery",),
             "is static and lists no Macs",
-            "Write below it: nodes: [{host: mac-1.local, port: 4000}], or --nodes",
+            "Add below it: nodes: [{host: mac-1.local, port: 4000}], or give --nodes",
         )
     else:
         draft.put("spec.selector", {})
-        draft.notes.append("every Mac whose agent joins; name them with --nodes to choose")
+        draft.notes.append("every Mac whose agent joins; give --nodes to choose")
     return draft
 
 
@@ -142,7 +144,7 @@ def _hosts(
 ) -> list[tuple[tuple[str | int, ...], str]]:
     found: list[tuple[tuple[str | int, ...], str]] = []
     for index in range(mesh.count(*path)):
-        inner = mesh.below(*path, index)
+        inner = mesh.section(*path, index)
         if inner is None:
             host = (mesh.text(*path, index) or "").partition(":")[0]
             found.append(((*path, index), host))
@@ -155,41 +157,43 @@ def _hosts(
 
 def _routing(mesh: ForeignConfig) -> dict[str, Tree]:
     found: dict[str, Tree] = {}
-    strategy = mesh.one_of(_STRATEGIES, "routing", "strategy")
+    strategy = mesh.choice(_STRATEGIES, "routing", "strategy")
     if strategy is not None:
         found["strategy"] = strategy
-    where: dict[str, tuple[str | int, ...]] = {
-        ours: ("routing", "weights", theirs) for ours, theirs in _WEIGHTS.items()
+    weight_paths: dict[str, tuple[str | int, ...]] = {
+        name: ("routing", "weights", theirs) for name, theirs in _WEIGHTS.items()
     }
     words = ("cache_affinity", "prefix_cache_hit", "prefix_cache")
-    affinity = next((word for word in words if mesh.where("routing", "weights", word)), words[0])
-    where["prefixAffinity"] = ("routing", "weights", affinity)
-    weights = manifest_drafts.scale_weights(mesh, where)
+    affinity = next(
+        (word for word in words if mesh.find_path("routing", "weights", word)), words[0]
+    )
+    weight_paths["prefixAffinity"] = ("routing", "weights", affinity)
+    weights = manifest_drafts.scale_weights(mesh, weight_paths)
     if weights is not None and strategy in (None, "Scored"):
         found["weights"] = weights
     return found
 
 
 def _tiers(part: ForeignConfig, routing: dict[str, Tree], pool: str) -> list[ManifestDraft]:
-    """Return a deployment for each tier; clients go on asking for it by the tier's name."""
-    made = []
+    """Return a deployment for each tier; clients can keep requesting it by the tier's name."""
+    drafts = []
     for index in range(part.count("tiers")):
-        tier = part.below("tiers", index)
+        tier = part.section("tiers", index)
         if tier is None:
             part.refuse(("tiers", index), "expected a mapping with name and model")
             continue
         model = tier.text("source") or tier.text("model")
         word = tier.text("name")
         if model is None:
-            tier.refuse((), "names no model", "Write: model: mlx-community/Qwen3-8B-4bit")
+            tier.refuse((), "names no model", "Add: model: mlx-community/Qwen3-8B-4bit")
             continue
         shown = tier.text("model")
         draft = ManifestDraft(
             kind="ModelDeployment", name=object_name(shown or model, "model"), source=tier
         )
-        draft.put("spec.model.path", model, "source" if tier.where("source") else "model")
+        draft.put("spec.model.path", model, "source" if tier.find_path("source") else "model")
         names: list[Tree] = [*served_names(draft.name, word, shown)]
         draft.put("spec.servedNames", names or None, "name")
         manifest_drafts.set_placement(draft, routing, [pool])
-        made.append(draft)
-    return made
+        drafts.append(draft)
+    return drafts

@@ -1,6 +1,6 @@
-""".env of mlx_distributed_ring_inference_v2 to a ShardGroup and the ModelDeployment that runs on it. Pure.
+"""Conversion of mlx_distributed_ring_inference_v2's .env to a ShardGroup and its ModelDeployment. Pure.
 
-Names and defaults are of its `.env.example` and `config/manager.py` (2026-02).
+Names and defaults come from its `.env.example` and `config/manager.py` (2026-02).
 """
 
 import re
@@ -25,37 +25,37 @@ _API_HOST, _WORKERS = "192.168.5.1", "192.168.5.2"
 
 _REASONS = {
     "MODEL_CACHE_DIR": OmissionReason(
-        says="agents look below their own --models-dir; put the model there on each Mac"
+        text="agents look below their --models-dir; put the model there on each Mac"
     ),
     "API_PORT": OmissionReason(
-        says="clients ask the gateway: fleet-gateway --port, 4000 unless it is said"
+        text="clients connect to the gateway: fleet-gateway --port (default 4000)"
     ),
-    "SOCKET_PATH": OmissionReason(says="an engine and its HTTP server are one process"),
-    "REQUEST_FILE_PATH": OmissionReason(says="nothing is passed through files"),
-    "RESPONSE_FILE_PATH": OmissionReason(says="nothing is passed through files"),
-    "SERVER_LOG_PATH": OmissionReason(says="agents keep the logs: fleetctl logs"),
-    "API_LOG_PATH": OmissionReason(says="gateways and agents keep the logs: fleetctl logs"),
+    "SOCKET_PATH": OmissionReason(text="an engine and its HTTP server are one process"),
+    "REQUEST_FILE_PATH": OmissionReason(text="requests are not passed through files"),
+    "RESPONSE_FILE_PATH": OmissionReason(text="responses are not passed through files"),
+    "SERVER_LOG_PATH": OmissionReason(text="agents keep the logs: fleetctl logs"),
+    "API_LOG_PATH": OmissionReason(text="gateways and agents keep the logs: fleetctl logs"),
     "KV_CACHE_RESERVED_MEMORY_MB": OmissionReason(
-        says="the fleet works out what the cache needs from contextLength and concurrency"
+        text="the fleet computes the cache size from contextLength and concurrency"
     ),
-    "MAX_PROMPT_LEN_BYTES": OmissionReason(says="contextLength bounds the prompt, in tokens"),
-    "DEFAULT_MAX_TOKENS": OmissionReason(says="clients say max_tokens themselves"),
-    "POLL_INTERVAL_SECONDS": OmissionReason(says="nothing polls"),
+    "MAX_PROMPT_LEN_BYTES": OmissionReason(text="contextLength limits the prompt, in tokens"),
+    "DEFAULT_MAX_TOKENS": OmissionReason(text="clients set max_tokens in each request"),
+    "POLL_INTERVAL_SECONDS": OmissionReason(text="the fleet does not poll"),
     "MODEL_LOAD_WAIT_SECONDS": OmissionReason(
-        says="a replica serves once it has answered a question"
+        text="a replica serves requests once it has passed a probe"
     ),
     "FILE_DESCRIPTOR_SOFT_LIMIT": OmissionReason(
-        says="a gateway raises its own limit as far as it may"
+        text="a gateway raises its own limit as far as the system allows"
     ),
     "FILE_DESCRIPTOR_HARD_LIMIT": OmissionReason(
-        says="a gateway raises its own limit as far as it may"
+        text="a gateway raises its own limit as far as the system allows"
     ),
-    "LOG_LEVEL": OmissionReason(says="each process of the fleet has its own --log-level"),
+    "LOG_LEVEL": OmissionReason(text="each process of the fleet has its own --log-level"),
     "WORKER_SSH": OmissionReason(
-        says="nothing is started over ssh; each Mac's own agent starts its rank"
+        text="the fleet starts nothing over ssh; each Mac's agent starts its rank"
     ),
 }
-# Those that become fields; LOG_LEVEL or API_PORT alone may be anybody's.
+# Variables that become fields. The file must set one of them: LOG_LEVEL or API_PORT alone could belong to any tool.
 _KNOWN = {
     *("MODEL_REPO", "API_HOST", "WORKER_HOSTS", "NUM_DEVICES", "DISTRIBUTED_BACKEND"),
     *("KV_CACHE_MAX_SIZE", "MAX_SEQUENCE_LENGTH", "REQUEST_TIMEOUT_SECONDS"),
@@ -63,23 +63,26 @@ _KNOWN = {
 
 
 def convert(text: str, source: str, *, name: str, nodes: Sequence[str]) -> str:
-    """Return the manifests.
+    """Convert the file to manifests.
 
     Raises:
-        ManifestErrors: everything that is wrong with the file, with its lines.
+        ManifestErrors: all problems of the file, with their lines.
 
     """
     env = ForeignConfig(_document(text, source))
     group = _group(env, name, nodes)
     deployment = _deployment(env, group)
-    left = env.left(_REASONS, "nobody in the fleet asks for it")
-    env.checked()
-    header = [f"From {source} of mlx_distributed_ring_inference. What has no counterpart:", *left]
+    omitted = env.omission_lines(_REASONS, "the fleet has no such setting")
+    env.raise_problems()
+    header = [
+        f"From {source} of mlx_distributed_ring_inference. Settings without a counterpart:",
+        *omitted,
+    ]
     return join_manifests(header, [group, deployment])
 
 
 def _document(text: str, source: str) -> Document:
-    """Return the variables as a mapping that knows its lines; later ones win, as python-dotenv has it."""
+    """Return the variables as a mapping with line numbers; a later assignment wins, as in python-dotenv."""
     entries: dict[str, MappingEntry] = {}
     problems: list[ManifestError] = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
@@ -94,13 +97,13 @@ def _document(text: str, source: str) -> Document:
             )
             continue
         mark = Mark(line=number, column=1)
-        said = _unquoted(match[2])
+        value = _unquote(match[2])
         entries[match[1]] = MappingEntry(
-            mark=mark, node=YamlNode(mark=mark, content=said, text=said)
+            mark=mark, node=YamlNode(mark=mark, content=value, text=value)
         )
     if not entries:
         hint = "Did you mean import mesh, serving or localai?" if problems else ""
-        message = "is no .env file: no line is NAME=VALUE" if problems else "sets no variables"
+        message = "is not an .env file: no line is NAME=VALUE" if problems else "sets no variables"
         problems = [ManifestError(source=source, message=message, hint=hint)]
     elif not (entries.keys() & _KNOWN):
         some = "MODEL_REPO, API_HOST, WORKER_HOSTS"
@@ -111,7 +114,7 @@ def _document(text: str, source: str) -> Document:
     return Document(source=source, root=YamlNode(mark=Mark(line=1, column=1), content=entries))
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     if value[:1] in ("'", '"'):
         end = value.find(value[0], 1)
         return value[1:end] if end > 0 else value
@@ -121,9 +124,9 @@ def _unquoted(value: str) -> str:
 def _group(env: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft:
     draft = ManifestDraft(kind="ShardGroup", name=name, source=env)
     main = env.text("API_HOST") or _API_HOST
-    workers = env.texts("WORKER_HOSTS") or [_WORKERS]
-    logins = env.texts("WORKER_SSH")
-    # A login by host name says which Mac it is; an address does not.
+    workers = env.text_list("WORKER_HOSTS") or [_WORKERS]
+    logins = env.text_list("WORKER_SSH")
+    # A login by host name identifies the Mac; an address does not.
     named = (
         [login.rpartition("@")[2] for login in logins] if len(logins) == len(workers) else workers
     )
@@ -134,20 +137,20 @@ def _group(env: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft
         is_numeric = bool(re.fullmatch(r"[0-9.]+", address))
         members.append({"node": node, **({"addresses": [address]} if is_numeric else {})})
     draft.put("spec.members", members, "WORKER_HOSTS")
-    size = env.whole("NUM_DEVICES", least=1)
+    size = env.integer("NUM_DEVICES", least=1)
     if size is not None and size != 1 + len(workers):
         env.refuse(
             ("NUM_DEVICES",),
-            f"is {size}, and API_HOST with WORKER_HOSTS names {1 + len(workers)} Macs",
+            f"is {size}, but API_HOST and WORKER_HOSTS name {1 + len(workers)} Macs",
             "Make them agree",
         )
     backends = {"ring": "ring", "jaccl": "jaccl"}
-    backend = env.one_of(backends, "DISTRIBUTED_BACKEND") or "ring"
+    backend = env.choice(backends, "DISTRIBUTED_BACKEND") or "ring"
     draft.put("spec.backend", backend, "DISTRIBUTED_BACKEND")
-    # Every rank ran model.shard(): heads and feed-forward split, nothing else.
+    # In this tool every rank runs model.shard(), which splits heads and feed-forward layers.
     draft.put("spec.parallelism", "Tensor")
     if backend == "jaccl":
-        draft.notes.append("RDMA devices: what the agents report is taken")
+        draft.notes.append("RDMA devices: taken from the agents' reports")
     return draft
 
 
@@ -156,19 +159,21 @@ def _deployment(env: ForeignConfig, group: ManifestDraft) -> ManifestDraft:
     draft = ManifestDraft(kind="ModelDeployment", name=object_name(model, "model"), source=env)
     draft.put("spec.model.path", model, "MODEL_REPO")
     draft.put("spec.servedNames", [model] if model != draft.name else None, "MODEL_REPO")
-    context = env.whole("MAX_SEQUENCE_LENGTH", least=1)
+    context = env.integer("MAX_SEQUENCE_LENGTH", least=1)
     draft.put("spec.contextLength", context, "MAX_SEQUENCE_LENGTH")
-    window = env.whole("KV_CACHE_MAX_SIZE", least=1)
+    window = env.integer("KV_CACHE_MAX_SIZE", least=1)
     if window is not None and window < (context or 4096):
         draft.put("spec.kvCache.window", window, "KV_CACHE_MAX_SIZE")
     elif window is not None:
         draft.notes.append(
-            f"KV_CACHE_MAX_SIZE {window}: contextLength is no longer, so nothing is ever forgotten"
+            f"KV_CACHE_MAX_SIZE {window}: contextLength is not longer, so no token is ever dropped"
         )
     draft.put("spec.concurrency", 1)
-    draft.notes.append("concurrency: it answered one request at a time; 4 is the fleet's default")
+    draft.notes.append(
+        "concurrency: the tool served one request at a time; the fleet's default is 4"
+    )
     draft.put("spec.sharding", group.name)
-    limit = env.whole("REQUEST_TIMEOUT_SECONDS", least=1)
+    limit = env.integer("REQUEST_TIMEOUT_SECONDS", least=1)
     if limit is not None:
         draft.put("spec.routing.timeouts.request", duration.show(limit), "REQUEST_TIMEOUT_SECONDS")
     return draft

@@ -1,6 +1,6 @@
-"""mlx-serving's cluster.yaml to NodePools, Nodes and the deployments that --model names. Pure.
+"""Conversion of mlx-serving's cluster.yaml to NodePools, Nodes, and a ModelDeployment per --model. Pure.
 
-Both of its forms: `cluster:` with snake_case of the PRD (2025-11-09), and config/cluster.yaml of 1.2.0 in camelCase.
+Reads both forms: `cluster:` in snake_case (PRD of 2025-11-09), and config/cluster.yaml of release 1.2.0 in camelCase.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _STRATEGIES = {
     "hardware_aware": "HardwareAware",
     "smart": "HardwareAware",
 }
-# Announced by nobody: schemas/chips.py has those that were sold.
+# Apple never sold this chip; schemas/chips.py lists those that exist.
 _NEVER_SOLD = ("M4 Ultra",)
 _TIERS = {
     "30b+": "tier-30b-and-more",
@@ -29,75 +29,73 @@ _TIERS = {
 
 _REASONS = {
     "mode": OmissionReason(
-        says="any Mac may run an agent, a gateway, a reconciler, or all of them"
+        text="any Mac may run an agent, a gateway, a reconciler, or all of them"
     ),
     "controller": OmissionReason(
-        says="the gateway is the API: fleet-gateway --host, --port, --cors-origin; its /admin has the dashboard's figures"
+        text="the gateway is the API: fleet-gateway --host, --port, --cors-origin; its /admin has the dashboard's metrics"
     ),
     "controller.api.rate_limit": OmissionReason(
-        says="a key has limits: fleetctl create apikey NAME --requests-per-minute"
+        text="API keys have limits: fleetctl create apikey NAME --requests-per-minute"
     ),
-    "nats": OmissionReason(
-        says="nats: etcd takes its place, with leases and watches", is_shown=False
-    ),
-    "worker": OmissionReason(says="agents choose the ports of engines, and know themselves"),
-    "workers.static": OmissionReason(says="gateways learn addresses and ports from the agents"),
+    "nats": OmissionReason(text="nats: etcd replaces it, with leases and watches", is_shown=False),
+    "worker": OmissionReason(text="agents choose the ports of engines, and detect the hardware"),
+    "workers.static": OmissionReason(text="gateways learn addresses and ports from the agents"),
     "discovery": OmissionReason(
-        says="agents come and go by themselves: a lease of 4 s says who is there; etcd's passwords say who may join"
+        text="agents join by themselves: a lease of 4 s shows that a Mac is alive; etcd's passwords control who may join"
     ),
     "load_balancing.prefer_model_loaded": OmissionReason(
-        says="only endpoints with the model loaded are asked at all"
+        text="gateways use only endpoints that have the model loaded"
     ),
     "load_balancing.avoid_overloaded": OmissionReason(
-        says="full engines refuse and others are asked; spec.routing.queueing bounds what waits"
+        text="full engines refuse requests, and gateways try others; spec.routing.queueing limits the queue"
     ),
     "models.tier_preferences.*.min_gpu_cores": OmissionReason(
-        says="pools choose by chip and memory; placement.profile: HardwareAware prefers more cores"
+        text="pools choose by chip and memory; placement.profile: HardwareAware prefers more cores"
     ),
     "models.cache_coordination": OmissionReason(
-        says="spec.kvCache.prefixBytes bounds what a replica keeps, and prefixAffinity sends prompts there"
+        text="spec.kvCache.prefixBytes limits a replica's cache, and prefixAffinity routes prompts to it"
     ),
-    "monitoring": OmissionReason(says="every process answers GET /metrics for Prometheus"),
-    "monitoring.logging": OmissionReason(says="every process logs JSON lines: fleetctl logs"),
-    "logging": OmissionReason(says="every process logs JSON lines: fleetctl logs"),
-    "dashboard": OmissionReason(says="the gateway's own figures and fleetctl top"),
+    "monitoring": OmissionReason(text="every process answers GET /metrics for Prometheus"),
+    "monitoring.logging": OmissionReason(text="every process logs JSON lines: fleetctl logs"),
+    "logging": OmissionReason(text="every process logs JSON lines: fleetctl logs"),
+    "dashboard": OmissionReason(text="use the gateway's metrics and fleetctl top"),
 }
 
 
 def convert(text: str, source: str, *, nodes: Sequence[str], models: Sequence[str]) -> str:
-    """Return the manifests.
+    """Convert the file to manifests.
 
     Raises:
-        ManifestErrors: everything that is wrong with the file, with its lines.
+        ManifestErrors: all problems of the file, with their lines.
 
     """
-    whole = ForeignConfig(read_documents(text, source)[0])
-    cluster = whole.below("cluster") or whole
+    config = ForeignConfig(read_documents(text, source)[0])
+    cluster = config.section("cluster") or config
     pools, macs = _workers(cluster, nodes)
     routing = _routing(cluster)
     tiers = _tiers(cluster)
     deployments = manifest_drafts.draft_deployments(
         cluster, models, routing, [pool.name for pool in pools]
     )
-    header = [f"From {source} of mlx-serving. What has no counterpart:"]
-    header.extend(cluster.left(_REASONS, "the fleet has no word for it"))
-    cluster.checked()
+    header = [f"From {source} of mlx-serving. Settings without a counterpart:"]
+    header.extend(cluster.omission_lines(_REASONS, "the fleet has no such setting"))
+    cluster.raise_problems()
     if not deployments:
         header.extend(manifest_drafts.routing_comment(routing))
     if not (pools or tiers or macs or deployments):
         cluster.refuse(
             (),
             "names no workers and no tiers, so there is nothing to declare",
-            "Name models: --model",
+            "Name models with --model",
         )
-        cluster.checked()
+        cluster.raise_problems()
     return join_manifests(header, [*pools, *tiers, *macs, *deployments])
 
 
 def _workers(
     cluster: ForeignConfig, given: Sequence[str]
 ) -> tuple[list[ManifestDraft], list[ManifestDraft]]:
-    """Return a pool for every priority, filled in its order, and the labels of the Macs."""
+    """Return a pool for each priority, highest first, and the labels of the Macs."""
     path = ("workers", "static")
     count = cluster.count(*path)
     hosts: list[tuple[tuple[str | int, ...], str]] = []
@@ -109,7 +107,7 @@ def _workers(
     members: dict[int, list[Tree]] = {}
     macs = []
     for index, node in enumerate(nodes):
-        priority = min(cluster.whole(*path, index, "priority") or 0, 100)
+        priority = min(cluster.integer(*path, index, "priority") or 0, 100)
         members.setdefault(priority, []).append(node)
         if priority not in pools:
             pools[priority] = ManifestDraft(
@@ -117,13 +115,13 @@ def _workers(
             )
             pools[priority].put("spec.priority", priority, *path, index, "priority")
         pools[priority].put("spec.nodes", members[priority], *path, index)
-        tags = cluster.texts(*path, index, "tags")
+        tags = cluster.text_list(*path, index, "tags")
         if tags:
-            macs.append(_labelled(cluster, node, tags, (*path, index, "tags")))
+            macs.append(_labels_draft(cluster, node, tags, (*path, index, "tags")))
     return [pools[priority] for priority in sorted(pools, reverse=True)], macs
 
 
-def _labelled(
+def _labels_draft(
     cluster: ForeignConfig, node: str, tags: list[str], path: tuple[str | int, ...]
 ) -> ManifestDraft:
     draft = ManifestDraft(kind="Node", name=node, source=cluster)
@@ -137,12 +135,12 @@ def _labelled(
 
 def _routing(cluster: ForeignConfig) -> dict[str, Tree]:
     found: dict[str, Tree] = {}
-    strategy = cluster.one_of(_STRATEGIES, "load_balancing", "strategy")
+    strategy = cluster.choice(_STRATEGIES, "load_balancing", "strategy")
     if strategy is not None:
         found["strategy"] = strategy
-    sticky = cluster.truth("load_balancing", "sticky_sessions")
+    sticky = cluster.boolean("load_balancing", "sticky_sessions")
     if sticky is None:
-        sticky = cluster.truth("load_balancing", "sticky_session")
+        sticky = cluster.boolean("load_balancing", "sticky_session")
     ttl = cluster.number("load_balancing", "session_ttl_ms", least=1)
     sessions: dict[str, Tree] = {}
     if sticky is not None:
@@ -153,26 +151,26 @@ def _routing(cluster: ForeignConfig) -> dict[str, Tree]:
 
 
 def _tiers(cluster: ForeignConfig) -> list[ManifestDraft]:
-    """Return a pool for each tier, of the Macs that suffice for it."""
-    preferences = cluster.below("models", "tier_preferences")
-    made = []
+    """Return a pool for each tier: the Macs that can run models of its size."""
+    preferences = cluster.section("models", "tier_preferences")
+    drafts = []
     for theirs, ours in _TIERS.items() if preferences is not None else ():
-        tier = cluster.below("models", "tier_preferences", theirs)
+        tier = cluster.section("models", "tier_preferences", theirs)
         if tier is None:
             continue
         draft = ManifestDraft(kind="NodePool", name=ours, source=tier)
         memory = tier.number("min_memory_gb", least=1)
         if memory is not None:
             draft.put("spec.selector.minMemory", f"{memory:g}Gi", "min_memory_gb")
-        chips = tier.texts("preferred_chips")
+        chips = tier.text_list("preferred_chips")
         sold: list[Tree] = [f"Apple {chip}" for chip in chips if chip not in _NEVER_SOLD]
         draft.put("spec.selector.chips", sold or None, "preferred_chips")
         if not draft.has("spec"):
             draft.put("spec.selector", {})
         if sold:
-            draft.notes.append("chips were preferred there; a pool has no other Macs than these")
+            draft.notes.append("these chips were a preference; the pool contains no others")
         draft.notes.extend(
-            f"{chip} is left out: no Mac has such a chip" for chip in chips if chip in _NEVER_SOLD
+            f"{chip} is left out: no Mac has this chip" for chip in chips if chip in _NEVER_SOLD
         )
-        made.append(draft)
-    return made
+        drafts.append(draft)
+    return drafts

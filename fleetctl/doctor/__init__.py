@@ -1,1 +1,1 @@
-"""`fleetctl doctor`: what is wrong with a fleet, and what to do."""
+"""Health checks of `fleetctl doctor`."""

@@ -1,4 +1,4 @@
-"""Looks at everything that the doctor judges; each look has a limit. Writes one lease, and takes it back."""
+"""Observation of the fleet for the doctor's checks; each probe has a time limit. Writes and revokes one lease."""
 
 import asyncio
 import shutil
@@ -36,16 +36,16 @@ from store.errors import StoreError
 from store.port import Transport
 
 _LEASE_S = 5
-_ANSWER_S = 5.0
-# As many at a time as a terminal's user may open files for (macOS gives 256).
-_AT_ONCE = 64
-_LARGEST = 2**20
+_PROBE_S = 5.0
+# Below the default limit of open files on macOS (256).
+_MAX_PARALLEL = 64
+_MAX_BODY_BYTES = 2**20
 
 
 async def observe_fleet(
     transport: Transport, address: str, clock: Clock, data_dir: Path | None
 ) -> FleetObservation:
-    """Return what there is to see. `data_dir` is the fleet's folder if it is on this machine.
+    """Observe all parts of the fleet. `data_dir` is the fleet's folder if it is on this machine.
 
     Raises:
         StoreError: the store does not answer.
@@ -57,16 +57,16 @@ async def observe_fleet(
     )
     nodes = [one for one in await _read_all(transport, "Node") if isinstance(one, Node)]
     ready = await reader.ready_nodes(transport)
-    found = {kind: await _read_all(transport, kind) for kind in CONDITION_KINDS}
-    groups = [one for one in found["ShardGroup"] if isinstance(one, ShardGroup)]
+    objects_by_kind = {kind: await _read_all(transport, kind) for kind in CONDITION_KINDS}
+    groups = [one for one in objects_by_kind["ShardGroup"] if isinstance(one, ShardGroup)]
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
-    asking = _Prober(clock)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
+    prober = _Prober(clock)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_S)) as session:
         agents, answered, engines = await asyncio.gather(
-            asking.all(_probe_agent(node, asking, session) for node in nodes if node.name in ready),
-            asking.all(asking.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
-            asking.all(asking.port(f"replica/{e.name}", e.spec.url) for e in endpoints),
+            prober.all(_probe_agent(node, prober, session) for node in nodes if node.name in ready),
+            prober.all(prober.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
+            prober.all(prober.port(f"replica/{e.name}", e.spec.url) for e in endpoints),
         )
     return FleetObservation(
         store=store,
@@ -75,8 +75,8 @@ async def observe_fleet(
         nodes=nodes,
         ready=ready,
         replicas=await objects.list_all(transport, Replica),
-        objects=[one for several in found.values() for one in several],
-        verdicts=[check_admission(group, nodes, ready) for group in groups],
+        objects=[one for several in objects_by_kind.values() for one in several],
+        admissions=[check_admission(group, nodes, ready) for group in groups],
         agents=agents,
         gateways=answered,
         engines=engines,
@@ -93,18 +93,18 @@ async def _read_all(transport: Transport, name: str) -> list[ApiObject]:
 async def _observe_store(transport: Transport, address: str, clock: Clock) -> StoreHealth:
     began = clock.monotonic()
     restoring = await transport.get(keys.RESTORING)
-    took = clock.monotonic() - began
+    read_s = clock.monotonic() - began
     server = await transport.status()
     error = ""
     try:
-        # A lease is a write like any other, and leaves no key behind.
+        # Granting a lease is a write like any other, and leaves no key behind.
         await transport.revoke(await transport.grant(_LEASE_S))
     except StoreError as failure:
         error = str(failure)
     return StoreHealth(
         address=address,
         version=server.version,
-        read_s=took,
+        read_s=read_s,
         write_error=error,
         is_restoring=restoring is not None,
     )
@@ -118,41 +118,41 @@ def _observe_disk(data_dir: Path | None) -> DiskSpace | None:
 
 
 async def _probe_agent(
-    node: Node, asking: "_Prober", session: aiohttp.ClientSession
+    node: Node, prober: "_Prober", session: aiohttp.ClientSession
 ) -> ProbeResult:
     label, url = f"node/{node.name}", node.status.agent_url if node.status is not None else ""
     if not url:
         return ProbeResult(
             label=label,
             url="",
-            error="its agent does not answer over HTTP (condition ApiServing says why)",
+            error="its agent serves no HTTP API (the condition ApiServing gives the reason)",
         )
-    return await asking.health(session, label, url)
+    return await prober.health(session, label, url)
 
 
 class _Prober:
-    """Asks several at a time."""
+    """Prober that limits the number of parallel connections."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MAX_PARALLEL)
 
-    async def all(self, asked: Iterable[Coroutine[Any, Any, ProbeResult]]) -> list[ProbeResult]:
-        return list(await asyncio.gather(*asked))
+    async def all(self, probes: Iterable[Coroutine[Any, Any, ProbeResult]]) -> list[ProbeResult]:
+        """Run the probes in parallel."""
+        return list(await asyncio.gather(*probes))
 
     async def health(self, session: aiohttp.ClientSession, label: str, url: str) -> ProbeResult:
-        """Ask for /health."""
-        async with self._turns:
+        """Request /health."""
+        async with self._slots:
             try:
                 async with session.get(
                     f"{url.rstrip('/')}/health", allow_redirects=False
                 ) as response:
-                    told = response.headers.get("date", "")
-                    offset = self._offset(told)
-                    body = await response.content.read(_LARGEST)
+                    offset = self._offset(response.headers.get("date", ""))
+                    body = await response.content.read(_MAX_BODY_BYTES)
             except TimeoutError:
                 return ProbeResult(
-                    label=label, url=url, error=f"no answer at {url} within {_ANSWER_S:.0f} s"
+                    label=label, url=url, error=f"no answer at {url} within {_PROBE_S:.0f} s"
                 )
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 return ProbeResult(
@@ -166,27 +166,28 @@ class _Prober:
             )
         return ProbeResult(label=label, url=url, offset_s=offset, holds_lease=_holds_lease(body))
 
-    def _offset(self, told: str) -> float | None:
+    def _offset(self, date: str) -> float | None:
+        """Return how far the sender's clock is ahead, in seconds; None without a valid Date header."""
         try:
-            theirs = parsedate_to_datetime(told)
+            their_time = parsedate_to_datetime(date)
         except ValueError:
             return None
-        return (theirs - self._clock.now()).total_seconds()
+        return (their_time - self._clock.now()).total_seconds()
 
     async def port(self, label: str, url: str) -> ProbeResult:
-        """See whether somebody listens where an engine should."""
+        """Check that an engine's port accepts connections."""
         parts = urlsplit(url)
-        async with self._turns:
+        async with self._slots:
             try:
-                async with asyncio.timeout(_ANSWER_S):
+                async with asyncio.timeout(_PROBE_S):
                     _, writer = await asyncio.open_connection(parts.hostname, parts.port)
             except TimeoutError:
                 return ProbeResult(
-                    label=label, url=url, error=f"nobody answers at {url} within {_ANSWER_S:.0f} s"
+                    label=label, url=url, error=f"no connection to {url} within {_PROBE_S:.0f} s"
                 )
             except (OSError, ValueError) as error:
                 return ProbeResult(
-                    label=label, url=url, error=f"nobody listens at {url}: {_cause(error)}"
+                    label=label, url=url, error=f"no connection to {url}: {_cause(error)}"
                 )
         writer.close()
         return ProbeResult(label=label, url=url)
@@ -194,8 +195,8 @@ class _Prober:
 
 def _cause(error: Exception) -> str:
     inner = getattr(error, "os_error", error)
-    words = inner.strerror if isinstance(inner, OSError) else ""
-    return (words or str(error) or type(error).__name__).lower()
+    reason = inner.strerror if isinstance(inner, OSError) else ""
+    return (reason or str(error) or type(error).__name__).lower()
 
 
 def _holds_lease(body: bytes) -> bool:

@@ -1,1 +1,1 @@
-"""`fleetctl fabric`: whether the Macs of a group are cabled and set up to work as one, and how fast they are."""
+"""Admission checks and benchmarks of ShardGroups, for `fleetctl fabric`."""

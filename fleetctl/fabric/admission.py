@@ -1,9 +1,4 @@
-"""Which Macs a group has now, and how they reach each other: for verbs that do something with a group.
-
-Groups and nodes as the store has them, for the verbs of `fleetctl fabric`.
-
-Whether a group's Macs would be let work together, and what is wrong if not. Pure.
-"""
+"""ShardGroups with their Macs: reads them from the store, assigns seats, and checks whether a group can form."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,20 +21,20 @@ from store.port import Transport
 
 
 async def read_group(transport: Transport, name: str) -> ShardGroup:
-    """Return the group. Raises FleetctlError: it is not there."""
+    """Return the ShardGroup. Raises FleetctlError if it does not exist."""
     (found,) = await reader.read(transport, kind_of("shardgroups"), [name])
     assert isinstance(found, ShardGroup)
     return found
 
 
 async def read_nodes(transport: Transport) -> list[Node]:
-    """Return every node with what its agent reports."""
+    """Return all nodes with the status that their agents report."""
     found = await reader.read(transport, kind_of("nodes"), [])
     return [node for node in found if isinstance(node, Node)]
 
 
 def member_names(spec: ShardGroupSpec, nodes: Sequence[Node]) -> list[str]:
-    """Return every Mac of the group, spares too, in rank order. Pure."""
+    """Return all Macs of the group in rank order, including spares."""
     if spec.selector is None:
         return [member.node for member in spec.members]
     return sorted(node.name for node in nodes if selects(spec.selector, node))
@@ -48,16 +43,16 @@ def member_names(spec: ShardGroupSpec, nodes: Sequence[Node]) -> list[str]:
 def rank_nodes(
     spec: ShardGroupSpec, nodes: Sequence[Node], ready: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the Macs of the group in rank order, those first whose agents are alive. Pure."""
+    """Return the Macs that take the ranks, in rank order; Macs with a live agent are preferred."""
     names = member_names(spec, nodes)
     alive = [name for name in names if name in ready]
     chosen = [*alive, *(name for name in names if name not in ready)][: spec.wanted_size]
-    # A spare takes a place, and the others keep their order.
+    # A spare takes its own place in the order; the order of the others does not change.
     return tuple(name for name in names if name in chosen)
 
 
 def declared_seats(spec: ShardGroupSpec) -> tuple[Seat, ...] | None:
-    """Return how the ranks reach each other as far as the group itself says it; None if it leaves it to agents. Pure."""
+    """Return the seats if the group itself declares all addresses and devices; else None."""
     members = spec.members[: spec.wanted_size]
     if not members or not all(member.addresses for member in members):
         return None
@@ -77,47 +72,47 @@ def declared_seats(spec: ShardGroupSpec) -> tuple[Seat, ...] | None:
 def find_seats(
     group: ShardGroup, nodes: Sequence[Node], ready: Collection[str]
 ) -> tuple[Seat, ...]:
-    """Return how the ranks reach each other, with what agents report.
+    """Return the seats, with addresses and devices from the agents' reports.
 
     Raises:
-        FleetctlError: a Mac, a cable or a setting is missing; it is named.
+        FleetctlError: a Mac, a cable or a setting is missing; the message names it.
 
     """
     label, reported = f"shardgroup/{group.name}", {node.name: node.status for node in nodes}
     names = rank_nodes(group.spec, nodes, ready)
     if len(names) < group.spec.wanted_size:
         raise FleetctlError(
-            f"{label} needs {group.spec.wanted_size} Macs, and its selector finds {len(names)}"
+            f"{label} needs {group.spec.wanted_size} Macs, but its selector matches {len(names)}"
         )
-    found = []
+    statuses = []
     for name in names:
         status = reported.get(name)
         if status is None:
             raise FleetctlError(
-                f"{label}: no agent of {name} has reported; start it, or take it out"
+                f"{label}: the agent of {name} has never reported; start it, or remove {name} from the group"
             )
-        found.append((name, status))
-    made = assign_seats(group.spec, found)
-    if isinstance(made, FabricFault):
-        raise FleetctlError(f"{label}: {made.message}")
-    return made
+        statuses.append((name, status))
+    seats = assign_seats(group.spec, statuses)
+    if isinstance(seats, FabricFault):
+        raise FleetctlError(f"{label}: {seats.message}")
+    return seats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricState:
-    """What there is."""
+    """ShardGroups and nodes, as read from the store."""
 
     groups: tuple[ShardGroup, ...]
     nodes: tuple[Node, ...]
     ready: frozenset[str]
-    """Nodes whose agents are alive."""
+    """Nodes whose agents hold their lease."""
 
 
 async def read_fabric(words: Sequence[str], options: dict[str, Any]) -> FabricState:
-    """Return the groups that the words name, or all, and every node.
+    """Read the named groups, or all, and all nodes.
 
     Raises:
-        FleetctlError: there is no such group; with the nearest.
+        FleetctlError: a group does not exist; the message names the nearest.
 
     """
     names = tuple(_group_name(word) for word in words)
@@ -136,15 +131,15 @@ def _group_name(word: str) -> str:
     if not slash:
         return word
     if kind_of(kind).type is not ShardGroup:
-        raise click.UsageError(f"{word} is no ShardGroup; write NAME or shardgroup/NAME")
+        raise click.UsageError(f"{word} is not a ShardGroup; write NAME or shardgroup/NAME")
     return name
 
 
 async def select_group(transport: Transport, word: str | None) -> ShardGroup:
-    """Return the group that the word names; the only one there is where it names none.
+    """Return the named group; without a name, the only group that exists.
 
     Raises:
-        FleetctlError: there is no such group, or there are several.
+        FleetctlError: the group does not exist, or there are several.
 
     """
     names = (_group_name(word),) if word is not None else ()
@@ -152,9 +147,9 @@ async def select_group(transport: Transport, word: str | None) -> ShardGroup:
     if len(found) != 1:
         known = ", ".join(group.name for group in found)
         raise FleetctlError(
-            f"which group? There are {known}"
+            f"give the group's name; there are {known}"
             if found
-            else "there is no ShardGroup; declare one, or use --local"
+            else "there is no ShardGroup; create one, or use --local"
         )
     (group,) = found
     assert isinstance(group, ShardGroup)
@@ -166,38 +161,39 @@ _FAST_SYNCH = "MLX_METAL_FAST_SYNCH"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionMember:
-    """One Mac of a group."""
+    """A Mac of a group."""
 
     node: str
     rank: int | None
     """None for a spare."""
     is_ready: bool
     addresses: tuple[str, ...] = ()
-    """Where its rank would listen; nothing as long as something is missing."""
+    """Addresses that its rank would listen on; empty if the group is not admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdmission:
-    """What is to be said of one group."""
+    """Result of the admission check of one group."""
 
     group: str
     spec: ShardGroupSpec
     members: tuple[AdmissionMember, ...]
     cables: tuple[tuple[Cable, ...], ...] = ()
-    """Those that the backend needs, pair by pair; nothing for a ring."""
+    """Cables that the backend needs, by pair of Macs; empty for a ring."""
     faults: tuple[FabricFault, ...] = ()
-    """Why it is not admitted."""
+    """Reasons against admission."""
     warnings: tuple[str, ...] = ()
 
     @property
     def is_admitted(self) -> bool:
+        """Return whether the group has no faults."""
         return not self.faults
 
 
 def check_admission(
     group: ShardGroup, nodes: Sequence[Node], ready: Collection[str]
 ) -> GroupAdmission:
-    """Return what is to be said of the group: `ready` are the nodes whose agents are alive."""
+    """Check whether the group can form; `ready` are the nodes with a live agent."""
     spec, known = group.spec, {node.name: node for node in nodes}
     chosen = rank_nodes(spec, nodes, ready)
     reported = tuple(
@@ -207,8 +203,8 @@ def check_admission(
     )
     faults = [*_absent_faults(spec, chosen, known, ready), *_condition_faults(reported)]
     seats: tuple[Seat, ...] = ()
-    is_whole = len(reported) == spec.wanted_size
-    if is_whole:
+    has_all_reports = len(reported) == spec.wanted_size
+    if has_all_reports:
         faults += fabric.find_faults(spec, reported)
         found = fabric.assign_seats(spec, reported)
         seats = () if isinstance(found, FabricFault) else found
@@ -217,7 +213,9 @@ def check_admission(
         group=group.name,
         spec=spec,
         members=(*_ranked_members(chosen, seats, ready), *_spare_members(spares, ready)),
-        cables=fabric.group_cables(spec, reported) if is_whole and spec.backend != "ring" else (),
+        cables=fabric.group_cables(spec, reported)
+        if has_all_reports and spec.backend != "ring"
+        else (),
         faults=tuple(faults),
         warnings=tuple(_warnings(spec, reported, [(name, known.get(name)) for name in spares])),
     )
@@ -246,19 +244,19 @@ def _absent_faults(
     if len(chosen) < spec.wanted_size:
         yield FabricFault(
             reason="TooFewMembers",
-            message=f"it needs {spec.wanted_size} Macs, and its selector finds {len(chosen)}; label more, or write "
-            "a smaller size",
+            message=f"the group needs {spec.wanted_size} Macs, but its selector matches {len(chosen)}; label more Macs, or "
+            "reduce the size",
         )
     for name in chosen:
         if name not in known or known[name].status is None:
             yield FabricFault(
                 reason="NodeUnknown",
-                message=f"no agent of {name} has ever reported; start one there, or correct spec.members",
+                message=f"the agent of {name} has never reported; start it, or correct spec.members",
             )
         elif name not in ready:
             yield FabricFault(
                 reason="NotReady",
-                message=f"the agent of {name} does not answer, and there is no spare for it",
+                message=f"the agent of {name} does not answer, and the group has no spare",
             )
 
 
@@ -270,7 +268,8 @@ def _condition_faults(reported: Sequence[tuple[str, NodeStatus]]) -> Iterator[Fa
         healthy = find_condition(status.conditions, "FabricHealthy")
         if healthy is not None and healthy.status is ConditionStatus.FALSE:
             yield FabricFault(
-                reason="FabricUnhealthy", message=f"{name}, measured before: {healthy.message}"
+                reason="FabricUnhealthy",
+                message=f"{name}, at the last measurement: {healthy.message}",
             )
 
 
@@ -286,19 +285,19 @@ def _warnings(
     ):
         if len(set(values)) > 1:
             pairs = zip(reported, values, strict=True)
-            said = ", ".join(f"{name} {value or 'none'}" for (name, _), value in pairs)
-            yield f"versions of {title} differ ({said}); ranks that compute differently answer nonsense: install one"
+            versions = ", ".join(f"{name} {value or 'none'}" for (name, _), value in pairs)
+            yield f"versions of {title} differ ({versions}); ranks with different versions can produce garbage: install one version"
     kinds = {(status.chip, status.memory_bytes) for _, status in reported}
     if len(kinds) > 1 and spec.parallelism != "Pipeline" and not spec.allow_unequal:
         yield (
-            "chips or memory differ: Tensor would do as much as the weakest, so it is refused without "
-            "spec.allowUnequal; Pipeline gives each what it can take"
+            "chips or memory differ: with Tensor, the weakest Mac limits the group, so this is refused without "
+            "spec.allowUnequal; Pipeline gives each Mac the layers that it can hold"
         )
     if _FAST_SYNCH in spec.environment:
-        yield f"{_FAST_SYNCH} is set: it is faster, and may deadlock and wedge the GPU (mlx#3142, #3830)"
+        yield f"{_FAST_SYNCH} is set: it is faster, but can deadlock and block the GPU (mlx#3142, #3830)"
     for name, node in spares:
         if node is None or node.status is None:
-            yield f"spare {name}: no agent has ever reported"
+            yield f"spare {name}: its agent has never reported"
         elif spec.backend != "ring":
             yield from (
                 f"spare {name}: {one.message}" for one in fabric.rdma_faults(name, node.status)

@@ -1,11 +1,4 @@
-"""What `fleetctl fabric bench` was asked for, and how its result is shown. Pure.
-
-The test of the fabric by agents: written under a lease, so that it ends with this command, and waited for.
-
-The test of the fabric on one machine: ranks on its loopback, without a fleet.
-
-`fleetctl fabric bench`: how fast, and whether rightly, the Macs of a group sum arrays together.
-"""
+"""The verb `fleetctl fabric bench`: measures distributed sums over a group's cables, or on this machine's loopback."""
 
 import asyncio
 import re
@@ -62,7 +55,7 @@ _TITLES = ("SIZE", "ROUNDS", "WRONG", "FASTEST", "MEDIAN", "SLOWEST", "AVERAGE",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """What is summed, and how often."""
+    """Array sizes and number of rounds."""
 
     sizes: tuple[int, ...]
     """Bytes."""
@@ -71,24 +64,26 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """What came out."""
+    """Result of a benchmark."""
 
     about: str
-    """The group, or this machine."""
+    """Name of the group, or "this machine"."""
     backend: Backend
     ranks: tuple[FabricRank, ...]
 
     @property
     def rows(self) -> tuple[SizeSummary, ...]:
+        """Return the statistics per size over all ranks."""
         return measurements.summarize_ranks(self.ranks)
 
     @property
     def verdict(self) -> FabricVerdict:
+        """Return whether the cables are healthy, with the reason."""
         return measurements.judge(self.rows, self.backend)
 
 
 def result_text(result: BenchResult, *, is_verbose: bool) -> str:
-    """Return the result for people."""
+    """Return the result as text."""
     macs = ", ".join(rank.node for rank in result.ranks)
     parts = [f"{result.about}: {result.backend} over {len(result.ranks)} ranks ({macs})"]
     if is_verbose:
@@ -102,20 +97,20 @@ def result_text(result: BenchResult, *, is_verbose: bool) -> str:
 def _rank_text(rank: FabricRank) -> str:
     lines = [f"rank {rank.rank}, {rank.node}"]
     for one in rank.figures:
-        times = " ".join(duration_text(took) for took in one.times_us)
+        times = " ".join(duration_text(time_us) for time_us in one.times_us)
         wrong = f" ({one.wrong} wrong)" if one.wrong else ""
         lines.append(f"  {size_text(one.size)}{wrong}: {times}")
     return "\n".join(lines)
 
 
 def _result_cells(one: SizeSummary) -> list[str]:
-    times = (duration_text(took) for took in (one.least_us, one.median_us, one.most_us))
+    times = (duration_text(time_us) for time_us in (one.least_us, one.median_us, one.most_us))
     speeds = (speed_text(one.average_gb_s), speed_text(one.peak_gb_s))
     return [size_text(one.size), str(one.rounds), str(one.wrong), *times, *speeds]
 
 
 def size_text(count: int) -> str:
-    """Return bytes as people name them: 65536 is "64 KB"."""
+    """Return a size in bytes as text: 65536 is "64 KB"."""
     for unit, word in ((MIB, "MB"), (KIB, "KB")):
         if count % unit == 0:
             return f"{count // unit} {word}"
@@ -123,19 +118,19 @@ def size_text(count: int) -> str:
 
 
 def speed_text(gb_s: float) -> str:
-    """Return 10^9 bytes a second in the unit that suits them."""
+    """Return a speed in GB/s (10^9 bytes per second) or MB/s as text."""
     return f"{gb_s:.2f} GB/s" if gb_s >= 0.1 else f"{gb_s * 1e3:.2f} MB/s"
 
 
-def duration_text(took_us: float) -> str:
-    """Return microseconds in the unit that suits them."""
-    if took_us < 1e3:
-        return f"{took_us:.1f} us"
-    return f"{took_us / 1e3:.2f} ms" if took_us < 1e6 else f"{took_us / 1e6:.2f} s"
+def duration_text(time_us: float) -> str:
+    """Return microseconds as text with a suitable unit."""
+    if time_us < 1e3:
+        return f"{time_us:.1f} us"
+    return f"{time_us / 1e3:.2f} ms" if time_us < 1e6 else f"{time_us / 1e6:.2f} s"
 
 
 def result_tree(result: BenchResult) -> dict[str, Tree]:
-    """Return the result for programs: sizes in bytes, times in microseconds, speeds in 10^9 bytes a second."""
+    """Return the result for `-o json`: sizes in bytes, times in microseconds, speeds in 10^9 bytes per second."""
     verdict = result.verdict
     return {
         "about": result.about,
@@ -161,45 +156,48 @@ def _row_tree(one: SizeSummary) -> Tree:
 
 _TEST_LEASE_S = 10
 _POLL_S = 0.2
-# An agent hears of a test within a moment; one that has not said so by now does not know what tests are.
+# Agents see a test within moments; one that has not claimed it by then does not support tests.
 _CLAIM_S = 15.0
-# The ranks' own deadlines end them earlier.
-_SILENT_S = CONNECT_TIMEOUT_S + ROUND_TIMEOUT_S
+# The ranks' own deadlines are shorter.
+_MAX_SILENCE_S = CONNECT_TIMEOUT_S + ROUND_TIMEOUT_S
 
 
 async def measure_group(
-    group: str | None, wanted: BenchSettings, tell: Callable[[str], None], options: dict[str, Any]
+    group: str | None,
+    settings: BenchSettings,
+    report: Callable[[str], None],
+    options: dict[str, Any],
 ) -> BenchResult:
-    """Have the agents of the group's Macs test its cables.
+    """Run the test on the group's Macs, through their agents; a lease ends it together with this command.
 
     Raises:
-        FleetctlError: there is no such group, it cannot be formed, or a rank did not come to its end.
+        FleetctlError: the group does not exist or cannot form, or a rank failed.
 
     """
     clock = SystemClock()
     async with open_store(options) as transport:
-        found = await select_group(transport, group)
-        test = await _build_test(transport, clock, found, wanted)
+        shard_group = await select_group(transport, group)
+        test = await _build_test(transport, clock, shard_group, settings)
         lease = LeaseSession(transport, clock, ttl_s=_TEST_LEASE_S)
         await lease.open()
         try:
             await _write_test(transport, test, lease.id)
-            ranks = await _wait_for_ranks(transport, clock, test, lease, tell)
+            ranks = await _wait_for_ranks(transport, clock, test, lease, report)
         finally:
             await lease.close()
-    label = f"shardgroup/{found.name}"
+    label = f"shardgroup/{shard_group.name}"
     return BenchResult(about=label, backend=test.spec.formation.backend, ranks=ranks)
 
 
 async def _build_test(
-    transport: Transport, clock: Clock, group: ShardGroup, wanted: BenchSettings
+    transport: Transport, clock: Clock, group: ShardGroup, settings: BenchSettings
 ) -> FabricTest:
     nodes, ready = await admission.read_nodes(transport), await reader.ready_nodes(transport)
     seats = admission.find_seats(group, nodes, ready)
-    away = [seat.node for seat in seats if seat.node not in ready]
-    if away:
+    not_ready = [seat.node for seat in seats if seat.node not in ready]
+    if not_ready:
         raise FleetctlError(
-            f"shardgroup/{group.name}: {', '.join(away)} is NotReady: its agent does not renew its lease"
+            f"shardgroup/{group.name}: {', '.join(not_ready)} is NotReady: its agent does not renew its lease"
         )
     spec = group.spec
     return FabricTest(
@@ -215,8 +213,8 @@ async def _build_test(
                 formed_at=clock.now(),
             ),
             seats=seats,
-            sizes=wanted.sizes,
-            rounds=wanted.rounds,
+            sizes=settings.sizes,
+            rounds=settings.rounds,
         ),
     )
 
@@ -228,7 +226,7 @@ async def _write_test(transport: Transport, test: FabricTest, lease: int) -> Non
         await transport.commit([ModRevisionGuard(key=key, mod_revision=0)], [put])
     except ConflictError as error:
         raise FleetctlError(
-            f"shardgroup/{test.name} is being tested already; wait for that, or a moment if it was broken off"
+            f"a test of shardgroup/{test.name} is already running; wait for its end (an interrupted one ends within 10 s)"
         ) from error
 
 
@@ -237,90 +235,92 @@ async def _wait_for_ranks(
     clock: Clock,
     test: FabricTest,
     lease: LeaseSession,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> tuple[FabricRank, ...]:
-    """Return what all ranks said at the end, while the lease is kept."""
-    reports = _RankReports(transport, clock, test, tell)
+    """Return the final reports of all ranks; renews the lease meanwhile."""
+    reports = _RankReports(transport, clock, test, report)
     try:
         async with asyncio.TaskGroup() as tasks:
-            kept = tasks.create_task(lease.keep())
+            renewal = tasks.create_task(lease.keep())
             ranks = await reports.wait(lease)
-            kept.cancel()
+            renewal.cancel()
     except* (FleetctlError, StoreError, codec.UndecodableError) as failed:
         raise failed.exceptions[0] from None
     return ranks
 
 
 class _RankReports:
-    """What the agents say of one test; remembers how far they were."""
+    """Reports of the ranks of one test."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, test: FabricTest, tell: Callable[[str], None]
+        self, transport: Transport, clock: Clock, test: FabricTest, report: Callable[[str], None]
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._test = test
-        self._tell = tell
-        self._said: dict[int, FabricRank] = {}
+        self._report = report
+        self._reports: dict[int, FabricRank] = {}
 
     async def wait(self, lease: LeaseSession) -> tuple[FabricRank, ...]:
         """Wait until every rank is done.
 
         Raises:
-            FleetctlError: one failed, or nobody said anything for too long.
+            FleetctlError: a rank failed, or made no progress for too long.
 
         """
-        moved_at = self._clock.monotonic()
+        progress_at = self._clock.monotonic()
         while True:
-            if await self._look():
-                moved_at = self._clock.monotonic()
-            failed = [rank for rank in self._said.values() if rank.state == "Failed"]
+            if await self._poll():
+                progress_at = self._clock.monotonic()
+            failed = [rank for rank in self._reports.values() if rank.state == "Failed"]
             if failed:
-                raise FleetctlError(f"the test broke off: {_failure_text(failed)}")
+                raise FleetctlError(f"the test failed: {_failure_text(failed)}")
             seats = self._test.spec.seats
             if all(self._state(rank) == "Done" for rank in range(len(seats))):
-                return tuple(self._said[rank] for rank in range(len(seats)))
-            self._check(lease, self._clock.monotonic() - moved_at)
+                return tuple(self._reports[rank] for rank in range(len(seats)))
+            self._check(lease, self._clock.monotonic() - progress_at)
             await self._clock.sleep(_POLL_S)
 
     def _check(self, lease: LeaseSession, silent_s: float) -> None:
-        """Give up where waiting is no use any more."""
+        """Raise if the test cannot finish any more."""
         if not lease.valid():
-            raise FleetctlError("the test broke off: the store was away for too long")
+            raise FleetctlError("the test failed: the store was unavailable for too long")
         seats = self._test.spec.seats
-        absent = [seat.node for rank, seat in enumerate(seats) if rank not in self._said]
+        absent = [seat.node for rank, seat in enumerate(seats) if rank not in self._reports]
         if absent and silent_s > _CLAIM_S:
             raise FleetctlError(
-                f"the test broke off: the agent of {', '.join(absent)} did not begin within {_CLAIM_S:g} s; "
-                "does it run this version of mlx-fleet? See: fleetctl fabric matrix"
+                f"the test failed: the agent of {', '.join(absent)} did not start it within {_CLAIM_S:g} s; "
+                "check with `fleetctl fabric matrix` that it runs this version of mlx-fleet"
             )
-        if silent_s > _SILENT_S:
-            raise FleetctlError(f"the test broke off: no rank went on for {_SILENT_S:g} s")
+        if silent_s > _MAX_SILENCE_S:
+            raise FleetctlError(f"the test failed: no rank made progress for {_MAX_SILENCE_S:g} s")
 
-    async def _look(self) -> bool:
-        """Read what ranks say; return whether any of it is news."""
-        is_news = False
+    async def _poll(self) -> bool:
+        """Read the reports of all ranks; return whether any changed."""
+        has_changed = False
         for rank, seat in enumerate(self._test.spec.seats):
             try:
                 item = await self._transport.get(keys.fabric_rank_key(seat.node, self._test.name))
             except UnavailableError:
-                return is_news  # the lease's deadline decides how long
+                return has_changed  # the lease's deadline limits the wait
             if item is None:
                 continue
-            said = codec.decode(FabricRank, item)
-            if said.test_uid != self._test.metadata.uid or said == self._said.get(rank):
+            rank_report = codec.decode(FabricRank, item)
+            if rank_report.test_uid != self._test.metadata.uid or rank_report == self._reports.get(
+                rank
+            ):
                 continue
-            is_news, before = True, self._said.get(rank)
-            self._said[rank] = said
-            count = len(said.figures)
+            has_changed, before = True, self._reports.get(rank)
+            self._reports[rank] = rank_report
+            count = len(rank_report.figures)
             if before is None or len(before.figures) != count:
-                self._tell(
+                self._report(
                     f"rank {rank}, {seat.node}: {count} of {len(self._test.spec.sizes)} sizes"
                 )
-        return is_news
+        return has_changed
 
     def _state(self, rank: int) -> str:
-        return self._said[rank].state if rank in self._said else ""
+        return self._reports[rank].state if rank in self._reports else ""
 
 
 def _failure_text(failed: Sequence[FabricRank]) -> str:
@@ -332,36 +332,36 @@ _PORT_WINDOWS = 20
 
 
 class _RankError(Exception):
-    """A rank did not come to its end; the others cannot either."""
+    """A rank failed, so the whole test fails."""
 
 
 async def measure_local(
-    size: int, wanted: BenchSettings, tell: Callable[[str], None]
+    size: int, settings: BenchSettings, report: Callable[[str], None]
 ) -> BenchResult:
-    """Run the test with so many ranks.
+    """Run the test with `size` ranks on this machine.
 
     Raises:
-        FleetctlError: a rank could not be started, or did not come to its end.
+        FleetctlError: a rank could not be started, or failed.
 
     """
     uid = secrets.token_hex(8)
     spec = FabricTestSpec(
         formation=Formation(group="local", formed_at=SystemClock().now()),
         seats=tuple(Seat(node=f"rank-{n}", addresses=(_HOST,)) for n in range(size)),
-        sizes=wanted.sizes,
-        rounds=wanted.rounds,
+        sizes=settings.sizes,
+        rounds=settings.rounds,
     )
-    spec, found = _with_free_ports(uid, spec)
-    heard: list[list[RankMessage]] = [[] for _ in spec.seats]
+    spec, meeting = _with_free_ports(uid, spec)
+    messages: list[list[RankMessage]] = [[] for _ in spec.seats]
     with TemporaryDirectory(prefix="fleet-fabric-") as folder:
         try:
             async with asyncio.TaskGroup() as group:
                 for rank in range(size):
-                    order = rank_process.write_order(Path(folder), spec, rank, found)
-                    hear = _rank_listener(heard[rank], spec, tell if rank == 0 else None)
-                    group.create_task(_follow_rank(order, hear))
+                    order = rank_process.write_order(Path(folder), spec, rank, meeting)
+                    on_message = _rank_listener(messages[rank], spec, report if rank == 0 else None)
+                    group.create_task(_follow_rank(order, on_message))
         except* (_RankError, OSError) as failed:
-            raise FleetctlError(f"the test broke off: {failed.exceptions[0]}") from failed
+            raise FleetctlError(f"the test failed: {failed.exceptions[0]}") from failed
     ranks = tuple(
         FabricRank(
             test_uid=uid,
@@ -369,55 +369,55 @@ async def measure_local(
             node=spec.seats[rank].node,
             state="Done",
             figures=measurements.figures_by_size(
-                word for word in words if isinstance(word, SumRound)
+                message for message in rank_messages if isinstance(message, SumRound)
             ),
         )
-        for rank, words in enumerate(heard)
+        for rank, rank_messages in enumerate(messages)
     )
     return BenchResult(about="this machine", backend="ring", ranks=ranks)
 
 
 async def _follow_rank(
-    order: rank_process.FabricRankOrder, hear: Callable[[RankMessage], None]
+    order: rank_process.FabricRankOrder, on_message: Callable[[RankMessage], None]
 ) -> None:
-    why = await rank_process.run_rank(order, hear)
+    why = await rank_process.run_rank(order, on_message)
     if why:
         raise _RankError(f"rank {order.rank}: {why}")
 
 
 def _rank_listener(
-    heard: list[RankMessage], spec: FabricTestSpec, tell: Callable[[str], None] | None
+    messages: list[RankMessage], spec: FabricTestSpec, report: Callable[[str], None] | None
 ) -> Callable[[RankMessage], None]:
-    """Return what keeps a rank's words, and tells of each size that is done."""
+    """Return a callback that stores a rank's messages and reports each finished size."""
 
-    def hear(word: RankMessage) -> None:
-        heard.append(word)
-        if tell is None:
+    def on_message(message: RankMessage) -> None:
+        messages.append(message)
+        if report is None:
             return
-        if isinstance(word, RanksConnected):
-            tell(f"{len(spec.seats)} ranks are connected")
-        if isinstance(word, SumRound):
-            done = sum(isinstance(one, SumRound) and one.size == word.size for one in heard)
+        if isinstance(message, RanksConnected):
+            report(f"{len(spec.seats)} ranks are connected")
+        if isinstance(message, SumRound):
+            done = sum(isinstance(one, SumRound) and one.size == message.size for one in messages)
             if done == spec.rounds:
-                tell(f"{size_text(word.size)} done")
+                report(f"{size_text(message.size)} done")
 
-    return hear
+    return on_message
 
 
 def _with_free_ports(uid: str, spec: FabricTestSpec) -> tuple[FabricTestSpec, Rendezvous]:
-    """Return the first epoch whose ports nobody listens on; somebody may take one a moment later."""
+    """Return the first epoch whose ports are all free at this moment."""
     for epoch in range(1, _PORT_WINDOWS + 1):
         formation = spec.formation.model_copy(update={"epoch": epoch})
-        found = rendezvous(uid, formation, spec.seats)
-        if all(_is_free(place) for places in found.hosts for place in places):
-            return spec.model_copy(update={"formation": formation}), found
+        meeting = rendezvous(uid, formation, spec.seats)
+        if all(_is_free(address) for addresses in meeting.hosts for address in addresses):
+            return spec.model_copy(update={"formation": formation}), meeting
     raise FleetctlError(
-        f"no free ports between {spec.formation.port} and {spec.formation.port + 8192}; what listens there?"
+        f"no free ports between {spec.formation.port} and {spec.formation.port + 8192}; stop the processes that listen there"
     )
 
 
-def _is_free(place: str) -> bool:
-    host, _, port = place.rpartition(":")
+def _is_free(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -427,21 +427,19 @@ def _is_free(place: str) -> bool:
     return True
 
 
-_HELP = """Sum arrays of 4 KB to 64 MB over the cables of a group: are the sums right, how long does one take, how much
-goes through in a second.
+_HELP = """Measure sums of arrays (4 KB to 64 MB) over the cables of a group: correctness, latency and throughput.
 
 \b
   fleetctl fabric bench studios
   fleetctl fabric bench studios --stress -o json
   fleetctl fabric bench --local 2
 
-Each Mac's agent starts a process of its own for it, as for a rank of a model; what models do meanwhile makes it slower,
-and is made slower. The figures are those of the slowest rank. Over JACCL more than 5 GB/s at 64 MB are expected. What
-came out becomes the condition FabricHealthy of the Macs. Exit code 1: a sum was wrong, or the speed is not what the
-cables give.
+Each Mac's agent starts a separate process for the test. The test and running models slow each other down. The figures
+are those of the slowest rank. Over JACCL, expect more than 5 GB/s at 64 MB. The result becomes the condition
+FabricHealthy of the Macs. Exit code 1: a sum was wrong, or the speed is lower than the cables allow.
 
---local runs N ranks on this machine over its loopback, without a fleet: whether MLX's ring works here, and how fast
-it can be at most.
+--local runs N ranks over the loopback of this machine, without a fleet. It shows whether MLX's ring works, and the
+highest speed that it can reach.
 """
 _UNITS = {"": 1, "k": 2**10, "m": 2**20}
 
@@ -449,14 +447,16 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20}
 def _parse_sizes(
     _: click.Context, __: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
-    """Return the bytes that --sizes says."""
+    """Parse --sizes into bytes."""
     if value is None:
         return None
     found = []
     for text in value.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,10})\s*([kKmM]?)(?:i?[bB])?\s*", text)
         if match is None:
-            raise click.BadParameter(f"{text!r} is no size; write such as 4K,256K,4M,64M")
+            raise click.BadParameter(
+                f"{text!r} is not a size; expected sizes such as 4K,256K,4M,64M"
+            )
         found.append(int(match[1]) * _UNITS[match[2].lower()])
     try:
         return TypeAdapter(Sizes).validate_python(tuple(dict.fromkeys(found)))
@@ -470,15 +470,18 @@ def _parse_sizes(
     "--local",
     type=click.IntRange(2, MOST_RANKS),
     metavar="N",
-    help="N ranks on this machine instead of a group.",
+    help="Run N ranks on this machine instead of a group.",
 )
-@click.option("--quick", "pace", flag_value="quick", help="4 sizes, 5 rounds.")
-@click.option("--stress", "pace", flag_value="stress", help="8 sizes, 100 rounds.")
+@click.option("--quick", "pace", flag_value="quick", help="Test 4 sizes, 5 rounds each.")
+@click.option("--stress", "pace", flag_value="stress", help="Test 8 sizes, 100 rounds each.")
+@click.option("--rounds", type=click.IntRange(1, 10_000), help="Rounds per size (default 20).")
 @click.option(
-    "--rounds", type=click.IntRange(1, 10_000), help="How often each size is summed (else 20)."
+    "--sizes",
+    callback=_parse_sizes,
+    metavar="SIZE,...",
+    help="Array sizes, such as 4K,256K,4M,64M.",
 )
-@click.option("--sizes", callback=_parse_sizes, metavar="SIZE,...", help="Such as 4K,256K,4M,64M.")
-@click.option("--verbose", is_flag=True, help="Every rank, and what each of its rounds took.")
+@click.option("--verbose", is_flag=True, help="Show every rank, with the time of each round.")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
@@ -491,15 +494,15 @@ def bench(
     output: str,
     **options: Any,
 ) -> None:
-    """Run the test, and print what came out."""
+    """Measure sums over the cables of a group."""
     if group is not None and local is not None:
-        raise click.UsageError("name a group, or give --local: one of them")
-    told = _progress_printer(verbose=verbose and output == "table")
-    wanted = _bench_settings(pace, options["sizes"], options["rounds"])
+        raise click.UsageError("give either a group or --local, not both")
+    report = _progress_printer(verbose=verbose and output == "table")
+    settings = _bench_settings(pace, options["sizes"], options["rounds"])
     if local is not None:
-        result = run(measure_local(local, wanted, told))
+        result = run(measure_local(local, settings, report))
     else:
-        result = run(measure_group(group, wanted, told, options))
+        result = run(measure_group(group, settings, report, options))
     if output == "json":
         click.echo(orjson.dumps(result_tree(result), option=orjson.OPT_INDENT_2))
     else:
@@ -518,7 +521,7 @@ def _bench_settings(
 
 
 def _progress_printer(*, verbose: bool) -> Callable[[str], None]:
-    """Return who tells how far it is: on a terminal, or if asked; what is printed at the end is for programs, too."""
+    """Return a function that prints progress on stderr at a terminal or with --verbose, and nothing otherwise."""
     if verbose or sys.stderr.isatty():
         return lambda text: click.echo(text, err=True)
     return lambda _: None

@@ -1,4 +1,4 @@
-"""API keys for people: describing, deleting; `fleetctl get` lists them. They are no API objects: secrets do not belong into manifests."""
+"""API keys in `describe` and `delete`. They are not API objects, because secrets must not be in manifests."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,21 +22,21 @@ _ALIASES = ("apikey", "apikeys", "ak")
 
 
 def parse_names(words: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the names in `apikey NAME...` or `apikey/NAME`; None if the words mean another kind."""
+    """Return the names in `apikey NAME...` or `apikey/NAME`; None if the words name another kind."""
     first, slash, name = words[0].partition("/") if words else ("", "", "")
     if first.lower() not in _ALIASES:
         return None
     if not slash:
         return tuple(words[1:])
     if len(words) > 1:
-        raise click.UsageError("write apikey NAME NAME..., or one apikey/NAME")
+        raise click.UsageError("expected apikey NAME NAME..., or one apikey/NAME")
     return (name,)
 
 
 async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Print everything about one key but the key, which nobody knows."""
+    """Print all properties of one key; the key itself is not stored."""
     if len(names) != 1:
-        raise click.UsageError("which one? Write apikey NAME or apikey/NAME")
+        raise click.UsageError("expected one API key: apikey NAME or apikey/NAME")
     async with open_store(options) as transport:
         (key,) = await read(transport, names)
     now = SystemClock().now()
@@ -51,9 +51,9 @@ async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
         ),
         ("Models:", ", ".join(key.models) or "<all>"),
         ("Admin API:", "yes" if key.is_admin else "no"),
-        ("Requests:", f"{key.requests_per_minute or 'any number'} per minute"),
-        ("Tokens:", f"{key.tokens_per_minute or 'any number'} per minute, prompts and answers"),
-        ("At once:", f"{key.concurrency or 'any number'} at each gateway"),
+        ("Requests:", f"{key.requests_per_minute or 'no limit'} per minute"),
+        ("Tokens:", f"{key.tokens_per_minute or 'no limit'} per minute, prompts and answers"),
+        ("At once:", f"{key.concurrency or 'no limit'} at each gateway"),
         ("Key:", "known to its owner alone; the store has its SHA-256"),
     ]
     click.echo(printers.align_columns(rows))
@@ -62,22 +62,22 @@ async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
 async def delete(
     names: tuple[str, ...], options: dict[str, Any], say: Callable[[str], None]
 ) -> None:
-    """Revoke keys: gateways refuse them a moment later. `say` is told each that went, or with --dry-run would go."""
+    """Revoke keys; gateways refuse them within moments. Calls `say` with each deleted name (also with --dry-run)."""
     if not names:
-        raise click.UsageError("which apikeys? Name them")
+        raise click.UsageError("no API key given; name at least one")
     async with open_store(options) as transport:
         if not options["ignore_not_found"]:
-            await read(transport, names)  # all of them or none
+            await read(transport, names)  # refuse before the first deletion
         for name in names:
             if await _delete_one(transport, name, is_dry=options["dry_run"] != "none"):
                 say(name)
 
 
 async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
-    """Return the named keys, or all, by name.
+    """Return the named API keys, or all, sorted by name.
 
     Raises:
-        FleetctlError: one is not there.
+        FleetctlError: a key does not exist.
 
     """
     items = (await transport.list(keys.API_KEY_PREFIX)).items
@@ -90,19 +90,19 @@ async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
 
 
 async def _delete_one(transport: Transport, name: str, *, is_dry: bool) -> bool:
-    """Return whether there was one."""
+    """Delete a key; return whether it existed."""
     key = keys.named(keys.API_KEY_PREFIX, name)
-    there = await transport.get(key)
-    if there is None:
+    item = await transport.get(key)
+    if item is None:
         return False
     if is_dry:
         return True
     try:
-        guard = ModRevisionGuard(key=key, mod_revision=there.mod_revision)
+        guard = ModRevisionGuard(key=key, mod_revision=item.mod_revision)
         await transport.commit([guard], [Delete(key=key)])
     except ConflictError as error:
         raise FleetctlError(
-            f"apikey/{name} was changed at the same time; run the command again"
+            f"apikey/{name} was changed by another client; run the command again"
         ) from error
     return True
 
@@ -112,8 +112,8 @@ def _time(moment: datetime) -> str:
 
 
 def _cells(key: ApiKey, now: datetime) -> dict[str, str]:
-    """Return what `fleetctl get` says of the key, by column."""
+    """Return the cells of the key in `fleetctl get`, by column."""
     tree = json.loads(key.model_dump_json(by_alias=True, exclude_none=True, exclude={"hash"}))
-    look = TableOptions()
-    (row,) = printers.rows([object_trees.api_key_tree(tree)], TableContext(now=now), look)
-    return dict(zip(printers.titles("ApiKey", look), row, strict=True))
+    options = TableOptions()
+    (row,) = printers.rows([object_trees.api_key_tree(tree)], TableContext(now=now), options)
+    return dict(zip(printers.titles("ApiKey", options), row, strict=True))

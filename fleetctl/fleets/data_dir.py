@@ -1,4 +1,4 @@
-"""The data folder of a fleet that `fleetctl up` runs: its layout, its version, who holds it."""
+"""The data folder of a fleet that `fleetctl up` runs: layout, layout version and lock."""
 
 import fcntl
 import json
@@ -10,18 +10,18 @@ from pathlib import Path
 from fleetctl.cli.errors import FleetctlError
 from machinery.files import write_atomically
 
-# Counted up when an older fleetctl could damage what a newer one wrote.
+# Increase this when an older fleetctl could damage the data of a newer one.
 LAYOUT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRecord:
-    """What of a running fleet others need to know."""
+    """The state of a running fleet (fleet.json), for other fleetctl commands."""
 
     layout_version: int
     gateway_url: str
     pid: int
-    """The supervisor's."""
+    """Process id of the supervisor."""
     is_ready: bool
     error: str = ""
     warning: str = ""
@@ -35,41 +35,49 @@ class DataDir:
 
     @property
     def etcd(self) -> Path:
+        """Folder of the embedded etcd."""
         return self.path / "etcd"
 
     @property
     def restoring(self) -> Path:
-        """Where `fleetctl restore` makes a store, until it is whole."""
+        """Folder in which `fleetctl restore` builds a store; renamed to `etcd` when the store is complete."""
         return self.path / "etcd.restoring"
 
     @property
     def models(self) -> Path:
+        """Default folder for models."""
         return self.path / "models"
 
     @property
     def fleet_file(self) -> Path:
+        """File with the state of the fleet."""
         return self.path / "fleet.json"
 
     def log(self, program: str) -> Path:
+        """Return the log file of a program."""
         return self.path / "logs" / f"{program}.log"
 
     def record(self, program: str) -> Path:
+        """Return the file that records the process of a program."""
         return self.path / "run" / f"{program}.pid"
 
     def records(self) -> list[Path]:
+        """Return the records of all programs that were started."""
         return sorted((self.path / "run").glob("*.pid"))
 
     def node(self, name: str) -> Path:
+        """Return the state folder of a node's agent."""
         return self.path / "nodes" / name
 
     def nodes(self) -> list[Path]:
+        """Return the state folders of all agents."""
         return sorted((self.path / "nodes").glob("*"))
 
     def prepare(self) -> None:
-        """Make the folder, or make sure that this version may use it.
+        """Create the folder, or check that this version may use it.
 
         Raises:
-            FleetctlError: it cannot be written to, or a newer version wrote it.
+            FleetctlError: the folder is not writable, or a newer version wrote it.
 
         """
         try:
@@ -78,12 +86,17 @@ class DataDir:
         except OSError as error:
             raise FleetctlError(
                 f"cannot use the data folder {self.path}: {error.strerror}. "
-                "Choose another with --data-dir, or mend its permissions"
+                "Choose another with --data-dir, or fix its permissions"
             ) from error
         self.check_version()
 
     def check_version(self) -> None:
-        """Refuse a folder that a newer version wrote."""
+        """Refuse a folder that a newer version wrote.
+
+        Raises:
+            FleetctlError: the layout is newer than this version, or fleet.json cannot be read.
+
+        """
         try:
             tree = json.loads(self.fleet_file.read_text())
             version = int(tree["layout_version"])
@@ -91,25 +104,25 @@ class DataDir:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FleetctlError(
-                f"{self.fleet_file} cannot be read ({error}); it says which version wrote the "
+                f"{self.fleet_file} cannot be read ({error}). The file records which version wrote the "
                 "folder. Restore it from a backup, or choose another --data-dir"
             ) from error
         if version > LAYOUT_VERSION:
             raise FleetctlError(
-                f"{self.path} was written by a newer mlx-fleet (layout {version}, this one knows "
-                f"{LAYOUT_VERSION}). Upgrade mlx-fleet, or choose another --data-dir"
+                f"{self.path} was written by a newer mlx-fleet (layout {version}; this version supports up to "
+                f"layout {LAYOUT_VERSION}). Upgrade mlx-fleet, or choose another --data-dir"
             )
 
     def refuse_unfinished(self) -> None:
-        """Refuse a folder in which a restore was killed: what is in `etcd` may not be what is meant."""
+        """Refuse a folder in which a restore was killed: `etcd` may hold the old data."""
         if self.restoring.exists():
             raise FleetctlError(
-                f"a `fleetctl restore` into {self.path} was interrupted. Run it again; or remove "
-                f"{self.restoring} to go on with what was there before"
+                f"a `fleetctl restore` into {self.path} was interrupted. Run it again, or delete "
+                f"{self.restoring} to keep the previous store"
             )
 
     def read(self) -> FleetRecord | None:
-        """Return what the fleet's supervisor wrote last; None if there never was one."""
+        """Return the last state that the supervisor wrote; None if no fleet ever ran in the folder."""
         self.check_version()
         try:
             return FleetRecord(**json.loads(self.fleet_file.read_text()))
@@ -117,21 +130,26 @@ class DataDir:
             return None
 
     def write(self, fleet: FleetRecord) -> None:
-        """Tell others about the fleet."""
+        """Write fleet.json.
+
+        Raises:
+            FleetctlError: the file cannot be written.
+
+        """
         try:
             write_atomically(self.fleet_file, json.dumps(asdict(fleet), indent=2) + "\n")
         except OSError as error:
             raise FleetctlError(
-                f"cannot write {self.fleet_file}: {error.strerror}. Free some space or mend its "
+                f"cannot write {self.fleet_file}: {error.strerror}. Free some disk space or fix its "
                 "permissions"
             ) from error
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the folder: one supervisor at a time.
+    def lock(self) -> Iterator[None]:
+        """Lock the folder for the length of the block; only one supervisor may run in it.
 
         Raises:
-            FleetctlError: a fleet runs in it already.
+            FleetctlError: a fleet already runs in the folder.
 
         """
         with (self.path / "lock").open("w") as lock:
@@ -140,11 +158,11 @@ class DataDir:
             except BlockingIOError as error:
                 raise FleetctlError(
                     f"a fleet already runs in {self.path}. Stop it with `fleetctl down`, or give "
-                    "this one its own --data-dir"
+                    "this fleet its own --data-dir"
                 ) from error
             yield
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Return whether a supervisor runs in the folder."""
         try:
             with (self.path / "lock").open("r+") as lock:

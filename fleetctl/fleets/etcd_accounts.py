@@ -1,6 +1,7 @@
-"""The folder with the fleet's passwords: one file a user, for nobody but who runs `init-auth`.
+"""etcd users, roles and passwords, as `fleetctl init-auth` creates them.
 
-Brings etcd's users and roles to what `store.etcd.users` says, a step at a time; looks before each.
+`PasswordFolder` keeps one password file per user. `AccountSetup` brings etcd to the state that `store.etcd.users`
+describes, one step at a time, and reads the current state before each step.
 """
 
 import fcntl
@@ -16,26 +17,25 @@ from store.etcd import users
 from store.etcd.grpc.admin import AuthClient
 from store.etcd.users import Account, Credentials, CredentialsError, Permission
 
-# Of 62 letters and digits and two signs, none of which a shell or a URL minds.
+# 32 bytes become 43 characters of the URL-safe base64 alphabet, which needs no quoting in a shell or a URL.
 _BYTES = 32
 
 
 class PasswordFolder:
-    """Files of mode 0600, each on the disk before etcd hears of its password.
+    """Password files (mode 0600). Each password is on disk before etcd receives it.
 
-    A password that is to replace another lies beside it until etcd has it: whatever is interrupted,
-    one of the two is right.
+    A replacement is staged in a second file until etcd has it. After an interruption one of the two files is right.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Make the folder if need be, and hold it: one `init-auth` at a time.
+    def lock(self) -> Iterator[None]:
+        """Create the folder if needed and lock it; only one `init-auth` may use it at a time.
 
         Raises:
-            FleetctlError: it cannot be used, others may write to it, or it is held.
+            FleetctlError: the folder is not usable, is writable by others, or is locked.
 
         """
         try:
@@ -43,50 +43,51 @@ class PasswordFolder:
             mode = self.path.stat().st_mode
             if mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise FleetctlError(
-                    f"others may write to {self.path}, and could put their own passwords there. Do "
-                    f"`chmod 700 {self.path}`, or give another folder with --out"
+                    f"other users may write to {self.path} and could plant their own passwords. Run "
+                    f"`chmod 700 {self.path}`, or choose another folder with --out"
                 )
             lock = (self.path / ".lock").open("w")
         except OSError as error:
             raise FleetctlError(
-                f"cannot use {self.path}: {error.strerror}. Give a folder of your own with --out"
+                f"cannot use {self.path}: {error.strerror}. Choose a folder that you own with --out"
             ) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise FleetctlError(
-                    f"another `fleetctl init-auth` works with {self.path}; wait until it is done"
+                    f"another `fleetctl init-auth` uses {self.path}; wait until it has finished"
                 ) from error
             yield
 
     def file(self, name: str) -> Path:
+        """Return the path of a password file."""
         return self.path / name
 
     def password(self, name: str) -> str | None:
-        """Return the password in the file; None if there is no such file."""
+        """Return the password in the file; None if the file does not exist."""
         return self._read(self.file(name))
 
     def staged(self, name: str) -> str | None:
-        """Return the password that was to replace the one in the file; None if there is none."""
+        """Return the staged replacement of the password; None if there is none."""
         return self._read(self._next(name))
 
     def make(self, name: str, user: str) -> str:
-        """Write a file with a new password, and return that."""
+        """Write a file with a new password, and return the password."""
         return self._write(self.file(name), user)
 
     def stage(self, name: str, user: str) -> str:
-        """Return a new password that is to replace the one in the file, when etcd has it."""
+        """Write a new password beside the file, to replace it once etcd has it; return the password."""
         return self._write(self._next(name), user)
 
     def keep_staged(self, name: str) -> None:
-        """Etcd has the new password: the old one goes."""
+        """Replace the file with the staged one, after etcd has accepted the password."""
         try:
             self._next(name).replace(self.file(name))
         except OSError as error:
             raise FleetctlError(
-                f"cannot rename {self._next(name)}: {error.strerror}. It has the password that "
-                "counts; mend the folder and run the command again"
+                f"cannot rename {self._next(name)}: {error.strerror}. This file has the valid password; "
+                "fix the folder's permissions and run the command again"
             ) from error
 
     def _next(self, name: str) -> Path:
@@ -101,20 +102,22 @@ class PasswordFolder:
             raise FleetctlError(str(error)) from error
 
     def _write(self, path: Path, user: str) -> str:
-        made = Credentials(user=user, password=secrets.token_urlsafe(_BYTES))
-        text = users.render_credentials(made, "made by `fleetctl init-auth`; keep it to yourself")
+        credentials = Credentials(user=user, password=secrets.token_urlsafe(_BYTES))
+        text = users.render_credentials(
+            credentials, "written by `fleetctl init-auth`; keep this file private"
+        )
         try:
             write_atomically(path, text, mode=0o600)
         except OSError as error:
             raise FleetctlError(f"cannot write {path}: {error.strerror}") from error
-        return made.password
+        return credentials.password
 
 
 ROOT_FILE = "root.env"
 
 
 class AccountSetup:
-    """One run. `is_on` says whether etcd asks for passwords, for else it checks none, either."""
+    """One run of `init-auth`. `is_on` says whether etcd enforces passwords; if not, it cannot check them either."""
 
     def __init__(
         self,
@@ -131,55 +134,57 @@ class AccountSetup:
         self._is_on = is_on
         self._rotated = rotated
 
-    async def root(self) -> None:
-        """Have root, whose password is in its file, before anybody is asked for one."""
+    async def create_root(self) -> None:
+        """Create root, with its password on disk, before etcd starts to enforce passwords."""
         if users.ROOT_USER not in await self._accounts.roles():
             await self._accounts.add_role(users.ROOT_USER)
-        done = await self._password(users.ROOT_USER, ROOT_FILE)
+        done = await self._set_up_password(users.ROOT_USER, ROOT_FILE)
         if users.ROOT_USER not in await self._accounts.roles_of(users.ROOT_USER):
             await self._accounts.grant_role(users.ROOT_USER, users.ROOT_USER)
-        self._tell(users.ROOT_USER, done)
+        self._report(users.ROOT_USER, done)
 
     async def renew_root(self) -> None:
-        """Give root a new password if that was asked for; or finish what was begun."""
+        """Replace root's password if --rotate asks for it, or finish an interrupted replacement."""
         if users.ROOT_USER in self._rotated or self._folder.staged(ROOT_FILE) is not None:
             await self._replace(users.ROOT_USER, ROOT_FILE)
-            self._tell(users.ROOT_USER, [f"new password in {self._folder.file(ROOT_FILE)}"])
+            self._report(users.ROOT_USER, [f"new password in {self._folder.file(ROOT_FILE)}"])
 
-    async def account(self, account: Account) -> None:
-        """Have the user, its role and the role's permissions, and nothing beside them."""
-        done = await self._role(account)
-        done += await self._password(account.user, account.file)
+    async def set_up_account(self, account: Account) -> None:
+        """Create the user and its role, with exactly the permissions and roles that it should have."""
+        done = await self._set_up_role(account)
+        done += await self._set_up_password(account.user, account.file)
         roles = await self._accounts.roles_of(account.user)
         if account.user not in roles:
             await self._accounts.grant_role(account.user, account.user)
             done.append("role granted")
         for other in sorted(roles - {account.user}):
             await self._accounts.revoke_role(account.user, other)
-            done.append(f"role {other} taken away")
-        self._tell(account.user, done)
+            done.append(f"role {other} revoked")
+        self._report(account.user, done)
 
-    async def _role(self, account: Account) -> list[str]:
-        role, has = account.user, frozenset[Permission]()
+    async def _set_up_role(self, account: Account) -> list[str]:
+        role, granted = account.user, frozenset[Permission]()
         if role in await self._accounts.roles():
-            has = await self._accounts.permissions_of(role)
+            granted = await self._accounts.permissions_of(role)
         else:
             await self._accounts.add_role(role)
-        # First what is new: a process that runs must not lose what it keeps.
-        missing = sorted(account.permissions - has)
+        # Grant first, revoke later: a running process must not lose a permission that it keeps.
+        missing = sorted(account.permissions - granted)
         for permission in missing:
             await self._accounts.grant(role, permission)
-        # Looked at again: etcd replaces a right to a range, but not always.
+        # Read again: for some ranges etcd replaces an old permission when the new one is granted.
         surplus = sorted(await self._accounts.permissions_of(role) - account.permissions)
         for permission in surplus:
             await self._accounts.revoke(role, permission)
         for permission in sorted(account.permissions - await self._accounts.permissions_of(role)):
-            await self._accounts.grant(role, permission)  # it went with a surplus one of its range
+            await self._accounts.grant(
+                role, permission
+            )  # revoked together with a surplus one of the same range
         added = [f"{len(missing)} permissions granted"] if missing else []
-        return added + ([f"{len(surplus)} permissions taken away"] if surplus else [])
+        return added + ([f"{len(surplus)} permissions revoked"] if surplus else [])
 
-    async def _password(self, user: str, file: str) -> list[str]:
-        """Have the user, with a password in its file where we may know it."""
+    async def _set_up_password(self, user: str, file: str) -> list[str]:
+        """Create the user, or bring its password in line with the file."""
         folder, where = self._folder, self._folder.file(file)
         known = folder.password(file)
         if user not in await self._accounts.users():
@@ -189,14 +194,14 @@ class AccountSetup:
             await self._replace(user, file)
             return [f"new password in {where}"]
         if not self._is_on:
-            # Nobody uses it yet, and etcd would not say whether it is the right one.
+            # No process uses it yet, and etcd cannot check passwords while authentication is off.
             await self._accounts.set_password(user, known or folder.make(file, user))
             return [f"password set, in {where}"]
         if known is not None and not await self._accounts.is_password(user, known):
-            # Not ours to set back: whoever changed it has given it to the process.
+            # Do not reset it: the process that uses this account may already have the new password.
             self._say(
-                f"warning: the password in {where} is not {user}'s any more. Get the right file, "
-                f"or make a new one with --rotate {user}"
+                f"warning: the password in {where} is no longer valid for {user}. Copy the right file, "
+                f"or create a new password with --rotate {user}"
             )
         return []
 
@@ -205,5 +210,5 @@ class AccountSetup:
         await self._accounts.set_password(user, password)
         self._folder.keep_staged(file)
 
-    def _tell(self, user: str, done: list[str]) -> None:
+    def _report(self, user: str, done: list[str]) -> None:
         self._say(f"{user}: {', '.join(done) or 'unchanged'}")

@@ -1,4 +1,4 @@
-"""Where a fleet's gateways are, and what lets us in: flags, else the fleet's own folder, else the store."""
+"""Gateway address and API key of a command: from flags, from the local fleet's data folder, or from the store."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from schemas.records import GatewayLease
 from store import codec, keys
 from store.port import Transport
 
-_LONGEST_KEY = 1000
+_MAX_KEY_LENGTH = 1000
 
 
 def read_api_key(options: dict[str, Any]) -> str:
-    """Return the key that the flags say; empty if none.
+    """Return the API key that the flags give; empty if they give none.
 
     Raises:
-        FleetctlError: the file cannot be read, or holds no key.
+        FleetctlError: the file cannot be read, or does not contain a key.
 
     """
     file: Path | None = options["api_key_file"]
@@ -29,54 +29,54 @@ def read_api_key(options: dict[str, Any]) -> str:
     try:
         text = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "the file is not text"
         raise FleetctlError(f"cannot read the API key in {file}: {why}") from error
-    if not text or len(text) > _LONGEST_KEY or not text.isprintable() or " " in text:
+    if not text or len(text) > _MAX_KEY_LENGTH or not text.isprintable() or " " in text:
         raise FleetctlError(
-            f"{file} holds no API key: one line is expected, as `fleetctl create apikey` prints it"
+            f"{file} does not contain an API key: expected one line, as `fleetctl create apikey` prints it"
         )
     return text
 
 
 def parse_url(url: str) -> str:
-    """Return a gateway's address as it is used.
+    """Return the URL of a gateway without a trailing slash.
 
     Raises:
-        click.UsageError: it is none.
+        click.UsageError: the text is not an HTTP URL.
 
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise click.UsageError(f"--gateway {url}: write it as http://HOST:PORT")
+        raise click.UsageError(f"--gateway {url}: expected http://HOST:PORT")
     return url.rstrip("/")
 
 
 async def list_leases(transport: Transport) -> dict[str, GatewayLease]:
-    """Return the gateways that renew their leases, by their ids."""
+    """Return the leases of registered gateways, by gateway id."""
     items = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
     prefix = keys.GATEWAY_LEASE_PREFIX
     return {item.key.removeprefix(prefix): codec.decode(GatewayLease, item) for item in items}
 
 
 async def find_url(options: dict[str, Any]) -> str:
-    """Return the address of a gateway.
+    """Return the URL of a gateway.
 
-    A fleet of this machine is found without its store: requests need no store either.
+    A local fleet is found through its data folder, so that requests work while the store is down.
 
     Raises:
-        FleetctlError: there is none.
+        FleetctlError: no gateway is registered.
 
     """
     if options["gateway"]:
         return parse_url(options["gateway"])
     folder = DataDir(options["data_dir"])
     fleet = None if options["etcd"] else folder.read()
-    if fleet is not None and folder.is_held():
+    if fleet is not None and folder.is_locked():
         return fleet.gateway_url.rstrip("/")
     async with open_store(options) as transport:
         found = await list_leases(transport)
     if not found:
         raise FleetctlError(
-            "no gateway is registered. `fleetctl up` runs one; for another say where with --gateway"
+            "no gateway is registered. `fleetctl up` starts one; for a gateway elsewhere give --gateway URL"
         )
     return min(lease.url for lease in found.values()).rstrip("/")

@@ -1,7 +1,4 @@
-"""The programs of a fleet on one machine, as command lines. Starts nothing.
-
-A whole fleet on this machine: starts, supervises and ends its processes.
-"""
+"""Supervisor of a local fleet: command lines of its processes, start, readiness check and stop."""
 
 import asyncio
 import logging
@@ -35,18 +32,18 @@ _PORTS_PER_NODE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFleetSettings:
-    """What `fleetctl up` was asked for."""
+    """Settings of `fleetctl up`."""
 
     data_dir: DataDir
     models_dir: Path
     nodes: int
     node_memory: str
-    """What models may use on each node; empty for an even share of the machine."""
+    """Memory for models on each node, as a quantity; empty for an equal share of the machine."""
     host: str
     gateway_port: int
     engine_port: int
     agent_port: int
-    """First port of agents' APIs, one for each node; 0: any."""
+    """First port of the agents' HTTP APIs, one per node; 0 lets the system choose."""
     node_grace_s: float
     etcd_binary: Path | None
     etcd_quota_bytes: int
@@ -54,56 +51,66 @@ class LocalFleetSettings:
 
     @property
     def gateway_url(self) -> str:
+        """Return the base URL of the gateway."""
         return f"http://{self.host}:{self.gateway_port}"
 
 
-def node_names(order: LocalFleetSettings) -> list[str]:
-    """Return the names of the nodes, from node-1 on."""
-    return [f"node-{number}" for number in range(1, order.nodes + 1)]
+def node_names(settings: LocalFleetSettings) -> list[str]:
+    """Return the names of the nodes, starting with node-1."""
+    return [f"node-{number}" for number in range(1, settings.nodes + 1)]
 
 
-def reconciler_program(order: LocalFleetSettings, etcd: str) -> Program:
+def reconciler_program(settings: LocalFleetSettings, etcd: str) -> Program:
+    """Return the reconciler's command line."""
     return _program(
-        order, "reconciler", "reconciler", etcd, "--node-grace-period", str(order.node_grace_s)
+        settings,
+        "reconciler",
+        "reconciler",
+        etcd,
+        "--node-grace-period",
+        str(settings.node_grace_s),
     )
 
 
-def gateway_program(order: LocalFleetSettings, etcd: str) -> Program:
-    place = ("--host", order.host, "--port", str(order.gateway_port))
-    kept = ("--state-dir", str(order.data_dir.path / "gateway"))
-    return _program(order, "gateway", "gateway", etcd, *place, *kept)
+def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
+    """Return the gateway's command line."""
+    address_flags = ("--host", settings.host, "--port", str(settings.gateway_port))
+    state_flags = ("--state-dir", str(settings.data_dir.path / "gateway"))
+    return _program(settings, "gateway", "gateway", etcd, *address_flags, *state_flags)
 
 
-def agent_programs(order: LocalFleetSettings, etcd: str, share: str) -> list[Program]:
-    """Return an agent for each node; `share` is what models may use on each."""
+def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[Program]:
+    """Return one agent per node; `share` is the memory for models on each, as a quantity."""
     return [
         _program(
-            order,
+            settings,
             name,
             "nodeagent",
             etcd,
             *("--name", name),
-            *("--state-dir", str(order.data_dir.node(name))),
-            *("--models-dir", str(order.models_dir)),
-            *("--memory", order.node_memory or share),
-            *(("--part-of-machine",) if order.nodes > 1 else ()),
-            *("--engine-port", str(order.engine_port + _PORTS_PER_NODE * number)),
-            *("--api-port", str(order.agent_port + number if order.agent_port else 0)),
+            *("--state-dir", str(settings.data_dir.node(name))),
+            *("--models-dir", str(settings.models_dir)),
+            *("--memory", settings.node_memory or share),
+            *(("--part-of-machine",) if settings.nodes > 1 else ()),
+            *("--engine-port", str(settings.engine_port + _PORTS_PER_NODE * number)),
+            *("--api-port", str(settings.agent_port + number if settings.agent_port else 0)),
         )
-        for number, name in enumerate(node_names(order))
+        for number, name in enumerate(node_names(settings))
     ]
 
 
-def _program(order: LocalFleetSettings, name: str, module: str, etcd: str, *flags: str) -> Program:
+def _program(
+    settings: LocalFleetSettings, name: str, module: str, etcd: str, *flags: str
+) -> Program:
     return Program(
         name=name,
         command=(
             *(sys.executable, "-m", module, "--etcd", etcd),
             *flags,
-            *("--log-level", order.log_level),
+            *("--log-level", settings.log_level),
         ),
-        log=order.data_dir.log(name),
-        record=order.data_dir.record(name),
+        log=settings.data_dir.log(name),
+        record=settings.data_dir.record(name),
     )
 
 
@@ -112,18 +119,18 @@ log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
 _READY_S = 90.0
-# Longer than an engine's drain.
+# Longer than an engine's drain period.
 _ENGINE_GRACE_S = 45.0
 
 
 class LocalFleet:
-    """etcd, a reconciler, agents and a gateway as child processes that outlive us if we are killed.
+    """etcd, a reconciler, agents and a gateway as child processes.
 
-    Whoever starts next with the same data folder adopts what still runs.
+    The children survive a kill of this process. The next supervisor with the same data folder adopts them.
     """
 
-    def __init__(self, order: LocalFleetSettings, clock: Clock, pid: int) -> None:
-        self._order = order
+    def __init__(self, settings: LocalFleetSettings, clock: Clock, pid: int) -> None:
+        self._settings = settings
         self._clock = clock
         self._pid = pid
         self._etcd: EmbeddedEtcd | None = None
@@ -131,49 +138,49 @@ class LocalFleet:
         self._warning = ""
 
     async def run(self, say: Say) -> None:
-        """Start the fleet, say when it is ready, and keep it running until cancelled; then end it.
+        """Start the fleet, report when it is ready, and supervise it until cancelled; then stop it.
 
         Raises:
-            FleetctlError: it cannot be started; nothing is left running.
+            FleetctlError: the fleet cannot be started; no process is left running.
 
         """
-        order = self._order
-        self._tell(is_ready=False)
+        settings = self._settings
+        self._write_record(is_ready=False)
         try:
             await self._start(say)
             async with asyncio.TaskGroup() as group:
-                for supervisor in self._all():
+                for supervisor in self._all_supervisors():
                     group.create_task(supervisor.run())
-                group.create_task(self._care(say).run())
+                group.create_task(self._maintenance(say).run())
                 await self._wait_ready()
-                self._tell(is_ready=True)
-                say(f"fleet ready: {order.gateway_url}/v1")
+                self._write_record(is_ready=True)
+                say(f"fleet ready: {settings.gateway_url}/v1")
         except FleetctlError as error:
-            self._tell(is_ready=False, error=str(error))
+            self._write_record(is_ready=False, error=str(error))
             raise
         except BaseExceptionGroup as failed:
             refusals = failed.subgroup(FleetctlError)
             if refusals is None:
                 raise
-            self._tell(is_ready=False, error=str(refusals.exceptions[0]))
+            self._write_record(is_ready=False, error=str(refusals.exceptions[0]))
             raise refusals.exceptions[0] from None
         finally:
             await asyncio.shield(self._stop(say))
 
-    def _all(self) -> list[Supervisor]:
+    def _all_supervisors(self) -> list[Supervisor]:
         assert self._etcd is not None
         return [self._etcd.supervisor, *self._supervisors]
 
-    def _care(self, say: Say) -> MemberMaintenance:
+    def _maintenance(self, say: Say) -> MemberMaintenance:
         assert self._etcd is not None
-        quota_bytes = self._order.etcd_quota_bytes
+        quota_bytes = self._settings.etcd_quota_bytes
         return MemberMaintenance(self._etcd.address, self._clock, say, quota_bytes=quota_bytes)
 
-    def _tell(self, *, is_ready: bool, error: str = "") -> None:
-        self._order.data_dir.write(
+    def _write_record(self, *, is_ready: bool, error: str = "") -> None:
+        self._settings.data_dir.write(
             FleetRecord(
                 layout_version=LAYOUT_VERSION,
-                gateway_url=self._order.gateway_url,
+                gateway_url=self._settings.gateway_url,
                 pid=self._pid,
                 is_ready=is_ready,
                 error=error,
@@ -182,36 +189,36 @@ class LocalFleet:
         )
 
     async def _start(self, say: Say) -> None:
-        order = self._order
-        order.data_dir.refuse_unfinished()
+        settings = self._settings
+        settings.data_dir.refuse_unfinished()
         try:
-            binary = locate(order.etcd_binary, written_by=written_by(order.data_dir.etcd))
+            binary = locate(settings.etcd_binary, written_by=written_by(settings.data_dir.etcd))
             self._warning = binary.warning
             if binary.warning:
                 say(f"warning: {binary.warning}")
             self._etcd = EmbeddedEtcd(
-                binary, order.data_dir.etcd, self._clock, quota_bytes=order.etcd_quota_bytes
+                binary, settings.data_dir.etcd, self._clock, quota_bytes=settings.etcd_quota_bytes
             )
             await self._etcd.start()
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
             raise FleetctlError(str(error)) from error
-        say(f"etcd {binary.text} is up (unix socket, {order.data_dir.etcd})")
+        say(f"etcd {binary.text} is up (unix socket, {settings.data_dir.etcd})")
         etcd = str(self._etcd.address)
         started = [
-            reconciler_program(order, etcd),
-            *agent_programs(order, etcd, await _memory_share(order.nodes)),
-            gateway_program(order, etcd),
+            reconciler_program(settings, etcd),
+            *agent_programs(settings, etcd, await _memory_share(settings.nodes)),
+            gateway_program(settings, etcd),
         ]
         self._supervisors = [Supervisor(program, self._clock) for program in started]
-        await self._end_strangers({program.record for program in started})
+        await self._end_leftovers({program.record for program in started})
         self._check_gateway_port()
         for supervisor in self._supervisors:
             await supervisor.start()
-        say(f"started the reconciler, {order.nodes} node agents and the gateway")
+        say(f"started the reconciler, {settings.nodes} node agents and the gateway")
 
-    async def _end_strangers(self, wanted: set[Path]) -> None:
-        """End what a predecessor with other flags left: its third node, say."""
-        for path in self._order.data_dir.records():
+    async def _end_leftovers(self, wanted: set[Path]) -> None:
+        """End processes of a previous run with other flags, such as a third node."""
+        for path in self._settings.data_dir.records():
             child = processes.adopt(path)
             if path in wanted:
                 continue
@@ -220,17 +227,17 @@ class LocalFleet:
             path.unlink(missing_ok=True)
 
     def _check_gateway_port(self) -> None:
-        """Refuse a taken port now, rather than have the gateway try for ever."""
-        order = self._order
-        if processes.adopt(order.data_dir.record("gateway")) is not None:
-            return  # it is our own
+        """Refuse an occupied port now; the gateway itself would retry for ever."""
+        settings = self._settings
+        if processes.adopt(settings.data_dir.record("gateway")) is not None:
+            return  # the port belongs to our own gateway, which is adopted
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((order.host, order.gateway_port))
+                probe.bind((settings.host, settings.gateway_port))
             except OSError as error:
                 raise FleetctlError(
-                    f"port {order.gateway_port} on {order.host} cannot be used for the gateway: "
+                    f"port {settings.gateway_port} on {settings.host} cannot be used for the gateway: "
                     f"{error.strerror}. Choose another with --port"
                 ) from error
 
@@ -239,28 +246,28 @@ class LocalFleet:
         assert self._etcd is not None
         try:
             async with asyncio.timeout(_READY_S):
-                await _wait_for_control_plane(self._etcd.address, node_names(self._order))
-                await _wait_for_gateway(self._order.gateway_url)
+                await _wait_for_control_plane(self._etcd.address, node_names(self._settings))
+                await _wait_for_gateway(self._settings.gateway_url)
         except TimeoutError:
-            words = [
+            details = [
                 f"{s.program.name}: {processes.last_lines(s.program.log, 1)}"
                 for s in self._supervisors
                 if not s.running or s.restarts
             ]
             raise FleetctlError(
                 f"the fleet did not get ready within {_READY_S:.0f} s. "
-                f"{'; '.join(words) or 'Every process runs, but not all have reported'}. "
-                f"Logs: {self._order.data_dir.path / 'logs'}"
+                f"{'; '.join(details) or 'All processes run, but not all have reported'}. "
+                f"Logs: {self._settings.data_dir.path / 'logs'}"
             ) from None
 
     async def _stop(self, say: Say) -> None:
-        """End everything: the gateway first, so that clients are not left in mid-air; etcd last."""
+        """Stop everything: the gateway first, so that it can finish its requests; etcd last."""
         say("stopping the fleet")
         for supervisor in reversed(self._supervisors):
             await supervisor.stop()
-        await stop_engines(self._order.data_dir, self._clock)
+        await stop_engines(self._settings.data_dir, self._clock)
         if self._etcd is not None:
-            await _revoke_leases(self._etcd.address, node_names(self._order))
+            await _revoke_leases(self._etcd.address, node_names(self._settings))
             await self._etcd.supervisor.stop()
         say("stopped")
 
@@ -272,7 +279,7 @@ async def stop_engines(data_dir: DataDir, clock: Clock) -> None:
 
 
 async def _memory_share(nodes: int) -> str:
-    """Return an even share of what models may use on this machine, as a quantity."""
+    """Return an equal share of the memory that models may use on this machine, as a quantity."""
     try:
         facts = await read_machine_facts()
     except HardwareError as error:
@@ -281,9 +288,9 @@ async def _memory_share(nodes: int) -> str:
 
 
 async def _revoke_leases(etcd: EtcdAddress, names: list[str]) -> None:
-    """End the leases of nodes that ended: etcd would keep them, and their endpoints, for next time.
+    """Revoke the leases of nodes that were stopped; otherwise they and their endpoints outlive an etcd restart.
 
-    A lease does not run out while etcd is down; it lives its whole time again afterwards.
+    A lease does not run out while etcd is down: after a restart it lives for its whole time again.
     """
     transport = connect(etcd)
     try:
@@ -307,8 +314,8 @@ async def _wait_for_control_plane(etcd: EtcdAddress, names: list[str]) -> None:
             except StoreError:
                 await asyncio.sleep(0.1)
                 continue
-            there = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
-            if there >= set(names) and leader is not None:
+            present = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
+            if present >= set(names) and leader is not None:
                 return
             await asyncio.sleep(0.1)
     finally:

@@ -1,1 +1,1 @@
-"""An invented fleet: its file, its life in virtual time, and what is told of it. Touches no store but its own."""
+"""A simulated fleet: its file format and its run in virtual time. Accesses no real store."""

@@ -1,7 +1,4 @@
-"""What a model of some size is probably like, where nobody says. Pure; figures of well-known open models.
-
-fleet.yaml: which Macs an invented fleet has, and what its models are like. Reads files; decides nothing.
-"""
+"""The file fleet.yaml: the Macs and models of a simulated fleet. Estimates model shapes that the file leaves out."""
 
 import difflib
 import math
@@ -25,7 +22,7 @@ from schemas.quantity import PositiveQuantity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The numbers of a model's config that its memory depends on."""
+    """Dimensions of a model that determine its memory use."""
 
     layers: int
     kv_heads: int
@@ -36,7 +33,7 @@ class ModelShape:
     vocab_size: int = 151_936
 
 
-# Parameters, in thousands of millions, to the shape of a dense model with grouped attention of that size:
+# Billions of parameters, and the shape of a dense model with grouped attention of that size:
 # Qwen 2.5 (0.5, 1.5, 14, 32), Llama 3 (3, 8, 70, 405), Mistral Large (123).
 _SHAPES: Final = {
     0.5: ModelShape(layers=24, kv_heads=2, head_dim=64, heads=14, hidden_size=896, ffn_size=4864),
@@ -50,12 +47,12 @@ _SHAPES: Final = {
     405.0: ModelShape(layers=126, kv_heads=8, head_dim=128, heads=128, hidden_size=16_384, ffn_size=53_248),
 }  # fmt: skip
 
-# A scale and a bias of 16 bits each for 64 weights, as mlx quantizes.
+# mlx quantization stores a scale and a bias of 16 bits each for every 64 weights.
 _SCALES_BITS = 0.5
 
 
 def nearest_shape(parameters: int) -> ModelShape:
-    """Return the shape of the well-known model that is nearest in size."""
+    """Return the shape of the well-known model with the nearest parameter count."""
     billions = parameters / 1e9
     nearest = min(_SHAPES, key=lambda size: abs(math.log(size / billions)))
     return _SHAPES[nearest]
@@ -64,11 +61,11 @@ def nearest_shape(parameters: int) -> ModelShape:
 def model_geometry(
     parameters: int, bits: int, shape: ModelShape, max_context: int | None
 ) -> ModelGeometry:
-    """Return what a Mac would say of such a model."""
-    each = bits if bits >= 16 else bits + _SCALES_BITS
+    """Return the geometry that an agent would report for such a model."""
+    bits_per_weight = bits if bits >= 16 else bits + _SCALES_BITS
     return ModelGeometry(
         model_type="simulated",
-        weights_bytes=int(parameters * each / 8),
+        weights_bytes=int(parameters * bits_per_weight / 8),
         layers=shape.layers,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
@@ -91,9 +88,7 @@ def _check_chip(name: str) -> str:
     if full in known:
         return full
     near = difflib.get_close_matches(full, known, n=1)
-    raise ValueError(
-        f"is no chip that Macs are sold with; write one such as {(near or known)[0]!r}"
-    )
+    raise ValueError(f"is not the chip of a Mac; write one such as {(near or known)[0]!r}")
 
 
 Chip = Annotated[str, AfterValidator(_check_chip)]
@@ -104,93 +99,93 @@ Parameters = Annotated[
 
 def _check_memory(text: str) -> str:
     if quantity.parse(text) < 2**30:
-        raise ValueError(
-            f'is {text} bytes, and no Mac has so little; write a unit, as in "{text}Gi"'
-        )
+        raise ValueError(f'is {text} bytes, less than any Mac has; write a unit, as in "{text}Gi"')
     return text
 
 
 class FleetNode(ApiModel):
-    """One Mac, or several equal ones."""
+    """One Mac, or several identical ones."""
 
     name: ObjectName
-    """The node's name; with `count` above 1 the nodes are called NAME-1, NAME-2 and so on."""
+    """Name of the node; with `count` above 1 the nodes are named NAME-1, NAME-2 and so on."""
     chip: Chip
-    """Its chip, such as "Apple M4 Pro"."""
+    """Chip, such as "Apple M4 Pro"."""
     memory: Annotated[PositiveQuantity, AfterValidator(_check_memory)]
-    """Its unified memory, such as "48Gi"."""
+    """Unified memory, such as "48Gi"."""
     gpu_cores: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Its GPU cores; left out, the fewest that the chip is sold with."""
+    """GPU cores; default: the smallest number that Apple sells with this chip."""
     allocatable: PositiveQuantity | None = None
-    """What models may use of its memory; left out, what macOS allows."""
+    """Memory that models may use; default: the limit of macOS."""
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """How many there are."""
+    """Number of Macs."""
     labels: Labels = Field(default_factory=dict)
-    """Labels that its agent is started with; pools and selectors match them."""
+    """Labels of the node; pools and selectors match them."""
     taints: tuple[Taint, ...] = ()
-    """What keeps replicas off it that do not tolerate it."""
+    """Taints of the node; replicas without a matching toleration are not placed on it."""
 
     def names(self) -> list[str]:
-        """Return what the nodes are called."""
+        """Return the names of the nodes."""
         if self.count == 1:
             return [self.name]
         return [f"{self.name}-{number}" for number in range(1, self.count + 1)]
 
 
 class FleetModel(ApiModel):
-    """What one model is like: read from a folder of this machine, or told."""
+    """One model: read from a folder on this machine, or described by its size."""
 
     path: ModelPath
-    """The model as deployments name it (spec.model.path)."""
+    """Model path as in the deployment's spec.model.path."""
     dir: Annotated[str, Field(min_length=1)] | None = None
-    """A folder of this machine with the model in MLX format, to be looked at; or else:"""
+    """Folder on this machine with the model in MLX format; give this or `parameters`."""
     parameters: Parameters | None = None
-    """How many parameters it has, such as "8B" or "70.6B"."""
+    """Number of parameters, such as "8B" or "70.6B"."""
     bits: Annotated[int, Field(ge=2, le=32)] = 4
-    """Bits of one weight."""
+    """Bits per weight."""
     layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Its layers; this and what follows is, left out, as in a well-known model of about that size."""
+    """Layers; default of this and the next fields: those of a well-known model of similar size."""
     kv_heads: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Heads that keep keys and values, in each layer."""
+    """Key-value heads per layer."""
     head_dim: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Numbers in one head's key."""
+    """Dimension of a head."""
     hidden_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Numbers of a token between two layers."""
+    """Dimension of the hidden state."""
     max_context: Annotated[int, Field(ge=1)] | None = None
-    """Longest context that it was made for, in tokens; left out, any."""
+    """Longest supported context, in tokens; default: no limit."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.dir is None) == (self.parameters is None):
             raise ValueError(
-                "needs either dir or parameters; write one of them, as in parameters: 8B"
+                "needs either dir or parameters; write one of them, such as parameters: 8B"
             )
-        told = self.model_fields_set - {"path", "dir"}
-        if self.dir is not None and told:
-            raise ValueError(f"has dir, which says {', '.join(sorted(told))} already; remove one")
+        described = self.model_fields_set - {"path", "dir"}
+        if self.dir is not None and described:
+            raise ValueError(
+                f"has dir, which already defines {', '.join(sorted(described))}; remove one"
+            )
         return self
 
 
 class FleetFile(ApiModel):
-    """An invented fleet."""
+    """A simulated fleet."""
 
     nodes: Annotated[tuple[FleetNode, ...], Field(min_length=1)]
     """The Macs."""
     models: tuple[FleetModel, ...] = ()
-    """The models that deployments name."""
+    """The models that deployments use."""
 
 
 def read_fleet(path: str) -> tuple[FleetFile, Document]:
-    """Return the fleet of a file.
+    """Read and validate a fleet file.
 
     Raises:
-        ManifestErrors: everything that is wrong with it, with its places.
+        ManifestErrors: all problems of the file, with their positions.
 
     """
     first, *more = load_documents([path])
     if more:
         hint = "Put all nodes into one list"
-        raise ManifestErrors([more[0].problem((), "a fleet is one document", hint)])
+        raise ManifestErrors([more[0].problem((), "a fleet file is a single document", hint)])
     fleet = read_model(first, FleetFile)
     problems = [*_duplicate_errors(fleet, first), *_model_errors(fleet, first)]
     if problems:
@@ -199,12 +194,12 @@ def read_fleet(path: str) -> tuple[FleetFile, Document]:
 
 
 def node_statuses(fleet: FleetFile) -> list[NodeStatus]:
-    """Return what the agents of the fleet's Macs would say of them."""
+    """Return the status that the agents of the fleet's Macs would report."""
     return [node_status(node, name) for node in fleet.nodes for name in node.names()]
 
 
 def node_status(node: FleetNode, name: str) -> NodeStatus:
-    """Return what the agent of such a Mac would say of it."""
+    """Return the status that the agent of such a Mac would report."""
     memory = quantity.parse(node.memory)
     row = chips.find_chip(node.chip, gpu_cores=node.gpu_cores, memory_bytes=memory)
     fewest = min(row.gpu_cores) if row is not None else 1
@@ -219,23 +214,23 @@ def node_status(node: FleetNode, name: str) -> NodeStatus:
 
 
 def geometries(fleet: FleetFile) -> dict[str, ModelGeometry]:
-    """Return what the models are like, by path."""
+    """Return the geometries of the models, by path."""
     found = ((model.path, _read_geometry(model)) for model in fleet.models)
     return {path: geometry for path, geometry in found if isinstance(geometry, ModelGeometry)}
 
 
 def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) -> None:
-    """Refuse deployments whose model the fleet's file does not describe.
+    """Refuse deployments whose model the fleet file does not describe.
 
     Raises:
-        ManifestErrors: one for each of them, at its place.
+        ManifestErrors: one problem per missing model, at its position.
 
     """
     known = {model.path for model in fleet.models}
     problems = [
         item.document.problem(
             ("spec", "model", *field),
-            f"{source} does not say what this model is like",
+            f"{source} does not describe this model",
             f'Add to its models: {{path: "{path}", parameters: {size}}}',
         )
         for item in loaded
@@ -248,14 +243,14 @@ def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) 
 
 
 def _models_of(source: ModelSource) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield the models that a deployment names: the field, the path, and a size that such a one may have."""
+    """Yield the models of a deployment: field, path, and a plausible size for the hint."""
     yield ("path",), source.path, "8B"
     if source.draft is not None:
         yield ("draft", "path"), source.draft.path, "500M"
 
 
 def _read_geometry(model: FleetModel) -> ModelGeometry | str:
-    """Return what the model is like, or why that cannot be said."""
+    """Return the geometry of a model, or the reason why there is none."""
     if model.dir is not None:
         folder = Path(model.dir).expanduser().absolute()
         report = model_folders.report_model(str(folder), folder, casts_to_float32=False)
@@ -263,7 +258,7 @@ def _read_geometry(model: FleetModel) -> ModelGeometry | str:
     assert model.parameters is not None
     count = int(float(model.parameters.rstrip("KMBT")) * _SCALES.get(model.parameters[-1], 1))
     if not count:
-        return "a model has more than 0 parameters; write them as in 8B"
+        return "a model must have more than 0 parameters, such as 8B"
     usual = nearest_shape(count)
     shape = ModelShape(
         layers=model.layers or usual.layers,
@@ -279,14 +274,14 @@ def _read_geometry(model: FleetModel) -> ModelGeometry | str:
 def _duplicate_errors(fleet: FleetFile, document: Document) -> Iterator[ManifestError]:
     nodes, paths = set[str](), set[str]()
     for number, node in enumerate(fleet.nodes):
-        again = [name for name in node.names() if name in nodes]
+        duplicates = [name for name in node.names() if name in nodes]
         nodes.update(node.names())
-        if again:
-            message = f"there is a node {again[0]} already"
+        if duplicates:
+            message = f"the node {duplicates[0]} is defined twice"
             yield document.problem(("nodes", number, "name"), message, "Give it another name")
     for number, model in enumerate(fleet.models):
         if model.path in paths:
-            message = f"the model {model.path} is described twice"
+            message = f"the model {model.path} is defined twice"
             yield document.problem(("models", number, "path"), message, "Remove one of them")
         paths.add(model.path)
 

@@ -1,4 +1,4 @@
-"""An invented fleet at work: the real reconciler and the real agents on hollow engines, in virtual time."""
+"""A simulated fleet: the real reconciler and agents with hollow engines, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,31 +17,31 @@ from schemas.replica import Endpoint, Replica
 from store import codec, objects
 from store.memory import MemoryTransport
 
-# `--node-grace-period` of fleet-reconciler, if nobody says otherwise.
+# The default of fleet-reconciler's `--node-grace-period`.
 GRACE_S = 30.0
-# What a Mac's disk gives while weights are read, and what an engine's start takes besides.
+# Read speed of a Mac's SSD while weights load, and the rest of an engine's start.
 _DISK_BYTES_PER_S, _START_S = 3_000_000_000, 3.0
-# Longer than a lease and the grace period together: what a dead node's end leads to comes after that.
+# Longer than a lease plus the grace period, so that all consequences of a dead node are included.
 _QUIET_S = 45.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _LIMIT_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlace:
-    """One replica and where it is."""
+    """A replica and its node."""
 
     deployment: str
     replica: str
     uid: str
     node: str
     memory_bytes: int
-    answers: bool
+    is_serving: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingReplicas:
-    """A deployment that has fewer replicas than it wants."""
+    """A deployment with fewer ready replicas than desired."""
 
     deployment: str
     missing: int
@@ -51,20 +51,20 @@ class MissingReplicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:
-    """The fleet at rest."""
+    """State of the fleet when nothing changes any more."""
 
     at_s: float
-    """Seconds since the beginning."""
+    """Seconds since the start of the simulation."""
     places: tuple[ReplicaPlace, ...]
-    lacks: tuple[MissingReplicas, ...]
+    missing: tuple[MissingReplicas, ...]
     wanted: int
-    """How many replicas all deployments want."""
+    """Desired replicas of all deployments."""
     is_quiet: bool
-    """False: it did not come to rest within a day."""
+    """False if the fleet still changed after a simulated day."""
 
 
 class SimulatedFleet:
-    """The fleet. Made by `running`."""
+    """The simulated fleet; created by `run_fleet`."""
 
     def __init__(self, group: asyncio.TaskGroup, geometries: Mapping[str, ModelGeometry]) -> None:
         self._group = group
@@ -89,7 +89,7 @@ class SimulatedFleet:
         return {name: mac.status for name, mac in self._macs.items()}
 
     async def join(self, status: NodeStatus, taints: Sequence[Taint] = ()) -> None:
-        """Have a Mac join the fleet; its taints are there before it is."""
+        """Add a Mac to the fleet; its taints exist before it joins."""
         if taints:
             metadata = ObjectMeta(
                 name=status.hostname,
@@ -113,20 +113,20 @@ class SimulatedFleet:
         return HollowTiming(load_s=_START_S + size / _DISK_BYTES_PER_S)
 
     def fail(self, name: str) -> None:
-        """Take the power from a Mac."""
+        """Cut the power of a Mac."""
         self._agents[name].cancel()
         self._macs[name].lose_power()
 
     async def apply(self, loaded: Sequence[LoadedObject]) -> None:
-        """Declare what is in the manifests, as `fleetctl apply` does. Raises what that raises."""
+        """Apply the manifests as `fleetctl apply` does, with the same exceptions."""
         await applying.apply(self._store, loaded, self.clock)
 
     async def rest(self) -> FleetSnapshot:
-        """Wait until nothing is written any more and nothing loads; return what there is then."""
+        """Wait until the store is unchanged for 45 s and no engine loads; return the state."""
         began = self.clock.monotonic()
         written_at, revision = began, 0
         while True:
-            await self.clock.sleep(_LOOK_S)
+            await self.clock.sleep(_POLL_S)
             now, status = self.clock.monotonic(), await self._store.status()
             if status.revision != revision:
                 revision, written_at = status.revision, now
@@ -138,11 +138,11 @@ class SimulatedFleet:
             )
             is_quiet = now - written_at >= _QUIET_S and not is_loading
             if is_quiet or now - began > _LIMIT_S:
-                return await self._picture(is_quiet=is_quiet)
+                return await self._snapshot(is_quiet=is_quiet)
 
     @property
     def moved_at(self) -> float:
-        """Return when it last changed which replicas answer, in seconds since the beginning."""
+        """Return when the set of serving replicas last changed, in seconds since the start."""
         return self._moved_at
 
     async def _note_served(self, now: float) -> None:
@@ -152,7 +152,7 @@ class SimulatedFleet:
         if served != self._served:
             self._served, self._moved_at = served, now
 
-    async def _picture(self, *, is_quiet: bool) -> FleetSnapshot:
+    async def _snapshot(self, *, is_quiet: bool) -> FleetSnapshot:
         replicas = await objects.list_all(self._store, Replica)
         deployments = await objects.list_all(self._store, ModelDeployment)
         return FleetSnapshot(
@@ -164,38 +164,38 @@ class SimulatedFleet:
                     uid=replica.metadata.uid,
                     node=rank.node,
                     memory_bytes=rank.memory.total_bytes,
-                    answers=replica.metadata.uid in self._served,
+                    is_serving=replica.metadata.uid in self._served,
                 )
                 for replica in replicas
                 for rank in replica.spec.ranks
             ),
-            lacks=tuple(
-                lack for one in deployments if (lack := _missing_replicas(one)) is not None
+            missing=tuple(
+                missing for one in deployments if (missing := _missing_replicas(one)) is not None
             ),
             wanted=sum(one.status.desired_replicas for one in deployments if one.status),
             is_quiet=is_quiet,
         )
 
     async def _expire_leases(self) -> None:
-        while True:  # etcd notices up to half a second late
+        while True:  # etcd expires leases up to half a second late
             await self.clock.sleep(0.5)
             self._store.expire()
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop all tasks."""
         for task in (*self._tasks, *self._agents.values()):
             task.cancel()
 
 
 @asynccontextmanager
 async def run_fleet(geometries: Mapping[str, ModelGeometry]) -> AsyncIterator[SimulatedFleet]:
-    """Run a fleet without nodes for the length of a block; within `machinery.virtual_time.run`."""
+    """Run an empty fleet for the length of the block; use it within `machinery.virtual_time.run`."""
     async with asyncio.TaskGroup() as group:
-        world = SimulatedFleet(group, geometries)
+        fleet = SimulatedFleet(group, geometries)
         try:
-            yield world
+            yield fleet
         finally:
-            world.stop()
+            fleet.stop()
 
 
 def _missing_replicas(deployment: ModelDeployment) -> MissingReplicas | None:
@@ -205,16 +205,16 @@ def _missing_replicas(deployment: ModelDeployment) -> MissingReplicas | None:
             deployment=deployment.name,
             missing=deployment.spec.replicas,
             wanted=deployment.spec.replicas,
-            why="the reconciler has not looked at it",
+            why="the reconciler has not observed it yet",
         )
     missing = status.desired_replicas - status.ready_replicas
     if missing <= 0:
         return None
     found = [find_condition(status.conditions, type_) for type_ in ("Placed", "Available")]
-    told = next((one for one in found if one is not None and one.status != "True"), None)
+    failed = next((one for one in found if one is not None and one.status != "True"), None)
     return MissingReplicas(
         deployment=deployment.name,
         missing=missing,
         wanted=status.desired_replicas,
-        why=told.message or told.reason if told is not None else "",
+        why=failed.message or failed.reason if failed is not None else "",
     )

@@ -1,1 +1,1 @@
-"""`fleetctl support-bundle`: what somebody who helps needs to see, without what is nobody's business."""
+"""Contents and redaction of support bundles."""

@@ -1,7 +1,4 @@
-"""The bundle as a file: a compressed tar that is redacted as it is written, and does not grow beyond its limit.
-
-Gathers what goes into a support bundle. Whoever does not answer is noted, and left out.
-"""
+"""Support bundles: the compressed archive, and the collection of its contents from the store and all processes."""
 
 import asyncio
 import io
@@ -33,7 +30,7 @@ from store.codec import UndecodableError
 from store.errors import StoreError
 from store.port import Transport
 
-# Of one log, the end of it: what went wrong last is there.
+# Size of the end of each log that is kept; the most recent lines matter most.
 LOG_BYTES = 2 * 2**20
 
 
@@ -47,46 +44,46 @@ class BundleEntry:
 
 
 class BundleArchive:
-    """Takes what was gathered; `finish` writes the table of contents."""
+    """Archive that redacts everything it stores; `finish` writes the table of contents."""
 
     def __init__(self, file: BinaryIO, folder: str, now: datetime, limit_bytes: int) -> None:
-        """Write to the file, everything below the folder; `limit_bytes` counts before compression."""
+        """Write below `folder` in the archive; `limit_bytes` limits the size before compression."""
         self._tar = tarfile.open(fileobj=file, mode="w:gz")  # noqa: SIM115 - closed by finish
         self._folder = folder
         self._now = now
-        self._left = limit_bytes
+        self._remaining_bytes = limit_bytes
         self.entries: list[BundleEntry] = []
         self.missing: list[str] = []
-        """What could not be had, and why."""
+        """Items that could not be collected, with reasons."""
 
-    def add_tree(self, name: str, found: Any) -> None:
-        """Add JSON, redacted."""
+    def add_tree(self, name: str, content: Any) -> None:
+        """Add a JSON document, redacted."""
         self._add(
-            name, orjson.dumps(redaction.redact_tree(found), option=orjson.OPT_INDENT_2) + b"\n"
+            name, orjson.dumps(redaction.redact_tree(content), option=orjson.OPT_INDENT_2) + b"\n"
         )
 
-    def add_text(self, name: str, found: str) -> None:
+    def add_text(self, name: str, content: str) -> None:
         """Add text, redacted."""
-        self._add(name, redaction.redact_text(found).encode())
+        self._add(name, redaction.redact_text(content).encode())
 
     def add_log(self, name: str, raw: bytes) -> None:
         """Add the end of a log, redacted."""
         cut = len(raw) > LOG_BYTES
         if cut:
-            # From a whole line on: half of one may be half of a secret.
+            # Start at a whole line: half a line could contain half a secret, which no pattern matches.
             raw = raw[-LOG_BYTES:].partition(b"\n")[2]
         clean = redaction.redact_log(raw.decode("utf-8", "replace")).encode()
         self._add(name, clean, note=f"the last {quantity.show(LOG_BYTES)}" if cut else "")
 
-    def miss(self, what: str, why: str) -> None:
-        """Remember what could not be had."""
+    def add_missing(self, what: str, why: str) -> None:
+        """Record an item that could not be collected."""
         self.missing.append(redaction.redact_text(f"{what}: {why}"))
 
     def _add(self, name: str, raw: bytes, note: str = "") -> None:
-        if len(raw) > self._left:
-            self.missing.append(f"{name}: left out, for the bundle would be larger than --max-size")
+        if len(raw) > self._remaining_bytes:
+            self.missing.append(f"{name}: left out, because the bundle would exceed --max-size")
             return
-        self._left -= len(raw)
+        self._remaining_bytes -= len(raw)
         self._write(name, raw)
         self.entries.append(BundleEntry(name=name, size=len(raw), note=note))
 
@@ -97,157 +94,164 @@ class BundleArchive:
         self._tar.addfile(info, io.BytesIO(raw))
 
     def finish(self) -> None:
-        """Write what is in it, and end the file."""
+        """Write the table of contents, and close the archive."""
         self._write("README.txt", _readme(self).encode())
         self._tar.close()
 
 
-_HEAD = """A support bundle of an mlx-fleet, for somebody who helps to find out what is wrong.
+_HEAD = """A support bundle of an mlx-fleet, for the diagnosis of problems.
 
-Taken out, where it stood: passwords, tokens, API keys, private keys and other secrets; users' names in addresses; what
-was asked of models and answered; home folders (~) and mail addresses. It never had API keys' hashes, passwords of etcd,
-requests' journals or models.
-Still in it: names of machines, nodes, models, deployments and GitSources, addresses, versions, labels, figures and logs.
-Look through it before you give it to anybody.
+Removed: passwords, tokens, API keys, private keys and other secrets; user names in URLs; prompts and answers; home
+folders (~) and mail addresses. Never included: hashes of API keys, etcd passwords, request journals, models.
+Included: names of machines, nodes, models, deployments and GitSources; addresses, versions, labels, metrics and logs.
+Review the contents before you share the bundle.
 """
 
 
 def _readme(archive: BundleArchive) -> str:
-    lines = [_HEAD, "What is in it, in bytes:"]
+    lines = [_HEAD, "Contents, with sizes in bytes:"]
     lines += [f"{e.size:>10}  {e.name}{f'  ({e.note})' if e.note else ''}" for e in archive.entries]
     lines += [
         "",
-        "What is not in it:" if archive.missing else "Nothing that was looked for is missing.",
+        "Missing:" if archive.missing else "Nothing is missing.",
     ]
     lines += [f"  {line}" for line in archive.missing]
     return "\n".join(lines) + "\n"
 
 
-# How many agents and gateways are asked at once, and how long each may take for all it has.
-_AT_ONCE = 8
+# Number of agents and gateways that are queried in parallel, and the time limit for each.
+_MAX_PARALLEL = 8
 _PROCESS_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleRequest:
-    """What is to be in the bundle."""
+    """Selection of the bundle's contents."""
 
     has_logs: bool
     nodes: Sequence[str]
-    """Whose logs; all if empty."""
+    """Nodes whose logs are included; all if empty."""
     tail: int
-    """How many lines of each log."""
+    """Number of lines of each log."""
     since: str
-    """How far back, such as 2h; empty for all that is kept."""
+    """Age limit of log lines, such as 2h; empty for no limit."""
 
     def params(self) -> dict[str, str]:
+        """Return the query parameters of log requests."""
         return {"tail": str(self.tail), **({"since": self.since} if self.since else {})}
 
 
 class BundleCollector:
-    """One bundle in the making."""
+    """Collector of one bundle."""
 
     def __init__(self, transport: Transport, archive: BundleArchive, clock: Clock) -> None:
         self._transport = transport
         self._archive = archive
         self._clock = clock
 
-    async def fleet(self, address: str, data_dir: Path | None) -> None:
-        """Add the versions, the doctor's findings and every object; raises StoreError."""
-        ours = ComponentVersion(part="fleetctl", version=fleet_version())
-        found = await version.read_versions(self._transport, ours)
+    async def add_fleet(self, address: str, data_dir: Path | None) -> None:
+        """Add versions, doctor's findings and all objects. Raises StoreError."""
+        client = ComponentVersion(part="fleetctl", version=fleet_version())
+        versions = await version.read_versions(self._transport, client)
         self._archive.add_tree(
-            "versions.json", version_skew.tree(found, version_skew.warnings(found, mlx_lm=MLX_LM))
+            "versions.json",
+            version_skew.tree(versions, version_skew.warnings(versions, mlx_lm=MLX_LM)),
         )
-        seen = await observe.observe_fleet(self._transport, address, self._clock, data_dir)
-        self._archive.add_tree("doctor.json", checks.findings_tree(checks.run_checks(seen)))
+        observation = await observe.observe_fleet(self._transport, address, self._clock, data_dir)
+        self._archive.add_tree("doctor.json", checks.findings_tree(checks.run_checks(observation)))
         for kind in kinds.KINDS:
             try:
-                several = await objects.list_all(self._transport, kind.type)
+                found = await objects.list_all(self._transport, kind.type)
             except UndecodableError as error:
-                self._archive.miss(f"objects/{kind.plural}.json", str(error))
+                self._archive.add_missing(f"objects/{kind.plural}.json", str(error))
                 continue
-            if several:
-                trees = [object_tree(obj) for obj in several]
+            if found:
+                trees = [object_tree(obj) for obj in found]
                 self._archive.add_tree(f"objects/{kind.plural}.json", trees)
         names = [item.key for item in (await self._transport.list(f"{keys.ROOT}/")).items]
-        # Below secret/ even names are left out.
+        # Below secret/, even the names are left out.
         shown = [name for name in names if not name.startswith(keys.SECRET_PREFIX)]
         self._archive.add_text("keys.txt", "\n".join(shown) + "\n")
 
-    async def told(self, wish: BundleRequest, progress: ProgressLine) -> None:
-        """Add what agents and gateways say of themselves, and their logs."""
+    async def add_processes(self, request: BundleRequest, progress: ProgressLine) -> None:
+        """Add metrics, vitals and logs of agents and gateways."""
         replicas = await objects.list_all(self._transport, Replica)
         nodes = [
             keys.kind_and_name(item.key)[1]
             for item in (await self._transport.list(keys.status_prefix("Node"))).items
         ]
-        unknown = sorted(set(wish.nodes) - set(nodes))
+        unknown = sorted(set(request.nodes) - set(nodes))
         if unknown:
             raise FleetctlError(
                 f"there is no node {unknown[0]}; there are {', '.join(nodes) or 'none'}"
             )
-        chosen = [name for name in nodes if not wish.nodes or name in wish.nodes]
+        chosen = [name for name in nodes if not request.nodes or name in request.nodes]
         gateways = await process_client.list_gateways(self._transport)
-        turns, done = asyncio.Semaphore(_AT_ONCE), 0
+        slots, done = asyncio.Semaphore(_MAX_PARALLEL), 0
 
-        async def one(label: str, holder: ProcessAddress | None, paths: dict[str, str]) -> None:
+        async def collect(
+            label: str, address: ProcessAddress | None, paths: dict[str, str]
+        ) -> None:
             nonlocal done
-            async with turns:
-                await self._one(label, holder, paths, wish)
+            async with slots:
+                await self._collect(label, address, paths, request)
             done += 1
-            progress.show(f"{done} of {len(chosen) + len(gateways)} agents and gateways asked")
+            progress.show(f"{done} of {len(chosen) + len(gateways)} agents and gateways queried")
 
         async with asyncio.TaskGroup() as group:
             for name in chosen:
                 paths = _agent_paths(name, replicas)
-                group.create_task(one(f"node/{name}", await self._agent(name), paths))
+                group.create_task(collect(f"node/{name}", await self._agent(name), paths))
             for gateway in gateways:
                 folder = gateway.label.replace("/", "-")
                 paths = {
                     "/metrics": f"{folder}/metrics.txt",
                     "/v1/logs/gateway": f"{folder}/gateway.log",
                 }
-                group.create_task(one(gateway.label, gateway, paths))
+                group.create_task(collect(gateway.label, gateway, paths))
 
     async def _agent(self, name: str) -> ProcessAddress | None:
         try:
             return await process_client.find_agent(self._transport, name)
         except FleetctlError as error:
-            self._archive.miss(f"node/{name}", error.message)
+            self._archive.add_missing(f"node/{name}", error.message)
             return None
 
-    async def _one(
-        self, label: str, holder: ProcessAddress | None, paths: dict[str, str], wish: BundleRequest
+    async def _collect(
+        self,
+        label: str,
+        address: ProcessAddress | None,
+        paths: dict[str, str],
+        request: BundleRequest,
     ) -> None:
-        """Ask one process for all that it has."""
-        if holder is None:
+        """Collect everything from one process, within a time limit."""
+        if address is None:
             return
         try:
             async with (
                 asyncio.timeout(_PROCESS_LIMIT_S),
-                process_client.issue_ticket(self._transport, holder.key) as bearer,
+                process_client.issue_ticket(self._transport, address.key) as bearer,
             ):
                 for path, name in paths.items():
-                    await self._ask(holder, path, name, bearer, wish)
+                    await self._add_file(address, path, name, bearer, request)
         except TimeoutError:
-            self._archive.miss(label, f"no more of it within {_PROCESS_LIMIT_S:.0f} s")
+            self._archive.add_missing(label, f"the rest took longer than {_PROCESS_LIMIT_S:.0f} s")
         except StoreError as error:
-            self._archive.miss(label, f"no ticket to ask it: {error}")
+            self._archive.add_missing(label, f"no ticket could be issued: {error}")
 
-    async def _ask(
-        self, holder: ProcessAddress, path: str, name: str, bearer: str, wish: BundleRequest
+    async def _add_file(
+        self, address: ProcessAddress, path: str, name: str, bearer: str, request: BundleRequest
     ) -> None:
         is_log = name.endswith(".log")
-        if is_log and not wish.has_logs:
+        if is_log and not request.has_logs:
             return
         bare, _, query = path.partition("?")
-        asked = dict(part.split("=", 1) for part in query.split("&") if part)
-        params = {**asked, **(wish.params() if is_log else {})}
+        own_params = dict(part.split("=", 1) for part in query.split("&") if part)
+        params = {**own_params, **(request.params() if is_log else {})}
         try:
-            raw = await process_client.fetch(holder, bare, bearer=bearer, params=params)
+            raw = await process_client.fetch(address, bare, bearer=bearer, params=params)
         except FleetctlError as error:
-            self._archive.miss(name, error.message)
+            self._archive.add_missing(name, error.message)
             return
         if is_log:
             self._archive.add_log(name, raw)
@@ -256,7 +260,7 @@ class BundleCollector:
 
 
 def _agent_paths(node: str, replicas: Sequence[Replica]) -> dict[str, str]:
-    """Return what an agent is asked for, and the file it becomes."""
+    """Return the paths to request from an agent, and the file name for each."""
     folder = f"node-{node}"
     paths = {
         "/v1/vitals": f"{folder}/vitals.json",
@@ -274,9 +278,9 @@ def _agent_paths(node: str, replicas: Sequence[Replica]) -> dict[str, str]:
     return paths
 
 
-def add_local_logs(archive: BundleArchive, data_dir: Path, wish: BundleRequest) -> None:
-    """Add the logs of a fleet of `fleetctl up`, which are files of this machine."""
-    if not wish.has_logs:
+def add_local_logs(archive: BundleArchive, data_dir: Path, request: BundleRequest) -> None:
+    """Add the log files of a fleet that `fleetctl up` runs on this machine."""
+    if not request.has_logs:
         return
     for path in (*sorted((data_dir / "logs").glob("*.log")), data_dir / "etcd" / "etcd.log"):
         try:
@@ -286,6 +290,6 @@ def add_local_logs(archive: BundleArchive, data_dir: Path, wish: BundleRequest) 
         except FileNotFoundError:
             continue
         except OSError as error:
-            archive.miss(f"local/{path.name}", error.strerror or "cannot be read")
+            archive.add_missing(f"local/{path.name}", error.strerror or "cannot be read")
             continue
         archive.add_log(f"local/{path.name}", raw)

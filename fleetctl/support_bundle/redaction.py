@@ -1,6 +1,7 @@
-"""Takes out what must not leave the fleet: secrets, what people asked models, home folders, mail addresses. Pure.
+"""Redaction of secrets, prompts and answers, home folders and mail addresses. Pure.
 
-Takes out too much where it is in doubt. Names of hosts, nodes, models and addresses stay: without them nothing is found.
+Redacts too much rather than too little. Names of hosts, nodes and models and addresses stay, because a diagnosis needs
+them.
 """
 
 import json
@@ -11,10 +12,10 @@ from typing import Any
 REDACTED = "<redacted>"
 
 _HIDDEN = r"(?:passwords?|passwd|passphrase|secrets?|token|api[-_]?keys?|authorization|credentials?|cookie|private[-_]?key)"
-# Keys whose text is a secret, or who somebody is.
+# Keys whose value is a secret, or identifies a person.
 _HIDDEN_KEY = re.compile(rf"(?i)(?:.*[-_.]|.*(?=[A-Z]))?{_HIDDEN}$|^user(?:name)?$")
-# Keys under which people's words to models, and the models' to them, would stand.
-_WORDS_KEY = re.compile(
+# Keys whose value is text of a prompt or an answer.
+_CONTENT_KEY = re.compile(
     r"(?i)^(?:prompts?|messages|content|inputs?|completions?|questions?|answers?|body|text|reasoning|arguments)$"
 )
 
@@ -23,10 +24,10 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
         REDACTED,
     ),
-    # Who asks: HTTP's two schemes.
+    # Credentials in HTTP headers.
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"), rf"\1 {REDACTED}"),
-    # Keys that say by their beginning what they are: ours and OpenAI's, GitHub's, GitLab's, Hugging Face's, Slack's,
-    # AWS's, and JSON Web Tokens.
+    # Keys with a known prefix: our own and OpenAI's, GitHub's, GitLab's, Hugging Face's, Slack's, AWS's, and JSON Web
+    # Tokens.
     (
         re.compile(
             r"\b(?:sk-[\w-]{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{10,}|hf_\w{16,}|xox[abprs]-[\w-]{8,}"
@@ -36,7 +37,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     # scheme://user:password@host
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@\"']+@"), rf"\1{REDACTED}@"),
-    # password=..., "token": "...", FLEET_ETCD_PASSWORD=...; numbers are counts of tokens.
+    # password=..., "token": "...", FLEET_ETCD_PASSWORD=...; numbers are token counts, not secrets.
     (
         re.compile(
             rf"(?i)\b([\w-]*{_HIDDEN}[\"']?\s*[=:]\s*)(?!\d+(?:\.\d+)?\b|null\b|true\b|false\b|{REDACTED})"
@@ -49,49 +50,49 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )  # fmt: skip
 
 
-def redact_text(found: str) -> str:
-    """Return text without what must not leave."""
-    for pattern, instead in _PATTERNS:
-        found = pattern.sub(instead, found)
-    return found
+def redact_text(text: str) -> str:
+    """Return the text without sensitive parts."""
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
-def redact_tree(found: Any) -> Any:
-    """Return what JSON gives, without what must not leave."""
-    if isinstance(found, Mapping):
-        return {redact_text(str(key)): _value(str(key), value) for key, value in found.items()}
-    if isinstance(found, list | tuple):
-        return [redact_tree(one) for one in found]
-    if isinstance(found, str):
-        return _json(found)
-    return found
+def redact_tree(tree: Any) -> Any:
+    """Return a JSON tree without sensitive parts."""
+    if isinstance(tree, Mapping):
+        return {redact_text(str(key)): _value(str(key), value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [redact_tree(one) for one in tree]
+    if isinstance(tree, str):
+        return _json(tree)
+    return tree
 
 
-def _json(found: str) -> str:
-    """Return a text of a tree; JSON in it, as in managedFields, stays JSON."""
-    if found.lstrip()[:1] in ("{", "["):
+def _json(text: str) -> str:
+    """Redact a string of a tree; embedded JSON, as in managedFields, stays valid JSON."""
+    if text.lstrip()[:1] in ("{", "["):
         try:
-            inner = json.loads(found)
+            inner = json.loads(text)
         except (ValueError, RecursionError):
-            return redact_text(found)
+            return redact_text(text)
         return json.dumps(redact_tree(inner), ensure_ascii=False, separators=(",", ":"))
-    return redact_text(found)
+    return redact_text(text)
 
 
 def _value(key: str, value: Any) -> Any:
     if value in (None, "", [], {}) or isinstance(value, bool | int | float):
         return value
-    is_named_so = _HIDDEN_KEY.match(key) is not None and not isinstance(value, Mapping)
-    if is_named_so or _WORDS_KEY.match(key) is not None:
+    has_secret_key = _HIDDEN_KEY.match(key) is not None and not isinstance(value, Mapping)
+    if has_secret_key or _CONTENT_KEY.match(key) is not None:
         return REDACTED
     return redact_tree(value)
 
 
-def redact_log(found: str) -> str:
-    """Return a log without what must not leave; our processes write one JSON object a line."""
-    # Over the whole first: a private key goes over several lines.
+def redact_log(text: str) -> str:
+    """Return a log without sensitive parts; our processes write one JSON object per line."""
+    # Redact private keys first, because they span several lines.
     return "".join(
-        _line(line) for line in _PATTERNS[0][0].sub(REDACTED, found).splitlines(keepends=True)
+        _line(line) for line in _PATTERNS[0][0].sub(REDACTED, text).splitlines(keepends=True)
     )
 
 
@@ -99,8 +100,8 @@ def _line(line: str) -> str:
     bare = line.rstrip("\r\n")
     if bare.startswith("{"):
         try:
-            found = json.loads(bare)
+            record = json.loads(bare)
         except (ValueError, RecursionError):
             return redact_text(line)
-        return json.dumps(redact_tree(found), ensure_ascii=False) + line[len(bare) :]
+        return json.dumps(redact_tree(record), ensure_ascii=False) + line[len(bare) :]
     return redact_text(line)

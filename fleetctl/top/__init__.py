@@ -1,1 +1,1 @@
-"""`fleetctl top`: what nodes and models use and do just now."""
+"""Sampling and tables of `fleetctl top`: current usage of nodes and models."""

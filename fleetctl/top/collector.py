@@ -1,7 +1,4 @@
-"""What one look at the fleet saw, as values: what agents, engines and gateways said, and who said nothing. Pure.
-
-Looks at the fleet once: store, agents, engines, gateways, all at the same time. Adds up nothing.
-"""
+"""Samples of the whole fleet at one moment, taken from the store, agents, engines and gateways in parallel."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,35 +23,35 @@ from store.port import Transport
 
 
 class RankSample(msgspec.Struct, frozen=True, rename="camel"):
-    """One rank of a replica, in the words of an agent's /v1/vitals; None where nobody could tell."""
+    """One rank of a replica, as an agent's /v1/vitals reports it; None marks a value that is unknown."""
 
     replica: str
     rank: int = 0
     state: str = "Ready"
     tokens: float | None = None
-    """Made since its engine started."""
+    """Tokens generated since the engine's start."""
     in_flight: float | None = None
-    """Sequences that hold a slot."""
+    """Sequences that occupy a batch slot."""
     waiting: float | None = None
-    """Requests in its queue."""
+    """Requests in the engine's queue."""
     active_bytes: float | None = None
-    """In MLX's arrays."""
+    """Memory in MLX arrays."""
     proven_bytes: int = 0
     why: str = ""
-    """Why there are no figures."""
+    """Reason for missing metrics."""
 
 
 class NodeMemory(msgspec.Struct, frozen=True, rename="camel"):
-    """A machine's memory."""
+    """Memory of a node."""
 
     total_bytes: int
     available_bytes: int
     allocatable_bytes: int
-    """What models may use."""
+    """Memory that models may use."""
 
 
 class AgentVitals(msgspec.Struct, frozen=True, rename="camel"):
-    """What an agent says."""
+    """Response of an agent's /v1/vitals."""
 
     memory: NodeMemory
     ranks: tuple[RankSample, ...] = ()
@@ -62,29 +59,29 @@ class AgentVitals(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample:
-    """One node."""
+    """Sample of one node."""
 
     name: str
     memory: NodeMemory | None = None
-    """None if its agent said nothing."""
+    """None if the agent did not answer."""
     ranks: tuple[RankSample, ...] = ()
-    """What runs there; without its agent, what engines said themselves."""
-    is_known: bool = False
-    """Whether `ranks` are all there are."""
+    """Ranks on the node; if the agent did not answer, those whose engines did."""
+    is_complete: bool = False
+    """Whether `ranks` contains all ranks of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlacement:
-    """Where a replica is."""
+    """Placement of a replica."""
 
     deployment: str
     nodes: tuple[str, ...]
-    """By rank."""
+    """Nodes by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentCounts:
-    """One deployment, as the store has it."""
+    """Replica counts of a deployment, from the store."""
 
     name: str
     ready: int
@@ -93,31 +90,31 @@ class DeploymentCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSample:
-    """Everything as of one moment."""
+    """Sample of the fleet at one moment."""
 
     at_s: float
-    """On a clock that never goes back."""
+    """Time on a monotonic clock, in seconds."""
     nodes: tuple[NodeSample, ...] = ()
     deployments: tuple[DeploymentCounts, ...] = ()
     replicas: Mapping[str, ReplicaPlacement] = field(default_factory=dict)
     gateways: Mapping[str, GatewaySample] = field(default_factory=dict)
-    """Those that answered, by id."""
+    """Samples of the gateways that answered, by id."""
     has_all_gateways: bool = True
     reasons: tuple[str, ...] = ()
-    """Why something is not known, a sentence each."""
+    """Reasons for unknown values, one sentence each."""
 
     def ranks(self) -> dict[tuple[str, int], RankSample]:
-        """Return what is known of each rank of each replica."""
+        """Return the samples of all ranks, by replica name and rank."""
         return {(rank.replica, rank.rank): rank for node in self.nodes for rank in node.ranks}
 
 
-_ANSWER_S = 3.0
-_AT_ONCE = 50
+_RESPONSE_S = 3.0
+_MAX_PARALLEL = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetInventory:
-    """What the store says there is."""
+    """Nodes, deployments, replicas, endpoints and gateways that are in the store."""
 
     nodes: Sequence[Tree]
     deployments: Sequence[Tree]
@@ -125,8 +122,8 @@ class FleetInventory:
     endpoints: Sequence[Tree]
     gateways: Mapping[str, GatewayLease]
 
-    def holders(self) -> dict[str, ProcessAddress]:
-        """Return the agents that can be asked, by their nodes."""
+    def agents(self) -> dict[str, ProcessAddress]:
+        """Return the addresses of reachable agents, by node name."""
         return {
             name: ProcessAddress(label=f"node/{name}", key=f"Node/{name}", url=url)
             for name, url in (
@@ -137,7 +134,7 @@ class FleetInventory:
 
 
 async def read_inventory(transport: Transport) -> FleetInventory:
-    """Return what there is. Raises StoreError."""
+    """Read the inventory from the store. Raises StoreError."""
     replicas = await object_trees.list_all(transport, "Replica")
     return FleetInventory(
         nodes=await object_trees.list_all(transport, "Node"),
@@ -158,89 +155,92 @@ def _replica_placement(replica: Tree) -> ReplicaPlacement:
 
 @asynccontextmanager
 async def open_collector(
-    transport: Transport, clock: Clock, there: FleetInventory
+    transport: Transport, clock: Clock, inventory: FleetInventory
 ) -> AsyncIterator["SampleCollector"]:
-    """Yield who asks this fleet; its tickets live as long as the block. Raises StoreError."""
-    holders = [holder.key for holder in there.holders().values()]
+    """Yield a collector for this inventory; its tickets are valid within the block. Raises StoreError."""
+    holders = [address.key for address in inventory.agents().values()]
     async with process_client.issue_tickets(transport, holders) as bearers:
         yield SampleCollector(clock, bearers)
 
 
 @dataclass(slots=True)
 class SampleCollector:
-    """Asks everybody at once, each for a few seconds at most; who does not answer is told of, not waited for."""
+    """Collector that queries all processes in parallel, a few seconds each; silence becomes a reason."""
 
     _clock: Clock
     _bearers: Mapping[str, str]
-    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_PARALLEL))
     is_stale: bool = False
-    """Whether an agent refused its ticket: it is new, or the tickets ran out."""
+    """Whether an agent refused its ticket: the agent is new, or the tickets expired."""
 
-    async def look(self, there: FleetInventory) -> FleetSample:
-        """Return what everybody says just now."""
+    async def sample(self, inventory: FleetInventory) -> FleetSample:
+        """Return a sample of the fleet."""
         reasons: list[str] = []
-        holders = there.holders()
+        agents = inventory.agents()
         async with asyncio.TaskGroup() as group:
             nodes = [
-                group.create_task(self._node(node, there, holders, reasons)) for node in there.nodes
+                group.create_task(self._node(node, inventory, agents, reasons))
+                for node in inventory.nodes
             ]
             samples = {
-                id_: group.create_task(self._gateway(id_, lease, there, reasons))
-                for id_, lease in there.gateways.items()
+                id_: group.create_task(self._gateway(id_, lease, inventory, reasons))
+                for id_, lease in inventory.gateways.items()
             }
-        told = {id_: task.result() for id_, task in samples.items()}
-        heard = {id_: sample for id_, sample in told.items() if sample is not None}
+        results = {id_: task.result() for id_, task in samples.items()}
+        answered = {id_: sample for id_, sample in results.items() if sample is not None}
         return FleetSample(
             at_s=self._clock.monotonic(),
             nodes=tuple(task.result() for task in nodes),
-            deployments=tuple(map(_deployment_counts, there.deployments)),
-            replicas=there.replicas,
-            gateways=heard,
-            has_all_gateways=len(heard) == len(there.gateways),
+            deployments=tuple(map(_deployment_counts, inventory.deployments)),
+            replicas=inventory.replicas,
+            gateways=answered,
+            has_all_gateways=len(answered) == len(inventory.gateways),
             reasons=tuple(sorted(reasons)),
         )
 
     async def _node(
         self,
         node: Tree,
-        there: FleetInventory,
-        holders: Mapping[str, ProcessAddress],
+        inventory: FleetInventory,
+        agents: Mapping[str, ProcessAddress],
         reasons: list[str],
     ) -> NodeSample:
         name = object_trees.name_of(node)
-        holder = holders.get(name)
+        address = agents.get(name)
         if not object_trees.is_true(node, "Ready"):
             reasons.append(f"node/{name}: its agent does not renew its lease")
             return NodeSample(name=name)
-        if holder is not None:
+        if address is not None:
             try:
-                vitals = await self._vitals(holder)
+                vitals = await self._vitals(address)
             except FleetctlError as error:
                 reasons.append(error.message)
             else:
-                # An engine that is not there yet has no figures, and nobody wonders.
+                # An engine that is not ready yet has no metrics; that needs no warning.
                 reasons += [
                     f"replica/{rank.replica} on node/{name}: {rank.why}"
                     for rank in vitals.ranks
                     if rank.why and rank.state == "Ready"
                 ]
                 return NodeSample(
-                    name=name, memory=vitals.memory, ranks=vitals.ranks, is_known=True
+                    name=name, memory=vitals.memory, ranks=vitals.ranks, is_complete=True
                 )
         else:
-            reasons.append(f"node/{name}: its agent says no address; is it of an older release?")
-        return NodeSample(name=name, ranks=await self._engines(name, there, reasons))
+            reasons.append(f"node/{name}: its agent reports no address; is it an older release?")
+        return NodeSample(name=name, ranks=await self._engines(name, inventory, reasons))
 
-    async def _vitals(self, holder: ProcessAddress) -> AgentVitals:
-        """Return what an agent says. Raises FleetctlError."""
-        bearer = self._bearers.get(holder.key)
+    async def _vitals(self, address: ProcessAddress) -> AgentVitals:
+        """Return the vitals of an agent. Raises FleetctlError."""
+        bearer = self._bearers.get(address.key)
         if bearer is None:
             self.is_stale = True
-            raise FleetctlError(f"{holder.label}: it has just come")
+            raise FleetctlError(
+                f"{address.label}: it joined a moment ago, so there is no ticket for it yet"
+            )
         try:
-            async with self._room:
+            async with self._slots:
                 tree = await process_client.fetch_json(
-                    holder, "/v1/vitals", bearer=bearer, limit_s=_ANSWER_S
+                    address, "/v1/vitals", bearer=bearer, limit_s=_RESPONSE_S
                 )
         except process_client.ProcessRefusedError as error:
             self.is_stale |= error.status in (401, 403)
@@ -249,43 +249,45 @@ class SampleCollector:
             return msgspec.convert(tree, AgentVitals, strict=False)
         except msgspec.ValidationError as error:
             raise FleetctlError(
-                f"{holder.label}: what it says are no vitals ({error}); is it of this release?"
+                f"{address.label}: its vitals are invalid ({error}); is it this release?"
             ) from error
 
     async def _engines(
-        self, node: str, there: FleetInventory, reasons: list[str]
+        self, node: str, inventory: FleetInventory, reasons: list[str]
     ) -> tuple[RankSample, ...]:
-        """Ask the engines of a node whose agent says nothing: they outlive it."""
-        here = [one for one in there.endpoints if field_at(one, "spec", "node") == node]
-        found = []
-        for one in here:
+        """Query the engines of a node directly, because engines outlive their agent."""
+        endpoints = [one for one in inventory.endpoints if field_at(one, "spec", "node") == node]
+        samples = []
+        for one in endpoints:
             name, url = object_trees.name_of(one), str(field_at(one, "spec", "url"))
-            holder = ProcessAddress(label=f"replica/{name}", key="", url=url)
+            address = ProcessAddress(label=f"replica/{name}", key="", url=url)
             try:
-                told = machine_metrics.parse_engine_metrics(
-                    (await self._text(holder, "/metrics")).decode()
+                metrics = machine_metrics.parse_engine_metrics(
+                    (await self._fetch(address, "/metrics")).decode()
                 )
-                found.append(msgspec.convert({"replica": name, **told}, RankSample, strict=False))
+                samples.append(
+                    msgspec.convert({"replica": name, **metrics}, RankSample, strict=False)
+                )
             except FleetctlError as error:
                 reasons.append(error.message)
             except (ValueError, msgspec.ValidationError) as error:
-                reasons.append(f"replica/{name}: what its engine says are no figures ({error})")
-        return tuple(found)
+                reasons.append(f"replica/{name}: the metrics of its engine are invalid ({error})")
+        return tuple(samples)
 
-    async def _text(self, holder: ProcessAddress, path: str) -> bytes:
-        async with self._room:
-            return await process_client.fetch(holder, path, limit_s=_ANSWER_S)
+    async def _fetch(self, address: ProcessAddress, path: str) -> bytes:
+        async with self._slots:
+            return await process_client.fetch(address, path, limit_s=_RESPONSE_S)
 
     async def _gateway(
-        self, id_: str, lease: GatewayLease, there: FleetInventory, reasons: list[str]
+        self, id_: str, lease: GatewayLease, inventory: FleetInventory, reasons: list[str]
     ) -> GatewaySample | None:
-        holder = ProcessAddress(label=f"gateway/{id_}", key="", url=lease.url)
+        address = ProcessAddress(label=f"gateway/{id_}", key="", url=lease.url)
         try:
-            text = await self._text(holder, "/metrics/demand")
+            text = await self._fetch(address, "/metrics/demand")
         except FleetctlError as error:
             reasons.append(error.message)
             return None
-        needed = {object_trees.name_of(tree) for tree in there.deployments}
+        needed = {object_trees.name_of(tree) for tree in inventory.deployments}
         return gateway_metrics.parse(text.decode(errors="replace"), needed)
 
 

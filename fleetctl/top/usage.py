@@ -1,7 +1,4 @@
-"""From two looks to rows of figures: what is summed over what, and what is not known. Pure.
-
-Rows of figures as people and programs read them. Pure.
-"""
+"""Usage rows of nodes and models from two samples, and their tables. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,34 +12,34 @@ from schemas import sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number, as far as it is known."""
+    """A number that may be unknown or incomplete."""
 
     value: float | None = None
-    """None if nobody said anything."""
-    is_whole: bool = True
-    """Whether everybody who is part of it has said so; else it is at least this."""
+    """None if no process reported it."""
+    is_complete: bool = True
+    """Whether all parts are known; if not, the true value is at least this."""
 
     @property
-    def rank(self) -> float:
-        """Return by what the largest come first, and those that nobody knows last."""
+    def sort_key(self) -> float:
+        """Return a key that sorts the largest first and unknown values last."""
         return float("inf") if self.value is None else -self.value
 
 
-UNKNOWN = Figure(is_whole=False)
+UNKNOWN = Figure(is_complete=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """What one node uses and does."""
+    """Usage of one node."""
 
     name: str
     used_bytes: Figure
     total_bytes: Figure
     models_bytes: Figure
-    """What its engines hold in MLX's arrays."""
+    """Memory in MLX arrays of the node's engines."""
     allocatable_bytes: Figure
     engines: Figure
-    """Those that take requests."""
+    """Engines that accept requests."""
     in_flight: Figure
     queue: Figure
     tokens_per_second: Figure
@@ -50,48 +47,48 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """What one deployment uses and does."""
+    """Usage of one deployment."""
 
     name: str
     ready: int
     wanted: int
     memory_bytes: Figure
     in_flight: Figure
-    """Sequences that engines work on."""
+    """Sequences that engines generate."""
     queue: Figure
-    """Requests that wait in engines, or at gateways because nothing is ready."""
+    """Requests that wait in engines, or at gateways because no endpoint is ready."""
     requests_per_second: Figure
-    """That ended, however they did."""
+    """Requests that ended, in any way."""
     tokens_per_second: Figure
     first_token_s: Figure
-    """The median of streams since the look before; None if there were none."""
+    """Median of the streams since the previous sample; None if there were none."""
 
 
 def node_rows(before: FleetSample, now: FleetSample) -> list[NodeRow]:
-    """Return a row for each node, by name."""
+    """Return one row per node, sorted by name."""
     return [_node(node, before, now) for node in sorted(now.nodes, key=lambda one: one.name)]
 
 
 def model_rows(before: FleetSample, now: FleetSample) -> list[ModelRow]:
-    """Return a row for each deployment, by name."""
+    """Return one row per deployment, sorted by name."""
     return [_model(one, before, now) for one in sorted(now.deployments, key=lambda one: one.name)]
 
 
 def _node(node: NodeSample, before: FleetSample, now: FleetSample) -> NodeRow:
-    memory, known = node.memory, node.is_known
-    # Of a replica's ranks the first one tells of requests: what the others say of them is the same.
+    memory, known = node.memory, node.is_complete
+    # Only rank 0 counts requests; the other ranks of a replica report the same ones.
     heads = [rank for rank in node.ranks if rank.rank == 0]
     used = None if memory is None else memory.total_bytes - memory.available_bytes
     return NodeRow(
         name=node.name,
         used_bytes=_figure(used),
         total_bytes=_figure(None if memory is None else memory.total_bytes),
-        models_bytes=_sum(node.ranks, lambda rank: rank.active_bytes, is_whole=known),
+        models_bytes=_sum(node.ranks, lambda rank: rank.active_bytes, is_complete=known),
         allocatable_bytes=_figure(None if memory is None else memory.allocatable_bytes),
-        engines=_sum(node.ranks, lambda rank: float(rank.state == "Ready"), is_whole=known),
-        in_flight=_sum(heads, lambda rank: rank.in_flight, is_whole=known),
-        queue=_sum(heads, lambda rank: rank.waiting, is_whole=known),
-        tokens_per_second=_sum(heads, _speed(before, now), is_whole=known),
+        engines=_sum(node.ranks, lambda rank: float(rank.state == "Ready"), is_complete=known),
+        in_flight=_sum(heads, lambda rank: rank.in_flight, is_complete=known),
+        queue=_sum(heads, lambda rank: rank.waiting, is_complete=known),
+        tokens_per_second=_sum(heads, _speed(before, now), is_complete=known),
     )
 
 
@@ -104,22 +101,24 @@ def _model(one: DeploymentCounts, before: FleetSample, now: FleetSample) -> Mode
         for number in range(len(placed.nodes))
     ]
     ranks = [known[place] for place in places if place in known]
-    is_whole = len(ranks) == len(places)
+    is_complete = len(ranks) == len(places)
     heads = [rank for rank in ranks if rank.rank == 0]
-    held = sum(sample.waiting.get(one.name, 0) for sample in now.gateways.values())
-    queued = _sum(heads, lambda rank: rank.waiting, is_whole=is_whole)
+    waiting_at_gateways = sum(sample.waiting.get(one.name, 0) for sample in now.gateways.values())
+    waiting_in_engines = _sum(heads, lambda rank: rank.waiting, is_complete=is_complete)
     return ModelRow(
         name=one.name,
         ready=one.ready,
         wanted=one.wanted,
-        memory_bytes=_sum(ranks, lambda rank: rank.active_bytes, is_whole=is_whole),
-        in_flight=_sum(heads, lambda rank: rank.in_flight, is_whole=is_whole),
+        memory_bytes=_sum(ranks, lambda rank: rank.active_bytes, is_complete=is_complete),
+        in_flight=_sum(heads, lambda rank: rank.in_flight, is_complete=is_complete),
         queue=Figure(
-            value=held if queued.value is None and now.gateways else _add(queued.value, held),
-            is_whole=queued.is_whole and now.has_all_gateways,
+            value=waiting_at_gateways
+            if waiting_in_engines.value is None and now.gateways
+            else _add(waiting_in_engines.value, waiting_at_gateways),
+            is_complete=waiting_in_engines.is_complete and now.has_all_gateways,
         ),
         requests_per_second=_requests(one.name, before, now),
-        tokens_per_second=_sum(heads, _speed(before, now), is_whole=is_whole),
+        tokens_per_second=_sum(heads, _speed(before, now), is_complete=is_complete),
         first_token_s=_first_token(one.name, before, now),
     )
 
@@ -133,44 +132,44 @@ def _add(one: float | None, other: float) -> float | None:
 
 
 def _sum(
-    ranks: Sequence[RankSample], value: Callable[[RankSample], float | None], *, is_whole: bool
+    ranks: Sequence[RankSample], value: Callable[[RankSample], float | None], *, is_complete: bool
 ) -> Figure:
-    """Return a sum over ranks; an engine that is starting has no figures, and adds nothing."""
+    """Return the sum over ranks; a rank whose engine is not ready adds nothing."""
     values = [(rank, value(rank)) for rank in ranks]
-    told = [number for _, number in values if number is not None]
-    if not told and not is_whole:
+    known = [number for _, number in values if number is not None]
+    if not known and not is_complete:
         return UNKNOWN
     silent = [rank for rank, number in values if number is None and rank.state == "Ready"]
-    if silent and not told:
+    if silent and not known:
         return UNKNOWN
-    return Figure(value=sum(told), is_whole=is_whole and not silent)
+    return Figure(value=sum(known), is_complete=is_complete and not silent)
 
 
 def _speed(before: FleetSample, now: FleetSample) -> Callable[[RankSample], float | None]:
-    """Return what tells how many tokens a second a rank made between the looks."""
-    was, spent_s = before.ranks(), now.at_s - before.at_s
+    """Return a function that computes a rank's tokens per second between the samples."""
+    before_ranks, elapsed_s = before.ranks(), now.at_s - before.at_s
 
     def speed(rank: RankSample) -> float | None:
-        last = was.get((rank.replica, rank.rank))
-        if rank.tokens is None or last is None or last.tokens is None or spent_s <= 0:
+        last = before_ranks.get((rank.replica, rank.rank))
+        if rank.tokens is None or last is None or last.tokens is None or elapsed_s <= 0:
             return None
-        # Fewer than before: its engine was started again, and counts anew.
-        made = rank.tokens - last.tokens if rank.tokens >= last.tokens else rank.tokens
-        return made / spent_s
+        # A lower count means that the engine restarted and counts from zero.
+        generated = rank.tokens - last.tokens if rank.tokens >= last.tokens else rank.tokens
+        return generated / elapsed_s
 
     return speed
 
 
 def _requests(deployment: str, before: FleetSample, now: FleetSample) -> Figure:
-    spent_s = now.at_s - before.at_s
+    elapsed_s = now.at_s - before.at_s
     pairs = list(_pairs(before, now))
-    if not pairs or spent_s <= 0:
+    if not pairs or elapsed_s <= 0:
         return UNKNOWN
     ended = 0.0
     for was, sample in pairs:
         done, had = sample.finished(deployment), was.finished(deployment)
         ended += done - had if done >= had else done
-    return Figure(value=ended / spent_s, is_whole=now.has_all_gateways)
+    return Figure(value=ended / elapsed_s, is_complete=now.has_all_gateways)
 
 
 def _first_token(deployment: str, before: FleetSample, now: FleetSample) -> Figure:
@@ -180,11 +179,11 @@ def _first_token(deployment: str, before: FleetSample, now: FleetSample) -> Figu
             last = was.versions.get(deployment, {}).get(template, VersionSample()).measured()
             new = version.measured()
             measured = measured.plus(new.since(last) if new.is_after(last) else new)
-    return Figure(value=measured.first_token_quantile(0.5), is_whole=now.has_all_gateways)
+    return Figure(value=measured.first_token_quantile(0.5), is_complete=now.has_all_gateways)
 
 
 def _pairs(before: FleetSample, now: FleetSample) -> Iterable[tuple[GatewaySample, GatewaySample]]:
-    """Yield what each gateway said in the look before and in this one."""
+    """Yield the previous and the current sample of each gateway that has both."""
     for id_, sample in now.gateways.items():
         if id_ in before.gateways:
             yield before.gateways[id_], sample
@@ -194,7 +193,7 @@ UsageRow: TypeAlias = NodeRow | ModelRow
 R = TypeVar("R", NodeRow, ModelRow)
 _UNKNOWN_TEXT = "?"
 
-# What --sort-by takes, and what of a row it means.
+# Values of --sort-by, and the field of a row that each one sorts by.
 NODE_ORDERS: Final[Mapping[str, str]] = {
     "memory": "used_bytes",
     "models": "models_bytes",
@@ -212,14 +211,14 @@ MODEL_ORDERS: Final[Mapping[str, str]] = {
 
 
 def sort_rows(rows: Sequence[R], orders: Mapping[str, str], by: str) -> list[R]:
-    """Return the rows by name, or the largest figure first."""
+    """Return the rows by name, or by a figure with the largest first."""
     if by == "name":
         return sorted(rows, key=lambda row: row.name)
-    return sorted(rows, key=lambda row: (getattr(row, orders[by]).rank, row.name))
+    return sorted(rows, key=lambda row: (getattr(row, orders[by]).sort_key, row.name))
 
 
 def node_table(rows: Sequence[NodeRow], *, headers: bool = True) -> str:
-    """Return the table of nodes."""
+    """Return the table of node rows."""
     titles = (
         *("NAME", "MEMORY", "MEMORY%", "MODELS", "MODELS%", "ENGINES"),
         *("IN FLIGHT", "QUEUE", "TOKENS/S"),
@@ -242,7 +241,7 @@ def node_table(rows: Sequence[NodeRow], *, headers: bool = True) -> str:
 
 
 def model_table(rows: Sequence[ModelRow], *, headers: bool = True) -> str:
-    """Return the table of models."""
+    """Return the table of model rows."""
     titles = (
         *("NAME", "READY", "MEMORY", "IN FLIGHT", "QUEUE"),
         *("REQUESTS/S", "TOKENS/S", "FIRST TOKEN"),
@@ -264,7 +263,7 @@ def model_table(rows: Sequence[ModelRow], *, headers: bool = True) -> str:
 
 
 def row_tree(row: UsageRow) -> dict[str, object]:
-    """Return a row as `-o json` has it: plain units, null for what nobody knows."""
+    """Return a row for `-o json`: plain units, null for unknown values."""
     found: dict[str, object] = {}
     partial = []
     for one in fields(row):
@@ -272,11 +271,11 @@ def row_tree(row: UsageRow) -> dict[str, object]:
         name = _camel(one.name)
         if isinstance(value, Figure):
             found[name] = _plain(value.value)
-            if value.value is not None and not value.is_whole:
+            if value.value is not None and not value.is_complete:
                 partial.append(name)
         else:
             found[name] = value
-    # Of these some part is not known: they are at least what they are.
+    # These values are incomplete: the true ones are at least as large.
     return {**found, "partial": partial}
 
 
@@ -284,11 +283,11 @@ def _plain(value: float | None) -> float | None:
     return int(value) if value is not None and float(value).is_integer() else value
 
 
-def figure_text(figure: Figure, spell: Callable[[float], str]) -> str:
-    """Return a figure: `?` if nobody knows it, with a plus if it is at least that much."""
+def figure_text(figure: Figure, render: Callable[[float], str]) -> str:
+    """Return the figure's text: `?` if unknown, with `+` if incomplete."""
     if figure.value is None:
         return _UNKNOWN_TEXT
-    return f"{spell(figure.value)}{'' if figure.is_whole else '+'}"
+    return f"{render(figure.value)}{'' if figure.is_complete else '+'}"
 
 
 def _share_text(part: Figure, whole: Figure) -> str:

@@ -1,4 +1,4 @@
-"""`fleetctl backup`: all that a fleet declares and knows, in one file. The fleet may run meanwhile."""
+"""The verb `fleetctl backup`: writes all keys of a fleet to one file. The fleet may keep running."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,37 +21,39 @@ from store.etcd.connect import connect
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
     "--etcd-snapshot",
     is_flag=True,
-    help="A snapshot of etcd's own, for `etcdutl snapshot restore`; not for `fleetctl restore`.",
+    help="Write etcd's own snapshot, for `etcdutl snapshot restore`; `fleetctl restore` cannot read it.",
 )
 @store_options
 def backup(file: Path, *, force: bool, etcd_snapshot: bool, **options: Any) -> None:
-    """Write all that is in the store to FILE, as of one moment; the fleet may run meanwhile.
+    """Write the whole store to FILE, as of one revision; the fleet may keep running.
 
-    The file holds everything, secrets included, and is readable by you alone. `fleetctl restore` takes it.
+    The file contains secrets and is readable by you only. `fleetctl restore` reads it.
     """
     etcd = etcd_address(options)
     if etcd_snapshot and etcd.transport != "grpc":
-        raise click.UsageError("--etcd-snapshot needs gRPC: leave out --etcd-transport")
+        raise click.UsageError("--etcd-snapshot needs gRPC: remove --etcd-transport")
     _refuse_overwriting(file, force=force)
-    file = file.resolve()  # what a symbolic link leads to is replaced, not the link
+    file = file.resolve()  # replace the target of a symbolic link, not the link
     with _replacing_file(file) as opened:
-        told = run(_snapshot(etcd, opened) if etcd_snapshot else _save(etcd, opened))
-    click.echo(f"backed up etcd at {etcd} to {file}: {told}")
+        summary = run(_snapshot(etcd, opened) if etcd_snapshot else _save(etcd, opened))
+    click.echo(f"backed up etcd at {etcd} to {file}: {summary}")
 
 
 def _refuse_overwriting(file: Path, *, force: bool) -> None:
     if not file.absolute().parent.is_dir():
-        raise FleetctlError(f"cannot write {file}: there is no folder {file.absolute().parent}")
+        raise FleetctlError(
+            f"cannot write {file}: the folder {file.absolute().parent} does not exist"
+        )
     if file.exists() and not file.is_file():
         raise FleetctlError(
-            f"{file} is no regular file (a device, a pipe?). Give the name of a file"
+            f"{file} is not a regular file (a device or a pipe?). Give the name of a file"
         )
     if (file.exists() or file.is_symlink()) and not force:
-        raise FleetctlError(f"{file} is there already. Give another name, or --force to replace it")
+        raise FleetctlError(f"{file} already exists. Give another name, or --force to replace it")
 
 
 @contextmanager
@@ -61,7 +63,7 @@ def _replacing_file(file: Path) -> Iterator[BinaryIO]:
             yield opened
     except OSError as error:
         raise FleetctlError(
-            f"cannot write {file}: {error.strerror}. Nothing of it was left behind"
+            f"cannot write {file}: {error.strerror}. No partial file was left behind"
         ) from error
 
 
@@ -75,7 +77,7 @@ async def _save(etcd: EtcdAddress, file: BinaryIO) -> str:
         await transport.close()
     if saved.keys == 0:
         raise FleetctlError(
-            f"there is nothing to back up below {etcd.prefix}{PREFIX} in etcd at {etcd}. "
+            f"etcd at {etcd} has no keys below {etcd.prefix}{PREFIX}, so there is nothing to back up. "
             "Check --etcd and --etcd-prefix"
         )
     return (
@@ -85,15 +87,15 @@ async def _save(etcd: EtcdAddress, file: BinaryIO) -> str:
 
 
 async def _snapshot(etcd: EtcdAddress, file: BinaryIO) -> str:
-    # Only where it is needed: it takes the generated messages of etcd's API with it.
+    # Imported only here: this module loads the generated messages of etcd's API.
     from store.etcd.grpc import admin  # noqa: PLC0415 - see above
 
     member = admin.MaintenanceClient(admin.member_addresses(etcd)[0])
     try:
-        taken = await member.snapshot(file)
+        snapshot = await member.snapshot(file)
     finally:
         await member.close()
     return (
-        f"a snapshot for `etcdutl snapshot restore`, {quantity.show(taken.size_bytes)}\n"
-        f"sha256 {taken.sha256}"
+        f"a snapshot for `etcdutl snapshot restore`, {quantity.show(snapshot.size_bytes)}\n"
+        f"sha256 {snapshot.sha256}"
     )

@@ -1,14 +1,7 @@
-"""What shells are told: scripts that ask `fleetctl __complete SHELL LINE` and show its answer.
+"""The verb `fleetctl completion`: shell scripts, and the hidden verb `__complete` that answers them.
 
-The answer has one line for each candidate: what it is (plain, file, dir), its text and what it means, with tabs between.
-
-The names of objects, asked of the store that a half-typed line means.
-
-Which words fit which argument: kinds, names of objects, fields, contexts. Says nothing when the store does not.
-
-What may stand at the end of a command line, told as the scripts want to hear it.
-
-`fleetctl completion`: the script for the user's shell; and the hidden verb that the scripts ask.
+A script runs `fleetctl __complete SHELL LINE`. The answer has one line per candidate: its type (plain, whole, file,
+dir), its text and its meaning, separated by tabs. Without an answer from the store, there are no object names.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +11,14 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 from typing_extensions import override
 
-from fleetctl.cli.connect import etcd_address
 from fleetctl.cli.contexts import load
 from fleetctl.cli.resolve import config_path, resolve_options
 from fleetctl.objects.kind_args import API_KEYS, is_api_keys
-from machinery.clock import SystemClock
 from schemas import kinds
-from store import keys, object_trees
 from store.errors import StoreError, UndecodableError
-from store.etcd.sync_reader import SyncReader, run_sync
 
-# Without bash-completion, and for bash 3.2, which is what macOS has: no `compopt` there, and no `complete -o nosort`.
-# Who answers puts the blank behind what is whole.
+# For bash 3.2 of macOS and without bash-completion: no `compopt` there, and no `complete -o nosort`.
+# `__complete` itself adds the space after a whole word.
 BASH = r"""# fleetctl completion for bash. Add to ~/.bashrc: source <(fleetctl completion bash)
 _fleetctl() {
     local kind value meaning word="${COMP_WORDS[COMP_CWORD]}"
@@ -79,7 +68,7 @@ else
 fi
 """
 
-# fish itself leaves the blank out behind what ends with '/', '=', '.' or ','.
+# fish adds no space after '/', '=', '.' or ','.
 FISH = r"""# fleetctl completion for fish. Do: fleetctl completion fish > ~/.config/fish/completions/fleetctl.fish
 function __fleetctl_complete
     set -l command (commandline -poc)[1]
@@ -106,20 +95,26 @@ _STORE_OPTIONS = ("data_dir", "etcd", "etcd_ca", "etcd_cert", "etcd_key", "etcd_
 
 
 def object_names(context: click.Context, options: dict[str, Any], kind: str) -> list[str]:
-    """Return the names of a kind's objects; of `Gateway`, the ids of those that are registered.
+    """Return the names of a kind's objects; for `Gateway`, the ids of registered gateways.
 
     Raises:
         click.ClickException: the line names no store.
-        StoreError: it does not answer.
+        StoreError: the store does not answer.
 
     """
+    # Imported here, because most completions need no store.
+    from fleetctl.cli.connect import etcd_address  # noqa: PLC0415 - see above
+    from machinery.clock import SystemClock  # noqa: PLC0415 - see above
+    from store import keys, object_trees  # noqa: PLC0415 - see above
+    from store.etcd.sync_reader import SyncReader, run_sync  # noqa: PLC0415 - see above
+
     if any(name not in options for name in _STORE_OPTIONS):
         return []
     with context.scope(cleanup=False):
-        said = resolve_options(
+        resolved = resolve_options(
             {name: options[name] for name in _STORE_OPTIONS}, options.get("context")
         )
-        address = etcd_address(said)
+        address = etcd_address(resolved)
     store = SyncReader(address, SystemClock())
     try:
         if kind == "Gateway":
@@ -134,24 +129,24 @@ def object_names(context: click.Context, options: dict[str, Any], kind: str) -> 
 
 CandidateItem = CompletionItem[str]
 
-# Arguments that take names of one kind, by what help calls them or by their own name.
-_KIND_OF = {
+# Arguments that take names of one kind, by metavar or argument name.
+_KIND_OF_ARGUMENT = {
     "NODE": "Node", "SOURCE": "GitSource", "GROUP": "ShardGroup", "MODEL": "ModelDeployment",
     "REPLICA": "Replica",
 }  # fmt: skip
-# Verbs whose NAME is a deployment's.
-_ABOUT_DEPLOYMENTS = ("rollout",)
-# Verbs that take API keys like objects.
-_WITH_API_KEYS = ("get", "describe", "delete")
+# Verbs whose NAME is a deployment.
+_DEPLOYMENT_VERBS = ("rollout",)
+# Verbs that accept API keys as a kind.
+_API_KEY_VERBS = ("get", "describe", "delete")
 
 
 class CandidateType(click.ParamType[str]):
-    """Text of which somebody knows what it may be."""
+    """Parameter type that offers candidates."""
 
     name = "text"
 
-    def __init__(self, known: Callable[[click.Context, str], list[CandidateItem]]) -> None:
-        self._known = known
+    def __init__(self, candidates: Callable[[click.Context, str], list[CandidateItem]]) -> None:
+        self._candidates = candidates
 
     @override
     def shell_complete(
@@ -159,15 +154,17 @@ class CandidateType(click.ParamType[str]):
     ) -> list[CandidateItem]:
         try:
             return [
-                item for item in self._known(ctx, incomplete) if item.value.startswith(incomplete)
+                item
+                for item in self._candidates(ctx, incomplete)
+                if item.value.startswith(incomplete)
             ]
         except (click.ClickException, StoreError, UndecodableError, OSError):
-            # A completion that says why it has none would stand in the middle of what is typed.
+            # An error message would end up in the middle of the user's command line.
             return []
 
 
 def set_candidate_types(root: click.Command, words: Sequence[str]) -> bool:
-    """Tell the parameters of the command that the words lead to what may stand there; False if they lead nowhere."""
+    """Set candidate types on the parameters of the command that the words name; return False if there is none."""
     path: list[str] = []
     command, is_value = root, False
     for word in words:
@@ -186,7 +183,7 @@ def set_candidate_types(root: click.Command, words: Sequence[str]) -> bool:
 
 
 def _takes_value(command: click.Command, word: str) -> bool:
-    """Return whether the next word is the value of a flag."""
+    """Return whether the next word is the flag's value."""
     return any(
         word in parameter.opts and not (isinstance(parameter, click.Option) and parameter.is_flag)
         for parameter in command.params
@@ -197,8 +194,8 @@ def _set_candidate_type(parameter: click.Parameter, path: Sequence[str]) -> None
     if parameter.name == "context":
         parameter.type = CandidateType(_contexts)
     elif isinstance(parameter, click.Argument):
-        known = _of_argument(parameter, path)
-        parameter.type = parameter.type if known is None else CandidateType(known)
+        candidates = _argument_candidates(parameter, path)
+        parameter.type = parameter.type if candidates is None else CandidateType(candidates)
     elif {"-f", "--filename", "--config"} & set(parameter.opts):
         parameter.type = click.Path()
     elif "--for" in parameter.opts and path[:1] == ["wait"]:
@@ -207,23 +204,23 @@ def _set_candidate_type(parameter: click.Parameter, path: Sequence[str]) -> None
         parameter.type = CandidateType(_outputs)
 
 
-def _of_argument(
+def _argument_candidates(
     argument: click.Argument, path: Sequence[str]
 ) -> Callable[[click.Context, str], list[CandidateItem]] | None:
-    """Return who knows what the argument may be; None if its own type does, or nobody."""
-    told = (argument.metavar or argument.name or "").upper()
+    """Return the candidates of an argument; None if click's own type knows them, or there are none."""
+    metavar = (argument.metavar or argument.name or "").upper()
     if path[:1] == ["config"] and argument.name in ("name", "old"):
         return _contexts
     if path[:1] == ["explain"]:
         return _explain_targets if argument.name == "what" else _names_of("ModelDeployment")
     if path[:1] == ["logs"]:
         return _log_targets
-    if "KIND" in told:
+    if "KIND" in metavar:
         return _objects
-    if path[:1] and path[0] in _ABOUT_DEPLOYMENTS:
+    if path[:1] and path[0] in _DEPLOYMENT_VERBS:
         return _names_of("ModelDeployment")
-    first = told.strip("[]. ").split(".")[0].split(" ")[0]
-    return _names_of(_KIND_OF[first]) if first in _KIND_OF else None
+    first = metavar.strip("[]. ").split(".")[0].split(" ")[0]
+    return _names_of(_KIND_OF_ARGUMENT[first]) if first in _KIND_OF_ARGUMENT else None
 
 
 def _contexts(ctx: click.Context, _: str) -> list[CandidateItem]:
@@ -244,11 +241,11 @@ def _wait_conditions(_: click.Context, incomplete: str) -> list[CandidateItem]:
 
 
 def _explain_targets(_: click.Context, incomplete: str) -> list[CandidateItem]:
-    """Return kinds and `placement`; behind a dot, the fields."""
+    """Return kinds and `placement`; after a dot, the fields."""
     if "." not in incomplete:
         shown = [kind.name.lower() for kind in kinds.KINDS]
         return [CompletionItem(one) for one in sorted([*shown, "placement"])]
-    from fleetctl.objects import kind_schema  # noqa: PLC0415 - the schemas, for fields alone
+    from fleetctl.objects import kind_schema  # noqa: PLC0415 - only fields need the schemas
 
     head = incomplete.rpartition(".")[0]
     word, *path = head.split(".")
@@ -258,25 +255,25 @@ def _explain_targets(_: click.Context, incomplete: str) -> list[CandidateItem]:
 
 
 def _objects(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
-    """Return kinds; behind `KIND/` or a kind's word, the names of its objects."""
-    told = _argument_words(ctx)
+    """Return kinds; after `KIND/` or a kind, the names of its objects."""
+    words = _argument_words(ctx)
     kind_word, slash, _ = incomplete.partition("/")
     if slash:
         return [
             CompletionItem(f"{kind_word}/{item.value}", help=item.help)
             for item in _object_items(ctx, kind_word)
         ]
-    if told and "/" not in told[0]:
-        return [item for item in _object_items(ctx, told[0]) if item.value not in told[1:]]
-    if told:
+    if words and "/" not in words[0]:
+        return [item for item in _object_items(ctx, words[0]) if item.value not in words[1:]]
+    if words:
         return []
     known = [*kinds.KINDS, API_KEYS] if _takes_api_keys(ctx) else kinds.KINDS
     return [CompletionItem(kind.plural, help=kind.short) for kind in known]
 
 
 def _takes_api_keys(ctx: click.Context) -> bool:
-    """Return whether the verb takes API keys: the one that was typed, for which `get` may stand in."""
-    return ctx.find_root().obj in _WITH_API_KEYS
+    """Return whether the typed verb accepts API keys; `get` may complete for another verb."""
+    return ctx.find_root().obj in _API_KEY_VERBS
 
 
 def _argument_words(ctx: click.Context) -> tuple[str, ...]:
@@ -288,15 +285,15 @@ def _argument_words(ctx: click.Context) -> tuple[str, ...]:
 
 
 def _names_of(kind: str) -> Callable[[click.Context, str], list[CandidateItem]]:
-    def known(ctx: click.Context, _: str) -> list[CandidateItem]:
-        told = _argument_words(ctx)
-        return [item for item in _object_items(ctx, kind) if item.value not in told]
+    def candidates(ctx: click.Context, _: str) -> list[CandidateItem]:
+        typed = _argument_words(ctx)
+        return [item for item in _object_items(ctx, kind) if item.value not in typed]
 
-    return known
+    return candidates
 
 
 def _log_targets(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
-    """Return what has a log: replicas, and others by their kind."""
+    """Return targets with a log: replicas by name, and prefixes of other kinds."""
     head, slash, _ = incomplete.partition("/")
     if slash:
         return [CompletionItem(f"{head}/{item.value}") for item in _object_items(ctx, head)]
@@ -305,7 +302,7 @@ def _log_targets(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
 
 
 def _object_items(ctx: click.Context, word: str) -> list[CandidateItem]:
-    """Return the names of a kind's objects in the store that the line means."""
+    """Return the names of a kind's objects as candidates."""
     is_keys = _takes_api_keys(ctx) and is_api_keys(word)
     known = API_KEYS if is_keys else kinds.by_alias({"deploy": "modeldeployment"}.get(word, word))
     kind = "Gateway" if word in ("gateway", "gateways") else known.name if known else ""
@@ -314,8 +311,7 @@ def _object_items(ctx: click.Context, word: str) -> list[CandidateItem]:
     )
 
 
-# Verbs that take kinds and names as `get` does, or names of one kind: `get` imports the least, and completes for all
-# of them while no flag was typed.
+# Verbs with the arguments of `get`: `get` has the fewest imports, so it completes for them until a flag is typed.
 _LIKE_GET: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("annotate", "delete", "describe", "edit", "label", "patch", "scale", "wait"), ()
@@ -324,16 +320,16 @@ _LIKE_GET: dict[str, tuple[str, ...]] = {
     "chat": ("modeldeployments",),
     "sync": ("gitsources",),
 }
-# Behind these something must follow, so that no blank does.
-_OPEN = ("/", "=", ".", ",", ":")
+# After these characters, a candidate is incomplete, so no space follows.
+_OPEN_ENDS = ("/", "=", ".", ",", ":")
 
 
 def candidate_lines(root: click.Command, shell: str, line: str) -> Iterator[str]:
-    """Yield a line for each candidate."""
+    """Yield one line per candidate."""
     words, incomplete = split(line)
     for found in complete(root, words, incomplete):
         kind = found.type
-        if kind == "plain" and not found.value.endswith(_OPEN):
+        if kind == "plain" and not found.value.endswith(_OPEN_ENDS):
             kind = "whole"
         value = _last_word_part(found.value, incomplete) if shell == "bash" else found.value
         meaning = " ".join((found.help or "").split())
@@ -341,35 +337,35 @@ def candidate_lines(root: click.Command, shell: str, line: str) -> Iterator[str]
 
 
 def split(line: str) -> tuple[list[str], str]:
-    """Return the whole words behind the command's name, and the one that is being typed ("" at a blank)."""
+    """Return the complete words after the command's name, and the word being typed ("" after a space)."""
     words = split_arg_string(line)[1:]
-    is_between = not words or (line[-1:].isspace() and not line.endswith("\\ "))
-    return (words, "") if is_between else (words[:-1], words[-1])
+    starts_new_word = not words or (line[-1:].isspace() and not line.endswith("\\ "))
+    return (words, "") if starts_new_word else (words[:-1], words[-1])
 
 
 def complete(
     root: click.Command, words: Sequence[str], incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return the candidates for the word behind whole words."""
+    """Return the candidates for the next word."""
     words = list(words)
     flag, equals, typed = incomplete.partition("=")
-    joined = f"{flag}=" if equals and flag.startswith("--") else ""
-    if joined:
+    flag_prefix = f"{flag}=" if equals and flag.startswith("--") else ""
+    if flag_prefix:
         words, incomplete = [*words, flag], typed
-    meant = next((word for word in words if not word.startswith("-")), "")
+    verb = next((word for word in words if not word.startswith("-")), "")
     if not any(word.startswith("-") for word in (*words, incomplete)):
         words = _as_get_line(words)
     if not set_candidate_types(root, words):
         return []
-    found = ShellComplete(root, {"obj": meant}, "fleetctl", "").get_completions(words, incomplete)
+    found = ShellComplete(root, {"obj": verb}, "fleetctl", "").get_completions(words, incomplete)
     for item in found:
-        if joined and item.type == "plain":
-            item.value = joined + item.value
+        if flag_prefix and item.type == "plain":
+            item.value = flag_prefix + item.value
     return found
 
 
 def _as_get_line(words: list[str]) -> list[str]:
-    """Return a line of `get` that is completed in the same way, if there is one."""
+    """Return the line of `get` with the same candidates; the line itself if there is none."""
     if words[:1] == ["rollout"] and len(words) > 1:
         return ["get", "modeldeployments", *words[2:]]
     kind = _LIKE_GET.get(words[0]) if words else None
@@ -377,26 +373,26 @@ def _as_get_line(words: list[str]) -> list[str]:
 
 
 def _last_word_part(value: str, incomplete: str) -> str:
-    """Return what bash takes for the word: it begins a new one behind '=' and ':' (COMP_WORDBREAKS)."""
+    """Return the part that bash replaces: it starts a new word after '=' and ':' (COMP_WORDBREAKS)."""
     cut = max(incomplete.rfind("="), incomplete.rfind(":")) + 1
     return value[cut:] if value.startswith(incomplete[:cut]) else value
 
 
-_HELP = """Print a script that completes verbs, flags, kinds, names of objects and contexts in your shell.
+_HELP = """Print a script that completes verbs, flags, kinds, object names and contexts in your shell.
 
 \b
   bash:  echo 'source <(fleetctl completion bash)' >> ~/.bashrc
   zsh:   echo 'source <(fleetctl completion zsh)' >> ~/.zshrc    (after compinit)
   fish:  fleetctl completion fish > ~/.config/fish/completions/fleetctl.fish
 
-Names of objects are asked of the store that the line means (--context, --etcd, ...), for two seconds at most.
+Object names come from the store that the command line names (--context, --etcd, ...), within two seconds.
 """
 
 
 @click.command(help=_HELP)
 @click.argument("shell", type=click.Choice(sorted(SCRIPTS)))
 def completion(shell: str) -> None:
-    """Print a script that completes verbs, flags, kinds and names in your shell."""
+    """Print a script that completes verbs, flags, kinds, object names and contexts in your shell."""
     click.echo(SCRIPTS[shell], nl=False)
 
 
@@ -404,6 +400,6 @@ def completion(shell: str) -> None:
 @click.argument("shell", type=click.Choice(sorted(SCRIPTS)))
 @click.argument("line")
 def answer(shell: str, line: str) -> None:
-    """Say what may stand at the end of a line; for the scripts."""
+    """Print the candidates for the end of a command line; used by the scripts."""
     root = click.get_current_context().find_root().command
     click.echo("".join(candidate_lines(root, shell, line)), nl=False)

@@ -1,4 +1,4 @@
-"""`fleetctl demo`: from nothing to a streamed reply, showing each step. Needs a checkout."""
+"""The verb `fleetctl demo`: starts a fleet, deploys a model and streams a reply. Needs a source checkout."""
 
 import asyncio
 import json
@@ -15,12 +15,13 @@ from rich.console import Console
 import fleetctl
 from fleetctl.cli.connect import data_dir_option, etcd_dir
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.fleets.local_fleet import LocalFleetSettings
-from fleetctl.verbs import up
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
 from schemas.meta import find_condition, is_true
+from schemas.wire import headers, streams
 from store import objects
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
@@ -38,19 +39,19 @@ _REPLY_S = 180.0
 @click.command()
 @data_dir_option
 @click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
-@click.option("--once", is_flag=True, help="Shut everything down at the end.")
+@click.option("--once", is_flag=True, help="Stop the fleet at the end.")
 def demo(data_dir: Path, port: int, once: bool) -> None:
     """Start a fleet of two nodes, deploy a small model, and chat with it."""
     steps = StepReporter()
     checkout = _checkout()
     folder = DataDir(data_dir)
     folder.prepare()
-    order = _demo_settings(folder, port)
+    settings = _demo_settings(folder, port)
     _prepare_model(steps, checkout, folder.models / _MODEL)
-    joined = _running_fleet(folder)
-    if joined is not None:
-        steps.say(f"a fleet already runs in {folder.path}: using it")
-    fleet = joined or _start(steps, order)
+    existing = _running_fleet(folder)
+    if existing is not None:
+        steps.say(f"a fleet already runs in {folder.path}; using it")
+    fleet = existing or _start(steps, settings)
     try:
         _deploy(steps, checkout, folder, fleet)
         _show_objects(folder)
@@ -60,33 +61,34 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
             _print_next_steps(fleet.gateway_url, folder)
             return
     except BaseException:
-        # A fleet that was there before is not ours to end because something of ours failed.
-        if joined is None:
+        # A fleet that already ran is not stopped because a later step failed.
+        if existing is None:
             steps.say("shutting down")
-            asyncio.run(up.stop_fleet(folder, SystemClock()))
+            asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
         raise
     with steps.step("shutting down"):
-        asyncio.run(up.stop_fleet(folder, SystemClock()))
+        asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
 
 
 def _running_fleet(folder: DataDir) -> FleetRecord | None:
-    """Return the fleet that runs in the folder already, if one does."""
+    """Return the fleet that already runs in the folder, if any."""
     found = folder.read()
-    return found if found is not None and found.is_ready and folder.is_held() else None
+    return found if found is not None and found.is_ready and folder.is_locked() else None
 
 
 class StepReporter:
-    """Progress: a spinner on a terminal, plain lines elsewhere."""
+    """Progress output: a spinner on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=False, highlight=False)
 
     def say(self, text: str) -> None:
+        """Print a line."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def step(self, text: str) -> Iterator["DemoStep"]:
-        """Show that something is going on, and how it went."""
+        """Show a step while it runs, and how long it took."""
         clock = SystemClock()
         began = clock.monotonic()
         if not self._console.is_terminal:
@@ -99,13 +101,14 @@ class StepReporter:
 
 
 class DemoStep:
-    """One step on its way; the same detail is shown once."""
+    """A running step; repeats of the same detail are shown once."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._last = ""
 
     def detail(self, text: str) -> None:
+        """Show what the step is doing."""
         if text and text != self._last:
             self._last = text
             self._show(text)
@@ -115,8 +118,8 @@ def _checkout() -> Path:
     root = Path(fleetctl.__file__).parent.parent
     if not (root / "examples" / "quickstart").is_dir():
         raise FleetctlError(
-            "the demo needs mlx-fleet's source tree (examples/quickstart is not there); "
-            "clone the repository and run `make demo` in it"
+            "the demo needs mlx-fleet's source tree, but examples/quickstart does not exist. "
+            "Clone the repository and run `make demo` in it"
         )
     return root
 
@@ -139,7 +142,7 @@ def _demo_settings(folder: DataDir, port: int) -> LocalFleetSettings:
 
 
 def _prepare_model(steps: StepReporter, checkout: Path, target: Path) -> None:
-    """Make the model folder, in a process of its own: it needs mlx, and this one must not."""
+    """Create the model folder in a child process: the conversion imports mlx, which this process must not."""
     command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
     with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
         process = subprocess.Popen(
@@ -157,9 +160,9 @@ def _report_lines(output: Iterable[str], step: DemoStep) -> Iterator[str]:
         yield line
 
 
-def _start(steps: StepReporter, order: LocalFleetSettings) -> FleetRecord:
+def _start(steps: StepReporter, settings: LocalFleetSettings) -> FleetRecord:
     with steps.step("starting etcd, a reconciler, two node agents and a gateway"):
-        fleet = up.start_detached(order, SystemClock())
+        fleet = lifecycle.start_detached(settings, SystemClock())
     if fleet.warning:
         steps.say(f"warning: {fleet.warning}")
     return fleet
@@ -180,12 +183,12 @@ def _show_objects(folder: DataDir) -> None:
 
 
 def _fleetctl(folder: DataDir, *words: str) -> None:
-    """Run one verb just as a user would."""
+    """Run a verb as a user would."""
     command = [sys.executable, "-m", "fleetctl", *words, "--data-dir", str(folder.path)]
     sys.stdout.flush()
     done = subprocess.run(command, check=False)
     if done.returncode != 0:
-        raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with {done.returncode}")
+        raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with exit code {done.returncode}")
 
 
 async def _wait_available(folder: DataDir, url: str, step: DemoStep) -> None:
@@ -197,12 +200,12 @@ async def _wait_available(folder: DataDir, url: str, step: DemoStep) -> None:
             found = await objects.get(transport, ModelDeployment, _NAME)
             conditions = found.status.conditions if found and found.status else ()
             available = find_condition(conditions, "Available")
-            # The gateway's word as well: a status can be left over from an earlier run.
+            # Ask the gateway as well: the status may be left over from an earlier run.
             if is_true(conditions, "Available") and found is not None:
                 ready = await _ready_replicas(url)
                 if ready >= found.spec.replicas:
                     return
-            why = available.message if available is not None else "not looked at yet"
+            why = available.message if available is not None else "not observed yet"
             step.detail(why)
             if clock.monotonic() >= deadline:
                 raise FleetctlError(f"not Available after {_AVAILABLE_S:.0f} s: {why}")
@@ -228,10 +231,10 @@ async def _ready_replicas(url: str) -> int:
 
 
 async def _chat(url: str) -> None:
-    """Send one request and write the reply as it comes.
+    """Send one request and print the reply as it streams.
 
     Raises:
-        FleetctlError: there was no reply.
+        FleetctlError: no reply, or an empty one.
 
     """
     body = {
@@ -249,13 +252,13 @@ async def _chat(url: str) -> None:
             session.post(f"{url}/v1/chat/completions", json=body) as response,
         ):
             if response.status != 200:
-                raise FleetctlError(f"the gateway refused: {await response.text()}")
-            node = response.headers.get("x-fleet-node", "?")
+                raise FleetctlError(f"the gateway refused the request: {await response.text()}")
+            node = response.headers.get(headers.NODE, "?")
             async for text in _texts(response.content):
                 words += bool(text)
                 click.echo(text, nl=False)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise FleetctlError(f"the chat failed: {type(error).__name__} {error}") from error
+        raise FleetctlError(f"the request failed: {type(error).__name__} {error}") from error
     click.echo(f"\n(answered by {node})")
     if not words:
         raise FleetctlError("the reply was empty")
@@ -263,11 +266,11 @@ async def _chat(url: str) -> None:
 
 async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
     async for line in lines:
-        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        if not line.startswith(streams.DATA) or line.startswith(streams.DONE.rstrip()):
             continue
-        event = json.loads(line.removeprefix(b"data: "))
+        event = json.loads(line.removeprefix(streams.DATA))
         if "error" in event:
-            raise FleetctlError(f"the reply broke off: {event['error']['message']}")
+            raise FleetctlError(f"the reply was interrupted: {event['error']['message']}")
         for choice in event.get("choices", ()):
             yield choice["delta"].get("content") or ""
 
@@ -275,7 +278,7 @@ async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
 def _print_next_steps(url: str, folder: DataDir) -> None:
     request = json.dumps({"model": _NAME, "messages": [{"role": "user", "content": "Hello!"}]})
     click.echo(
-        f"\nThe fleet goes on: {url}/v1\n\n"
+        f"\nThe fleet keeps running: {url}/v1\n\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{request}'\n\n"
         f"  export FLEET_DATA_DIR={folder.path}\n"

@@ -1,4 +1,4 @@
-"""`fleetctl doctor`: look at every part of the fleet, and say what is wrong and what to do."""
+"""The verb `fleetctl doctor`: checks every part of the fleet, and prints problems with their remedies."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from fleetctl.doctor.checks import Finding
 from machinery.clock import SystemClock
 from store.errors import StoreError
 
-_HELP = """Look at every part of the fleet, and say what is wrong and what to do.
+_HELP = """Check every part of the fleet, and print problems with their remedies.
 
-The store answers and takes writes; a reconciler leads; versions get along; nodes renew their leases and have disk and
-memory; agents, gateways and engines answer this machine; clocks agree; ShardGroups have their cables and RDMA settings;
-deployments, routes, pools and GitSources are well. Changes nothing. Exit code 1: something FAILs.
+Checks: the store answers and accepts writes; a reconciler leads; versions are compatible; nodes renew their leases and
+have disk space and memory; this machine reaches agents, gateways and engines; clocks agree; ShardGroups have their cables
+and RDMA settings; deployments, routes, pools and GitSources are healthy. Changes nothing. Exit code 1: a check FAILed.
 """
 
 
@@ -27,24 +27,26 @@ deployments, routes, pools and GitSources are well. Changes nothing. Exit code 1
 )
 @store_options
 def doctor(output: str, **options: Any) -> None:
-    """Look at every part of the fleet, and say what is wrong and what to do."""
-    found = run(examine(options))
+    """Check every part of the fleet, and print problems with their remedies."""
+    findings = run(examine(options))
     if output == "json":
-        tree = checks.findings_tree(found)
+        tree = checks.findings_tree(findings)
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     else:
-        click.echo(checks.format_findings(found))
-    if checks.count_level(found, "FAIL"):
+        click.echo(checks.format_findings(findings))
+    if checks.count_level(findings, "FAIL"):
         raise click.exceptions.Exit(1)
 
 
 async def examine(options: dict[str, Any]) -> list[Finding]:
-    """Return what is to be said of the fleet."""
+    """Observe the fleet and return the findings."""
     address = etcd_address(options)
     folder: Path | None = None if options["etcd"] else options["data_dir"]
     try:
         async with open_store(options) as transport:
-            seen = await observe.observe_fleet(transport, str(address), SystemClock(), folder)
+            observation = await observe.observe_fleet(
+                transport, str(address), SystemClock(), folder
+            )
     except StoreError as error:
         return checks.unreachable_findings(errors.from_store_error(error).message)
-    return checks.run_checks(seen)
+    return checks.run_checks(observation)

@@ -1,9 +1,4 @@
-"""Which files the running fleet makes: one an object, in a folder for each kind. Pure.
-
-Writing an export's files into a folder: all or nothing where one stands in the way, each whole or not at all.
-
-`fleetctl export`: what the fleet declares, as manifests or as files of other tools.
-"""
+"""The verb `fleetctl export`: writes the fleet's objects as manifests, or a ShardGroup as a host file."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,10 +13,10 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.convert import hostfile_groups
 from fleetctl.convert.hostfile_groups import HostFileExport, HostFileExportError
+from fleetctl.convert.manifest_drafts import save_text
 from fleetctl.fabric import admission
 from fleetctl.objects import reader, selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
-from fleetctl.verbs.import_ import save
 from manifests.declaration import clean_manifest, is_bare
 from manifests.plan import ORDER
 from manifests.yaml import parser
@@ -33,23 +28,23 @@ from store import objects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFile:
-    """A file to write."""
+    """A manifest file to write."""
 
     path: PurePosixPath
-    """Below the folder, as `modeldeployments/qwen.yaml`."""
+    """Path below the export folder, such as `modeldeployments/qwen.yaml`."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestExport:
-    """What an export writes, and what people should know of it."""
+    """The files of an export, and notes for the user."""
 
     files: tuple[ExportFile, ...]
     notes: tuple[str, ...]
 
 
 def plan_files(objects: Iterable[ApiObject]) -> ManifestExport:
-    """Return a file for every object that somebody declared."""
+    """Return a file for every object that a user declared, and notes about the others."""
     files: list[ExportFile] = []
     notes: list[str] = []
     bare = 0
@@ -63,7 +58,7 @@ def plan_files(objects: Iterable[ApiObject]) -> ManifestExport:
         source = obj.metadata.annotations.get(APPLY_SET)
         if source is not None:
             notes.append(
-                f"{_label(obj)} belongs to {source}; apply it from there, or it is refused"
+                f"{_label(obj)} belongs to {source}; apply it from there, or the change is refused"
             )
         path = PurePosixPath(_kind_folder(obj), f"{obj.name}.yaml")
         files.append(ExportFile(path=path, text=parser.dump(clean_manifest(obj))))
@@ -76,15 +71,15 @@ def plan_files(objects: Iterable[ApiObject]) -> ManifestExport:
 def stale_files(
     folder: Iterable[PurePosixPath], files: Iterable[ExportFile]
 ) -> list[PurePosixPath]:
-    """Return the manifests in the folder that an export of these files would not write again."""
+    """Return manifests in the folder that an export of these files would not write."""
     written = {file.path for file in files}
-    ours = {kind.plural for kind in kinds.KINDS}
+    kind_folders = {kind.plural for kind in kinds.KINDS}
     return sorted(
         path
         for path in folder
         if path not in written
         and len(path.parts) == 2
-        and path.parts[0] in ours
+        and path.parts[0] in kind_folders
         and path.suffix == ".yaml"
     )
 
@@ -100,38 +95,38 @@ def _label(obj: ApiObject) -> str:
 
 
 WriteResult: TypeAlias = Literal["written", "unchanged"]
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 def write_files(folder: Path, files: Sequence[ExportFile], *, force: bool) -> list[WriteResult]:
-    """Write the files; return what became of each. One that is as it should be is not touched.
+    """Write the files; return for each whether it was written or unchanged.
 
     Raises:
-        FleetctlError: others are in the way, and nothing was written; or the disk refuses.
+        FleetctlError: an existing file differs and `force` is off (nothing is written), or a write fails.
 
     """
     try:
-        there = {file.path: _read_text(folder / file.path) for file in files}
-        others = [f for f in files if there[f.path] not in (None, f.text)]
-        if others and not force:
-            raise FleetctlError(_conflict_text(folder, others))
+        existing = {file.path: _read_text(folder / file.path) for file in files}
+        conflicts = [f for f in files if existing[f.path] not in (None, f.text)]
+        if conflicts and not force:
+            raise FleetctlError(_conflict_text(folder, conflicts))
         for file in files:
-            if there[file.path] != file.text:
+            if existing[file.path] != file.text:
                 _write_file(folder / file.path, file.text)
     except OSError as error:
         where = error.filename or folder
         raise FleetctlError(f"cannot write {where}: {error.strerror}") from error
-    return ["unchanged" if there[file.path] == file.text else "written" for file in files]
+    return ["unchanged" if existing[file.path] == file.text else "written" for file in files]
 
 
 def list_files(folder: Path) -> list[PurePosixPath]:
-    """Return the files in the folder's folders, relative to it."""
+    """Return the files one level below the folder, relative to it."""
     found = folder.glob("*/*") if folder.is_dir() else ()
     return [PurePosixPath(path.relative_to(folder).as_posix()) for path in found]
 
 
 def _read_text(path: Path) -> str | None:
-    """Return the file's text; None if it is not there, and something that no text equals if it is none."""
+    """Return the file's text; None if it does not exist, and a text that equals no manifest if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -142,50 +137,51 @@ def _read_text(path: Path) -> str | None:
 
 def _write_file(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it, so that renaming it is one step: whoever reads at that moment gets the old one or the new one.
-    beside = path.with_name(f".{path.name}.part")
+    # Write to a temporary file and rename it: a reader sees the old file or the new one, never half of one.
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _conflict_text(folder: Path, others: Sequence[ExportFile]) -> str:
-    shown = ", ".join(str(folder / file.path) for file in others[:_SHOWN])
-    rest = len(others) - _SHOWN
+def _conflict_text(folder: Path, conflicts: Sequence[ExportFile]) -> str:
+    shown = ", ".join(str(folder / file.path) for file in conflicts[:_MAX_LISTED])
+    rest = len(conflicts) - _MAX_LISTED
     more = f" and {rest} more" if rest > 0 else ""
+    verb = "exists and differs" if len(conflicts) == 1 else "exist and differ"
     return (
-        f"nothing was written: {shown}{more} {'is' if len(others) == 1 else 'are'} there already, and "
-        "not as the fleet has them. --force writes over them (comments in them are lost); or name another folder"
+        f"nothing was written: {shown}{more} {verb} from the fleet. "
+        "Use --force to overwrite (comments in these files are lost), or choose another folder"
     )
 
 
-_ALL_HELP = """Write what the fleet declares as manifests: one file an object, in a folder for each kind.
+_ALL_HELP = """Write the fleet's objects as manifests: one file per object, in one folder per kind.
 
 \b
   fleetctl export -o fleet
   fleetctl export -o fleet --force && git -C fleet commit -am "as it runs"
   fleetctl export --kind modeldeployments -l team=a | less
 
-They say what people decided and leave out defaults, statuses and what the fleet keeps; applied to an empty fleet they
-make the same objects. API keys and passwords are no manifests, and are not in it (`fleetctl backup` has them). Files that
-are there and say something else are left alone, and nothing is written, unless --force is given.
+The manifests contain declared settings only: no defaults, status, or fields that the fleet manages. Applied to an empty
+fleet, they create the same objects. API keys and passwords are not exported (`fleetctl backup` includes them). If an
+existing file differs, nothing is written unless --force is given.
 """
 
-_HOSTFILE_HELP = """Write the host file of a ShardGroup: the same Macs in the same order, for mlx.launch or LocalAI.
+_HOSTFILE_HELP = """Write the host file of a ShardGroup: the same Macs in rank order, for mlx.launch or LocalAI.
 
 \b
-  launch        what mlx.launch --hostfile reads
+  launch        for mlx.launch --hostfile
   ring          MLX_HOSTFILE: the addresses that each rank listens on
-  localai-ring  the same with one address a rank, as LocalAI wants it
-  devices       MLX_IBV_DEVICES, and LocalAI's matrix: the RDMA devices between Macs
+  localai-ring  the same with one address per rank, for LocalAI
+  devices       MLX_IBV_DEVICES and LocalAI's matrix: the RDMA devices between Macs
 
 \b
   fleetctl export hostfile studios -o hosts.json
   mlx.launch --hostfile hosts.json -- python script.py
 
-mlx.launch logs in over ssh by the node's name. What the file cannot say is told on standard error.
+mlx.launch connects with ssh to the node's name. Settings that the file cannot express are listed on standard error.
 """
 
 
@@ -195,50 +191,52 @@ mlx.launch logs in over ssh by the node's name. What the file cannot say is told
     "--output",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write into (else standard output).",
+    help="Folder to write into (default: standard output).",
 )
 @click.option(
-    "--kind", "words", multiple=True, help="Objects of this kind only, such as md; may be repeated."
+    "--kind", "words", multiple=True, help="Export only this kind, such as md; repeatable."
 )
-@click.option("-l", "--selector", "labels", default="", help="Objects with these labels: k=v,!k.")
-@click.option("--force", is_flag=True, help="Write over files that say something else.")
+@click.option(
+    "-l", "--selector", "labels", default="", help="Export objects with these labels: k=v,!k."
+)
+@click.option("--force", is_flag=True, help="Overwrite files that differ from the fleet.")
 @store_options
 @click.pass_context
 def exporting(
     context: click.Context, /, folder: Path | None, words: tuple[str, ...], **options: Any
 ) -> None:
-    """Write the fleet as manifests, unless another form is asked for."""
+    """Write the fleet's objects as manifests; subcommands write other formats."""
     if context.invoked_subcommand is not None:
-        said = (context.get_parameter_source(name) for name in context.params)
-        if ParameterSource.COMMANDLINE in said:
+        flag_sources = (context.get_parameter_source(name) for name in context.params)
+        if ParameterSource.COMMANDLINE in flag_sources:
             raise click.UsageError(
-                f"flags of `export {context.invoked_subcommand}` go behind {context.invoked_subcommand}"
+                f"put the flags of `export {context.invoked_subcommand}` after {context.invoked_subcommand}"
             )
         return
     chosen = _chosen_kinds(words)
-    required = selectors.parse_labels(options["labels"])
-    found = selectors.select(run(_read_objects(chosen, options)), required)
-    made = plan_files(found)
-    if not made.files:
-        raise FleetctlError("there is nothing to export: no object of these kinds was declared")
+    label_selector = selectors.parse_labels(options["labels"])
+    found = selectors.select(run(_read_objects(chosen, options)), label_selector)
+    export = plan_files(found)
+    if not export.files:
+        raise FleetctlError("there is nothing to export: no object of these kinds is declared")
     if folder is None:
-        click.echo("---\n".join(file.text for file in made.files), nl=False)
+        click.echo("---\n".join(file.text for file in export.files), nl=False)
     else:
         _write_folder(
-            folder, made, force=options["force"], is_all=not words and not options["labels"]
+            folder, export, force=options["force"], is_all=not words and not options["labels"]
         )
-    for note in made.notes:
+    for note in export.notes:
         click.echo(note, err=True)
 
 
 def _chosen_kinds(words: Sequence[str]) -> list[Kind]:
-    """Return the kinds that manifests have, or those of them that were asked for."""
+    """Return the kinds to export: those of the words, else all that users declare."""
     known = [kind for kind in kinds.KINDS if kind.written_by_users]
     chosen = [kind_of(word, WRITABLE) for word in words]
     for kind in chosen:
         if kind not in known:
             names = ", ".join(kind.plural for kind in known)
-            raise FleetctlError(f"{kind.plural} are written by the fleet; export one of {names}")
+            raise FleetctlError(f"the fleet writes {kind.plural} itself; export one of {names}")
     return chosen or known
 
 
@@ -247,14 +245,17 @@ async def _read_objects(chosen: Sequence[Kind], options: dict[str, Any]) -> list
         return [obj for kind in chosen for obj in await objects.list_all(transport, kind.type)]
 
 
-def _write_folder(folder: Path, made: ManifestExport, *, force: bool, is_all: bool) -> None:
-    """Write the files; say what became of them, and which others the fleet has no object for."""
-    old = stale_files(list_files(folder), made.files) if is_all else []
-    for file, result in zip(made.files, write_files(folder, made.files, force=force), strict=True):
+def _write_folder(folder: Path, export: ManifestExport, *, force: bool, is_all: bool) -> None:
+    """Write the files and report each; list files in the folder without an object in the fleet."""
+    stale = stale_files(list_files(folder), export.files) if is_all else []
+    for file, result in zip(
+        export.files, write_files(folder, export.files, force=force), strict=True
+    ):
         click.echo(f"{folder / file.path} {result}")
-    for path in old:
+    for path in stale:
         click.echo(
-            f"{folder / path} is of no object in the fleet; remove it if it is old", err=True
+            f"{folder / path} belongs to no object in the fleet; delete it if it is obsolete",
+            err=True,
         )
 
 
@@ -266,28 +267,28 @@ def _write_folder(folder: Path, made: ManifestExport, *, force: bool, is_all: bo
     type=click.Choice(hostfile_groups.HOSTFILE_KINDS),
     default="launch",
     show_default=True,
-    help="Which form of file.",
+    help="Format of the host file.",
 )
 @click.option(
     "--port",
     type=click.IntRange(1, 65000),
     default=hostfile_groups.FIRST_PORT,
     show_default=True,
-    help="The first port that ranks of a ring listen on.",
+    help="First port that ranks of a ring listen on.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write (else standard output).",
+    help="File to write (default: standard output).",
 )
 @store_options
 def hostfile(group: str, kind: str, port: int, output: Path | None, **options: Any) -> None:
-    """Read the group, and write the file."""
-    found = run(_render_group(group, cast(hostfile_groups.HostFileKind, kind), port, options))
-    for what in found.left_out:
+    """Write the host file of a ShardGroup."""
+    export = run(_render_group(group, cast(hostfile_groups.HostFileKind, kind), port, options))
+    for what in export.left_out:
         click.echo(f"left out: {what}", err=True)
-    save(found.text, output)
+    save_text(export.text, output)
 
 
 async def _render_group(

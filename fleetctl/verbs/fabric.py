@@ -1,9 +1,4 @@
-"""`fleetctl fabric check`: which groups would be admitted, and what is missing for the others.
-
-`fleetctl fabric matrix`: versions, hardware and cables of Macs side by side, with what differs marked.
-
-The group of verbs `fleetctl fabric`.
-"""
+"""The verbs `fleetctl fabric check` and `matrix`, and the group that loads `bench` on use."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,14 +20,14 @@ from schemas import quantity
 from schemas.node import Node, NodeStatus
 from schemas.shardgroup import GroupMember, ShardGroup
 
-_CHECK_HELP = """Say of each ShardGroup whether its Macs can work as one, and which cable or setting is missing if not.
+_CHECK_HELP = """Check whether the Macs of each ShardGroup can work together, and name missing cables and settings.
 
 \b
   fleetctl fabric check
   fleetctl fabric check studio -o json
 
-Reads what agents report, at most 40 seconds old; starts nothing. Exit code 1: something is wrong. Nothing about
-JACCL has run on hardware yet: docs/operations/shardgroups.md has a list for whoever is first.
+Uses the agents' reports, which are at most 40 seconds old, and starts nothing. Exit code 1: a group is not admitted.
+JACCL is not yet tested on hardware: docs/operations/shardgroups.md has a checklist for the first run.
 """
 
 
@@ -43,38 +38,38 @@ JACCL has run on hardware yet: docs/operations/shardgroups.md has a list for who
 )
 @store_options
 def check(group: tuple[str, ...], output: str, **options: Any) -> None:
-    """Say of each ShardGroup whether its Macs can work as one, and what is missing if not."""
-    verdicts = run(_check_groups(group, options))
+    """Check whether the Macs of each ShardGroup can work together, and name what is missing."""
+    admissions = run(_check_groups(group, options))
     if output == "json":
-        trees = {"groups": [admission_tree(one) for one in verdicts]}
+        trees = {"groups": [admission_tree(one) for one in admissions]}
         click.echo(orjson.dumps(trees, option=orjson.OPT_INDENT_2).decode())
-    elif verdicts:
-        click.echo("\n\n".join(admission_text(one) for one in verdicts))
+    elif admissions:
+        click.echo("\n\n".join(admission_text(one) for one in admissions))
     else:
         click.echo("no shardgroups found; `fleetctl fabric matrix` compares the nodes", err=True)
-    if not all(one.is_admitted for one in verdicts):
+    if not all(one.is_admitted for one in admissions):
         raise click.exceptions.Exit(1)
 
 
 async def _check_groups(words: tuple[str, ...], options: dict[str, Any]) -> list[GroupAdmission]:
-    seen = await admission.read_fabric(words, options)
-    return [check_admission(one, seen.nodes, seen.ready) for one in seen.groups]
+    state = await admission.read_fabric(words, options)
+    return [check_admission(one, state.nodes, state.ready) for one in state.groups]
 
 
-def admission_text(verdict: GroupAdmission) -> str:
-    """Return what is said of one group. Pure."""
-    spec = verdict.spec
-    word = "admitted" if verdict.is_admitted else "not admitted"
-    # The parts between stay as they are on a pipe: click takes colours out of what is no terminal.
-    coloured = click.style(word, fg="green" if verdict.is_admitted else "red")
-    head = f"shardgroup/{verdict.group}: {spec.backend} over {spec.wanted_size} Macs, {coloured}"
-    rows = [_member_row(one) for one in verdict.members]
+def admission_text(group: GroupAdmission) -> str:
+    """Return the result of one group as text."""
+    spec = group.spec
+    word = "admitted" if group.is_admitted else "not admitted"
+    # click.echo removes the colours if the output is not a terminal.
+    coloured = click.style(word, fg="green" if group.is_admitted else "red")
+    head = f"shardgroup/{group.group}: {spec.backend} over {spec.wanted_size} Macs, {coloured}"
+    rows = [_member_row(one) for one in group.members]
     parts = [head, _indent(printers.align_columns(rows, ["RANK", "NODE", "STATUS", "ADDRESSES"]))]
-    if any(verdict.cables):
-        cables = [_cable_row(verdict, one) for pair in verdict.cables for one in pair]
+    if any(group.cables):
+        cables = [_cable_row(group, one) for pair in group.cables for one in pair]
         parts.append(_indent(printers.align_columns(cables, ["CABLE", "FROM", "TO", "GBIT/S"])))
-    parts += [f"  {click.style(one.reason, fg='red')}: {one.message}" for one in verdict.faults]
-    parts += [f"  {click.style('warning', fg='yellow')}: {one}" for one in verdict.warnings]
+    parts += [f"  {click.style(one.reason, fg='red')}: {one.message}" for one in group.faults]
+    parts += [f"  {click.style('warning', fg='yellow')}: {one}" for one in group.warnings]
     return "\n".join(parts)
 
 
@@ -84,8 +79,8 @@ def _member_row(member: AdmissionMember) -> list[str]:
     return [rank, member.node, status, ",".join(member.addresses) or "-"]
 
 
-def _cable_row(verdict: GroupAdmission, cable: Cable) -> list[str]:
-    ranks = {one.node: str(one.rank) for one in verdict.members}
+def _cable_row(group: GroupAdmission, cable: Cable) -> list[str]:
+    ranks = {one.node: str(one.rank) for one in group.members}
     return [
         f"{ranks[cable.here.node]}-{ranks[cable.there.node]}",
         _cable_end(cable.here),
@@ -100,18 +95,18 @@ def _cable_end(end: CableEnd) -> str:
 
 
 def cable_speed(cable: Cable) -> int:
-    """Return what the cable carries in Gbit/s; 0 if neither end says. Pure."""
+    """Return the speed of the cable in Gbit/s; 0 if neither end reports it."""
     ports = [end.port.speed_gbps for end in (cable.here, cable.there) if end.port is not None]
     return min((one for one in ports if one > 0), default=0)
 
 
-def admission_tree(verdict: GroupAdmission) -> dict[str, Tree]:
-    """Return the same for programs. Pure."""
+def admission_tree(group: GroupAdmission) -> dict[str, Tree]:
+    """Return the result of one group for `-o json`."""
     return {
-        "group": verdict.group,
-        "backend": verdict.spec.backend,
-        "size": verdict.spec.wanted_size,
-        "isAdmitted": verdict.is_admitted,
+        "group": group.group,
+        "backend": group.spec.backend,
+        "size": group.spec.wanted_size,
+        "isAdmitted": group.is_admitted,
         "members": [
             {
                 "node": one.node,
@@ -119,16 +114,16 @@ def admission_tree(verdict: GroupAdmission) -> dict[str, Tree]:
                 "isReady": one.is_ready,
                 "addresses": list(one.addresses),
             }
-            for one in verdict.members
+            for one in group.members
         ],
-        "cables": [cable_tree(one) for pair in verdict.cables for one in pair],
-        "missing": [{"reason": one.reason, "message": one.message} for one in verdict.faults],
-        "warnings": list(verdict.warnings),
+        "cables": [cable_tree(one) for pair in group.cables for one in pair],
+        "missing": [{"reason": one.reason, "message": one.message} for one in group.faults],
+        "warnings": list(group.warnings),
     }
 
 
 def cable_tree(cable: Cable) -> dict[str, Tree]:
-    """Return a cable for programs. Pure."""
+    """Return a cable for `-o json`."""
     ends: dict[str, Tree] = {
         side: {
             "node": end.node,
@@ -146,13 +141,13 @@ def _indent(table: str) -> str:
     return "\n".join(f"  {line}".rstrip() for line in table.splitlines())
 
 
-_MATRIX_HELP = """Put the Macs of a ShardGroup, or of the fleet, side by side: versions, hardware, cables.
+_MATRIX_HELP = """Compare the Macs of a ShardGroup, or of the fleet: versions, hardware, cables.
 
 \b
   fleetctl fabric matrix studio
   fleetctl fabric matrix -o json
 
-On a terminal, red differs and must not in a group (versions), yellow differs and may (hardware).
+On a terminal, red marks differences that a group must not have (versions), yellow those that it may have (hardware).
 """
 
 Weight = Literal["Must", "May", "Own"]
@@ -161,17 +156,17 @@ _COLOURS = {"Must": "red", "May": "yellow"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProperty:
-    """One line of the comparison."""
+    """A property of the comparison."""
 
     title: str
     of: Callable[[NodeStatus], str]
     weight: Weight
-    """Whether it must be the same within a group, may differ, or is each Mac's own."""
+    """Must: equal within a group. May: can differ. Own: belongs to one Mac."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertyRow:
-    """One property of every Mac."""
+    """The values of one property on all Macs."""
 
     title: str
     values: tuple[str, ...]
@@ -179,11 +174,12 @@ class PropertyRow:
 
     @property
     def usual(self) -> str:
-        """Return the value that most have; of equally many the first."""
+        """Return the most frequent value; on a tie, the first."""
         return Counter(self.values).most_common(1)[0][0]
 
     @property
     def is_same(self) -> bool:
+        """Return whether all Macs have the same value."""
         return len(set(self.values)) == 1
 
 
@@ -223,20 +219,22 @@ def _addresses(status: NodeStatus) -> str:
 )
 @store_options
 def matrix(group: str | None, output: str, **options: Any) -> None:
-    """Put the Macs of a ShardGroup, or of the fleet, side by side."""
-    seen = run(admission.read_fabric((group,) if group else (), options))
-    chosen = seen.groups[0] if group else None
-    wanted = admission.member_names(chosen.spec, seen.nodes) if chosen else None
-    nodes = _reported_nodes(seen.nodes, wanted)
+    """Compare the Macs of a ShardGroup, or of the fleet."""
+    state = run(admission.read_fabric((group,) if group else (), options))
+    shard_group = state.groups[0] if group else None
+    members = admission.member_names(shard_group.spec, state.nodes) if shard_group else None
+    nodes = _reported_nodes(state.nodes, members)
     if not nodes:
         raise FleetctlError("there is nothing to compare: no agent of these nodes has reported")
     if output == "json":
-        click.echo(orjson.dumps(matrix_tree(nodes, chosen), option=orjson.OPT_INDENT_2).decode())
+        click.echo(
+            orjson.dumps(matrix_tree(nodes, shard_group), option=orjson.OPT_INDENT_2).decode()
+        )
     else:
-        click.echo(matrix_text(nodes, chosen))
-    lost = [name for name in wanted or () if name not in {name for name, _ in nodes}]
-    for name in lost:
-        click.echo(f"warning: no agent of {name} has ever reported", err=True)
+        click.echo(matrix_text(nodes, shard_group))
+    silent = [name for name in members or () if name not in {name for name, _ in nodes}]
+    for name in silent:
+        click.echo(f"warning: the agent of {name} has never reported", err=True)
 
 
 Reported = Sequence[tuple[str, NodeStatus]]
@@ -244,12 +242,12 @@ Reported = Sequence[tuple[str, NodeStatus]]
 
 def _reported_nodes(nodes: Sequence[Node], names: Sequence[str] | None) -> Reported:
     reported = {node.name: node.status for node in nodes if node.status is not None}
-    wanted = sorted(reported) if names is None else names
-    return [(name, reported[name]) for name in wanted if name in reported]
+    selected = sorted(reported) if names is None else names
+    return [(name, reported[name]) for name in selected if name in reported]
 
 
 def compare_nodes(nodes: Reported) -> list[PropertyRow]:
-    """Return every property of the Macs. Pure."""
+    """Return one row per property."""
     return [
         PropertyRow(
             title=one.title, values=tuple(one.of(status) for _, status in nodes), weight=one.weight
@@ -259,7 +257,7 @@ def compare_nodes(nodes: Reported) -> list[PropertyRow]:
 
 
 def matrix_text(nodes: Reported, group: ShardGroup | None) -> str:
-    """Return the comparison as tables. Pure."""
+    """Return the comparison as tables."""
     rows = [[row.title, *_value_cells(row), _same_cell(row)] for row in compare_nodes(nodes)]
     parts = [printers.align_columns(rows, ["", *(name for name, _ in nodes), "SAME"])]
     if len(nodes) > 1 and any(status.fabric.ports or status.fabric.rdma for _, status in nodes):
@@ -302,15 +300,15 @@ def _cables_between(
 
 
 def _cable_cell(cables: Sequence[Cable]) -> str:
-    said = [
+    labels = [
         f"{one.here.device or one.here.interface or '?'}@{cable_speed(one) or '?'}"
         for one in cables
     ]
-    return ",".join(said) or "-"
+    return ",".join(labels) or "-"
 
 
 def matrix_tree(nodes: Reported, group: ShardGroup | None) -> dict[str, Tree]:
-    """Return the comparison for programs. Pure."""
+    """Return the comparison for `-o json`."""
     names = [name for name, _ in nodes]
     pairs = [(a, b) for at, a in enumerate(nodes) for b in nodes[at + 1 :]]
     return {
@@ -337,7 +335,7 @@ _VERBS = {
 
 @click.group(cls=LazyGroup, verbs=_VERBS)
 def fabric() -> None:
-    """Look at the cables and settings of the Macs that work as one.
+    """Check and measure the Macs and cables of ShardGroups.
 
     GROUP is a ShardGroup; left out, all of them are looked at.
     """

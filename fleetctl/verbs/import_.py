@@ -1,4 +1,4 @@
-"""`fleetctl import`: manifests from what other tools are told with."""
+"""The verb `fleetctl import`: converts configuration of other tools to manifests."""
 
 import re
 import sys
@@ -10,23 +10,21 @@ import click
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
-from fleetctl.convert import localai_import as of_localai
-from fleetctl.convert import mesh_import as of_mesh
-from fleetctl.convert import ring_import as of_ring
-from fleetctl.convert import serving_import as of_serving
+from fleetctl.convert import localai_import, mesh_import, ring_import, serving_import
 from fleetctl.convert.hostfile_groups import GroupOptions, build_group
 from fleetctl.convert.hostfile_reader import read_hostfile
+from fleetctl.convert.manifest_drafts import save_text
 from manifests import sources
 from manifests.errors import ManifestError, ManifestErrors
 from nodeagent.node.identity import dns_label
 from schemas.meta import NAME_PATTERN
 from schemas.shardgroup import Backend
 
-_HELP = """Write a ShardGroup from a host file, for `fleetctl apply`.
+_HELP = """Convert a host file to a ShardGroup for `fleetctl apply`.
 
-FILE is what mlx.launch and mlx.distributed_config read and write, a ring's list of addresses (MLX_HOSTFILE, or
-LocalAI's), or a matrix of RDMA devices (MLX_IBV_DEVICES, or LocalAI's); - is standard input. What a ShardGroup has no
-word for becomes a comment.
+FILE is a host file of mlx.launch or mlx.distributed_config, a list of ring addresses (MLX_HOSTFILE, or LocalAI's), or
+a matrix of RDMA devices (MLX_IBV_DEVICES, or LocalAI's). "-" reads standard input. Settings that a ShardGroup does not
+have become comments.
 
 \b
   fleetctl import hostfile hosts.json
@@ -39,71 +37,71 @@ _NODES = click.option(
     "--nodes",
     default="",
     metavar="NODE,NODE,...",
-    help="The Macs in the file's order, which is that of ranks (else the names that it has for them).",
+    help="Node of each Mac, in the file's order (the rank order). Default: the names in the file.",
 )
 _MODELS = click.option(
     "--model",
     "models",
     multiple=True,
     metavar="PATH",
-    help="A model to deploy with what the file says of routing; may be repeated.",
+    help="A model to deploy with the file's routing settings; repeatable.",
 )
 _OUTPUT = click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write (else standard output).",
+    help="File to write (default: standard output).",
 )
 
 
 @click.group("import", cls=SuggestingGroup)
 def importing() -> None:
-    """Make manifests of other tools' files.
+    """Convert configuration files of other tools to manifests.
 
-    What has no counterpart becomes a comment that says what is instead of it, and nothing is written to the fleet.
+    Settings without a counterpart become comments that name the alternative. Nothing is written to the fleet.
     """
 
 
 @importing.command(help=_HELP)
 @click.argument("file")
-@click.option("--name", help="Name of the group (else the file's).")
+@click.option("--name", help="Name of the ShardGroup (default: the file's name).")
 @_NODES
 @click.option(
     "--backend",
     type=click.Choice(["ring", "jaccl", "jaccl-ring"]),
-    help="How the Macs talk (else what the file says or is).",
+    help="Communication backend (default: the one that the file names or implies).",
 )
 @_OUTPUT
 def hostfile(
     file: str, name: str | None, nodes: str, backend: str | None, output: Path | None
 ) -> None:
-    """Read the file, and write the group."""
-    wanted = GroupOptions(
+    """Convert a host file to a ShardGroup."""
+    group_options = GroupOptions(
         name=_object_name(file, name),
         nodes=_parse_nodes(nodes),
         backend=cast(Backend | None, backend),
     )
     try:
-        found = build_group(read_hostfile(*_read_text(file)), wanted)
+        group = build_group(read_hostfile(*_read_text(file)), group_options)
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was imported:\n{error}") from error
-    save(found.manifest(), output)
+    save_text(group.manifest(), output)
 
 
 @importing.command()
 @click.argument("file")
-@click.option("--name", help="Name of the pool (else the file's).")
+@click.option("--name", help="Name of the NodePool (default: the file's name).")
 @_NODES
 @_MODELS
 @_OUTPUT
-def mesh(file: str, name: str | None, nodes: str, output: Path | None, **said: Any) -> None:
-    """Make a NodePool, and a ModelDeployment for each tier, of mlx-stack's mesh YAML."""
+def mesh(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
+    """Convert mlx-stack's mesh YAML to a NodePool, and a ModelDeployment per tier."""
     pool, macs = _object_name(file, name), _parse_nodes(nodes)
     _convert(
         file,
         output,
-        lambda text, source: of_mesh.convert(
-            text, source, name=pool, nodes=macs, models=said["models"]
+        lambda text, source: mesh_import.convert(
+            text, source, name=pool, nodes=macs, models=options["models"]
         ),
     )
 
@@ -114,11 +112,11 @@ def mesh(file: str, name: str | None, nodes: str, output: Path | None, **said: A
 @_MODELS
 @_OUTPUT
 def serving(file: str, nodes: str, models: tuple[str, ...], output: Path | None) -> None:
-    """Make NodePools, and labels of Nodes, of mlx-serving's cluster.yaml."""
+    """Convert mlx-serving's cluster.yaml to NodePools and Node labels."""
     _convert(
         file,
         output,
-        lambda text, source: of_serving.convert(
+        lambda text, source: serving_import.convert(
             text, source, nodes=_parse_nodes(nodes), models=models
         ),
     )
@@ -126,16 +124,18 @@ def serving(file: str, nodes: str, models: tuple[str, ...], output: Path | None)
 
 @importing.command()
 @click.argument("file")
-@click.option("--name", help="Name of the group (else the file's).")
+@click.option("--name", help="Name of the ShardGroup (default: the file's name).")
 @_NODES
 @_OUTPUT
 def ring(file: str, name: str | None, nodes: str, output: Path | None) -> None:
-    """Make a ShardGroup with its ModelDeployment of mlx_distributed_ring_inference's .env."""
+    """Convert mlx_distributed_ring_inference's .env to a ShardGroup and its ModelDeployment."""
     group = _object_name(file, name, fallback="ring")
     _convert(
         file,
         output,
-        lambda text, source: of_ring.convert(text, source, name=group, nodes=_parse_nodes(nodes)),
+        lambda text, source: ring_import.convert(
+            text, source, name=group, nodes=_parse_nodes(nodes)
+        ),
     )
 
 
@@ -144,28 +144,28 @@ def ring(file: str, name: str | None, nodes: str, output: Path | None) -> None:
 @click.option(
     "--hostfile",
     "host_file",
-    help="The host file of its groups, if it is not where the model YAML says (beside it, if relative).",
+    help="Host file of the model's groups, if it is not at the path in the model YAML (relative to that file).",
 )
 @_NODES
 @_OUTPUT
 def localai(file: str, host_file: str | None, nodes: str, output: Path | None) -> None:
-    """Make ModelDeployments of LocalAI's model YAML, and ShardGroups of the host files it names."""
+    """Convert LocalAI's model YAML to ModelDeployments, and its host files to ShardGroups."""
 
-    def found(path: str) -> tuple[str, str]:
-        beside = Path(file).parent if file != sources.STDIN else Path()
-        return _read_text(host_file or str(beside / path))
+    def read_host_file(path: str) -> tuple[str, str]:
+        folder = Path(file).parent if file != sources.STDIN else Path()
+        return _read_text(host_file or str(folder / path))
 
-    around = of_localai.LocalAiContext(host_file=found, nodes=_parse_nodes(nodes))
-    _convert(file, output, lambda text, source: of_localai.convert(text, source, around))
+    context = localai_import.LocalAiContext(host_file=read_host_file, nodes=_parse_nodes(nodes))
+    _convert(file, output, lambda text, source: localai_import.convert(text, source, context))
 
 
-def _convert(file: str, output: Path | None, make: Callable[[str, str], str]) -> None:
-    """Read the file, and write what `make` makes of its text and name."""
+def _convert(file: str, output: Path | None, convert: Callable[[str, str], str]) -> None:
+    """Read the file, and write the manifests that `convert` makes of its text and name."""
     try:
-        made = make(*_read_text(file))
+        manifests = convert(*_read_text(file))
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was imported:\n{error}") from error
-    save(made, output)
+    save_text(manifests, output)
 
 
 def _parse_nodes(nodes: str) -> tuple[str, ...]:
@@ -173,31 +173,20 @@ def _parse_nodes(nodes: str) -> tuple[str, ...]:
 
 
 def _read_text(file: str) -> tuple[str, str]:
-    """Return the file's text, and its name. Raises ManifestErrors."""
+    """Return the file's text and its name. Raises ManifestErrors."""
     source, text = next(sources.read_all([file], recursive=False, stdin=sys.stdin.buffer))
     if isinstance(text, ManifestError):
         raise ManifestErrors([text])
     return text, source
 
 
-def save(text: str, output: Path | None) -> None:
-    """Write the text to the file, or to standard output where there is none."""
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FleetctlError(f"cannot write {output}: {error.strerror}") from error
-
-
 def _object_name(file: str, given: str | None, fallback: str = "imported") -> str:
-    """Return the name of the group or pool."""
+    """Return the name of the ShardGroup or NodePool: as given, else made from the file's name."""
     if given is None:
         stem = "" if file == sources.STDIN or Path(file).name == ".env" else Path(file).stem
         return dns_label(stem, fallback=fallback)
     if not re.fullmatch(NAME_PATTERN, given) or len(given) > 128:
         raise click.UsageError(
-            f"--name {given}: a name has lower-case letters, digits, - and . only, as in studios-2"
+            f"--name {given}: not a valid name; use lower-case letters, digits, '-' and '.', as in studios-2"
         )
     return given

@@ -1,7 +1,7 @@
-"""`fleetctl init-auth`: users and roles in etcd, so that each process may do its own work and no other.
+"""The verb `fleetctl init-auth`: creates etcd users and roles, each with the permissions of one process.
 
-Whatever interrupts it, it can be run again: each step looks first, and users are asked for passwords
-last, when root's is on the disk.
+The command can be interrupted and run again: each step reads the current state first, and etcd starts to enforce
+passwords last, when root's password is on disk.
 """
 
 import ipaddress
@@ -31,9 +31,9 @@ _NAME = TypeAdapter(ObjectName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitAuthRequest:
-    """What the command was asked for."""
+    """Arguments of the command."""
 
-    where: EtcdAddress
+    address: EtcdAddress
     folder: PasswordFolder
     nodes: tuple[str, ...]
     rotated: frozenset[str]
@@ -44,60 +44,62 @@ class InitAuthRequest:
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Folder for the password files, one a user; made if need be.",
+    help="Folder for the password files, one per user; created if it does not exist.",
 )
-@click.option("--node", "nodes", multiple=True, help="Name of a node to add; again for each.")
+@click.option("--node", "nodes", multiple=True, help="Name of a node to add; repeatable.")
 @click.option(
     "--rotate",
     "rotated",
     multiple=True,
     metavar="USER",
-    help="User to give a new password, such as fleet-gateway or root; again for each.",
+    help="User that gets a new password, such as fleet-gateway or root; repeatable.",
 )
-@click.option("--insecure", is_flag=True, help="Send passwords over plain http to another machine.")
+@click.option(
+    "--insecure", is_flag=True, help="Allow passwords over plain HTTP to another machine."
+)
 @cluster_options
 def init_auth(
     out: Path, nodes: tuple[str, ...], rotated: tuple[str, ...], insecure: bool, **options: Any
 ) -> None:
-    """Set up users and roles in etcd: one for each part of the fleet, and one for each node.
+    """Create users and roles in etcd: one per fleet component, and one per node.
 
-    Safe to run again: to add a node, after an upgrade, or when it was interrupted.
+    Run it again to add a node, after an upgrade, or after an interruption.
     """
-    where = address_from_flags(options)
-    _check_transport(where, insecure=insecure)
-    order = InitAuthRequest(
-        where=where,
+    address = address_from_flags(options)
+    _check_transport(address, insecure=insecure)
+    request = InitAuthRequest(
+        address=address,
         folder=PasswordFolder(out),
         nodes=tuple(map(_node_name, nodes)),
         rotated=frozenset(rotated),
     )
-    with order.folder.held():
-        run(initialize_auth(order, click.echo))
+    with request.folder.lock():
+        run(initialize_auth(request, click.echo))
 
 
-def _check_transport(where: EtcdAddress, *, insecure: bool) -> None:
-    """Refuse what passwords must not go to."""
-    if where.socket is not None:
+def _check_transport(address: EtcdAddress, *, insecure: bool) -> None:
+    """Refuse connections over which passwords must not be sent."""
+    if address.socket is not None:
         raise FleetctlError(
-            "init-auth is for an etcd of several machines: give its URL with --etcd. The etcd of "
-            "`fleetctl up` is guarded by its folder, and the processes there have no passwords"
+            "init-auth needs an etcd that is reached over the network: give its URL with --etcd. The etcd of "
+            "`fleetctl up` is protected by its data folder, and its processes use no passwords"
         )
-    if where.transport == "http":
+    if address.transport == "http":
         raise FleetctlError(
-            "init-auth speaks gRPC alone: run it where gRPC gets through, without "
-            "--etcd-transport http. The fleet's processes may use either"
+            "init-auth needs gRPC: run it without --etcd-transport http, on a machine that reaches etcd's gRPC "
+            "port. The fleet's processes may use either transport"
         )
-    clear = [url for url in where.endpoints if _is_plain_text(url)]
-    if clear and not insecure:
+    exposed = [url for url in address.endpoints if _is_plain_text(url)]
+    if exposed and not insecure:
         raise FleetctlError(
-            f"{clear[0]} is another machine, and http: passwords would travel in clear. Give etcd "
-            "a certificate and write https:// (docs/operations/security.md), or say --insecure if "
-            "nobody else is on that network"
+            f"{exposed[0]} is on another machine and uses http, so passwords would be sent in plain text. Give etcd "
+            "a certificate and use https:// (docs/operations/security.md), or pass --insecure if you "
+            "trust that network"
         )
 
 
 def _is_plain_text(url: str) -> bool:
-    """Return whether what goes there can be read on the way."""
+    """Return whether traffic to the URL is neither encrypted nor local."""
     parts = urlsplit(url)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return False
@@ -112,117 +114,118 @@ def _node_name(name: str) -> str:
         return _NAME.validate_python(name)
     except ValidationError as error:
         raise click.UsageError(
-            f"--node {name}: write the node's name as `fleetctl get nodes` shows it: lower-case "
+            f"--node {name}: not a node name. Write it as `fleetctl get nodes` shows it: lower-case "
             "letters, digits, '-' and '.'"
         ) from error
 
 
-async def initialize_auth(order: InitAuthRequest, say: Callable[[str], None]) -> None:
-    """Do what the command was asked for.
+async def initialize_auth(request: InitAuthRequest, say: Callable[[str], None]) -> None:
+    """Create or update etcd's users and roles, and report each change through `say`.
 
     Raises:
-        FleetctlError: it could not be done, or not all of it; it can be run again.
+        FleetctlError: a step failed; finished steps remain, and the command can be run again.
 
     """
     try:
-        is_on, administrator = await _administrator(order)
-        setup = AccountSetup(administrator, order.folder, say, is_on=is_on, rotated=order.rotated)
+        is_on, client = await _open_client(request)
+        setup = AccountSetup(client, request.folder, say, is_on=is_on, rotated=request.rotated)
         try:
-            await _set_up(order, setup, administrator, is_on=is_on)
+            await _set_up(request, setup, client, is_on=is_on)
         finally:
-            await administrator.close()
+            await client.close()
     except StoreError as error:
         raise FleetctlError(
-            f"{from_store_error(error).message.rstrip('.')}. What was done so far stays; run the command again to go on"
+            f"{from_store_error(error).message.rstrip('.')}. Finished steps remain; run the command again to continue"
         ) from error
-    _print_next_steps(order, say, is_on=is_on)
+    _print_next_steps(request, say, is_on=is_on)
 
 
-async def _administrator(order: InitAuthRequest) -> tuple[bool, AuthClient]:
-    """Return whether etcd asks for passwords, and the way to it of somebody who may do everything."""
-    nobody = replace(order.where, username="", password="")
-    asking = AuthClient(nobody)
+async def _open_client(request: InitAuthRequest) -> tuple[bool, AuthClient]:
+    """Return whether etcd enforces passwords, and a client with root's permissions."""
+    anonymous = replace(request.address, username="", password="")
+    probe = AuthClient(anonymous)
     try:
-        if not await asking.is_on():
-            return False, AuthClient(nobody)
-        who = await _find_root(order, asking)
+        if not await probe.is_on():
+            return False, AuthClient(anonymous)
+        root = await _find_root(request, probe)
     finally:
-        await asking.close()
-    found = AuthClient(replace(order.where, username=who.user, password=who.password))
-    return True, found
+        await probe.close()
+    return True, AuthClient(replace(request.address, username=root.user, password=root.password))
 
 
-async def _find_root(order: InitAuthRequest, asking: AuthClient) -> Credentials:
-    """Return with which user and password we may go on."""
-    where, folder = order.where, order.folder
-    if where.username:
-        if await asking.is_password(where.username, where.password):
-            return Credentials(user=where.username, password=where.password)
+async def _find_root(request: InitAuthRequest, probe: AuthClient) -> Credentials:
+    """Return valid credentials of root: from the flags, else from the password folder."""
+    address, folder = request.address, request.folder
+    if address.username:
+        if await probe.is_password(address.username, address.password):
+            return Credentials(user=address.username, password=address.password)
         raise FleetctlError(
-            f"etcd at {where} refuses user {where.username} with that password. Give root's with "
+            f"etcd at {address} refuses user {address.username} with this password. Give root's password with "
             "--etcd-user root --etcd-password-file FILE"
         )
     for password in (folder.staged(ROOT_FILE), folder.password(ROOT_FILE)):
-        if password is not None and await asking.is_password(etcd_users.ROOT_USER, password):
+        if password is not None and await probe.is_password(etcd_users.ROOT_USER, password):
             return Credentials(user=etcd_users.ROOT_USER, password=password)
     file = folder.file(ROOT_FILE)
-    why = f"the one in {file} is not root's" if file.exists() else f"there is no {file}"
+    why = f"the password in {file} is not root's" if file.exists() else f"{file} does not exist"
     raise FleetctlError(
-        f"etcd at {where} asks for passwords already, and {why}. Give root's with --etcd-user root "
-        "--etcd-password-file FILE, or --out with the folder of the first `init-auth`"
+        f"etcd at {address} already enforces passwords, and {why}. Give root's password with --etcd-user root "
+        "--etcd-password-file FILE, or give the folder of the first `init-auth` with --out"
     )
 
 
 async def _set_up(
-    order: InitAuthRequest, setup: AccountSetup, administrator: AuthClient, *, is_on: bool
+    request: InitAuthRequest, setup: AccountSetup, client: AuthClient, *, is_on: bool
 ) -> None:
-    prefix = order.where.prefix
-    there = [etcd_users.node_of_user(user, prefix=prefix) for user in await administrator.users()]
-    nodes = {*order.nodes, *(node for node in there if node is not None)}
+    prefix = request.address.prefix
+    existing = [etcd_users.node_of_user(user, prefix=prefix) for user in await client.users()]
+    nodes = {*request.nodes, *(node for node in existing if node is not None)}
     accounts = etcd_users.fleet_accounts(nodes, prefix=prefix)
-    _check_rotated(order, [account.user for account in accounts])
+    _check_rotated(request, [account.user for account in accounts])
     if not is_on:
-        await setup.root()
+        await setup.create_root()
     for account in accounts:
-        await setup.account(account)
+        await setup.set_up_account(account)
     if not is_on:
-        await administrator.enable()
+        await client.enable()
         return
-    # Last, for with it our own token ends.
+    # Last, because a new password of root invalidates this client's own token.
     await setup.renew_root()
 
 
-def _check_rotated(order: InitAuthRequest, users: list[str]) -> None:
+def _check_rotated(request: InitAuthRequest, users: list[str]) -> None:
     known = [etcd_users.ROOT_USER, *users]
-    for user in sorted(order.rotated):
+    for user in sorted(request.rotated):
         if user not in known:
-            raise FleetctlError(f"--rotate {user}: no such user. There are {', '.join(known)}")
+            raise FleetctlError(f"--rotate {user}: no such user. Known users: {', '.join(known)}")
 
 
-def _print_next_steps(order: InitAuthRequest, say: Callable[[str], None], *, is_on: bool) -> None:
-    folder = order.folder.path
+def _print_next_steps(request: InitAuthRequest, say: Callable[[str], None], *, is_on: bool) -> None:
+    folder = request.folder.path
     if is_on:
-        say(f"etcd at {order.where} asks for passwords, as it did before")
+        say(f"etcd at {request.address} enforces passwords, as before")
         return
-    say(f"etcd at {order.where} asks for passwords from now on. Next:")
-    say(f"  - keep {folder / ROOT_FILE} somewhere safe; no process needs it")
+    say(f"etcd at {request.address} now enforces passwords. Next steps:")
+    say(f"  - keep {folder / ROOT_FILE} in a safe place; no process needs it")
     say(
-        "  - take each file to the machine of its process (mode 0600), start the process again "
+        "  - copy each file to the machine of its process (mode 0600), and restart the process "
         "with --etcd-password-file FILE"
     )
-    flags = _flags(order.where)
+    flags = _flags(request.address)
     admin = shlex.quote(str(folder / "admin.env"))
-    say(f"  - fleetctl itself: fleetctl get nodes {flags} --etcd-password-file {admin}")
-    say(f"  - a new node: fleetctl init-auth --out {shlex.quote(str(folder))} --node NAME {flags}")
+    say(f"  - use fleetctl with: fleetctl get nodes {flags} --etcd-password-file {admin}")
+    say(
+        f"  - add a node with: fleetctl init-auth --out {shlex.quote(str(folder))} --node NAME {flags}"
+    )
 
 
-def _flags(where: EtcdAddress) -> str:
-    """Return the flags that lead there, as one writes them."""
-    given = {
-        "--etcd": ",".join(where.endpoints),
-        "--etcd-ca": where.ca,
-        "--etcd-cert": where.certificate,
-        "--etcd-key": where.key,
-        "--etcd-prefix": where.prefix,
+def _flags(address: EtcdAddress) -> str:
+    """Return the etcd flags of the address, quoted for a shell."""
+    values = {
+        "--etcd": ",".join(address.endpoints),
+        "--etcd-ca": address.ca,
+        "--etcd-cert": address.certificate,
+        "--etcd-key": address.key,
+        "--etcd-prefix": address.prefix,
     }
-    return " ".join(f"{flag} {shlex.quote(str(said))}" for flag, said in given.items() if said)
+    return " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in values.items() if value)

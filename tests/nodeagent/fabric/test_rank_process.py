@@ -58,8 +58,8 @@ async def test_three_ranks_on_this_machine() -> None:
     ("words", "said"),
     [
         (("--local", "1"), "2<=x<=16"),
-        (("g", "--local", "2"), "name a group, or give --local"),
-        (("--local", "2", "--sizes", "4X"), "is no size; write such as 4K,256K"),
+        (("g", "--local", "2"), "give either a group or --local"),
+        (("--local", "2", "--sizes", "4X"), "is not a size; expected sizes such as 4K,256K"),
         (("--local", "2", "--sizes", "3"), "greater than or equal to 4"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Host files of others: read, refused by line and field, and written so that both ways agree."""
+"""Host files: conversion to ShardGroups and back, and errors with line and field."""
 
 import io
 import json
@@ -54,9 +54,9 @@ def test_a_host_file_of_mlx_launch() -> None:
     ]
     assert found.group.spec.backend == "jaccl"
     assert found.group.spec.environment == {"MLX_METAL_FAST_SYNCH": "1"}
-    told = "\n".join(found.notes)
-    for word in ("colour", "HF_HUB_OFFLINE=1", "MLX_RANK", "me@Studio-1.local", "studio-2: what"):
-        assert word in told
+    notes = "\n".join(found.notes)
+    for word in ("colour", "HF_HUB_OFFLINE=1", "MLX_RANK", "me@Studio-1.local", "studio-2: taken"):
+        assert word in notes
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_a_host_file_of_mlx_launch() -> None:
         pytest.param('[["10.0.0.1:1"], "10.0.0.2:1"]', [1, 1], id="mixed"),
     ],
 )
-def test_a_ring_needs_names_for_its_macs(text: str, addresses: list[int]) -> None:
+def test_a_ring_needs_node_names(text: str, addresses: list[int]) -> None:
     with pytest.raises(ManifestErrors, match=r"hosts\.json:1:2: \[0\]: .*--nodes"):
         imported(text)
     found = imported(text, "a", "b")
     assert [len(member.addresses) for member in found.group.spec.members] == addresses
     assert found.group.spec.backend == "ring"
-    assert "listen from spec.port" in found.notes[0]
+    assert "listen on spec.port" in found.notes[0]
 
 
-def test_a_matrix_is_a_mesh_or_a_circle() -> None:
+def test_a_full_matrix_is_jaccl_and_a_ring_of_devices_jaccl_ring() -> None:
     full = [[None if a == b else f"rdma_en{b}" for b in range(4)] for a in range(4)]
     assert imported(json.dumps(full), *"abcd").group.spec.backend == "jaccl"
     circle = [
@@ -87,56 +87,56 @@ def test_a_matrix_is_a_mesh_or_a_circle() -> None:
     assert found.group.spec.backend == "jaccl-ring"
     assert sorted(found.group.spec.members[0].rdma) == ["b", "d"]
     with pytest.raises(
-        ManifestErrors, match=r"\[0\]: .*rank 0 \(a\) towards rank 2 \(c\) \(and 3 more\)"
+        ManifestErrors, match=r"\[0\]: .*rank 0 \(a\) to rank 2 \(c\) \(and 3 more\)"
     ):
         imported(json.dumps(circle), *"abcd", backend="jaccl")
 
 
-def test_a_ring_of_jaccl_may_be_said_by_a_variable() -> None:
+def test_a_variable_can_select_jaccl_ring() -> None:
     text = LAUNCH.replace("HF_HUB_OFFLINE", "MLX_JACCL_RING")
     assert imported(text).group.spec.backend == "jaccl-ring"
 
 
 REFUSED = [
     pytest.param("", "hosts.json:1:1: is not JSON", id="empty"),
-    pytest.param("null", "says null. Expected", id="null"),
+    pytest.param("null", "the file is null. Expected", id="null"),
     pytest.param('{"hosts": [,]}', "hosts.json:1:12: is not JSON", id="syntax"),
     pytest.param("[" * 5000 + "]" * 5000, "nested", id="deep"),
     pytest.param("{}", "hosts: expected a list of hosts, got nothing", id="no hosts"),
     pytest.param('{"hosts": {}}', "1:2: hosts: expected a list of hosts, got a mapping", id="hosts"),
-    pytest.param("[1, 2]", "is no host file", id="numbers"),
-    pytest.param('["a", "b"]', "is no host file", id="names"),
+    pytest.param("[1, 2]", "is not a host file", id="numbers"),
+    pytest.param('["a", "b"]', "is not a host file", id="names"),
     pytest.param('[\n"10.0.0.1"\n, "10.0.0.1:0"]', "hosts.json:3:3: [1]: expected", id="port 0"),
     pytest.param('["10.0.0.1:99999", "a:1"]', "[0]: expected", id="port too high"),
-    pytest.param('["mac.local:1", "10.0.0.1:1"]', '"mac.local" is no IPv4 address', id="name"),
-    pytest.param('["::1:1", "10.0.0.1:1"]', "is no IPv4 address. Write the number", id="ipv6"),
-    pytest.param('[{"ssh": "a"}, 3]', "is no host file", id="host of no shape"),
+    pytest.param('["mac.local:1", "10.0.0.1:1"]', '"mac.local" is not an IPv4 address', id="name"),
+    pytest.param('["::1:1", "10.0.0.1:1"]', "is not an IPv4 address. Use the number", id="ipv6"),
+    pytest.param('[{"ssh": "a"}, 3]', "is not a host file", id="host of no shape"),
     pytest.param('{"hosts": [{"ssh": "a"},\n 3]}', "2:2: hosts[1]: expected a host", id="host"),
-    pytest.param('[{"ips": []}, {"ssh": "b"}]', "[0].ssh: expected the name", id="no ssh"),
+    pytest.param('[{"ips": []}, {"ssh": "b"}]', "[0].ssh: expected the ssh destination", id="no ssh"),
     pytest.param('[{"ssh": "a", "ips": "x"}]', "[0].ips: expected a list", id="ips"),
     pytest.param('[{"ssh": "a", "ips": [7]}]', "[0].ips[0]: expected an address", id="ip"),
-    pytest.param('[{"ssh": "a"}]', "has 1 rank, and a group needs two", id="one"),
+    pytest.param('[{"ssh": "a"}]', "has 1 rank, but a group needs at least two", id="one"),
     pytest.param('[{"ssh": "a"}, {"ssh": "x@A.local"}]', "[1]: ranks 0 and 1 are both on a", id="twice"),
-    pytest.param('[{"ssh": "a"}, {"ssh": "10.0.0.2"}]', "[1]: does not say which node", id="address"),
-    pytest.param('{"backend": "mpi", "hosts": [{"ssh": "a"}, {"ssh": "b"}]}', "backend: mpi is none", id="mpi"),
+    pytest.param('[{"ssh": "a"}, {"ssh": "10.0.0.2"}]', "[1]: does not name the node", id="address"),
+    pytest.param('{"backend": "mpi", "hosts": [{"ssh": "a"}, {"ssh": "b"}]}', "backend: mpi is not supported", id="mpi"),
     pytest.param('{"envs": ["X"], "hosts": [{"ssh": "a"}, {"ssh": "b"}]}', "envs[0]: expected", id="env"),
-    pytest.param('[[null, "x"], [null, "x"]]', "[1][1]: is a device of the rank", id="itself"),
-    pytest.param('[[null, "x"], ["x"]]', "[1]: names devices towards 1 of 2", id="short row"),
+    pytest.param('[[null, "x"], [null, "x"]]', "[1][1]: is a device from the rank", id="itself"),
+    pytest.param('[[null, "x"], ["x"]]', "[1]: names devices to 1 of 2", id="short row"),
     pytest.param('[[null, 7], ["x", null]]', "[0][1]: expected null, a device", id="device"),
     pytest.param('[[null, []], ["x", null]]', "[0][1]: expected null, a device", id="no device"),
     pytest.param('[{"ssh": "a", "ssh": "b"}, {"ssh": "c"}]', "ssh", id="key twice"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "said"), REFUSED)
-def test_refusals_name_line_and_field(text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_refusals_name_line_and_field(text: str, message: str) -> None:
     with pytest.raises(ManifestErrors) as caught:
         imported(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert all(problem.source == "hosts.json" for problem in caught.value.problems)
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ManifestErrors) as caught:
         imported('[{"ips": ["x"]},\n {"ssh": "b", "ips": ["y"], "rdma": [null]}]')
     assert [(p.line, p.path) for p in caught.value.problems] == [
@@ -144,7 +144,7 @@ def test_every_mistake_is_told_at_once() -> None:
     ]  # fmt: skip
 
 
-def test_more_macs_than_a_group_may_have() -> None:
+def test_a_group_has_at_most_16_macs() -> None:
     ring = json.dumps([f"10.0.0.{n}:1" for n in range(17)])
     with pytest.raises(ManifestErrors, match="splits over 17 Macs, and 16 are the most"):
         imported(ring, *(f"n{n}" for n in range(17)))
@@ -176,14 +176,14 @@ def test_any_json_is_read_or_refused(value: object) -> None:
 
 
 def _loads_again(found: GroupImport) -> None:
-    """See that the manifest is YAML that says the same group, whatever the comments hold."""
+    """Check that the manifest loads as the same group, whatever its comments contain."""
     (loaded,) = load_objects(["-"], stdin=io.BytesIO(found.manifest().encode()))
     assert loaded.obj == found.group
 
 
 @st.composite
 def a_group(draw: st.DrawFn) -> ShardGroup:
-    """Return a group that says all of itself: what host files can hold, and nothing else."""
+    """Return a group that uses only settings that host files can express."""
     size = draw(st.integers(2, 4))
     names = [f"mac-{n}" for n in range(size)]
     backend: Backend = draw(st.sampled_from(["ring", "jaccl", "jaccl-ring"]))
@@ -212,14 +212,14 @@ def a_group(draw: st.DrawFn) -> ShardGroup:
 
 @settings(max_examples=40)
 @given(group=a_group())
-def test_what_is_exported_is_imported_again(group: ShardGroup) -> None:
+def test_an_exported_group_can_be_imported_again(group: ShardGroup) -> None:
     seats = admission.declared_seats(group.spec)
     assert seats is not None
     names = [seat.node for seat in seats]
     launch = render_hostfile(group, seats, "launch", 32323)
     assert launch.left_out == ()
     assert imported(launch.text).group == group
-    # What only one of the other forms says, each gives back.
+    # Each other format preserves its part of the group.
     listening = render_hostfile(group, seats, "ring", 40000).text
     ports = [int(place.rpartition(":")[2]) for row in json.loads(listening) for place in row]
     assert ports == list(range(40000, 40000 + len(ports)))
@@ -237,7 +237,7 @@ def test_what_is_exported_is_imported_again(group: ShardGroup) -> None:
     assert [m.rdma for m in matrix.group.spec.members] == [m.rdma for m in group.spec.members]
 
 
-# MLX leaves the file open.
+# MLX does not close the file.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_mlx_reads_the_file(tmp_path: Path) -> None:
     group = imported(LAUNCH).group
@@ -256,24 +256,28 @@ def test_mlx_reads_the_file(tmp_path: Path) -> None:
     assert (theirs.backend, theirs.envs) == ("jaccl", ["MLX_METAL_FAST_SYNCH=1"])
 
 
-def test_what_a_file_cannot_say_is_told() -> None:
+def test_settings_that_a_format_cannot_express_are_listed() -> None:
     member = tuple(GroupMember(node=n, addresses=("10.0.0.1", "10.0.0.2")) for n in "abc")
     spec = ShardGroupSpec(members=member, size=2, parallelism="Pipeline", reservation="Exclusive")
     group = ShardGroup(metadata=ObjectMeta(name="g"), spec=spec)
     seats = admission.declared_seats(spec)
     assert seats is not None
     assert [seat.node for seat in seats] == ["a", "b"]
-    told = {
+    omitted = {
         kind: render_hostfile(group, seats, kind, 1).left_out
         for kind in HOSTFILE_KINDS
         if kind != "devices"
     }
     rest = ("spec.parallelism", "spec.reservation")
-    assert told["launch"] == told["ring"] == (*rest, "the spare c")
-    assert told["localai-ring"] == (*rest, "all but the first address of each Mac", "the spare c")
+    assert omitted["launch"] == omitted["ring"] == (*rest, "the spare c")
+    assert omitted["localai-ring"] == (
+        *rest,
+        "all but the first address of each Mac",
+        "the spare c",
+    )
 
 
-def test_the_file_becomes_a_manifest(tmp_path: Path) -> None:
+def test_the_verb_writes_a_manifest(tmp_path: Path) -> None:
     file, made = tmp_path / "Two Studios.json", tmp_path / "made.yaml"
     file.write_text(LAUNCH)
     run = CliRunner().invoke(main, ["import", "hostfile", str(file), "-o", str(made)])
@@ -284,6 +288,6 @@ def test_the_file_becomes_a_manifest(tmp_path: Path) -> None:
     )
     piped = CliRunner().invoke(main, ["import", "hostfile", "-"], input="[1]")
     assert piped.exit_code == 1
-    assert "error: nothing was imported:\nstandard input:1:1: is no host file" in piped.output
+    assert "error: nothing was imported:\nstandard input:1:1: is not a host file" in piped.output
     bad = CliRunner().invoke(main, ["import", "hostfile", str(file), "--name", "Two"])
     assert bad.exit_code == 2

@@ -1,4 +1,4 @@
-"""`fleetctl chat`: at a pseudo-terminal and in pipes, through gateways that really run."""
+"""The verb `fleetctl chat` at a pseudo-terminal and in pipes, through real gateways."""
 
 import asyncio
 import stat
@@ -17,6 +17,7 @@ from tests.gateway.fake_engine import Call, FakeEngine, Script, running
 from tests.gateway.scripts import DONE, delta, dies_mid_stream, refuses
 from tests.gateway.world import World, running_gateway
 from tests.support.fleet import fleetctl
+from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.terminal import CTRL_C, CTRL_D, ENTER, TAB, UP, terminal
 from tests.support.waiting import until
 
@@ -40,7 +41,7 @@ USAGE = orjson.dumps(
 
 
 async def echoes(call: Call) -> None:
-    """Answer with what was asked last, and how many messages there were."""
+    """Answer with the last question, and the number of messages."""
     body = orjson.loads(call.body)
     asked = body["messages"][-1]["content"]
     await call.begin_stream()
@@ -78,9 +79,9 @@ async def talking(script: Script = echoes) -> AsyncIterator[tuple[str, FakeEngin
         yield gateway.url, engine
 
 
-async def test_a_pipe_gets_the_answer_and_nothing_else() -> None:
+async def test_a_pipe_gets_only_the_answer() -> None:
     async with talking() as (url, engine):
-        piped = await fleetctl("chat", "qwen", "--gateway", url, stdin=b"good\nday\n")
+        piped = await run_fleetctl("chat", "qwen", "--gateway", url, stdin=b"good\nday\n")
         assert (piped.code, piped.out, piped.err) == (0, "GOOD\nDAY\n (1)\n", "")
         words = (
             "-m",
@@ -92,10 +93,10 @@ async def test_a_pipe_gets_the_answer_and_nothing_else() -> None:
             "--max-tokens",
             "9",
         )
-        asked = await fleetctl("chat", "qwen", *words, "--stats", "--gateway", f"{url}/")
+        asked = await run_fleetctl("chat", "qwen", *words, "--stats", "--gateway", f"{url}/")
         assert (asked.code, asked.out) == (0, "THINK (2)\n")
         assert asked.err.startswith(
-            "12 prompt tokens (4 cached), 3 output tokens, first words after "
+            "12 prompt tokens (4 cached), 3 output tokens, first text after "
         )
         assert asked.err.endswith(", qwen-0 on mac-1\n")
         body = orjson.loads(engine.calls[-1].body)
@@ -103,37 +104,37 @@ async def test_a_pipe_gets_the_answer_and_nothing_else() -> None:
         assert (body["temperature"], body["max_tokens"]) == (0.5, 9)
         cut = await fleetctl("chat", "qwen", "-m", "long", "--gateway", url)
         assert (cut.code, cut.out) == (0, "LONG (1)\n")
-        assert cut.err.startswith("the answer is cut off")
+        assert cut.err.startswith("the answer is truncated")
 
 
-async def test_what_can_go_wrong_is_said() -> None:
+async def test_errors_are_shown() -> None:
     async with talking(dies_mid_stream) as (url, engine):
-        broken = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", url)
+        broken = await run_fleetctl("chat", "qwen", "-m", "hi", "--gateway", url)
         assert (broken.code, broken.out) == (1, "onetwo\n")
         assert broken.err.startswith("error: ")
         engine.script = refuses(400, "context_length_exceeded")
-        refused = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", url)
+        refused = await run_fleetctl("chat", "qwen", "-m", "hi", "--gateway", url)
         assert (refused.code, refused.out, refused.err) == (
             1,
             "",
             "error: context_length_exceeded\n",
         )
-        unknown = await fleetctl("chat", "qwne", "-m", "hi", "--gateway", url)
+        unknown = await run_fleetctl("chat", "qwne", "-m", "hi", "--gateway", url)
         assert unknown.code == 1
         assert "Did you mean 'qwen'?" in unknown.err
-        empty = await fleetctl("chat", "qwen", "--gateway", url, stdin=b" \n")
+        empty = await run_fleetctl("chat", "qwen", "--gateway", url, stdin=b" \n")
         assert (empty.code, "nothing to ask" in empty.err) == (2, True)
-    away = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", "http://127.0.0.1:9")
+    away = await run_fleetctl("chat", "qwen", "-m", "hi", "--gateway", "http://127.0.0.1:9")
     assert away.code == 1
     assert away.err == (
         "error: no gateway answers at http://127.0.0.1:9 (Connection refused). Is it running? "
-        "Say where one is with --gateway or FLEET_GATEWAY\n"
+        "Give another address with --gateway or FLEET_GATEWAY\n"
     )
-    wrong = await fleetctl("chat", "qwen", "-m", "hi", "--gateway", "10.0.0.5:4000")
+    wrong = await run_fleetctl("chat", "qwen", "-m", "hi", "--gateway", "10.0.0.5:4000")
     assert (wrong.code, "http://HOST:PORT" in wrong.err) == (2, True)
 
 
-async def test_a_gateway_that_asks_for_keys(tmp_path: Path) -> None:
+async def test_a_gateway_that_requires_api_keys(tmp_path: Path) -> None:
     world = World(MemoryTransport(SystemClock()))
     limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
     async with (
@@ -145,25 +146,27 @@ async def test_a_gateway_that_asks_for_keys(tmp_path: Path) -> None:
         await gateway.knows("qwen", ready=1)
         await until(lambda: gateway.gateway.known.keyring.is_known, what="the keys")
         words = ("chat", "qwen", "-m", "hi", "--gateway", gateway.url)
-        refused = await fleetctl(*words)
+        refused = await run_fleetctl(*words)
         assert refused.code == 1
-        assert refused.err.endswith(". Give it in FLEET_API_KEY, or its file with --api-key-file\n")
+        assert refused.err.endswith(
+            ". Set FLEET_API_KEY, or give the key's file with --api-key-file\n"
+        )
         key = tmp_path / "key"
         key.write_text("sk-fleet-abc\n")
-        done = await fleetctl(*words, "--api-key-file", str(key))
+        done = await run_fleetctl(*words, "--api-key-file", str(key))
         assert (done.code, done.out) == (0, "HI (1)\n")
 
 
-async def test_silence_ends(tmp_path: Path) -> None:
+async def test_a_silent_gateway_times_out(tmp_path: Path) -> None:
     async with talking(never_ends) as (url, _):
         words = ("chat", "qwen", "-m", "hi", "--timeout", "200ms", "--gateway", url)
-        done = await fleetctl(*words)
+        done = await run_fleetctl(*words)
         assert (done.code, done.out) == (1, "once upon a time\n")
-        assert done.err.startswith(f"error: the gateway at {url} said nothing for 0.2 s")
+        assert done.err.startswith(f"error: the gateway at {url} sent nothing for 0.2 s")
     key = tmp_path / "key"
     key.write_text("two lines\n")
-    odd = await fleetctl(*words, "--api-key-file", str(key))
-    assert odd.err.startswith(f"error: {key} holds no API key")
+    odd = await run_fleetctl(*words, "--api-key-file", str(key))
+    assert odd.err.startswith(f"error: {key} does not contain an API key")
 
 
 @pytest.mark.timeout(180)
@@ -172,17 +175,17 @@ async def test_a_conversation(tmp_path: Path) -> None:
     async with talking() as (url, engine):
         words = ("chat", "qwen", "--gateway", url, "--history", str(history))
         async with terminal(*words, environ={"NO_COLOR": "1"}) as shown:
-            await shown.until(f"qwen at {url}; /help says more")
+            await shown.until(f"qwen at {url}; /help lists commands")
             for typed, answer in (
                 ("hello", "HELLO (1)"),
                 ("again", "AGAIN (3)"),
                 ("/system Be brief.", "the system prompt is set"),
                 ("//slash", "/SLASH (6)"),
-                ("/reset", "forgotten"),
+                ("/reset", "all messages are forgotten"),
                 ("think", "hm, let me see\r\nTHINK (2)"),
                 ("/stats", "all 4 answers: 48 prompt tokens, 12 output tokens"),
-                ("/rest", "/rest is no command; did you mean /reset?"),
-                ("/model qwne", "no model is called qwne; did you mean qwen?"),
+                ("/rest", "/rest is not a command; did you mean /reset?"),
+                ("/model qwne", "no model is named qwne; did you mean qwen?"),
                 ("/model", "* qwen\r\n  smol"),
                 (f"/model s{TAB}", "/model smol"),
                 ('"""one\rtwo"""', "ONE\r\nTWO (4)"),
@@ -191,15 +194,15 @@ async def test_a_conversation(tmp_path: Path) -> None:
                 shown.type(typed + ENTER)
                 await shown.until(answer)
             await shown.until("smol> ")
-            # The two lines between fences, the choice of smol, and what was typed before.
+            # Go back in the history: two fenced lines, the choice of smol, and the line before.
             shown.type(UP * 4 + ENTER)
             await shown.until("* smol")
-            # Typed earlier, it would be the terminal's and not readline's.
+            # Before the prompt appears, the terminal itself would handle Ctrl-D.
             await shown.until("smol> ")
             shown.type(CTRL_D)
             assert await shown.ended() == 0
         session = {orjson.loads(call.body)["session_id"] for call in engine.calls}
-    assert len(session) == 2  # a reset begins a new one
+    assert len(session) == 2  # a reset starts a new session
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert "hello" in history.read_text()
 
@@ -217,7 +220,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
             engine.script = echoes
             await shown.until("qwen> ")
             shown.type("go on" + ENTER)
-            # What there was of the story is part of the conversation.
+            # The interrupted answer is part of the conversation.
             await shown.until("GO ON (3)")
             await shown.until("qwen> ")
             shown.type(CTRL_C)
@@ -241,5 +244,5 @@ async def test_a_model_cannot_write_to_the_terminal() -> None:
         async with terminal(*words) as shown:
             assert "␛]0;owned␇\N{REPLACEMENT CHARACTER}2J ok" in await shown.until(" ok")
             assert await shown.ended() == 0
-        # In a pipe the words are what they are.
-        assert (await fleetctl(*words)).out == "\x1b]0;owned\x07\x9b2J ok\n"
+        # In a pipe the text is unchanged.
+        assert (await run_fleetctl(*words)).out == "\x1b]0;owned\x07\x9b2J ok\n"

@@ -1,4 +1,4 @@
-"""The README's first command, on a data folder of the test's own."""
+"""The verb `fleetctl demo`, the README's first command, in a separate data folder."""
 
 import asyncio
 import signal
@@ -39,12 +39,12 @@ async def test_demo_once(tmp_path: Path) -> None:
 @pytest.mark.fleet
 @pytest.mark.mlx
 @pytest.mark.timeout(300)
-async def test_a_failed_demo_ends_nothing_that_was_there(tmp_path: Path, smollm2: Path) -> None:
+async def test_a_failed_demo_does_not_stop_an_existing_fleet(tmp_path: Path, smollm2: Path) -> None:
     folder, port = tmp_path / "demo", str(free_port())
     (folder / "models").mkdir(parents=True)
     (folder / "models" / MODEL).symlink_to(smollm2 / MODEL)
     where = ("--data-dir", str(folder))
-    # On a node this small nothing can be placed, so the demo waits, and is interrupted.
+    # Nothing fits on a node this small, so the demo waits until it is interrupted.
     small = ("--node-memory", "100Mi", "--engine-port", str(engine_port()))
     started = await fleetctl("up", "--detach", *where, "--port", port, *small, limit_s=120)
     assert started.code == 0, started.err

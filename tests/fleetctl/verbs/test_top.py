@@ -1,4 +1,4 @@
-"""`fleetctl top`: figures of agents and gateways that really run, on a real etcd."""
+"""The verb `fleetctl top` with a real agent, a real gateway and a real etcd."""
 
 import json
 from collections.abc import AsyncIterator
@@ -16,7 +16,8 @@ from store import codec, keys
 from store.etcd.connect import connect
 from store.port import Delete, Put, Transport
 from tests.gateway.world import World, endpoint, running_gateway
-from tests.support.fleet import Fleet, fleetctl
+from tests.support.fleet import Done, Fleet
+from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.terminal import CTRL_C, terminal
 from tests.support.waiting import until_async
 
@@ -26,7 +27,7 @@ PROOF = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overh
 
 
 class Engine:
-    """An engine's /metrics: each look finds ten tokens more."""
+    """An engine's /metrics; each request finds ten more tokens."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -45,7 +46,7 @@ class Engine:
 
 @asynccontextmanager
 async def engine() -> AsyncIterator[str]:
-    """Run one that its agent does not know; yield its address."""
+    """Run an engine that no agent knows; yield its URL."""
     app = web.Application()
     app.router.add_get("/metrics", Engine().metrics)
     runner = web.AppRunner(app)
@@ -60,7 +61,7 @@ async def engine() -> AsyncIterator[str]:
 
 @pytest.fixture(scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """Return a fleet of node-1, whose agent really runs, and node-2, of which there is only what the store says."""
+    """Return a fleet of node-1 with a real agent, and node-2, which exists only in the store."""
     root = tmp_path_factory.mktemp("top")
     fleet = Fleet(root / "fleet", root / "models")
     try:
@@ -77,8 +78,13 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
         await fleet.stop()
 
 
+async def ctl(fleet: Fleet, *words: str) -> Done:
+    """Run a command in this process, against the fleet's etcd."""
+    return await run_fleetctl(*words, "--etcd", str(fleet.etcd.address))
+
+
 async def second_node(transport: Transport) -> None:
-    """Write node-2 after node-1's image: an agent of an earlier release, which has no API."""
+    """Write node-2 as a copy of node-1, with an agent of an older release that has no API."""
     item = await until_async(
         lambda: transport.get(keys.status_key("Node", "node-1")), what="node-1's status"
     )
@@ -118,7 +124,7 @@ async def transport(fleet: Fleet) -> AsyncIterator[Transport]:
 
 @asynccontextmanager
 async def served(transport: Transport) -> AsyncIterator[str]:
-    """Have an engine serve qwen on node-2."""
+    """Run an engine that serves qwen on node-2."""
     async with engine() as url:
         await World(transport).put(endpoint("qwen-0", "qwen", url, node="node-2"))
         try:
@@ -129,7 +135,7 @@ async def served(transport: Transport) -> AsyncIterator[str]:
 
 async def test_nodes(fleet: Fleet, transport: Transport) -> None:
     async with served(transport):
-        done = await fleet.ctl("top", "nodes", "node-1", "node-2", "--over", "200ms")
+        done = await ctl(fleet, "top", "nodes", "node-1", "node-2", "--over", "200ms")
         assert done.code == 0, done.err
         title, first, second = done.out.splitlines()
         assert title.split() == [
@@ -138,15 +144,15 @@ async def test_nodes(fleet: Fleet, transport: Transport) -> None:
         ]
         assert first.split()[-5:] == ["0%", "0", "0", "0", "0.0"]
         assert "?" not in first
-        # Its engine said so itself; whether there are others nobody knows.
+        # The engine reported this directly; other engines may exist.
         assert second.split()[:-1] == ["node-2", "?", "?", "3.0", "GiB+", "?", "1+", "2+", "1+"]
         assert done.err == (
-            "warning: node/node-2: its agent says no address; is it of an older release?\n"
+            "warning: node/node-2: its agent reports no address; is it an older release?\n"
         )
         words = ("--over=100ms", "--sort-by=tokens", "--no-headers")
-        by_tokens = await fleet.ctl("top", "no", "-l", "fleet/node!=node-3", *words)
+        by_tokens = await ctl(fleet, "top", "no", "-l", "fleet/node!=node-3", *words)
         assert [line.split()[0] for line in by_tokens.out.splitlines()] == ["node-2", "node-1"]
-    # Nothing is left of the right to ask.
+    # All tickets are revoked.
     assert (await transport.list(keys.TICKET_PREFIX)).items == ()
 
 
@@ -158,7 +164,7 @@ async def test_models(fleet: Fleet, transport: Transport) -> None:
 
         await until_async(registered, what="the gateway to be registered")
         await gateway.knows("qwen", ready=1)
-        done = await fleet.ctl("top", "models", "qwen", "--over", "200ms", "-o", "json")
+        done = await ctl(fleet, "top", "models", "qwen", "--over", "200ms", "-o", "json")
         assert done.code == 0, done.err
         [row] = json.loads(done.out)["items"]
         assert row.pop("tokensPerSecond") > 0
@@ -175,12 +181,12 @@ async def test_models(fleet: Fleet, transport: Transport) -> None:
         }
 
 
-async def test_an_agent_that_dies_is_told_of(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_dead_agent_is_a_warning(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start_agent("node-3")
     await fleet.joined(3)
     fleet.kill("node-3")
-    # Its lease lives on for a moment; whoever is asked then does not answer.
-    done = await fleet.ctl("top", "nodes", "node-3", "--over=100ms", "--no-headers")
+    # The lease still lives for a moment, but the agent does not answer.
+    done = await ctl(fleet, "top", "nodes", "node-3", "--over=100ms", "--no-headers")
     assert (done.code, done.out.split()) == (0, ["node-3", *("?" * 8)])
     assert done.err.startswith("warning: node/node-3")
 
@@ -189,16 +195,16 @@ async def test_live_at_a_terminal(fleet: Fleet, transport: Transport) -> None:
     where = ("--over", "100ms", "--etcd", str(fleet.etcd.address))
     async with served(transport), terminal("top", "model/qwen", "-w", *where) as shown:
         await shown.until("3.0 GiB")
-        # The next one is drawn over it: the cursor goes up.
+        # The next table replaces it: the cursor moves up.
         await shown.until("\x1b[1A")
         await shown.until("3.0 GiB")
         shown.type(CTRL_C)
         assert await shown.ended() == 130
 
 
-async def test_what_has_no_figures() -> None:
-    for words, said in (
-        (("top", "replicas"), "say nodes or models"),
+async def test_invalid_arguments_are_refused() -> None:
+    for words, message in (
+        (("top", "replicas"), "use nodes or models"),
         (
             ("top", "nodes", "--sort-by", "requests"),
             "name, memory, models, in-flight, queue, tokens",
@@ -206,5 +212,5 @@ async def test_what_has_no_figures() -> None:
         (("top", "nodes", "--over", "1ms"), "at least 0.1 s"),
         (("top",), "nodes|models"),
     ):
-        done = await fleetctl(*words)
-        assert (done.code, said in done.err) == (2, True), done.err
+        done = await run_fleetctl(*words)
+        assert (done.code, message in done.err) == (2, True), done.err

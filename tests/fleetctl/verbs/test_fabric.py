@@ -1,4 +1,4 @@
-"""`fleetctl fabric check` and `matrix`: on a real store, and what they print of Macs that are given."""
+"""The verbs `fleetctl fabric check` and `matrix`: output for given Macs, and on a real store."""
 
 import json
 
@@ -12,8 +12,8 @@ from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node
 from schemas.shardgroup import ShardGroup, ShardGroupSpec
 from store import codec
-from store.port import Transport
 from tests.support.fleet import Fleet
+from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.reconciler_fabric import Mac, meshed, with_fabric, with_status
 
@@ -56,14 +56,14 @@ def squeezed(text: str) -> list[list[str]]:
     return [line.split() for line in click.unstyle(text).splitlines()]
 
 
-def test_a_group_that_would_be_admitted() -> None:
+def test_a_complete_group_is_admitted() -> None:
     verdict = judged(meshed(2), TWO)
     assert squeezed(fabric.admission_text(verdict)) == squeezed(ADMITTED)
     assert fabric.admission_tree(verdict)["isAdmitted"] is True
     assert "\x1b[32madmitted" in fabric.admission_text(verdict)
 
 
-def test_what_is_missing_is_said_below_the_group() -> None:
+def test_faults_are_listed_below_the_group() -> None:
     macs = with_fabric(meshed(2), 1, is_rdma_enabled=False, rdma=())
     verdict = judged(macs, TWO)
     said, wanted = squeezed(fabric.admission_text(verdict)), squeezed(REFUSED)
@@ -72,7 +72,7 @@ def test_what_is_missing_is_said_below_the_group() -> None:
     assert [one.reason for one in verdict.faults] == ["RdmaOff"]
 
 
-def test_a_spare_takes_the_place_of_a_dead_member() -> None:
+def test_a_spare_replaces_a_dead_member() -> None:
     verdict = judged(meshed(3), SPARE, dead="mac-0")
     assert verdict.is_admitted
     assert [(one.node, one.rank) for one in verdict.members] == [
@@ -89,7 +89,7 @@ def condition(type_: str, status: ConditionStatus) -> Condition:
 @pytest.mark.parametrize(
     ("macs", "spec", "reasons"),
     [
-        pytest.param(meshed(1), TWO, ["NodeUnknown"], id="never-heard-of"),
+        pytest.param(meshed(1), TWO, ["NodeUnknown"], id="never-reported"),
         pytest.param(
             meshed(1), '{"selector": {}, "size": 2}', ["TooFewMembers"], id="selector-finds-too-few"
         ),
@@ -109,11 +109,11 @@ def condition(type_: str, status: ConditionStatus) -> Condition:
         ),
     ],
 )
-def test_members_that_cannot_be_counted_on(macs: list[Mac], spec: str, reasons: list[str]) -> None:
+def test_unusable_members_are_faults(macs: list[Mac], spec: str, reasons: list[str]) -> None:
     assert [one.reason for one in judged(macs, spec).faults] == reasons
 
 
-def test_a_member_whose_agent_is_silent() -> None:
+def test_a_silent_agent_is_a_fault() -> None:
     assert [one.reason for one in judged(meshed(2), TWO, dead="mac-1").faults] == ["NotReady"]
 
 
@@ -132,7 +132,7 @@ def test_a_member_whose_agent_is_silent() -> None:
         pytest.param(
             meshed(2),
             TWO.replace("}]", '}], "environment": {"MLX_METAL_FAST_SYNCH": "1"}'),
-            "may deadlock",
+            "can deadlock",
             id="fast-synch",
         ),
         pytest.param(
@@ -141,10 +141,10 @@ def test_a_member_whose_agent_is_silent() -> None:
             "spare mac-2: RDMA is off",
             id="spare-that-is-none",
         ),
-        pytest.param(meshed(2), SPARE, "spare mac-2: no agent has ever reported", id="spare-unknown"),
+        pytest.param(meshed(2), SPARE, "spare mac-2: its agent has never reported", id="spare-unknown"),
     ],
 )  # fmt: skip
-def test_warnings_do_not_refuse(macs: list[Mac], spec: str, words: str) -> None:
+def test_warnings_do_not_prevent_admission(macs: list[Mac], spec: str, words: str) -> None:
     verdict = judged(macs, spec)
     assert verdict.is_admitted
     (said,) = verdict.warnings
@@ -175,7 +175,7 @@ mac-0                     rdma_en2@80
 mac-1        rdma_en2@80"""
 
 
-def test_macs_side_by_side() -> None:
+def test_the_matrix_compares_macs() -> None:
     macs = with_fabric(meshed(2), 1, os_build="25C56")
     said = fabric.matrix_text(macs, None)
     assert squeezed(said) == squeezed(MATRIX)
@@ -190,64 +190,61 @@ def test_macs_side_by_side() -> None:
 
 
 @pytest.fixture(scope="module")
-async def fleet(shared: Fleet, transport: Transport) -> Fleet:
-    """Return a store with two live Linux nodes, one of which is in a group with nobody."""
+async def two_groups(shared_fleet: MemoryFleet) -> MemoryFleet:
+    """Return a store with two live Linux nodes and two groups."""
+    transport = shared_fleet.store
     for name in ("node-1", "node-2"):
         status = node_status(name).model_copy(update={"os": "Linux"})
         await transport.commit([], [put_node(name, status), put_lease(name)])
     ring = '{"members": [{"node": "node-1"}, {"node": "node-2"}]}'
     for name, spec in (("pair", ring), ("fast", ring.replace("]}", '], "backend": "jaccl"}'))):
         await transport.commit([], [codec.put_spec(shardgroup(name, spec))])
-    return shared
+    return shared_fleet
 
 
-@pytest.mark.etcd
-@pytest.mark.timeout(120)
-async def test_on_a_store(fleet: Fleet) -> None:
-    done = await fleet.ctl("fabric", "check", "pair")
+async def test_groups_of_a_store(two_groups: MemoryFleet) -> None:
+    done = await two_groups.ctl("fabric", "check", "pair")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[0] == "shardgroup/pair: ring over 2 Macs, admitted"
     assert [line.split() for line in done.out.splitlines()[2:]] == [
         ["0", "node-1", "Ready", "127.0.0.1"],
         ["1", "node-2", "Ready", "127.0.0.1"],
     ]
-    both = await fleet.ctl("fabric", "check", "-o", "json")
+    both = await two_groups.ctl("fabric", "check", "-o", "json")
     assert both.code == 1
     fast, pair = json.loads(both.out)["groups"]
     assert (pair["group"], pair["isAdmitted"], pair["missing"]) == ("pair", True, [])
     assert [one["reason"] for one in fast["missing"]] == ["NotAMac", "NotAMac"]
-    wrong = await fleet.ctl("fabric", "check", "shardgroup/pear")
+    wrong = await two_groups.ctl("fabric", "check", "shardgroup/pear")
     assert (wrong.code, wrong.err) == (
         1,
         'error: shardgroups "pear" not found; did you mean pair?\n',
     )
-    kind = await fleet.ctl("fabric", "check", "md/pair")
+    kind = await two_groups.ctl("fabric", "check", "md/pair")
     assert kind.code == 2
-    assert "no ShardGroup" in kind.err
+    assert "is not a ShardGroup" in kind.err
 
-    side = await fleet.ctl("fabric", "matrix")
+    side = await two_groups.ctl("fabric", "matrix")
     assert (side.code, side.err) == (0, "")
     assert "\x1b" not in side.out
     assert side.out.splitlines()[0].split() == ["node-1", "node-2", "SAME"]
-    tree = json.loads((await fleet.ctl("fabric", "matrix", "pair", "-o", "json")).out)
+    tree = json.loads((await two_groups.ctl("fabric", "matrix", "pair", "-o", "json")).out)
     assert (tree["nodes"], tree["cables"]) == (["node-1", "node-2"], [])
 
 
-@pytest.mark.etcd
-@pytest.mark.timeout(120)
-async def test_without_groups(store: Fleet) -> None:
-    done = await store.ctl("fabric", "check")
+async def test_a_store_without_groups(fleet: MemoryFleet) -> None:
+    done = await fleet.ctl("fabric", "check")
     assert (done.code, done.out) == (0, "")
     assert "no shardgroups found" in done.err
-    empty = await store.ctl("fabric", "matrix")
+    empty = await fleet.ctl("fabric", "matrix")
     assert empty.code == 1
     assert "nothing to compare" in empty.err
 
 
 @pytest.mark.etcd
 @pytest.mark.timeout(120)
-async def test_agents_report_what_check_reads(store: Fleet) -> None:
-    """Two real agents of this machine: a ring on loopback is let in, an address that nobody has is not."""
+async def test_check_uses_the_reports_of_real_agents(store: Fleet) -> None:
+    """Two real agents on this machine: a ring on loopback is admitted, a foreign address is not."""
     for name in ("node-1", "node-2"):
         store.start_agent(name)
     await store.joined(2)
@@ -261,7 +258,7 @@ async def test_agents_report_what_check_reads(store: Fleet) -> None:
         await store.applied(json.dumps({"apiVersion": "fleet/v1alpha1", **group}))
     done = await store.ctl("fabric", "check", "-o", "json")
     lost, pair = json.loads(done.out)["groups"]
-    # A machine without a network reports no addresses, so that nobody can say which are its own.
+    # A machine without a network reports no addresses, so foreign ones cannot be detected.
     is_networked = bool(linux.read_fabric().interfaces)
     assert (done.code, pair["isAdmitted"]) == (int(is_networked), True)
     assert [one["addresses"] for one in pair["members"]] == [["127.0.0.1"]] * 2

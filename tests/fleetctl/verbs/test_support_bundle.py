@@ -1,4 +1,4 @@
-"""Support bundles: what is in them, and what must not be."""
+"""Support bundles: their contents, and the redaction of secrets."""
 
 import io
 import json
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fleetctl.support_bundle import redaction
 from fleetctl.support_bundle.contents import LOG_BYTES, BundleArchive
-from tests.support.fleet import Fleet, fleetctl
+from tests.support.fleet import fleetctl
+from tests.support.fleetctl_runner import MemoryFleet
 
 NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
 
@@ -34,18 +35,18 @@ NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
         ("in /home/anna", "in ~"),
         ("in /root/.cache, /var/root/x", "in ~/.cache, ~/x"),
         ("mail anna.b@lab.example now", "mail <mail> now"),
-        # What looks like one of them, and is none.
+        # Harmless text that looks similar.
         ("maxTokens: 4096, tokens=12, token: 5", "maxTokens: 4096, tokens=12, token: 5"),
         ("/srv/home/x and /rooted/y", "/srv/home/x and /rooted/y"),
         ("etcd at http://10.0.0.5:2379", "etcd at http://10.0.0.5:2379"),
         ('fleet_tokens_total{node="mac-1"} 12', 'fleet_tokens_total{node="mac-1"} 12'),
     ],
 )  # fmt: skip
-def test_what_is_taken_out_of_text(before: str, after: str) -> None:
+def test_redaction_of_text(before: str, after: str) -> None:
     assert redaction.redact_text(before) == after
 
 
-def test_what_is_taken_out_of_trees() -> None:
+def test_redaction_of_trees() -> None:
     found = {
         "spec": {
             "credentials": {"username": "anna", "passwordFile": "git-token", "password": "hunter2"},
@@ -72,7 +73,7 @@ def test_what_is_taken_out_of_trees() -> None:
     }  # fmt: skip
 
 
-def test_json_within_a_tree_stays_json() -> None:
+def test_embedded_json_stays_valid() -> None:
     said = {
         "spec.credentials": {"username": "anna", "password": "hun ter"},
         "sk-fleet-0123456789": [1],
@@ -89,7 +90,7 @@ def test_json_within_a_tree_stays_json() -> None:
     )
 
 
-def test_what_is_taken_out_of_logs() -> None:
+def test_redaction_of_logs() -> None:
     log = '{"message": "asked", "prompt": "my secret wish", "path": "/Users/anna/x"}\nplain token=abc\n{"broken\n'
     assert redaction.redact_log(log) == (
         '{"message": "asked", "prompt": "<redacted>", "path": "~/x"}\nplain token=<redacted>\n{"broken\n'
@@ -103,7 +104,7 @@ _PLACES = (
 )  # fmt: skip
 
 
-# Of what a JSON file can hold.
+# Values that a JSON file can contain.
 _LETTERS = st.characters(codec="utf-8")
 
 
@@ -113,9 +114,7 @@ _LETTERS = st.characters(codec="utf-8")
     after=st.text(alphabet=_LETTERS, max_size=40),
 )
 @settings(max_examples=100)
-def test_no_secret_gets_through_whatever_stands_around_it(
-    before: str, place: str, after: str
-) -> None:
+def test_a_secret_is_redacted_in_any_context(before: str, place: str, after: str) -> None:
     planted = f"{before} {place.format(SECRET)} {after}"
     assert SECRET not in redaction.redact_text(planted)
     assert SECRET not in redaction.redact_log(f"{planted}\n")
@@ -124,12 +123,12 @@ def test_no_secret_gets_through_whatever_stands_around_it(
 
 @given(st.text(max_size=200))
 @settings(max_examples=100)
-def test_redacting_twice_is_redacting_once(found: str) -> None:
+def test_redaction_is_idempotent(found: str) -> None:
     once = redaction.redact_text(found)
     assert redaction.redact_text(once) == once
 
 
-def test_a_bundle_does_not_grow_beyond_its_limit() -> None:
+def test_a_bundle_stays_below_its_size_limit() -> None:
     file = io.BytesIO()
     archive = BundleArchive(file, "bundle", NOW, limit_bytes=LOG_BYTES + 1000)
     archive.add_log(
@@ -144,7 +143,7 @@ def test_a_bundle_does_not_grow_beyond_its_limit() -> None:
     assert len(files["a.log"]) <= LOG_BYTES
     readme = files["README.txt"].decode()
     assert "a.log  (the last 2.0 MiB)" in readme
-    assert "b.txt: left out, for the bundle would be larger than --max-size" in readme
+    assert "b.txt: left out, because the bundle would exceed --max-size" in readme
 
 
 def read(raw: bytes) -> dict[str, bytes]:
@@ -166,18 +165,16 @@ spec: {model: {path: /Users/anna/models/x}}
 """
 
 
-async def bundle(shared: Fleet, path: Path, *words: str) -> Any:
-    return await fleetctl(
-        "support-bundle", "--etcd", str(shared.etcd.address), "-o", str(path), *words
-    )
+async def bundle(fleet: MemoryFleet, path: Path, *words: str) -> Any:
+    return await fleet.ctl("support-bundle", "-o", str(path), *words)
 
 
-async def test_a_bundle_of_a_store(shared: Fleet, tmp_path: Path) -> None:
-    await shared.applied(MANIFEST)
-    key = await shared.ctl("create", "apikey", "phone")
+async def test_a_bundle_of_a_store(shared_fleet: MemoryFleet, tmp_path: Path) -> None:
+    await shared_fleet.applied(MANIFEST)
+    key = await shared_fleet.ctl("create", "apikey", "phone")
     assert key.code == 0, key.err
     path = tmp_path / "bundle.tar.gz"
-    done = await bundle(shared, path)
+    done = await bundle(shared_fleet, path)
     assert done.code == 0, done.err
     assert done.out.startswith(f"{path}: ")
     assert (path.stat().st_mode & 0o777) == 0o600
@@ -196,19 +193,19 @@ async def test_a_bundle_of_a_store(shared: Fleet, tmp_path: Path) -> None:
     assert deployment["spec"]["model"]["path"] == "~/models/x"
     (entry,) = deployment["metadata"]["managedFields"]
     assert json.loads(entry["applied"])
-    again = await bundle(shared, path)
+    again = await bundle(shared_fleet, path)
     assert (again.code, again.err) == (
         1,
-        f"error: {path} is there already; give --force to write over it\n",
+        f"error: {path} already exists; use --force to overwrite it\n",
     )
-    assert (await bundle(shared, path, "--force", "--no-logs")).code == 0
+    assert (await bundle(shared_fleet, path, "--force", "--no-logs")).code == 0
 
 
 async def test_a_bundle_without_a_store(tmp_path: Path) -> None:
     path = tmp_path / "bundle.tar.gz"
     done = await fleetctl("support-bundle", "--etcd", "http://127.0.0.1:1", "-o", str(path))
     assert done.code == 0
-    assert "warning: not in it: what is in the store" in done.err
+    assert "warning: missing: all objects in the store" in done.err
     assert set(read(path.read_bytes())) == {"README.txt", "doctor.json"}
 
 
@@ -221,23 +218,23 @@ async def test_a_bundle_without_a_store(tmp_path: Path) -> None:
     ],
 )
 async def test_refusals_leave_no_file(
-    words: tuple[str, ...], refusal: str, shared: Fleet, tmp_path: Path
+    words: tuple[str, ...], refusal: str, shared_fleet: MemoryFleet, tmp_path: Path
 ) -> None:
-    done = await bundle(shared, tmp_path / "bundle.tar.gz", *words)
+    done = await bundle(shared_fleet, tmp_path / "bundle.tar.gz", *words)
     assert done.code in (1, 2)
     assert refusal in done.err
     assert list(tmp_path.glob("*bundle*")) == []
 
 
-async def test_a_folder_that_cannot_be_written(shared: Fleet) -> None:
-    done = await bundle(shared, Path("/proc/bundle.tar.gz"))
+async def test_a_folder_that_cannot_be_written(shared_fleet: MemoryFleet) -> None:
+    done = await bundle(shared_fleet, Path("/proc/bundle.tar.gz"))
     assert done.code == 1
     assert done.err.startswith("error: cannot write /proc/bundle.tar.gz: ")
 
 
-async def test_a_folder_that_is_not_there_is_not_made(shared: Fleet, tmp_path: Path) -> None:
+async def test_a_missing_folder_is_not_created(shared_fleet: MemoryFleet, tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "bundle.tar.gz"
-    done = await bundle(shared, path)
+    done = await bundle(shared_fleet, path)
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"error: cannot write {path}: there is no folder {path.parent}\n"
+    assert done.err == f"error: cannot write {path}: the folder {path.parent} does not exist\n"
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What is said when an agent answers strangely, or stops in the middle."""
+"""Client of agents and gateways: malformed answers, interrupted streams, refusals."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,8 +19,8 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
 @asynccontextmanager
-async def answering(answer: bytes, *, stays: bool = False) -> AsyncIterator[ProcessAddress]:
-    """Run a server that gives everybody this answer, and then closes unless it stays."""
+async def serve(answer: bytes, *, stays: bool = False) -> AsyncIterator[ProcessAddress]:
+    """Run a server that sends this response to every request, and then closes the connection unless `stays`."""
     ended = asyncio.Event()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,31 +48,31 @@ async def answering(answer: bytes, *, stays: bool = False) -> AsyncIterator[Proc
     [
         pytest.param(b"", "Server disconnected", id="nothing"),
         pytest.param(b"220 mail ready\r\n\r\n", "Bad status line", id="no-http"),
-        pytest.param(CHUNKED + b"5\r\nhello\r\n", "what was shown is not all", id="in-the-middle"),
-        pytest.param(OK + b"content-length: 9\r\n\r\nhello", "is not all", id="too-short"),
-        pytest.param(OK + b"content-length: 5\r\n\r\nhello", "is no JSON", id="no-json"),
-        pytest.param(OK + b"content-length: 2\r\n\r\n[]", "is no JSON object", id="no-object"),
+        pytest.param(CHUNKED + b"5\r\nhello\r\n", "the output is incomplete", id="in-the-middle"),
+        pytest.param(OK + b"content-length: 9\r\n\r\nhello", "is incomplete", id="too-short"),
+        pytest.param(OK + b"content-length: 5\r\n\r\nhello", "is not JSON", id="no-json"),
+        pytest.param(OK + b"content-length: 2\r\n\r\n[]", "is not a JSON object", id="no-object"),
     ],
 )
-async def test_an_answer_that_is_none(answer: bytes, message: str) -> None:
-    async with answering(answer) as holder:
+async def test_malformed_responses_raise_unreachable(answer: bytes, message: str) -> None:
+    async with serve(answer) as holder:
         with pytest.raises(ProcessUnreachableError, match=message) as refused:
             await process_client.fetch_json(holder, "/v1/vitals")
     assert refused.value.message.startswith("node/mac-1")
     assert holder.url in refused.value.message
 
 
-async def test_an_answer_that_does_not_end_is_given_up() -> None:
-    async with answering(CHUNKED + b"5\r\nhello\r\n", stays=True) as holder:
+async def test_an_endless_response_times_out() -> None:
+    async with serve(CHUNKED + b"5\r\nhello\r\n", stays=True) as holder:
         with pytest.raises(ProcessUnreachableError, match=r"no answer within 0\.2 s"):
             await process_client.fetch(holder, "/health", limit_s=0.2)
 
 
-async def test_an_answer_that_is_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_over_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_client, "_LIMIT_BYTES", 1 << 20)
     body = b"x" * ((1 << 20) + 1)
-    async with answering(OK + b"content-length: %d\r\n\r\n" % len(body) + body) as holder:
-        with pytest.raises(FleetctlError, match="its answer is larger than 1 MiB"):
+    async with serve(OK + b"content-length: %d\r\n\r\n" % len(body) + body) as holder:
+        with pytest.raises(FleetctlError, match="the response is larger than 1 MiB"):
             await process_client.fetch(holder, "/health")
 
 
@@ -83,13 +83,13 @@ async def test_an_answer_that_is_too_large_is_given_up(monkeypatch: pytest.Monke
             b'HTTP/1.1 401 No\r\ncontent-length: 33\r\n\r\n{"error":{"message":"no ticket"}}',
             401,
             "node/mac-1: no ticket",
-            id="in-our-words",
+            id="error-envelope",
         ),
         pytest.param(
             b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n",
             404,
-            "node/mac-1: it does not know what was asked for; is it of an older release?",
-            id="an-older-one",
+            "node/mac-1: it does not know this path; is it an older release?",
+            id="older-release",
         ),
         pytest.param(
             b"HTTP/1.1 302 No\r\nlocation: http://elsewhere/\r\ncontent-length: 0\r\n\r\n",
@@ -99,15 +99,17 @@ async def test_an_answer_that_is_too_large_is_given_up(monkeypatch: pytest.Monke
         ),
     ],
 )
-async def test_a_refusal(answer: bytes, status: int, message: str) -> None:
-    async with answering(answer) as holder:
+async def test_refusals_carry_the_message_and_the_status(
+    answer: bytes, status: int, message: str
+) -> None:
+    async with serve(answer) as holder:
         with pytest.raises(ProcessRefusedError) as refused:
             await process_client.fetch(holder, "/v1/vitals", bearer="a.b")
     assert refused.value.status == status
     assert refused.value.message.startswith(message)
 
 
-async def test_an_address_that_is_none() -> None:
+async def test_an_invalid_url_raises_unreachable() -> None:
     holder = ProcessAddress(label="node/mac-1", key="Node/mac-1", url="nonsense://x y")
     with pytest.raises(
         ProcessUnreachableError, match="node/mac-1 does not answer at nonsense://x y: "

@@ -1,4 +1,4 @@
-"""`fleetctl up` and `down`: a fleet on this machine, whatever was killed before."""
+"""The verbs `fleetctl up` and `down`, also after kills and interruptions."""
 
 import asyncio
 import json
@@ -40,14 +40,14 @@ def supervisor(folder: Path) -> int:
 
 
 def pids(folder: Path) -> dict[str, int]:
-    """Return the pid of each program that a record names and that runs."""
+    """Return the pid of each recorded process that runs."""
     found = {path.stem: processes.load_record(path) for path in (folder / "run").glob("*.pid")}
     return {n: r.pid for n, r in found.items() if r is not None and processes.is_running(r)}
 
 
 @pytest.mark.fleet
 @pytest.mark.timeout(240)
-async def test_up_killed_up_again_and_down(tmp_path: Path, models_dir: Path) -> None:
+async def test_a_killed_fleet_is_adopted_and_stopped(tmp_path: Path, models_dir: Path) -> None:
     folder, port = tmp_path / "data", free_port()
     try:
         done = await up(folder, models_dir, port, "--nodes", "2")
@@ -64,7 +64,7 @@ async def test_up_killed_up_again_and_down(tmp_path: Path, models_dir: Path) -> 
         waited = await on(folder, "wait", "md/tiny", "--for=condition=Available", "--timeout=60s")
         assert waited.code == 0, waited.err
 
-        # The folder knows its gateway: no store is asked.
+        # The data folder names the gateway, so the store is not needed.
         asked = await on(folder, "chat", "tiny", "-m", "x", "--max-tokens", "4")
         assert (asked.code, asked.out.endswith("\n")) == (0, True), asked.err
 
@@ -104,7 +104,7 @@ def engines(folder: Path) -> list[object]:
 
 @pytest.mark.fleet
 @pytest.mark.timeout(120)
-async def test_down_after_everything_lost_its_parent(tmp_path: Path, models_dir: Path) -> None:
+async def test_down_stops_orphaned_processes(tmp_path: Path, models_dir: Path) -> None:
     folder = tmp_path / "a folder, with blanks"
     done = await up(folder, models_dir, free_port())
     assert done.code == 0, done.err
@@ -116,8 +116,8 @@ async def test_down_after_everything_lost_its_parent(tmp_path: Path, models_dir:
 
 @pytest.mark.fleet
 @pytest.mark.timeout(120)
-async def test_interrupted_while_starting(tmp_path: Path, models_dir: Path) -> None:
-    """Ctrl-C before the fleet is ready leaves nothing of it."""
+async def test_an_interrupted_start_leaves_nothing_behind(tmp_path: Path, models_dir: Path) -> None:
+    """Ctrl-C before the fleet is ready leaves no process behind."""
     folder = tmp_path / "data"
     words = ("up", "--detach", "--data-dir", str(folder), "--port", str(free_port()))
     starting = await asyncio.create_subprocess_exec(
@@ -133,8 +133,8 @@ async def test_interrupted_while_starting(tmp_path: Path, models_dir: Path) -> N
 
 @pytest.mark.fleet
 @pytest.mark.timeout(180)
-async def test_two_at_once_leave_one_fleet(tmp_path: Path, models_dir: Path) -> None:
-    """Whoever comes second is refused, and ends nothing of the first."""
+async def test_of_two_concurrent_starts_one_fleet_remains(tmp_path: Path, models_dir: Path) -> None:
+    """The second start is refused, and does not stop the first."""
     folder = tmp_path / "data"
     try:
         async with asyncio.TaskGroup() as group:
@@ -153,7 +153,7 @@ async def test_two_at_once_leave_one_fleet(tmp_path: Path, models_dir: Path) -> 
 
 
 @pytest.mark.timeout(180)
-async def test_a_used_gateway_port(tmp_path: Path) -> None:
+async def test_an_occupied_gateway_port_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -166,7 +166,7 @@ async def test_a_used_gateway_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_a_folder_of_a_newer_version(tmp_path: Path) -> None:
+async def test_a_data_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text('{"layout_version": 99}')
     for words in (("up",), ("down",)):
         done = await on(tmp_path, *words)
@@ -176,7 +176,7 @@ async def test_a_folder_of_a_newer_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+async def test_an_unusable_data_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = await on(tmp_path / "file" / "data", "up")
     assert done.code == 1
@@ -188,7 +188,7 @@ async def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_an_etcd_that_is_none(tmp_path: Path) -> None:
+async def test_a_binary_that_is_not_etcd_is_refused(tmp_path: Path) -> None:
     done = await fleetctl("up", "--data-dir", str(tmp_path / "d"), "--etcd-binary", "/bin/true")
     assert done.code == 1
     assert "/bin/true" in done.err

@@ -1,4 +1,4 @@
-"""Contexts: which store counts, and the verbs that write them down."""
+"""Contexts: the store that they select, and the verbs of `fleetctl config`."""
 
 import json
 from pathlib import Path
@@ -19,6 +19,7 @@ from fleetctl.cli.connect import (
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.verbs import config as verbs_config
 from tests.support.fleet import Done, Fleet, fleetctl
+from tests.support.fleetctl_runner import run_fleetctl
 
 LAB = """# our fleets
 current-context = "home"
@@ -37,7 +38,7 @@ api-key-file = "key"
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a configuration that counts for what the test runs."""
+    """Return a configuration file that the test's commands use."""
     path = tmp_path / "fleets" / "config.toml"
     path.parent.mkdir()
     path.write_text(LAB)
@@ -96,7 +97,7 @@ def settled(
         pytest.param((), {"FLEET_ETCD": "http://other:1", "FLEETCTL_CONTEXT": "gone"}, "other", id="not-even-looked-at"),
     ],
 )  # fmt: skip
-def test_who_says_where_the_store_is(
+def test_flags_then_environment_then_context_select_the_store(
     words: tuple[str, ...],
     environ: dict[str, str],
     store: str,
@@ -106,7 +107,7 @@ def test_who_says_where_the_store_is(
     got = settled(monkeypatch, *words, environ=environ)
     place = got["etcd"][0] if got["etcd"] else got["data_dir"].name
     assert store in str(place)
-    # All of a context, or nothing of it: its password must not reach another store, nor its key another gateway.
+    # A context is used completely or not at all: its password and key must not reach another store or gateway.
     is_lab = store == "mac-1"
     assert got["etcd_prefix"] == ("/lab" if is_lab else "")
     assert got["etcd_password_file"] == (config.parent / "admin.env" if is_lab else None)
@@ -114,40 +115,38 @@ def test_who_says_where_the_store_is(
     assert got["gateway"] == ("http://mac-1:4000" if is_lab else "")
 
 
-def test_single_settings_can_be_said_otherwise(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_settings_can_be_overridden(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     got = settled(monkeypatch, "--context", "lab", "--etcd-prefix", "/other")
     assert (got["etcd_prefix"], got["etcd"][1]) == ("/other", "http://mac-2:2379")
     monkeypatch.setenv("FLEET_ETCD_PASSWORD", "from-the-environment")
-    # The context was named: what lies around in the environment is for another store.
+    # With --context, variables of the environment belong to another store and are ignored.
     got = settled(monkeypatch, "--context", "lab")
     assert (got["etcd_password"], got["etcd_password_file"]) == ("", config.parent / "admin.env")
     got = settled(monkeypatch, environ={"FLEETCTL_CONTEXT": "lab"})
     assert (got["etcd_password"], got["etcd_password_file"]) == ("from-the-environment", None)
 
 
-def test_verbs_of_this_machine_want_a_folder(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_verbs_need_a_data_folder(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     got = settled(monkeypatch, options=data_dir_option)
     assert got == {"data_dir": config.parent / "fleet"}
     got = settled(monkeypatch, "--data-dir", "here", "--context", "lab", options=data_dir_option)
     assert got == {"data_dir": Path("here")}
-    with pytest.raises(FleetctlError, match="context lab is no folder of this machine"):
+    with pytest.raises(
+        FleetctlError, match="works on a data folder of this machine, but context lab in"
+    ):
         settled(monkeypatch, "--context", "lab", options=data_dir_option)
     got = settled(monkeypatch, "--context", "lab", options=cluster_options)
     assert got["etcd"] == ("http://mac-1:2379", "http://mac-2:2379")
 
 
-def test_what_is_wrong_is_told_with_its_place(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_name_file_context_and_key(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (config.parent / "admin.env").unlink()
     with pytest.raises(FleetctlError) as caught:
         settled(monkeypatch, "--context", "lab", options=store_options)
     assert str(caught.value) == (
         f"error: {config}: context lab: etcd-password-file: File '{config.parent}/admin.env' does not exist.\n"
     )
-    # Whoever says another store needs none of it.
+    # With another store on the command line, the context is not used.
     assert settled(monkeypatch, "--etcd", "http://x:1")["etcd"] == ("http://x:1",)
     with pytest.raises(FleetctlError, match=r"no context 'lap' in .*; did you mean lab\?"):
         settled(monkeypatch, "--context", "lap")
@@ -157,44 +156,40 @@ def test_what_is_wrong_is_told_with_its_place(
     ("text", "refusal"),
     [
         ("contxts = 1", "unknown key contxts; did you mean contexts?"),
-        ("current-context = 1", 'current-context: write the name of a context, such as "home"'),
-        ("contexts = 1", "contexts: write a table for each: [contexts.NAME]"),
-        ("contexts.a = 1", "context a: write a table: [contexts.a]"),
+        ("current-context = 1", 'current-context: expected the name of a context, such as "home"'),
+        ("contexts = 1", "contexts: expected a table per context: [contexts.NAME]"),
+        ("contexts.a = 1", "context a: expected a table: [contexts.a]"),
         ("[contexts.a]\netdc = 'x'", "context a: unknown key etdc; did you mean etcd?"),
         ("[contexts.a]\netcd = 1", 'context a: etcd: expected URLs, such as ["http://mac-1:2379", "http://mac-2:2379"]'),
         ("[contexts.a]\netcd-user = 1", "context a: etcd-user: expected text in quotes, not 1"),
-        ("[contexts.a]\netcd = 'unix:/x'\ndata-dir = 'y'", "context a: keep etcd or data-dir: they are two stores"),
+        ("[contexts.a]\netcd = 'unix:/x'\ndata-dir = 'y'", "context a: give either etcd or data-dir, because they name two stores"),
         ("[contexts.a", "Expected ']' at the end of a table declaration (at end of document)"),
     ],
 )  # fmt: skip
-async def test_a_file_that_says_something_else_is_refused(
-    text: str, refusal: str, config: Path
-) -> None:
+async def test_an_invalid_file_is_refused(text: str, refusal: str, config: Path) -> None:
     config.write_text(text)
-    done = await fleetctl("config", "get-contexts")
+    done = await run_fleetctl("config", "get-contexts")
     assert done.code == 1
     assert done.err.startswith(f"error: {config}")
     assert done.err.endswith(f"{refusal}\n")
 
 
-async def test_the_verbs_and_what_they_print(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_of_the_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config.toml"
     monkeypatch.setenv("FLEETCTL_CONFIG", str(path))
 
     async def config(*words: str) -> Done:
-        return await fleetctl("config", *words)
+        return await run_fleetctl("config", *words)
 
     assert (await config("get-contexts")).err == f"no contexts in {path}\n"
     refused = await config("current-context")
     assert (refused.code, refused.err) == (
         1,
-        f"error: current-context is not set in {path}. `fleetctl config use-context NAME` sets it\n",
+        f"error: current-context is not set in {path}. Set it with `fleetctl config use-context NAME`\n",
     )
-    refused = await fleetctl("get", "md", "--context", "lab")
+    refused = await run_fleetctl("get", "md", "--context", "lab")
     assert refused.err == (
-        f"error: there is no context 'lab': {path} has none. Make one with `fleetctl config set-context lab --etcd URL`\n"
+        f"error: there is no context 'lab': {path} has none. Create one with `fleetctl config set-context lab --etcd URL`\n"
     )
     made = await config(
         "set-context", "lab", "--etcd", "http://m1:2379,http://m2:2379", "--etcd-prefix", "/lab"
@@ -228,19 +223,19 @@ async def test_the_verbs_and_what_they_print(
     }  # fmt: skip
     gone = await config("delete-context", "study")
     assert gone.out == f"deleted context study from {path}\n"
-    assert gone.err.startswith("warning: it was the current context, and nothing is guessed")
-    # Not the fleet of this machine in its place.
-    assert (await fleetctl("get", "md", "--context", "home")).code == 1
+    assert gone.err.startswith("warning: it was the current context, and no other takes its place")
+    # The local fleet does not take its place.
+    assert (await run_fleetctl("get", "md", "--context", "home")).code == 1
     monkeypatch.delenv("FLEET_DATA_DIR")
-    refused = await fleetctl("get", "md")
+    refused = await run_fleetctl("get", "md")
     assert refused.err == (
-        f"error: current-context in {path} names 'study', which is not there any more; there are home. "
-        "`fleetctl config use-context NAME` makes another the current one, `fleetctl config unset current-context` "
-        "none\n"
+        f"error: current-context in {path} is 'study', which no longer exists; contexts: home. "
+        "Select another one with `fleetctl config use-context NAME`, or none with `fleetctl config unset "
+        "current-context`\n"
     )
-    # A store that the environment names needs no context, and no readable file either.
+    # With a store in the environment, neither the context nor a readable file is needed.
     monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "empty"))
-    assert f"no fleet runs in {tmp_path}/empty. " in (await fleetctl("get", "md")).err
+    assert f"no fleet runs in {tmp_path}/empty. " in (await run_fleetctl("get", "md")).err
     assert (await config("unset", "current-context")).out == 'Property "current-context" unset.\n'
     assert "current-context" not in path.read_text()
     assert (path.stat().st_mode & 0o777) == 0o600
@@ -249,19 +244,19 @@ async def test_the_verbs_and_what_they_print(
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (("set-context",), "which context? Give its name, or --current"),
+        (("set-context",), "give either the context's name or --current"),
         (("set-context", "a", "--etcd", "mac-1:2379"), "write http://HOST:PORT, https://HOST:PORT or unix:PATH"),
-        (("set-context", "a", "--etcd", "http://m:1", "--data-dir", "x"), "they are two stores"),
-        (("set-context", "a", "--etcd-ca", "/nowhere"), "--etcd-ca: there is no file /nowhere"),
-        (("set-context", "a", "--gateway", "m:1"), "--gateway m:1: write http://HOST:PORT"),
-        (("set-context", "a", "--etcd-transport", "x"), "--etcd-transport x: write grpc or http"),
-        (("set-context", "a b"), "context 'a b': write letters, digits"),
-        (("rename-context", "lab", "home"), "context 'home' is there already"),
+        (("set-context", "a", "--etcd", "http://m:1", "--data-dir", "x"), "they name two stores"),
+        (("set-context", "a", "--etcd-ca", "/nowhere"), "--etcd-ca: the file /nowhere does not exist"),
+        (("set-context", "a", "--gateway", "m:1"), "--gateway m:1: expected http://HOST:PORT"),
+        (("set-context", "a", "--etcd-transport", "x"), "--etcd-transport x: expected grpc or http"),
+        (("set-context", "a b"), "context 'a b': use only letters, digits"),
+        (("rename-context", "lab", "home"), "context 'home' already exists"),
         (("use-context", "laab"), "there is no context 'laab'"),
     ],
 )  # fmt: skip
 async def test_refusals_change_nothing(words: tuple[str, ...], refusal: str, config: Path) -> None:
-    done = await fleetctl("config", *words)
+    done = await run_fleetctl("config", *words)
     assert done.code in (1, 2)
     assert refusal in done.err
     assert config.read_text() == LAB
@@ -289,40 +284,40 @@ def test_changes_keep_comments_and_order(config: Path, tmp_path: Path) -> None:
     ).replace('data-dir = "fleet"  # beside this file', 'etcd = ["http://mac-3:2379"]')
 
 
-def test_paths_begin_at_the_file(tmp_path: Path) -> None:
+def test_relative_paths_start_at_the_file(tmp_path: Path) -> None:
     assert contexts.absolute(tmp_path / "config.toml", "ca.pem") == tmp_path / "ca.pem"
     assert contexts.absolute(tmp_path / "config.toml", "~/ca.pem") == Path.home() / "ca.pem"
 
 
-async def test_a_file_that_the_command_line_names_is_there(
+async def test_the_file_of_config_must_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "other.toml"))
     path = tmp_path / "new" / "config.toml"
     for words in (("get", "md"), ("config", "get-contexts")):
-        done = await fleetctl("--config", str(path), *words)
+        done = await run_fleetctl("--config", str(path), *words)
         assert (done.code, done.err) == (
             1,
-            f"error: --config: there is no file {path}. Make it with `fleetctl --config {path} config set-context "
-            "NAME`, or leave --config out\n",
+            f"error: --config: the file {path} does not exist. Create it with `fleetctl --config {path} config set-context "
+            "NAME`, or remove --config\n",
         )
     made = ("--config", str(path), "config", "set-context", "a", "--etcd", "http://m:1")
-    refused = await fleetctl(*made)
+    refused = await run_fleetctl(*made)
     assert refused.err == (
-        f"error: there is no folder {path.parent} for config.toml; make it first\n"
+        f"error: the folder {path.parent} for config.toml does not exist; create it first\n"
     )
     assert not path.parent.exists()
     path.parent.mkdir()
-    assert (await fleetctl(*made)).out == 'Context "a" created.\n'
+    assert (await run_fleetctl(*made)).out == 'Context "a" created.\n'
 
 
-def test_names_are_told_as_they_were_written(tmp_path: Path) -> None:
+def test_names_are_quoted_and_escaped(tmp_path: Path) -> None:
     known = contexts.Configuration(path=tmp_path, current="", contexts={"a": {}})
     assert contexts.missing_text(known, "x\\y").startswith("there is no context 'x\\y' in")
     assert contexts.missing_text(known, "x\x1b[1m").startswith("there is no context 'x\\x1b[1m' in")
 
 
-async def test_a_context_leads_to_its_store(
+async def test_a_context_selects_its_store(
     shared: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "config.toml"))

@@ -1,4 +1,4 @@
-"""The running fleet as clean manifests: written whole, and applied to an empty fleet the same again."""
+"""The verb `fleetctl export`: clean manifests that recreate the same objects in an empty fleet."""
 
 import json
 from pathlib import Path, PurePosixPath
@@ -16,11 +16,12 @@ from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiObject, Objec
 from schemas.node import Node, NodeSpec
 from schemas.pools import NodePool, NodePoolSpec, NodeSelector, ReservedResources
 from tests.support.fleet import Fleet
+from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleets import deployment
 from tests.support.manifests_texts import read
 from tests.support.schemas_strategies import objects
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "manifests"
 THEIRS = [kind for kind in KINDS if kind.written_by_users]
 
 
@@ -30,7 +31,7 @@ def pool(**fields: object) -> NodePool:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_a_manifest_says_all_that_was_decided(data: st.DataObject) -> None:
+def test_a_manifest_contains_every_declared_field(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(THEIRS))
     obj = data.draw(objects(kind.type))
     assert isinstance(obj, ApiObject)
@@ -39,7 +40,7 @@ def test_a_manifest_says_all_that_was_decided(data: st.DataObject) -> None:
     assert found.obj.metadata.labels == obj.metadata.labels
 
 
-def test_defaults_and_what_the_fleet_keeps_are_left_out() -> None:
+def test_defaults_and_managed_fields_are_left_out() -> None:
     notes = {RESTARTED_AT: "now", APPLY_SET: "gitsource/a", CHANGE_CAUSE: "faster", "owner": "me"}
     meta = ObjectMeta(name="qwen", annotations=notes, uid="u", generation=3, finalizers=("a",))
     obj = deployment().model_copy(update={"metadata": meta})
@@ -61,11 +62,11 @@ def test_defaults_and_what_the_fleet_keeps_are_left_out() -> None:
         ),
     ],
 )
-def test_what_is_said_by_a_default_is_kept(spec: NodePool, says: dict[str, object]) -> None:
+def test_a_meaningful_default_is_kept(spec: NodePool, says: dict[str, object]) -> None:
     assert clean_manifest(spec)["spec"] == says
 
 
-def test_files_are_by_kind_and_name_and_notes_say_what_is_missing() -> None:
+def test_files_are_named_by_kind_and_name_with_notes_on_omissions() -> None:
     bare = Node(metadata=ObjectMeta(name="mac-1"))
     kept = Node(metadata=ObjectMeta(name="mac-2"), spec=NodeSpec(unschedulable=True))
     of_git = pool(nodes=("a",))
@@ -78,7 +79,7 @@ def test_files_are_by_kind_and_name_and_notes_say_what_is_missing() -> None:
         "apiVersion: fleet/v1alpha1\nkind: Node\nmetadata:\n  name: mac-2\nspec:\n  unschedulable: true\n"
     )
     assert made.notes == (
-        "nodepool/p belongs to gitsource/berlin; apply it from there, or it is refused",
+        "nodepool/p belongs to gitsource/berlin; apply it from there, or the change is refused",
         "left out: 1 node, which has no labels, taints or settings of their own",
     )
     assert is_bare(bare)
@@ -86,59 +87,55 @@ def test_files_are_by_kind_and_name_and_notes_say_what_is_missing() -> None:
     assert stale_files(map(PurePosixPath, there), made.files) == [PurePosixPath("nodes/old.yaml")]
 
 
-async def test_round_trip(store: Fleet, tmp_path: Path) -> None:
-    """Export, apply to an empty fleet, and no difference is left; and the files are the same again."""
+async def test_round_trip(fleet: MemoryFleet, tmp_path: Path) -> None:
+    """An export applied to an empty fleet leaves no difference, and exports the same files again."""
     folder = tmp_path / "out"
-    done = await store.ctl("apply", "-f", str(EXAMPLES))
+    done = await fleet.ctl("apply", "-f", str(EXAMPLES))
     assert done.code == 0, done.err
-    done = await store.ctl("export", "-o", str(folder))
+    done = await fleet.ctl("export", "-o", str(folder))
     assert done.code == 0, done.err
     assert f"{folder}/modeldeployments/qwen.yaml written\n" in done.out
     written = {path.relative_to(folder): path.read_text() for path in folder.rglob("*.yaml")}
-    other = Fleet(tmp_path / "other", tmp_path / "models")
-    await other.etcd.start()
-    try:
-        for verb, code in (("diff", 1), ("apply", 0), ("diff", 0)):
-            done = await other.ctl(verb, "-R", "-f", str(folder))
-            assert done.code == code, done.out + done.err
-        done = await other.ctl("diff", "-f", str(EXAMPLES))
-        assert done.code == 0, done.out + done.err
-        done = await other.ctl("export", "-o", str(folder))
-        assert all(line.endswith(" unchanged") for line in done.out.splitlines()), done.out
-        assert done.code == 0, done.err
-        await _edges(other, folder)
-    finally:
-        await other.stop()
+    other = MemoryFleet()
+    for verb, code in (("diff", 1), ("apply", 0), ("diff", 0)):
+        done = await other.ctl(verb, "-R", "-f", str(folder))
+        assert done.code == code, done.out + done.err
+    done = await other.ctl("diff", "-f", str(EXAMPLES))
+    assert done.code == 0, done.out + done.err
+    done = await other.ctl("export", "-o", str(folder))
+    assert all(line.endswith(" unchanged") for line in done.out.splitlines()), done.out
+    assert done.code == 0, done.err
+    await _edges(other, folder)
     assert {
         path.relative_to(folder): path.read_text() for path in folder.rglob("*.yaml")
     } == written
 
 
-async def _edges(fleet: Fleet, folder: Path) -> None:
-    """Check that files in the way are kept, and written over only when asked to."""
+async def _edges(fleet: MemoryFleet, folder: Path) -> None:
+    """Check that existing files are kept, and overwritten only with --force."""
     path = folder / "nodepools" / "studio.yaml"
     path.write_text("# mine\n")
     (folder / "nodepools" / "old.yaml").write_text("# old\n")
     done = await fleet.ctl("export", "-o", str(folder))
     assert done.code == 1
     assert done.err == (
-        f"error: nothing was written: {path} is there already, and not as the fleet has them. --force writes over "
-        "them (comments in them are lost); or name another folder\n"
+        f"error: nothing was written: {path} exists and differs from the fleet. Use --force to "
+        "overwrite (comments in these files are lost), or choose another folder\n"
     )
     assert path.read_text() == "# mine\n"
     done = await fleet.ctl("export", "-o", str(folder), "--force")
     assert f"{path} written\n" in done.out
     assert (
         done.err
-        == f"{folder}/nodepools/old.yaml is of no object in the fleet; remove it if it is old\n"
+        == f"{folder}/nodepools/old.yaml belongs to no object in the fleet; delete it if it is obsolete\n"
     )
     (folder / "nodepools" / "old.yaml").unlink()
     done = await fleet.ctl("export", "--kind", "md", "-l", "team=research")
     assert [item.obj.name for item in read(done.out)] == ["qwen"]
     done = await fleet.ctl("export", "--kind", "replicas")
-    assert "replicas are written by the fleet; export one of modeldeployments, " in done.err
+    assert "the fleet writes replicas itself; export one of modeldeployments, " in done.err
     done = await fleet.ctl("export", "--force", "hostfile", "studios")
-    assert "flags of `export hostfile` go behind hostfile" in done.err
+    assert "put the flags of `export hostfile` after hostfile" in done.err
     path.unlink()
     path.mkdir()
     done = await fleet.ctl("export", "-o", str(folder))
@@ -150,4 +147,4 @@ async def _edges(fleet: Fleet, folder: Path) -> None:
 async def test_an_empty_fleet_has_nothing_to_export(shared: Fleet) -> None:
     done = await shared.ctl("export")
     assert (done.code, done.out) == (1, "")
-    assert done.err == "error: there is nothing to export: no object of these kinds was declared\n"
+    assert done.err == "error: there is nothing to export: no object of these kinds is declared\n"

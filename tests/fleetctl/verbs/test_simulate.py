@@ -1,4 +1,4 @@
-"""`fleetctl simulate`: placements, losses and newcomers of an invented fleet, and refusals that say where."""
+"""The verb `fleetctl simulate`: placements, node failures, added nodes, and error messages."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from fleetctl.verbs.simulate import simulate
 from manifests.yaml import parser
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "simulate"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "simulate"
 FLEET = """
 nodes:
 - {name: a, chip: M4 Max, memory: 64Gi}
@@ -32,7 +32,7 @@ def run(tmp_path: Path, *flags: str, fleet: str = FLEET, manifest: str = DEPLOYM
     return CliRunner().invoke(simulate, words)
 
 
-def test_what_goes_where(tmp_path: Path) -> None:
+def test_replicas_are_placed(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.exit_code == 0, done.output
     assert done.output.startswith("apply: 2 of 2 replicas answer after ")
@@ -43,12 +43,12 @@ def test_what_goes_where(tmp_path: Path) -> None:
     ]
 
 
-def test_the_same_files_the_same_words(tmp_path: Path) -> None:
+def test_the_output_is_deterministic(tmp_path: Path) -> None:
     flags = ("--fail", "a", "--add", "M4 Max:64Gi")
     assert run(tmp_path, *flags).output == run(tmp_path, *flags).output
 
 
-def test_a_loss_without_a_place_and_a_newcomer_that_has_one(tmp_path: Path) -> None:
+def test_a_lost_replica_waits_for_an_added_node(tmp_path: Path) -> None:
     done = run(tmp_path, "--fail", "a", "--add", "Apple M4 Pro:24Gi", "-o", "json")
     begun, lost, added = json.loads(done.output)["steps"]
     assert [p["node"] for p in begun["placements"]] == ["a", "b"]
@@ -77,21 +77,21 @@ def test_a_lost_node_is_replaced_after_lease_and_grace_period(tmp_path: Path) ->
     assert 34 < lost["tookSeconds"] < 60
 
 
-def test_people_are_told_what_moved_and_what_did_not(tmp_path: Path) -> None:
+def test_the_text_reports_moved_and_lost_replicas(tmp_path: Path) -> None:
     done = run(tmp_path, "--fail", "a", "--add", "M4 Max:64Gi")
-    assert "chat-0 is lost with a, and has no other place" in done.output
+    assert "chat-0 is lost with a, and no other node can take it" in done.output
     assert "chat: 1 of 2 replicas missing: 0/2 nodes fit" in done.output
     assert "chat-0 moves from a to added-1" in done.output
 
 
-def test_yaml_says_what_json_says(tmp_path: Path) -> None:
+def test_yaml_and_json_agree(tmp_path: Path) -> None:
     done = run(tmp_path, "-o", "yaml")
     assert parser.parse(done.output, "it").problems == ()
     assert json.loads(run(tmp_path, "-o", "json").output)["steps"][0]["event"] == "apply"
     assert done.output.startswith("steps:\n- event: apply\n")
 
 
-def test_taints_and_selectors_count(tmp_path: Path) -> None:
+def test_taints_and_selectors_apply(tmp_path: Path) -> None:
     fleet = FLEET.replace(
         "memory: 64Gi}", "memory: 64Gi, taints: [{key: mine, effect: NoSchedule}]}"
     )
@@ -101,14 +101,14 @@ def test_taints_and_selectors_count(tmp_path: Path) -> None:
     assert "taint" in step["missing"][0]["why"]
 
 
-def test_a_model_may_be_a_folder(tmp_path: Path, models_dir: Path) -> None:
+def test_a_model_can_be_a_folder(tmp_path: Path, models_dir: Path) -> None:
     fleet = FLEET.replace("parameters: 8B", f"dir: {models_dir / 'tiny'}")
     done = run(tmp_path, "-o", "json", fleet=fleet)
     (step,) = json.loads(done.output)["steps"]
     assert all(place["memoryBytes"] < 2 * 2**30 for place in step["placements"])
 
 
-def test_adapters_and_draft_models_take_their_part(tmp_path: Path) -> None:
+def test_adapters_and_draft_models_need_memory(tmp_path: Path) -> None:
     source = "{path: eight, adapter: law, draft: {path: half}}"
     manifest = DEPLOYMENT.replace("{path: eight}", source)
     refused = run(tmp_path, manifest=manifest)
@@ -124,14 +124,14 @@ def test_adapters_and_draft_models_take_their_part(tmp_path: Path) -> None:
     assert sizes[1] > sizes[0] + 84 * 2**20
 
 
-def test_the_examples_of_the_documentation() -> None:
+def test_the_example_of_the_documentation_works() -> None:
     words = ["-f", str(EXAMPLES / "manifests"), "--fleet", str(EXAMPLES / "fleet.yaml")]
     done = CliRunner().invoke(simulate, [*words, "--fail", "studio-1", "--add", "M4 Max:128Gi"])
     assert done.exit_code == 0, done.output
     assert "llama-0 moves from studio-1 to added-1" in done.output
 
 
-# A fleet.yaml, and what the refusal must say: where, what, and what would cure it.
+# Invalid fleet files, and parts of the error message: place, problem, remedy.
 BAD = [
     pytest.param("nodes: []\n", ["fleet.yaml:1:1: nodes:"], id="no-nodes"),
     pytest.param("models: []\n", ["nodes: is required"], id="nodes-missing"),
@@ -151,7 +151,7 @@ BAD = [
     ),
     pytest.param(
         FLEET.replace("name: b", "name: a"),
-        ["fleet.yaml:4:", "nodes[1].name: there is a node a already"],
+        ["fleet.yaml:4:", "nodes[1].name: the node a is defined twice"],
         id="same-name",
     ),
     pytest.param(
@@ -174,33 +174,33 @@ BAD = [
     ),
     pytest.param(
         FLEET + "- {path: eight, parameters: 9B}\n",
-        ["fleet.yaml:7:", "models[1].path", "described twice"],
+        ["fleet.yaml:7:", "models[1].path", "defined twice"],
         id="model-twice",
     ),
 ]
 
 
-@pytest.mark.parametrize(("fleet", "said"), BAD)
-def test_a_bad_fleet_is_refused(tmp_path: Path, fleet: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("fleet", "messages"), BAD)
+def test_an_invalid_fleet_file_is_refused(tmp_path: Path, fleet: str, messages: list[str]) -> None:
     done = run(tmp_path, fleet=fleet)
     assert done.exit_code == 1
     assert done.output.startswith("error: nothing was simulated:\n")
-    for word in said:
-        assert word in done.output
+    for message in messages:
+        assert message in done.output
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--fail", "aa"), 'nodes "aa" not found; did you mean a?'),
         (("--fail", "a", "--fail", "a"), "name each node once"),
-        (("--add", "M4 Max"), "write CHIP:MEMORY as in"),
-        (("--add", "M9:64Gi"), "is no chip that Macs are sold with"),
-        (("--add", "M4 Max:much"), "write CHIP:MEMORY as in"),
+        (("--add", "M4 Max"), "expected CHIP:MEMORY, such as"),
+        (("--add", "M9:64Gi"), "is not the chip of a Mac"),
+        (("--add", "M4 Max:much"), "expected CHIP:MEMORY, such as"),
     ],
 )
-def test_bad_flags_are_refused(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+def test_invalid_flags_are_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     done = run(tmp_path, *flags)
     assert done.exit_code in (1, 2)
-    assert said in done.output
+    assert message in done.output
     assert "Traceback" not in done.output

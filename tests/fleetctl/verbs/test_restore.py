@@ -1,4 +1,4 @@
-"""Backup and restore where etcd asks for passwords and is shared: who may, and what others keep."""
+"""Backup and restore in a shared etcd with passwords: permissions, and the data of other users."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The doctor: what it says of what it saw, and of a real store."""
+"""Health checks of `fleetctl doctor`, with values and with a real store."""
 
 import json
 from typing import Any
@@ -41,7 +41,7 @@ def condition(type_: str, status: ConditionStatus, message: str) -> Condition:
     return Condition(type=type_, status=status, reason="Because", message=message)
 
 
-WELL: dict[str, Any] = {
+HEALTHY: dict[str, Any] = {
     "store": StoreHealth(address="http://mac-1:2379", version="3.6.1", read_s=0.004),
     "versions": FleetVersions(
         client=ComponentVersion(part="fleetctl", version="0.1.0"),
@@ -53,25 +53,25 @@ WELL: dict[str, Any] = {
     "ready": frozenset({"mac-1"}),
     "replicas": (),
     "objects": (),
-    "verdicts": (),
+    "admissions": (),
     "agents": (ProbeResult(label="node/mac-1", url="http://mac-1:4001", offset_s=-0.4),),
     "gateways": (ProbeResult(label="gateway/a", url="http://mac-1:4000", offset_s=0.1),),
     "engines": (),
 }
 
 
-def found(**different: Any) -> list[Finding]:
-    return run_checks(FleetObservation(**{**WELL, **different}))
+def findings(**different: Any) -> list[Finding]:
+    return run_checks(FleetObservation(**{**HEALTHY, **different}))
 
 
-def test_a_fleet_that_is_well() -> None:
-    assert format_findings(found()) == (
+def test_a_healthy_fleet_has_only_ok_findings() -> None:
+    assert format_findings(findings()) == (
         "OK    store     etcd 3.6.1 at http://mac-1:2379 answers in 4 ms\n"
         "OK    leader    reconciler mac-1/7 leads\n"
-        "OK    versions  3 parts of the fleet get along\n"
+        "OK    versions  3 components have compatible versions\n"
         "OK    nodes     1 agent renews its lease\n"
-        "OK    disk      1 disk has room\n"
-        "OK    memory    replicas need 0 B, and no node has more than it can hold\n"
+        "OK    disk      1 disk has enough free space\n"
+        "OK    memory    replicas need 0 B, and no node is overcommitted\n"
         "OK    agents    1 of 1 agents answer\n"
         "OK    clocks    2 clocks agree with this machine's\n"
         "OK    gateways  1 of 1 gateways answer\n"
@@ -90,18 +90,18 @@ def test_a_fleet_that_is_well() -> None:
         ),
         pytest.param(
             {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, write_error="no space")},
-            "FAIL store: it takes no writes: no space",
+            "FAIL store: the store accepts no writes: no space",
             id="full-store",
         ),
         pytest.param(
             {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, is_restoring=True)},
-            "WARN store: `fleetctl restore` is at work, or was ended in the middle",
+            "WARN store: `fleetctl restore` is running, or was interrupted",
             id="restoring",
         ),
         pytest.param(
-            {"versions": FleetVersions(client=WELL["versions"].client, etcd=WELL["versions"].etcd)},
-            "FAIL leader: no reconciler leads: what runs goes on, and nothing is placed, replaced or scaled",
-            id="nobody-leads",
+            {"versions": FleetVersions(client=HEALTHY["versions"].client, etcd=HEALTHY["versions"].etcd)},
+            "FAIL leader: no reconciler leads: running models keep serving, but nothing is placed, replaced or scaled",
+            id="no-leader",
         ),
         pytest.param(
             {"skew": ("gateway a is 0.1.0, reconciler is 0.3.0: upgrade gateway a",)},
@@ -153,7 +153,7 @@ def test_a_fleet_that_is_well() -> None:
             id="clock-far-behind",
         ),
         pytest.param(
-            {"gateways": ()}, "WARN gateways: no gateway is registered, so no client is served through one", id="no-gateway"
+            {"gateways": ()}, "WARN gateways: no gateway is registered, so clients cannot reach the models", id="no-gateway"
         ),
         pytest.param(
             {"gateways": (ProbeResult(label="gateway/a", url="x", error="refused"),)},
@@ -161,46 +161,46 @@ def test_a_fleet_that_is_well() -> None:
             id="gateway-silent",
         ),
         pytest.param(
-            {"engines": (ProbeResult(label="replica/q-0", url="x", error="nobody listens at x"),)},
-            "WARN engines: replica/q-0: nobody listens at x",
+            {"engines": (ProbeResult(label="replica/q-0", url="x", error="no connection to x"),)},
+            "WARN engines: replica/q-0: no connection to x",
             id="engine-silent",
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_what_to_do(different: dict[str, Any], line: str) -> None:
-    bad = [one for one in found(**different) if one.level != "OK"]
+def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], line: str) -> None:
+    bad = [one for one in findings(**different) if one.level != "OK"]
     assert [f"{one.level} {one.check}: {one.message}" for one in bad] == [line]
     assert bad[0].advice
 
 
-def test_a_source_that_somebody_suspended_is_no_trouble() -> None:
+def test_a_suspended_git_source_is_not_a_problem() -> None:
     def source(name: str, *, suspend: bool) -> GitSource:
         return GitSource.model_validate({
             "metadata": {"name": name}, "spec": {"repository": "https://git.example/x.git", "suspend": suspend}
         })  # fmt: skip
 
-    several = found(objects=(source("a", suspend=True), source("b", suspend=False)))
-    told = [(one.level, one.message) for one in several if one.check == "objects"]
-    assert told == [
+    several = findings(objects=(source("a", suspend=True), source("b", suspend=False)))
+    messages = [(one.level, one.message) for one in several if one.check == "objects"]
+    assert messages == [
         ("OK", "gitsource/a is suspended"),
-        ("WARN", "gitsource/b is not Ready: the reconciler has not looked at it"),
+        ("WARN", "gitsource/b is not Ready: the reconciler has not observed it yet"),
     ]
 
 
-def test_findings_for_programs() -> None:
-    several = found(gateways=())
+def test_the_tree_and_the_summary_count_findings() -> None:
+    several = findings(gateways=())
     assert findings_tree(several)["ok"] is True
-    assert findings_tree(found(ready=frozenset()))["ok"] is False
+    assert findings_tree(findings(ready=frozenset()))["ok"] is False
     assert summary_line(several) == "8 OK, 1 WARN, 0 FAIL"
     assert count_level(several, "WARN") == 1
 
 
-async def test_a_store_without_a_fleet(shared: Fleet) -> None:
+async def test_an_empty_store_fails(shared: Fleet) -> None:
     done = await fleetctl("doctor", "--etcd", str(shared.etcd.address), "-o", "json")
     assert done.code == 1, done.err
-    told = json.loads(done.out)
-    assert told["ok"] is False
-    levels = {(one["check"], one["level"]) for one in told["findings"]}
+    tree = json.loads(done.out)
+    assert tree["ok"] is False
+    levels = {(one["check"], one["level"]) for one in tree["findings"]}
     assert levels >= {("store", "OK"), ("leader", "FAIL"), ("nodes", "WARN"), ("gateways", "WARN")}
 
 

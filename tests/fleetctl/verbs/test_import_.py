@@ -1,4 +1,4 @@
-"""Other tools' configuration: what has a counterpart becomes manifests that can be applied, the rest comments."""
+"""The verb `fleetctl import`: conversion of other tools' configuration to manifests and comments."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
 from schemas.shardgroup import ShardGroup
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "import"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "import"
 
 
 def run(*words: str, stdin: str | None = None) -> Result:
@@ -25,7 +25,7 @@ def run(*words: str, stdin: str | None = None) -> Result:
 
 
 def applied(text: str, tmp_path: Path) -> dict[str, LoadedObject]:
-    """Return what the manifests hold, which can all be applied together."""
+    """Load and validate the manifests; return the objects by key."""
     path = tmp_path / "made.yaml"
     path.write_text(text)
     loaded = load_objects([str(path)])
@@ -53,24 +53,24 @@ def test_mesh_of_mlx_stack(tmp_path: Path) -> None:
     assert (weights.model_loaded, weights.memory_headroom) == (40, 20)
     assert (weights.queue_depth, weights.prefix_affinity) == (30, 10)
     assert deployment(found, "qwen3-8b").spec.placement.pools == ("mesh",)
-    for said in (
+    for text in (
         "# line 3: role: auto: ",
         "#   line 21: health.interval: 10s",
         "failover_timeout: 5s",
     ):
-        assert said in done.output
+        assert text in done.output
 
 
-def test_a_mesh_that_finds_itself_takes_every_mac() -> None:
+def test_a_mesh_with_discovery_selects_every_mac() -> None:
     text = "mesh: {discovery: {type: mdns}, routing: {strategy: round_robin}}"
     made = mesh_import.convert(text, "m.yaml", name="home", nodes=(), models=())
     assert (
         made
         == """\
-# From m.yaml of mlx-stack. What has no counterpart:
-# line 1: discovery.type: mdns: agents find the fleet by its etcd (--etcd), over any network that reaches it
-# every Mac whose agent joins; name them with --nodes to choose
-# The file names no model: write this below spec of each ModelDeployment, or name models with --model
+# From m.yaml of mlx-stack. Settings without a counterpart:
+# line 1: discovery.type: mdns: agents connect to the fleet's etcd (--etcd), over any network that reaches it
+# every Mac whose agent joins; give --nodes to choose
+# The file names no model. Add this below spec of each ModelDeployment, or name models with --model
 #   routing:
 #     strategy: RoundRobin
 apiVersion: fleet/v1alpha1
@@ -111,15 +111,15 @@ def test_cluster_of_mlx_serving(tmp_path: Path) -> None:
     assert routing.strategy == "HardwareAware"
     assert (routing.sessions.enabled, routing.sessions.ttl) == (True, "5m")
     assert "NATS_PASSWORD" not in done.output
-    for said in (
-        "# nats: etcd takes its place",
+    for text in (
+        "# nats: etcd replaces it",
         "requests_per_minute: 100",
         "M4 Ultra is left out",
     ):
-        assert said in done.output
+        assert text in done.output
 
 
-def test_the_form_of_its_releases_is_read_too() -> None:
+def test_camel_case_of_release_1_2_is_read() -> None:
     text = """
 mode: both
 workers: {static: [{ip: 192.168.1.100, port: 8080, name: mac-studio-1, priority: 100}]}
@@ -145,16 +145,15 @@ def test_env_of_the_ring(tmp_path: Path) -> None:
     model = deployment(found, "qwen3-14b-4bit").spec
     assert (model.model.path, model.sharding) == ("mlx-community/Qwen3-14B-4bit", "ring")
     assert (model.context_length, model.routing.timeouts.request) == (4096, "2m")
-    for said in ("line 5: API_PORT: 8100: ", "line 17: DEFAULT_MAX_TOKENS: 50: clients say"):
-        assert said in done.output
+    for text in ("line 5: API_PORT: 8100: ", "line 17: DEFAULT_MAX_TOKENS: 50: clients set"):
+        assert text in done.output
 
 
-def test_addresses_name_no_macs() -> None:
+def test_addresses_need_node_names() -> None:
     done = run("ring", str(EXAMPLES / "ring.env"))
     assert done.exit_code == 1
     assert (
-        "ring.env:4:1: API_HOST: does not say which node 192.168.5.1 is. Write --nodes"
-        in done.output
+        "ring.env:4:1: API_HOST: does not name the node of 192.168.5.1. Give --nodes" in done.output
     )
 
 
@@ -168,7 +167,7 @@ def test_a_model_of_localai_with_its_host_file(tmp_path: Path) -> None:
     assert (group.spec.backend, group.spec.parallelism) == ("ring", "Pipeline")
     model = deployment(found, "llama-distributed").spec
     assert (model.context_length, model.sharding) == (8192, "llama-distributed-group")
-    assert "options[2]: trust_remote_code:true: code of a model is never run" in done.output
+    assert "options[2]: trust_remote_code:true: the fleet never runs code of a model" in done.output
 
 
 def test_models_of_localai_without_a_host_file_run_on_one_mac(tmp_path: Path) -> None:
@@ -187,18 +186,18 @@ def test_models_of_localai_without_a_host_file_run_on_one_mac(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("verb", "text", "says"),
+    ("verb", "text", "message"),
     [
         pytest.param(
             "localai",
             "name: a\nbackend: llama-cpp\nparameters: {model: a.gguf}",
-            "standard input:2:10: backend: is llama-cpp, whose models are not in MLX's format",
+            "standard input:2:10: backend: is llama-cpp, which does not use models in MLX format",
             id="not-mlx",
         ),
         pytest.param(
             "localai",
             "name: a\nbackend: mlx\nparameters: {model: a}\ncontext_size: 3",
-            "standard input:4:15: context_size: makes a ModelDeployment that cannot be: spec.contextLength: ",
+            "standard input:4:15: context_size: results in an invalid ModelDeployment: spec.contextLength: ",
             id="a-value-that-the-fleet-refuses",
         ),
         pytest.param(
@@ -210,13 +209,13 @@ def test_models_of_localai_without_a_host_file_run_on_one_mac(tmp_path: Path) ->
         pytest.param(
             "mesh",
             "mesh:\n  routing: {strategy: fastest}",
-            "mesh.routing.strategy: is 'fastest', which means nothing here. Known are: scored",
+            "mesh.routing.strategy: has the unknown value 'fastest'. Known values are: scored",
             id="unknown-word",
         ),
         pytest.param(
             "mesh",
             "mesh:\n  discovery: {type: static}",
-            "is static and lists no Macs. Write below it: nodes: ",
+            "is static and lists no Macs. Add below it: nodes: ",
             id="static-without-macs",
         ),
         pytest.param(
@@ -226,7 +225,7 @@ def test_models_of_localai_without_a_host_file_run_on_one_mac(tmp_path: Path) ->
             id="no-number",
         ),
         pytest.param("serving", "mode: dual", "so there is nothing to declare", id="nothing"),
-        pytest.param("ring", "API_HOST", "standard input: is no .env file", id="no-env"),
+        pytest.param("ring", "API_HOST", "standard input: is not an .env file", id="no-env"),
         pytest.param(
             "ring",
             "API_HOST=a.local\nNUM",
@@ -239,22 +238,22 @@ def test_models_of_localai_without_a_host_file_run_on_one_mac(tmp_path: Path) ->
         pytest.param(
             "ring",
             "API_HOST=a.local\nWORKER_HOSTS=b.local\nNUM_DEVICES=3",
-            "NUM_DEVICES: is 3, and API_HOST with WORKER_HOSTS names 2 Macs",
+            "NUM_DEVICES: is 3, but API_HOST and WORKER_HOSTS name 2 Macs",
             id="numbers-disagree",
         ),
         pytest.param(
             "ring",
             "API_HOST=a.local\nWORKER_HOSTS=b.local\nDISTRIBUTED_BACKEND=nccl",
-            "DISTRIBUTED_BACKEND: is 'nccl', which means nothing here",
+            "DISTRIBUTED_BACKEND: has the unknown value 'nccl'",
             id="no-backend-of-a-mac",
         ),
     ],
 )
-def test_refusals_name_the_line(verb: str, text: str, says: str) -> None:
+def test_refusals_name_the_line(verb: str, text: str, message: str) -> None:
     done = run(verb, "-", stdin=text)
     assert done.exit_code == 1
     assert done.output.startswith("error: nothing was imported:\n")
-    assert says in done.output
+    assert message in done.output
 
 
 @pytest.mark.parametrize("verb", ["mesh", "serving", "localai"])
@@ -274,18 +273,18 @@ def test_a_file_of_secrets_is_refused_and_not_shown(verb: str, text: str) -> Non
     "text",
     ["mesh: {password: hunter2, url: 'https://x'}", "role: admin", "- discovery", "mesh: words"],
 )
-def test_what_says_nothing_of_a_mesh_makes_no_pool_of_every_mac(text: str) -> None:
+def test_a_file_without_mesh_fields_is_refused(text: str) -> None:
     done = run("mesh", "-", stdin=text)
     assert done.exit_code == 1
-    assert "is no mesh YAML" in done.output
+    assert "is not mesh YAML" in done.output
     assert "hunter2" not in done.output
 
 
-def test_yaml_is_told_once_that_it_is_no_env() -> None:
+def test_yaml_instead_of_an_env_file_is_one_problem() -> None:
     done = run("ring", str(EXAMPLES / "mesh.yaml"))
     assert done.exit_code == 1
     assert len(done.output.splitlines()) == 2
-    assert "mesh.yaml: is no .env file" in done.output
+    assert "mesh.yaml: is not an .env file" in done.output
     assert "Did you mean import mesh" in done.output
 
 
@@ -299,14 +298,14 @@ DISTRIBUTED_BACKEND=jaccl
 KV_CACHE_MAX_SIZE=1024
 """
     made = ring_import.convert(text, ".env", name="minis", nodes=())
-    for said in ("- node: mini-3", "path: org/Model-4bit", "backend: jaccl", "window: 1024"):
-        assert said in made
+    for text in ("- node: mini-3", "path: org/Model-4bit", "backend: jaccl", "window: 1024"):
+        assert text in made
 
 
-def test_secrets_are_told_of_and_not_shown() -> None:
+def test_secrets_are_listed_but_not_shown() -> None:
     text = "a: {hub_token: hf_123, url: 'https://me:pw@host/x', max_tokens: 5, keyring: k, env: ['HF_TOKEN=x1']}"
     [document] = read_documents(text, "f.yaml")
-    left = ForeignConfig(document).left({"a": OmissionReason(says="so")}, "else")
+    left = ForeignConfig(document).omission_lines({"a": OmissionReason(text="so")}, "else")
     assert left == [
         "so:",
         "  line 1: a.hub_token: (a secret, not copied)",
@@ -338,12 +337,12 @@ def test_weights_keep_their_proportions(parts: dict[str, float]) -> None:
         assert whole[name] / whole[most] == pytest.approx(part / parts[most], abs=0.001)
 
 
-def test_every_leaf_is_used_or_told() -> None:
-    """Whatever the file says is either in the manifests or in a comment with its line."""
+def test_every_value_is_converted_or_listed() -> None:
+    """Every value is in the manifests, or in a comment with its line."""
     path = EXAMPLES / "cluster.yaml"
     made = run("serving", str(path), "--model", "a/b").output
     lines = path.read_text().splitlines()
-    # The broker has one comment for all of it.
+    # One comment covers the whole nats section.
     silent = range(lines.index("  nats:"), lines.index("  workers:"))
     for number, line in enumerate(lines):
         word, colon, value = line.strip().removeprefix("- ").partition(": ")
@@ -353,11 +352,11 @@ def test_every_leaf_is_used_or_told() -> None:
         assert f"line {number + 1}: " in made or value in made or word in _RENAMED, line
 
 
-# Their values are other words with us, or the addresses that agents report.
+# These values have other names in the fleet, or come from the agents' reports.
 _RENAMED = {"strategy", "session_ttl_ms", "sticky_sessions", "ip", "priority", "min_memory_gb"}
 
 
-def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
+def test_an_invalid_file_writes_nothing(tmp_path: Path) -> None:
     target = tmp_path / "made.yaml"
     assert run("mesh", "-", "-o", str(target), stdin="mesh: {role: [1]}").exit_code == 0
     target.unlink()
@@ -365,7 +364,7 @@ def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
         run("mesh", "-", "-o", str(target), stdin="mesh: {routing: {strategy: x}}").exit_code == 1
     )
     assert not target.exists()
-    with pytest.raises(ManifestErrors, match="names 2 Macs, and --nodes 1"):
+    with pytest.raises(ManifestErrors, match="names 2 Macs, but --nodes names 1"):
         ring_import.convert(
             "API_HOST=a.local\nWORKER_HOSTS=b.local", ".env", name="r", nodes=("x",)
         )

@@ -1,4 +1,7 @@
-"""Completion: the scripts, run in the real shells, and what they are told."""
+"""Completion: the scripts in real shells, and the candidates of `fleetctl __complete`.
+
+These run as real processes: `__complete` changes the parameter types of the commands, so it must not share a process.
+"""
 
 import asyncio
 import contextlib
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fleet import Fleet, fleetctl
+from tests.support.fleetctl_runner import run_fleetctl
 
 _LIMIT_S = 30.0
 MANIFEST = """apiVersion: fleet/v1alpha1
@@ -37,7 +41,7 @@ async def named(shared: Fleet) -> Fleet:
 
 @pytest.fixture(autouse=True)
 def in_reach(named: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Have shells find fleetctl, and fleetctl the store, in a folder with two files."""
+    """Put fleetctl on PATH and the store into the environment, in a folder with two files."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("FLEET_ETCD", str(named.etcd.address))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -47,8 +51,8 @@ def in_reach(named: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.chdir(tmp_path)
 
 
-async def told(shell: str, line: str) -> list[tuple[str, str]]:
-    """Return what the script is told: what each candidate is, and its text."""
+async def candidates_of(shell: str, line: str) -> list[tuple[str, str]]:
+    """Return type and text of each candidate."""
     done = await fleetctl("__complete", shell, line)
     assert (done.code, done.err) == (0, "")
     return [(parts[0], parts[1]) for parts in (row.split("\t") for row in done.out.splitlines())]
@@ -80,23 +84,23 @@ async def told(shell: str, line: str) -> list[tuple[str, str]]:
         pytest.param("fleetctl __comp", [], id="not-for-people"),
     ],
 )  # fmt: skip
-async def test_what_may_stand_at_the_end_of_a_line(
+async def test_candidates_at_the_end_of_a_line(
     line: str, candidates: list[tuple[str, str]]
 ) -> None:
-    assert await told("bash", line) == candidates
+    assert await candidates_of("bash", line) == candidates
 
 
-async def test_other_shells_take_a_flag_with_its_value_for_one_word() -> None:
-    assert ("whole", "--output=json") in await told("zsh", "fleetctl get md --output=js")
+async def test_other_shells_pass_a_flag_and_its_value_as_one_word() -> None:
+    assert ("whole", "--output=json") in await candidates_of("zsh", "fleetctl get md --output=js")
 
 
 async def test_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "config.toml"))
     (tmp_path / "config.toml").write_text("[contexts.lab]\n[contexts.home]\n")
-    assert await told("bash", "fleetctl config use-context l") == [("whole", "lab")]
-    assert await told("bash", "fleetctl --context ho") == [("whole", "home")]
+    assert await candidates_of("bash", "fleetctl config use-context l") == [("whole", "lab")]
+    assert await candidates_of("bash", "fleetctl --context ho") == [("whole", "home")]
     (tmp_path / "config.toml").write_text("[nonsense")
-    assert await told("bash", "fleetctl --context ho") == []
+    assert await candidates_of("bash", "fleetctl --context ho") == []
 
 
 async def printed(*command: str) -> str:
@@ -146,7 +150,7 @@ async def test_fish() -> None:
 
 
 class Keyboard:
-    """A shell in a terminal, and what it shows."""
+    """A shell in a terminal, with its output."""
 
     def __init__(self, line: int) -> None:
         self._line = line
@@ -159,7 +163,7 @@ class Keyboard:
         self._news.set()
 
     async def types(self, text: str, *, until: str) -> None:
-        """Type, and wait until something is shown that was not there before."""
+        """Type, and wait for new output."""
         self._shown = ""
         os.write(self._line, text.encode())
         try:
@@ -192,7 +196,7 @@ async def interactive(*command: str) -> AsyncIterator[Keyboard]:
 
 @shell("zsh")
 async def test_zsh_at_a_terminal() -> None:
-    """Its completion works only where somebody types."""
+    """zsh's completion works only at a terminal."""
     async with interactive("zsh", "-f", "-i") as keyboard:
         load = "autoload -Uz compinit && compinit -D -u; source <(fleetctl completion zsh); echo lo''aded\n"
         await keyboard.types(load, until="loaded\r\n")
@@ -202,15 +206,15 @@ async def test_zsh_at_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
-async def test_the_scripts_are_sound(name: str, tmp_path: Path) -> None:
+async def test_the_scripts_have_valid_syntax(name: str, tmp_path: Path) -> None:
     script = tmp_path / "script"
-    script.write_text((await fleetctl("completion", name)).out)
+    script.write_text((await run_fleetctl("completion", name)).out)
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     assert await printed(name, "-n", str(script)) == ""
 
 
 async def test_an_unknown_shell() -> None:
-    done = await fleetctl("completion", "tcsh")
+    done = await run_fleetctl("completion", "tcsh")
     assert done.code == 2
     assert "'bash', 'fish', 'zsh'" in done.err

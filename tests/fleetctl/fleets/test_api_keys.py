@@ -1,4 +1,4 @@
-"""`fleetctl create|get|describe|delete apikey` on a real store: what scripts capture, and what is never shown again."""
+"""API keys in `fleetctl create`, `get`, `describe` and `delete`: output for scripts, and secrets that are shown once."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ from store.backup import is_backed_up
 from store.memory import MemoryTransport
 from store.port import KeyValue, Transport
 from tests.support.fleet import Fleet
+from tests.support.fleetctl_runner import MemoryFleet
 
-pytestmark = pytest.mark.etcd
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 
@@ -29,11 +29,11 @@ async def stored(transport: Transport, name: str) -> ApiKey | None:
 
 
 async def test_a_key_is_printed_once_and_kept_as_a_hash(
-    shared: Fleet, transport: Transport
+    shared_fleet: MemoryFleet, shared_transport: Transport
 ) -> None:
     limits = ("--requests-per-minute", "60", "--tokens-per-minute", "9000", "--concurrency", "4")
     names = ("--model", "fast", "--model", "qwen/best")
-    made = await shared.ctl("create", "apikey", "ci", *names, *limits, "--expires", "30d")
+    made = await shared_fleet.ctl("create", "apikey", "ci", *names, *limits, "--expires", "30d")
     assert made.code == 0
     secret = made.out.removesuffix("\n")
     assert secret.startswith("sk-fleet-")
@@ -43,7 +43,7 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
         "warning: no deployment or route serves the name qwen/best yet.",
         "apikey/ci created. It is shown only this once:",
     ]
-    key = await stored(transport, "ci")
+    key = await stored(shared_transport, "ci")
     assert key is not None
     assert key.hash == hashlib.sha256(secret.encode()).hexdigest()
     assert (key.models, key.is_admin) == (("fast", "qwen/best"), False)
@@ -51,14 +51,14 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     assert key.expires is not None
     assert key.expires - key.created == timedelta(days=30)
 
-    again = await shared.ctl("create", "apikey", "ci")
+    again = await shared_fleet.ctl("create", "apikey", "ci")
     assert (again.code, again.out) == (1, "")
     assert "there is an apikey ci already" in again.err
     assert "fleetctl delete apikey ci" in again.err
-    assert await stored(transport, "ci") == key
+    assert await stored(shared_transport, "ci") == key
 
     shown = [
-        await shared.ctl(*words)
+        await shared_fleet.ctl(*words)
         for words in (
             ("get", "apikeys"),
             ("get", "apikeys", "-o", "yaml"),
@@ -77,11 +77,11 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     assert row.split()[-2] == "in"
     assert json.loads(tree.out)["spec"]["requestsPerMinute"] == 60
     assert "60 per minute" in told.out
-    named = await shared.ctl("get", "apikeys", "-o", "name")
+    named = await shared_fleet.ctl("get", "apikeys", "-o", "name")
     assert "apikey/ci\n" in named.out
 
 
-async def test_names_that_nobody_serves_are_told() -> None:
+async def test_unserved_model_names_are_warnings() -> None:
     transport = MemoryTransport(SystemClock())
     source = ModelSource(path="/m")
     spec = ModelDeploymentSpec(model=source, served_names=("standard",), replicas=0)
@@ -98,25 +98,25 @@ async def test_names_that_nobody_serves_are_told() -> None:
     ]
 
 
-async def test_a_key_is_revoked(shared: Fleet, transport: Transport) -> None:
+async def test_a_key_is_revoked(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
     for name in ("old", "older"):
-        assert (await shared.ctl("create", "apikey", name, "--admin")).code == 0
-    missing = await shared.ctl("delete", "apikey", "old", "oldish")
+        assert (await shared_fleet.ctl("create", "apikey", name, "--admin")).code == 0
+    missing = await shared_fleet.ctl("delete", "apikey", "old", "oldish")
     assert (missing.code, missing.out) == (1, "")
     assert missing.err == "error: there is no apikey oldish. Did you mean old?\n"
-    dry = await shared.ctl("delete", "ak", "old", "--dry-run=client")
+    dry = await shared_fleet.ctl("delete", "ak", "old", "--dry-run=client")
     assert (dry.code, dry.out) == (0, "apikey/old deleted (dry run)\n")
-    dry = await shared.ctl("delete", "ak", "old", "--dry-run=server")
+    dry = await shared_fleet.ctl("delete", "ak", "old", "--dry-run=server")
     assert (dry.code, dry.out) == (0, "apikey/old deleted (server dry run)\n")
-    missing = await shared.ctl("delete", "ak", "nobody", "--dry-run=server")
+    missing = await shared_fleet.ctl("delete", "ak", "nobody", "--dry-run=server")
     assert (missing.code, missing.out) == (1, "")
-    assert await stored(transport, "old") is not None
-    gone = await shared.ctl("delete", "apikeys", "old")
+    assert await stored(shared_transport, "old") is not None
+    gone = await shared_fleet.ctl("delete", "apikeys", "old")
     assert (gone.code, gone.out) == (0, "apikey/old deleted\n")
-    gone = await shared.ctl("delete", "apikeys", "older", "-o", "name")
+    gone = await shared_fleet.ctl("delete", "apikeys", "older", "-o", "name")
     assert (gone.code, gone.out) == (0, "apikey/older\n")
-    assert await stored(transport, "old") is None
-    ignored = await shared.ctl("delete", "apikey/old", "--ignore-not-found")
+    assert await stored(shared_transport, "old") is None
+    ignored = await shared_fleet.ctl("delete", "apikey/old", "--ignore-not-found")
     assert (ignored.code, ignored.out) == (0, "")
 
 
@@ -132,21 +132,23 @@ async def test_a_key_is_revoked(shared: Fleet, transport: Transport) -> None:
         (("get", "apikeys", "-w"), 2, "cannot be watched"),
         (("get", "apikeys", "-l", "a=b"), 2, "have no labels"),
         (("get", "apikey", "nobody"), 1, 'apikeys "nobody" not found'),
-        (("describe", "apikey"), 2, "which one?"),
-        (("delete", "apikey"), 2, "which apikeys?"),
+        (("describe", "apikey"), 2, "expected one API key"),
+        (("delete", "apikey"), 2, "no API key given"),
         (("label", "apikey/ci", "a=b"), 2, "API keys carry no labels"),
         (("label", "apikeys", "ci", "--list"), 2, "API keys carry no labels"),
     ],
 )
-async def test_refusals(shared: Fleet, words: tuple[str, ...], code: int, said: str) -> None:
-    done = await shared.ctl(*words)
+async def test_refusals(
+    shared_fleet: MemoryFleet, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = await shared_fleet.ctl(*words)
     assert (done.code, done.out) == (code, "")
     assert said in done.err
 
 
-async def test_keys_do_not_belong_into_manifests(shared: Fleet) -> None:
+async def test_manifests_cannot_contain_keys(shared_fleet: MemoryFleet) -> None:
     manifest = b"apiVersion: fleet/v1alpha1\nkind: ApiKey\nmetadata: {name: ci}\n"
-    done = await shared.ctl("apply", "-f", "-", stdin=manifest)
+    done = await shared_fleet.ctl("apply", "-f", "-", stdin=manifest)
     assert (done.code, done.out) == (1, "")
     assert "do not put secrets in manifests" in done.err
     assert "fleetctl create apikey NAME" in done.err
@@ -166,13 +168,21 @@ def test_a_backup_holds_the_hashes() -> None:
         ("2027-01-01T12:00+02:00", datetime(2027, 1, 1, 10, tzinfo=UTC)),
     ],
 )
-def test_when_keys_end(text: str, ends: datetime) -> None:
+def test_expiry_times(text: str, ends: datetime) -> None:
     assert parse_expiry(text, NOW) == ends
 
 
 @pytest.mark.parametrize(
     "text", ["", "30", "d", "-1d", "0d", "0s", "2026-06-01", "tomorrow", "2027-13-01", "1h1"]
 )
-def test_when_they_do_not(text: str) -> None:
+def test_invalid_expiry_times_are_refused(text: str) -> None:
     with pytest.raises(click.UsageError, match="--expires"):
         parse_expiry(text, NOW)
+
+
+@pytest.mark.etcd
+async def test_a_key_is_created_by_a_real_process(shared: Fleet) -> None:
+    made = await shared.ctl("create", "apikey", "ci")
+    assert made.code == 0, made.err
+    listed = await shared.ctl("get", "apikeys", "-o", "name")
+    assert (listed.code, listed.out) == (0, "apikey/ci\n")

@@ -1,4 +1,4 @@
-"""`fleetctl backup` and `restore` as a user runs them: whole files, whole stores, or a clear refusal."""
+"""The verbs `fleetctl backup` and `restore`: complete files and stores, or a clear error."""
 
 import asyncio
 import hashlib
@@ -64,7 +64,7 @@ async def member(data_dir: Path) -> AsyncIterator[EmbeddedEtcd]:
 
 
 async def content(address: EtcdAddress, *, revision: int = 0) -> list[ArchiveEntry]:
-    """Return what a backup should hold: as of a revision, by a way of its own."""
+    """Return the expected contents of a backup as of a revision, read independently."""
     channel = GrpcChannel(address)
     try:
         request = pb.RangeRequest(
@@ -87,7 +87,7 @@ def read(path: Path) -> tuple[int, list[ArchiveEntry]]:
 
 
 def write(path: Path, count: int) -> Path:
-    """Write a backup of so many objects of 1 KiB."""
+    """Write a backup of `count` objects of 1 KiB."""
     header = ArchiveHeader(
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         fleet_version="0.1.0",
@@ -108,7 +108,7 @@ async def restored(file: Path, data_dir: Path, *flags: str) -> Done:
     return await fleetctl("restore", str(file), "--data-dir", str(data_dir), *flags)
 
 
-async def test_a_backup_under_load_is_of_one_revision_and_comes_back(
+async def test_a_backup_under_load_has_one_revision_and_can_be_restored(
     store: Fleet, tmp_path: Path
 ) -> None:
     await store.applied(MANIFESTS)
@@ -155,15 +155,15 @@ async def test_a_backup_under_load_is_of_one_revision_and_comes_back(
         assert any(line.strip().startswith("uid:") for line in after)
 
 
-async def test_overwriting_is_asked_for(store: Fleet, tmp_path: Path) -> None:
+async def test_overwriting_needs_force(store: Fleet, tmp_path: Path) -> None:
     file = tmp_path / "fleet.backup"
     file.write_text("precious")
     refused = await store.ctl("backup", str(file))
     assert (refused.code, file.read_text()) == (1, "precious")
-    assert "is there already. Give another name, or --force" in refused.err
+    assert "already exists. Give another name, or --force" in refused.err
     empty = await store.ctl("backup", str(file), "--force")
     assert (empty.code, file.read_text()) == (1, "precious")
-    assert "there is nothing to back up below /mlx-fleet/v1/" in empty.err
+    assert "has no keys below /mlx-fleet/v1/" in empty.err
     pool = tmp_path / "pool.yaml"
     pool.write_text(
         "{apiVersion: fleet/v1alpha1, kind: NodePool, metadata: {name: desks}, spec: {nodes: [a]}}"
@@ -173,26 +173,26 @@ async def test_overwriting_is_asked_for(store: Fleet, tmp_path: Path) -> None:
     assert [entry.key for entry in read(file)[1]] == [keys.spec_key("NodePool", "desks")]
     device = await store.ctl("backup", "/dev/null", "--force")
     assert (device.code, Path("/dev/null").is_char_device()) == (1, True)
-    assert "is no regular file" in device.err
+    assert "is not a regular file" in device.err
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
-    assert "is there already" in (await store.ctl("backup", str(link))).err
+    assert "already exists" in (await store.ctl("backup", str(link))).err
     assert (await store.ctl("backup", str(link), "--force")).code == 0
     assert link.is_symlink()
     assert (tmp_path / "elsewhere").is_file()
     nowhere = await store.ctl("backup", str(tmp_path / "no" / "folder"))
-    assert f"there is no folder {tmp_path / 'no'}" in nowhere.err
+    assert f"the folder {tmp_path / 'no'} does not exist" in nowhere.err
     assert not (tmp_path / "no").exists()
 
 
-async def test_nobody_there_leaves_no_file(tmp_path: Path) -> None:
+async def test_an_unreachable_store_leaves_no_file(tmp_path: Path) -> None:
     done = await fleetctl("backup", str(tmp_path / "f"), "--data-dir", str(tmp_path / "d"))
     assert done.code == 1
     assert "Is the fleet up?" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_bad_file_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+async def test_an_invalid_file_is_refused_before_any_change(tmp_path: Path) -> None:
     good = write(tmp_path / "good", 50).read_bytes()
     bad = {
         "cut": (good[:20_000], "its end is missing: it was cut short"),
@@ -208,28 +208,28 @@ async def test_a_bad_file_is_refused_before_anything_is_touched(tmp_path: Path) 
         assert not (tmp_path / "data").exists()
 
 
-async def test_what_is_there_is_moved_aside_and_watchers_notice(tmp_path: Path) -> None:
+async def test_an_existing_store_is_moved_aside_and_watchers_notice(tmp_path: Path) -> None:
     data, file = tmp_path / "data", write(tmp_path / "file", 3)
     transport = connect(EtcdAddress(socket=client_socket(data / "etcd")))
     informer = Informer(transport, keys.SPEC_PREFIX, lambda item: item.value, SystemClock())
     old, new = keys.spec_key("NodePool", "old"), keys.spec_key("NodePool", "n000001")
     async with asyncio.TaskGroup() as group:
         async with member(data) as etcd:
-            # The same revisions in both stores, and more of them in the old one.
+            # Both stores have the same revisions, and the old one has more.
             for _ in range(9):
                 await transport.commit([], [Put(key=old, value=b"old"), Put(key=new, value=b"old")])
             watching = group.create_task(informer.run())
             await until(lambda: len(informer.items) == 2, what="the informer")
             running = await restored(file, data, "--force")
             assert running.code == 1
-            assert f"parts of a fleet still run in {data}: etcd." in running.err
+            assert f"processes of a fleet still run in {data}: etcd." in running.err
             assert etcd.supervisor.running
         refused = await restored(file, data)
-        assert "has a store already" in refused.err
+        assert "already has a store" in refused.err
         done = await restored(file, data, "--force")
         assert done.code == 0, done.err
         (aside,) = data.glob("etcd.replaced-*")
-        assert f"what was there before is in {aside}\n" in done.out
+        assert f"the previous store is in {aside}\n" in done.out
         async with member(data):
             wanted = {entry.key: entry.value for entry in read(file)[1]}
             await until(lambda: dict(informer.items) == wanted, limit_s=20, what="the informer")
@@ -243,7 +243,7 @@ async def test_what_is_there_is_moved_aside_and_watchers_notice(tmp_path: Path) 
         assert ArchiveEntry(key=old, value=b"old") in await content(before.address)
 
 
-async def test_killed_in_the_middle(tmp_path: Path) -> None:
+async def test_a_killed_restore_can_run_again(tmp_path: Path) -> None:
     data, file = tmp_path / "data", write(tmp_path / "file", 8_000)
     words = ("restore", str(file), "--data-dir", str(data))
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "fleetctl", *words)
@@ -272,8 +272,8 @@ async def test_killed_in_the_middle(tmp_path: Path) -> None:
         assert await content(etcd.address) == read(file)[1]
 
 
-async def test_killed_and_taken_down(tmp_path: Path) -> None:
-    """`fleetctl down` finds the etcd that a killed restore left."""
+async def test_a_killed_restore_can_be_stopped_with_down(tmp_path: Path) -> None:
+    """`fleetctl down` stops the etcd of a killed restore."""
     data = tmp_path / "data"
     folder = DataDir(data).restoring
     etcd = EmbeddedEtcd(locate(None), folder, SystemClock())
@@ -286,7 +286,7 @@ async def test_killed_and_taken_down(tmp_path: Path) -> None:
 async def test_a_flag_is_stronger_than_the_environment(
     store: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forgotten FLEET_ETCD does not lead to another store than --data-dir on the command line."""
+    """--data-dir on the command line overrides FLEET_ETCD."""
     await store.applied(MANIFESTS)
     before = await content(store.etcd.address)
     monkeypatch.setenv("FLEET_ETCD", str(store.etcd.address))
@@ -295,12 +295,12 @@ async def test_a_flag_is_stronger_than_the_environment(
     assert str(tmp_path / "data") in done.out
     assert await content(store.etcd.address) == before
     both = await restored(tmp_path / "file", tmp_path / "data", "--etcd", "unix:/nowhere")
-    assert (both.code, "they are two stores" in both.err) == (2, True)
+    assert (both.code, "they name two stores" in both.err) == (2, True)
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB; only root on Linux can make one."""
+    """Return a file system of 64 KiB; only root on Linux can create one."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     made = subprocess.run(
@@ -314,7 +314,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-async def test_a_full_disk_leaves_no_half_file(store: Fleet, tiny: Path, tmp_path: Path) -> None:
+async def test_a_full_disk_leaves_no_partial_file(store: Fleet, tiny: Path, tmp_path: Path) -> None:
     filled = await store.ctl("restore", str(write(tmp_path / "large", 200)))
     assert filled.code == 0, filled.err
     for flags in ((), ("--etcd-snapshot",)):
@@ -337,9 +337,7 @@ async def etcdutl(*words: str | Path) -> int:
     return await process.wait()
 
 
-async def test_etcds_own_snapshot_is_one_that_its_tool_restores(
-    store: Fleet, tmp_path: Path
-) -> None:
+async def test_etcdutl_restores_the_etcd_snapshot(store: Fleet, tmp_path: Path) -> None:
     file = tmp_path / "etcd.snapshot"
     done = await store.ctl("backup", "--etcd-snapshot", str(file))
     assert done.code == 0, done.err
@@ -350,6 +348,6 @@ async def test_etcds_own_snapshot_is_one_that_its_tool_restores(
 
 
 @pytest.mark.parametrize("quota", ["1Mi", "9Gi", "much"])
-def test_a_quota_that_etcd_cannot_have(quota: str) -> None:
+def test_an_invalid_quota_is_refused(quota: str) -> None:
     with pytest.raises(click.UsageError, match="--etcd-quota: "):
         up._parse_quota(quota)

@@ -1,4 +1,4 @@
-"""The command lines of a fleet on one machine."""
+"""Command lines of the processes of a local fleet."""
 
 from pathlib import Path
 
@@ -27,11 +27,11 @@ def order(nodes: int) -> LocalFleetSettings:
 
 
 @pytest.mark.parametrize(("nodes", "is_part"), [(1, False), (2, True)])
-def test_nodes_that_share_a_machine_say_so(nodes: int, is_part: bool) -> None:
+def test_agents_that_share_a_machine_get_a_flag(nodes: int, is_part: bool) -> None:
     made = local_fleet.agent_programs(order(nodes), "unix:/etcd", "8Gi")
     assert [("--part-of-machine" in agent.command) for agent in made] == [is_part] * nodes
 
 
-def test_the_gateway_keeps_what_it_knows_in_the_data_folder() -> None:
+def test_the_gateway_stores_its_state_in_the_data_folder() -> None:
     command = local_fleet.gateway_program(order(1), "unix:/etcd").command
     assert command[command.index("--state-dir") + 1] == "/fleet/gateway"

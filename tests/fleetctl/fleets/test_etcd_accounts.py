@@ -1,4 +1,4 @@
-"""`fleetctl init-auth` interrupted: at every step, and with kill -9; it can always be run again."""
+"""Interrupted account setups: at every step, and by kill -9; `init-auth` can always run again."""
 
 import asyncio
 import sys
@@ -14,8 +14,8 @@ from fleetctl.verbs.init_auth import initialize_auth
 from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.grpc.admin import AuthClient
-from tests.fleetctl.test_init_auth import as_root, done, is_sound, order
 from tests.support import store_admin
+from tests.support.fleetctl_init_auth import as_root, check_accounts, request, run_init_auth
 from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.waiting import until
 
@@ -25,11 +25,11 @@ _CHANGES = {"enable", "add_user", "set_password", "grant_role", "add_role", "gra
 
 
 class KilledError(BaseException):
-    """As kill -9: nobody catches it, nothing is tidied up."""
+    """Simulated kill -9: no handler catches it, and nothing is cleaned up."""
 
 
-class Mortal:
-    """Accounts that die at the n-th change: before etcd was asked, or before it could answer."""
+class MortalClient:
+    """A client that dies at the n-th change: before etcd receives it, or before etcd answers."""
 
     def __init__(self, inner: AuthClient, *, dies_at: int, is_done: bool) -> None:
         self._inner = inner
@@ -61,7 +61,7 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtc
 
 @pytest.fixture
 async def out(etcd: TcpEtcd, tmp_path: Path) -> AsyncIterator[Path]:
-    """Yield a folder; afterwards etcd has no users any more."""
+    """Yield a folder; delete all users of etcd afterwards."""
     found = tmp_path / "out"
     yield found
     async with as_root(etcd, found) as root:
@@ -73,16 +73,16 @@ async def out(etcd: TcpEtcd, tmp_path: Path) -> AsyncIterator[Path]:
 
 
 async def first_run(address: EtcdAddress, out: Path, *, dies_at: int, is_done: bool) -> bool:
-    """Do what a first run does; return whether it came to its end."""
+    """Run the steps of a first run; return whether it finished."""
     inner = AuthClient(address)
-    mortal: Any = Mortal(inner, dies_at=dies_at, is_done=is_done)
+    mortal: Any = MortalClient(inner, dies_at=dies_at, is_done=is_done)
     folder = PasswordFolder(out)
     try:
-        with folder.held():
+        with folder.lock():
             setup = AccountSetup(mortal, folder, lambda _: None, is_on=False)
-            await setup.root()
+            await setup.create_root()
             for account in users.fleet_accounts(["mac-1"]):
-                await setup.account(account)
+                await setup.set_up_account(account)
             await mortal.enable()
     except KilledError:
         return False
@@ -91,33 +91,35 @@ async def first_run(address: EtcdAddress, out: Path, *, dies_at: int, is_done: b
     return True
 
 
-# root: 1 role, 2 user, 3 its role; then each account: role, its grants, user, role; the last one enables.
+# root: role, user, grant of the role; each account: role, permissions, user, grant; finally enable.
 ENABLES = 4 + sum(3 + len(one.permissions) for one in users.fleet_accounts(["mac-1"]))
 
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4, 5, 17, 18, 40, ENABLES - 1, ENABLES])
-async def test_at_any_step(etcd: TcpEtcd, out: Path, dies_at: int, is_done: bool) -> None:
+async def test_a_run_can_be_repeated_after_any_step(
+    etcd: TcpEtcd, out: Path, dies_at: int, is_done: bool
+) -> None:
     assert not await first_run(etcd.address, out, dies_at=dies_at, is_done=is_done)
-    nobody = AuthClient(etcd.address)
-    is_on = await nobody.is_on()
-    await nobody.close()
-    # Nobody is locked out: before etcd asks for root's password it is on the disk.
+    anonymous = AuthClient(etcd.address)
+    is_on = await anonymous.is_on()
+    await anonymous.close()
+    # No lockout: root's password is on disk before etcd enforces passwords.
     assert is_on == (dies_at == ENABLES and is_done)
-    await done(order(etcd, out, "mac-1"))
-    await is_sound(etcd, out, "mac-1")
+    await run_init_auth(request(etcd, out, "mac-1"))
+    await check_accounts(etcd, out, "mac-1")
 
 
-async def test_the_steps_are_all_there_are(etcd: TcpEtcd, out: Path) -> None:
+async def test_a_first_run_has_no_further_steps(etcd: TcpEtcd, out: Path) -> None:
     assert await first_run(etcd.address, out, dies_at=ENABLES + 1, is_done=False)
 
 
 @pytest.mark.parametrize("user", ["root", "fleet-gateway"])
 @pytest.mark.parametrize("moment", ["before etcd", "after etcd"])
-async def test_while_a_password_is_renewed(
+async def test_an_interrupted_rotation_can_be_repeated(
     etcd: TcpEtcd, out: Path, user: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await done(order(etcd, out, "mac-1"))
+    await run_init_auth(request(etcd, out, "mac-1"))
     really = AuthClient.set_password
 
     async def mortal(self: AuthClient, name: str, password: str) -> None:
@@ -127,23 +129,23 @@ async def test_while_a_password_is_renewed(
 
     with monkeypatch.context() as patched:
         patched.setattr(AuthClient, "set_password", mortal)
-        wanted = replace(order(etcd, out), rotated=frozenset({user}))
-        with wanted.folder.held(), pytest.raises(KilledError):
+        wanted = replace(request(etcd, out), rotated=frozenset({user}))
+        with wanted.folder.lock(), pytest.raises(KilledError):
             await initialize_auth(wanted, lambda _: None)
-    said = await done(order(etcd, out))
-    assert f"{user}: new password" in said
-    await is_sound(etcd, out, "mac-1")
+    output = await run_init_auth(request(etcd, out))
+    assert f"{user}: new password" in output
+    await check_accounts(etcd, out, "mac-1")
 
 
-async def test_with_kill_9(etcd: TcpEtcd, out: Path) -> None:
+async def test_a_killed_process_can_be_repeated(etcd: TcpEtcd, out: Path) -> None:
     for files in (1, 3, 5):
         await killed_at(etcd, out, files)
-    await done(order(etcd, out, "mac-1"))
-    await is_sound(etcd, out, "mac-1")
+    await run_init_auth(request(etcd, out, "mac-1"))
+    await check_accounts(etcd, out, "mac-1")
 
 
 async def killed_at(etcd: TcpEtcd, out: Path, files: int) -> None:
-    """Run the real command, and kill it as soon as so many passwords are on the disk."""
+    """Run the real command, and kill it when `files` passwords are on disk."""
     words = ("init-auth", "--etcd", etcd.url, "--out", str(out), "--node", "mac-1")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fleetctl", *words),

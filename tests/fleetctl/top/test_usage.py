@@ -1,4 +1,4 @@
-"""Rows of `fleetctl top`, from looks as values."""
+"""Usage rows of `fleetctl top`, computed from given samples."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def rank(
 
 
 def node(name: str, *ranks: RankSample) -> NodeSample:
-    return NodeSample(name=name, memory=MEMORY, ranks=ranks, is_known=True)
+    return NodeSample(name=name, memory=MEMORY, ranks=ranks, is_complete=True)
 
 
 def sample(*, waiting: int, ended: float, first: float = 0) -> GatewaySample:
@@ -84,7 +84,7 @@ def test_models() -> None:
     )
 
 
-def test_what_nobody_told() -> None:
+def test_unreported_values_are_unknown() -> None:
     gone = replace(NOW, nodes=(NOW.nodes[0], NodeSample(name="mac-2")), has_all_gateways=False)
     assert usage.node_table(usage.node_rows(BEFORE, gone), headers=False).splitlines()[1].split() == [
         "mac-2", *("?" * 8)
@@ -95,7 +95,7 @@ def test_what_nobody_told() -> None:
     assert (tree["tokensPerSecond"], "tokensPerSecond" in str(tree["partial"])) == (25.0, True)
 
 
-def test_an_engine_that_starts_has_no_figures_and_hides_none() -> None:
+def test_a_starting_engine_does_not_hide_others() -> None:
     starting = rank("new-0", tokens=None, state="Loading")
     silent = rank("new-0", tokens=None)
     for one, shown in ((starting, "25.0"), (silent, "25.0+")):
@@ -104,7 +104,7 @@ def test_an_engine_that_starts_has_no_figures_and_hides_none() -> None:
         assert row.split()[-1] == shown
 
 
-def test_an_engine_that_was_started_again_counts_anew() -> None:
+def test_a_restarted_engine_counts_from_zero() -> None:
     again = replace(NOW, nodes=(node("mac-1", rank("qwen-0", tokens=30)),))
     assert usage.node_rows(BEFORE, again)[0].tokens_per_second == Figure(value=15.0)
 
@@ -124,9 +124,9 @@ def test_order() -> None:
 
 
 @given(st.lists(st.sampled_from(["Ready", "Loading", "Ended"]), max_size=4), st.booleans())
-def test_a_plus_is_there_only_where_something_is_missing(states: list[str], told: bool) -> None:
+def test_a_value_is_incomplete_only_if_a_part_is_missing(states: list[str], told: bool) -> None:
     ranks = [rank(f"r-{n}", tokens=10 if told else None, state=s) for n, s in enumerate(states)]
     seen = replace(NOW, nodes=(node("m", *ranks),))
     row = usage.node_rows(seen, replace(seen, at_s=seen.at_s + 1))[0]
     is_missing = not told and "Ready" in states
-    assert (row.in_flight.value is None or not row.in_flight.is_whole) is is_missing
+    assert (row.in_flight.value is None or not row.in_flight.is_complete) is is_missing

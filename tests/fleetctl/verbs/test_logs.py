@@ -1,4 +1,4 @@
-"""`fleetctl logs` against a real agent and a real gateway; what engines wrote is on the agent's disk."""
+"""The verb `fleetctl logs` with a real agent and a real gateway; the engines' logs are on the agent's disk."""
 
 import asyncio
 import json
@@ -17,6 +17,7 @@ from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
 from store.port import Transport
 from tests.support.fleet import Done, Fleet
+from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -26,7 +27,7 @@ LOG = f"{LINE}\nno end of line"
 
 
 def replica(name: str, *nodes: str) -> Replica:
-    """Return a replica that is to go, so that no agent starts its engine."""
+    """Return a replica that is being deleted, so that no agent starts its engine."""
     proof = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
     spec = ReplicaSpec(
         deployment=name.rpartition("-")[0], template="t", model=ModelSource(path="nowhere"),
@@ -45,7 +46,7 @@ def replica(name: str, *nodes: str) -> Replica:
 
 @pytest.fixture(scope="module")
 async def fleet(shared: Fleet, transport: Transport) -> Fleet:
-    """Return a fleet of an agent and a gateway; two engines have run, the Mac of a third is away."""
+    """Return a fleet of an agent and a gateway; two engines have run, the Mac of a third is unreachable."""
     for name in ("bad-0", "bad-1"):
         folder = shared.root / "mac-1" / "engines" / name
         folder.mkdir(parents=True)
@@ -65,50 +66,55 @@ async def fleet(shared: Fleet, transport: Transport) -> Fleet:
     return shared
 
 
+async def logs(fleet: Fleet, *words: str) -> Done:
+    """Run `fleetctl logs` in this process, against the fleet's etcd."""
+    return await run_fleetctl("logs", *words, "--etcd", str(fleet.etcd.address))
+
+
 async def status_of(transport: Transport, node: str) -> NodeStatus | None:
     item = await transport.get(keys.status_key("Node", node))
     return None if item is None else codec.decode(NodeStatus, item)
 
 
-async def test_an_engines_log_is_read_through_its_agent(fleet: Fleet) -> None:
+async def test_the_agent_serves_the_engines_log(fleet: Fleet) -> None:
     done = await fleet.ctl("logs", "bad-0")
     assert (done.code, done.out, done.err) == (0, LOG, "")
-    assert (await fleet.ctl("logs", "replica/bad-0", "--tail", "1")).out == "no end of line"
-    assert (await fleet.ctl("logs", "rep/bad-0", "--tail=0")).out == ""
-    assert (await fleet.ctl("logs", "bad-0", "--tail=-1", "--all-ranks")).out == (
+    assert (await logs(fleet, "replica/bad-0", "--tail", "1")).out == "no end of line"
+    assert (await logs(fleet, "rep/bad-0", "--tail=0")).out == ""
+    assert (await logs(fleet, "bad-0", "--tail=-1", "--all-ranks")).out == (
         f"[replica/bad-0/rank-0] {LINE}\n[replica/bad-0/rank-0] no end of line\n"
     )
-    assert (await fleet.ctl("logs", "bad-0", "--timestamps")).out == (
+    assert (await logs(fleet, "bad-0", "--timestamps")).out == (
         f"2026-01-01T00:00:00.000+00:00 {LINE}\n2026-01-01T00:00:00.000+00:00 no end of line\n"
     )
-    assert (await fleet.ctl("logs", "bad-0", "--since", "5m")).out == ""
+    assert (await logs(fleet, "bad-0", "--since", "5m")).out == ""
 
 
-async def test_the_run_before(fleet: Fleet) -> None:
-    assert (await fleet.ctl("logs", "bad-0", "-p")).out == "starts\ndied\n"
+async def test_the_previous_run(fleet: Fleet) -> None:
+    assert (await logs(fleet, "bad-0", "-p")).out == "starts\ndied\n"
 
 
 async def test_an_agents_log(fleet: Fleet) -> None:
-    done = await fleet.ctl("logs", "node/mac-1")
+    done = await logs(fleet, "node/mac-1")
     lines = [json.loads(line) for line in done.out.splitlines()]
     assert {line["process"] for line in lines} == {"nodeagent"}
     assert "lease held" in [line["message"] for line in lines]
-    # Who reads is written down.
+    # The log records its readers.
     assert lines[-1]["message"] == "a log is read"
     assert "@" in lines[-1]["user"]
 
 
 async def test_a_gateways_log_needs_no_api_key(fleet: Fleet, transport: Transport) -> None:
-    done = await fleet.ctl("logs", "gateway")
+    done = await logs(fleet, "gateway")
     assert '"message": "registered"' in done.out, done.err
     (lease,) = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
     id_ = lease.key.rpartition("/")[2]
-    named = await fleet.ctl("logs", f"gateway/{id_}", "--prefix", "--tail", "1")
+    named = await logs(fleet, f"gateway/{id_}", "--prefix", "--tail", "1")
     assert named.out.startswith(f'[gateway/{id_}] {{"time": ')
 
 
 async def test_no_ticket_outlives_the_command(fleet: Fleet, transport: Transport) -> None:
-    await fleet.ctl("logs", "node/mac-1")
+    await logs(fleet, "node/mac-1")
 
     async def none_is_left() -> bool:
         return not (await transport.list(keys.TICKET_PREFIX)).items
@@ -116,8 +122,8 @@ async def test_no_ticket_outlives_the_command(fleet: Fleet, transport: Transport
     await until_async(none_is_left, what="the end of the tickets")
 
 
-async def test_times_and_where_lines_are_from(fleet: Fleet) -> None:
-    done = await fleet.ctl("logs", "node/mac-1", "--timestamps", "--prefix", "--since", "1h")
+async def test_timestamps_and_prefixes(fleet: Fleet) -> None:
+    done = await logs(fleet, "node/mac-1", "--timestamps", "--prefix", "--since", "1h")
     assert done.code == 0
     for line in done.out.splitlines():
         prefix, stamp, text = line.split(" ", 2)
@@ -126,18 +132,18 @@ async def test_times_and_where_lines_are_from(fleet: Fleet) -> None:
 
 
 async def test_one_replica_of_a_deployment_or_all(fleet: Fleet) -> None:
-    one = await fleet.ctl("logs", "deploy/bad", "--tail", "1")
+    one = await logs(fleet, "deploy/bad", "--tail", "1")
     assert one.err == "Found 2 replicas, using replica/bad-0\n"
     assert one.out == "no end of line"
-    both = await fleet.ctl("logs", "md/bad", "--tail", "1", "--all-replicas")
+    both = await logs(fleet, "md/bad", "--tail", "1", "--all-replicas")
     assert sorted(line.split(" ", 2)[0] for line in both.out.splitlines()) == [
         "[replica/bad-0/rank-0]",
         "[replica/bad-1/rank-0]",
     ]
 
 
-async def test_a_mac_that_is_away_does_not_hide_the_others(fleet: Fleet) -> None:
-    done = await fleet.ctl("logs", "-l", "app=chat", "--prefix")
+async def test_an_unreachable_mac_does_not_hide_the_others(fleet: Fleet) -> None:
+    done = await logs(fleet, "-l", "app=chat", "--prefix")
     assert done.code == 1
     assert done.err == (
         'error: replica/lost-0/rank-0: nodes "mac-9" not found; did you mean mac-1?\n'
@@ -163,32 +169,34 @@ async def test_a_mac_that_is_away_does_not_hide_the_others(fleet: Fleet) -> None
         (
             "-f -l app=chat --max-log-requests 2",
             1,
-            "error: you are attempting to follow 3 logs, but at most 2 are followed at once; --max-log-requests says "
-            "how many\n",
+            "error: you are attempting to follow 3 logs, but at most 2 are followed at once; raise the limit "
+            "with --max-log-requests\n",
         ),
     ],
 )  # fmt: skip
 async def test_refusals(fleet: Fleet, words: str, code: int, error: str) -> None:
-    done = await fleet.ctl("logs", *words.split())
+    done = await logs(fleet, *words.split())
     assert (done.code, done.out, done.err) == (code, "", error)
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("", "whose log? Name a replica, deploy/NAME, node/NAME or gateway/ID, or choose replicas with -l: one of these"),
-        ("bad-0 -l app=chat", "whose log? Name a replica, deploy/NAME, node/NAME or gateway/ID, or choose replicas with -l: one of these"),
-        ("nodepool/x", "nodepool/x: a NodePool has no log; replicas, deployments, nodes and gateways have"),
-        ("node/", "node/: which one? Write node/NAME"),
-        ("node/mac-1 -p", "--previous says nothing about node/mac-1: only replicas have ranks, previous runs and labels"),
-        ("bad-0 -p -f", "the previous run is over: give --previous or --follow"),
-        ("bad-0 --rank 0 --all-ranks", "give --rank or --all-ranks: one of them"),
-        ("bad-0 --all-replicas", "--all-replicas is for deploy/NAME"),
+        ("", "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, or a selector with -l"),
+        ("bad-0 -l app=chat", "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, or a selector with -l"),
+        ("nodepool/x", "nodepool/x: a NodePool has no log; only replicas, deployments, nodes and gateways have logs"),
+        ("node/", "node/: the name is missing; write node/NAME"),
+        ("node/mac-1 -p", "--previous cannot be used with node/mac-1: only replicas have ranks, previous runs and labels"),
+        ("bad-0 -p -f", "the previous run has ended: give --previous or --follow, not both"),
+        ("bad-0 --rank 0 --all-ranks", "give --rank or --all-ranks, not both"),
+        ("bad-0 --all-replicas", "--all-replicas needs deploy/NAME"),
         ("bad-0 --since soon", "Invalid value for '--since': 'soon' is not a duration; write hours, minutes, seconds and milliseconds as in 1h30m, 90s or 500ms"),
     ],
 )  # fmt: skip
-async def test_flags_that_say_nothing_or_two_things(shared: Fleet, words: str, error: str) -> None:
-    done: Done = await shared.ctl("logs", *words.split())
+async def test_missing_and_contradictory_arguments_are_refused(
+    shared: Fleet, words: str, error: str
+) -> None:
+    done: Done = await logs(shared, *words.split())
     assert (done.code, done.out) == (2, "")
     assert done.err.endswith(f"Error: {error}\n")
 
@@ -202,10 +210,10 @@ async def test_a_log_is_followed_until_ctrl_c(fleet: Fleet) -> None:
     )
     assert process.stdout is not None
     async with asyncio.timeout(60):
-        # Whoever reads now is news for who follows; what was before is not shown.
+        # The next access is a new line for the follower; earlier lines are not shown.
         line = b""
         while b"a log is read" not in line:
-            await fleet.ctl("logs", "node/mac-1", "--tail", "1")
+            await logs(fleet, "node/mac-1", "--tail", "1")
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     line = await process.stdout.readline()
@@ -214,9 +222,7 @@ async def test_a_log_is_followed_until_ctrl_c(fleet: Fleet) -> None:
     assert (process.returncode, err) == (130, b"error: interrupted\n")
 
 
-async def test_an_agent_whose_port_is_taken_serves_without_it(
-    fleet: Fleet, transport: Transport
-) -> None:
+async def test_an_agent_without_its_port_still_runs(fleet: Fleet, transport: Transport) -> None:
     first = await status_of(transport, "mac-1")
     assert first is not None
     port = first.agent_url.rpartition(":")[2]
@@ -232,15 +238,15 @@ async def test_an_agent_whose_port_is_taken_serves_without_it(
     assert condition is not None
     assert (status.agent_url, condition.status, condition.reason) == ("", "False", "PortTaken")
     assert condition.message.startswith(f"port {port} on 127.0.0.1: address already in use. ")
-    # It is there all the same.
+    # Its lease exists nevertheless.
     assert await transport.get(keys.node_lease_key("taken")) is not None
-    done = await fleet.ctl("logs", "node/taken")
+    done = await logs(fleet, "node/taken")
     assert done.code == 1
-    assert done.err.startswith("error: node/taken: its agent does not answer over HTTP: ")
+    assert done.err.startswith("error: node/taken: its agent serves no HTTP API: ")
     fleet.kill("taken")
 
 
-async def test_an_agent_that_is_gone(fleet: Fleet, transport: Transport) -> None:
+async def test_a_stopped_agent(fleet: Fleet, transport: Transport) -> None:
     fleet.start_agent("gone")
 
     async def answers() -> NodeStatus | None:
@@ -250,7 +256,7 @@ async def test_an_agent_that_is_gone(fleet: Fleet, transport: Transport) -> None
     found = await until_async(answers, limit_s=60, what="gone's address")
     fleet.kill("gone")
     await fleet.ended("gone")
-    done = await fleet.ctl("logs", "node/gone")
+    done = await logs(fleet, "node/gone")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         f"error: node/gone does not answer at {found.agent_url}: connection refused. Is it running, and can this "

@@ -1,0 +1,147 @@
+"""Start and stop of a local fleet: in the foreground, detached, and from another process."""
+
+import asyncio
+import os
+import sys
+
+import click
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.data_dir import DataDir, FleetRecord
+from fleetctl.fleets.local_fleet import LocalFleet, LocalFleetSettings, stop_engines
+from machinery import process_log as house_logging
+from machinery import processes
+from machinery.clock import Clock, SystemClock
+from machinery.environment import drop_variables
+from machinery.process_main import run_until_signal
+
+# The local fleet has its own etcd: variables that point to another store must not reach its processes.
+_FOREIGN_STORE = "FLEET_ETCD"
+# Longer than a fleet needs to become ready, or its engines to drain.
+_DETACH_S = 120.0
+_STOP_S = 120.0
+
+
+def run_in_foreground(settings: LocalFleetSettings) -> int:
+    """Run the fleet until SIGINT or SIGTERM; return the exit code.
+
+    Raises:
+        FleetctlError: the fleet cannot be started.
+
+    """
+    house_logging.setup("up", "warning")
+    drop_variables(_FOREIGN_STORE)
+    with settings.data_dir.lock():
+        fleet = LocalFleet(settings, SystemClock(), os.getpid())
+        failures: list[FleetctlError] = []
+
+        async def run() -> None:
+            try:
+                await fleet.run(click.echo)
+            except FleetctlError as error:
+                failures.append(error)
+
+        code = run_until_signal(run)
+    if failures:
+        raise failures[0]
+    return code
+
+
+def start_detached(settings: LocalFleetSettings, clock: Clock) -> FleetRecord:
+    """Start the fleet's supervisor as a child process that outlives this one, and wait until the fleet is ready.
+
+    Raises:
+        FleetctlError: the fleet did not become ready; the message quotes the supervisor's log.
+
+    """
+    _refuse_second_fleet(settings.data_dir)
+    drop_variables(_FOREIGN_STORE)
+    child = processes.spawn(_foreground_command(settings), log=settings.data_dir.log("up"))
+    try:
+        return asyncio.run(_await_ready(settings.data_dir, child, clock))
+    except BaseException:
+        # Above all on Ctrl-C: a half-started fleet must not stay behind.
+        asyncio.run(_abandon(settings.data_dir, child, clock))
+        raise
+
+
+def _refuse_second_fleet(data_dir: DataDir) -> None:
+    if data_dir.is_locked():
+        raise FleetctlError(
+            f"a fleet already runs in {data_dir.path}. Stop it with `fleetctl down`, or give this "
+            "fleet its own --data-dir"
+        )
+
+
+async def _abandon(data_dir: DataDir, child: processes.ChildProcess, clock: Clock) -> None:
+    """Stop the supervisor that this process started, and its children; never a fleet that another process started."""
+    await processes.end(child, clock, grace_s=_STOP_S)
+    if not data_dir.is_locked():
+        await stop_fleet(data_dir, clock)
+
+
+def _foreground_command(settings: LocalFleetSettings) -> list[str]:
+    binary = ["--etcd-binary", str(settings.etcd_binary)] if settings.etcd_binary else []
+    return [
+        *(sys.executable, "-m", "fleetctl", "up"),
+        *("--data-dir", str(settings.data_dir.path)),
+        *("--models-dir", str(settings.models_dir)),
+        *("--nodes", str(settings.nodes)),
+        *("--node-memory", settings.node_memory),
+        *("--host", settings.host),
+        *("--port", str(settings.gateway_port)),
+        *("--engine-port", str(settings.engine_port)),
+        *("--agent-port", str(settings.agent_port)),
+        *("--node-grace-period", str(settings.node_grace_s)),
+        *("--etcd-quota", str(settings.etcd_quota_bytes)),
+        *("--log-level", settings.log_level),
+        *binary,
+    ]
+
+
+async def _await_ready(
+    data_dir: DataDir, child: processes.ChildProcess, clock: Clock
+) -> FleetRecord:
+    deadline = clock.monotonic() + _DETACH_S
+    while clock.monotonic() < deadline:
+        fleet = data_dir.read()
+        if fleet is not None and fleet.pid == child.record.pid:
+            if fleet.is_ready:
+                return fleet
+            if fleet.error and not child.running():
+                raise FleetctlError(fleet.error)
+        if not child.running():
+            # Another fleet may have started in the meantime; the log then quotes that one.
+            _refuse_second_fleet(data_dir)
+            last_lines = processes.last_lines(data_dir.log("up"), 2)
+            raise FleetctlError(f"the fleet did not start: {last_lines}")
+        await clock.sleep(0.1)
+    raise FleetctlError(f"the fleet did not become ready; see {data_dir.log('up')}")
+
+
+async def stop_fleet(folder: DataDir, clock: Clock) -> bool:
+    """Stop the fleet of a data folder; return whether any process was running.
+
+    If the supervisor was killed, its children are found by their records.
+    """
+    fleet = folder.read()
+    found = False
+    if fleet is not None and folder.is_locked():
+        found = True
+        await _end_supervisor(fleet.pid, clock)
+    etcd_records = (folder.etcd / "etcd.pid", folder.restoring / "etcd.pid")
+    for path in (*folder.records(), *etcd_records):
+        if path.name == "etcd.pid":
+            await stop_engines(folder, clock)
+        child = processes.adopt(path)
+        if child is not None:
+            found = True
+            await processes.end(child, clock, grace_s=10.0)
+        path.unlink(missing_ok=True)
+    return found
+
+
+async def _end_supervisor(pid: int, clock: Clock) -> None:
+    supervisor = processes.find_running(pid)
+    if supervisor is not None:
+        await processes.end(supervisor, clock, grace_s=_STOP_S)
