@@ -248,7 +248,7 @@ def _watchdog(parent: int) -> None:
     never = threading.Event()
     for _ in range(_MOST_S * 100):
         if os.getppid() != parent:
-            _kill_self("the parent process has ended")
+            _kill_self("its parent has ended")
         if mx.get_active_memory() > _MOST_BYTES:
             _kill_self("mlx-lm computes with the model's weights, which the probe must not read")
         never.wait(0.01)

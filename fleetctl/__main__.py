@@ -1,67 +1,17 @@
-"""The command `fleetctl`: its verbs, each loaded when it is used."""
+"""Entry point of the command `fleetctl`."""
 
 import click
 
 from fleetctl.cli.program import RootGroup
 from fleetctl.cli.resolve import DEFAULT_PATH
 from fleetctl.cli.summaries import SUMMARIES
-from fleetctl.cli.verb_table import SECTIONS
+from fleetctl.cli.verb_table import SECTIONS, VERBS
 from machinery import environment
-
-# Verb to module and function: a verb's imports are paid for by that verb alone.
-_VERBS = {
-    "__complete": "fleetctl.verbs.completion:answer",
-    "annotate": "fleetctl.verbs.label:annotate",
-    "api-resources": "fleetctl.verbs.api_resources:api_resources",
-    "apply": "fleetctl.verbs.apply:apply",
-    "backup": "fleetctl.verbs.backup:backup",
-    "chat": "fleetctl.verbs.chat:chat",
-    "completion": "fleetctl.verbs.completion:completion",
-    "config": "fleetctl.verbs.config:config",
-    "cordon": "fleetctl.verbs.cordon:cordon",
-    "create": "fleetctl.verbs.create:create",
-    "delete": "fleetctl.verbs.delete:delete",
-    "demo": "fleetctl.verbs.demo:demo",
-    "describe": "fleetctl.verbs.describe:describe",
-    "diff": "fleetctl.verbs.apply:diff",
-    "doctor": "fleetctl.verbs.doctor:doctor",
-    "down": "fleetctl.verbs.up:down",
-    "drain": "fleetctl.verbs.drain:drain",
-    "edit": "fleetctl.verbs.edit:edit",
-    "events": "fleetctl.verbs.events:events",
-    "explain": "fleetctl.verbs.explain:explain",
-    "export": "fleetctl.verbs.export:exporting",
-    "fabric": "fleetctl.verbs.fabric:fabric",
-    "get": "fleetctl.verbs.get:get",
-    "help": "fleetctl.verbs.help:show_help",
-    "import": "fleetctl.verbs.import_:importing",
-    "init-auth": "fleetctl.verbs.init_auth:init_auth",
-    "label": "fleetctl.verbs.label:label",
-    "logs": "fleetctl.verbs.logs:logs",
-    "patch": "fleetctl.verbs.patch:patch",
-    "plan": "fleetctl.verbs.plan:plan",
-    "replace": "fleetctl.verbs.replace:replace",
-    "restore": "fleetctl.verbs.restore:restore",
-    "resume": "fleetctl.verbs.sync:resume",
-    "rollout": "fleetctl.verbs.rollout:rollout",
-    "routes": "fleetctl.verbs.routes:routes",
-    "scale": "fleetctl.verbs.scale:scale",
-    "simulate": "fleetctl.verbs.simulate:simulate",
-    "support-bundle": "fleetctl.verbs.support_bundle:support_bundle",
-    "suspend": "fleetctl.verbs.sync:suspend",
-    "sync": "fleetctl.verbs.sync:sync",
-    "taint": "fleetctl.verbs.taint:taint",
-    "top": "fleetctl.verbs.top:top",
-    "uncordon": "fleetctl.verbs.cordon:uncordon",
-    "up": "fleetctl.verbs.up:up",
-    "version": "fleetctl.verbs.version:version",
-    "wait": "fleetctl.verbs.wait:wait",
-}
 
 
 def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
-        from machinery.version import version  # noqa: PLC0415 - it looks through what pip installed
+        from machinery.version import version  # noqa: PLC0415 - it reads package metadata
 
         click.echo(f"fleetctl: {version()}")
         context.exit()
@@ -69,19 +19,21 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
 
 @click.group(
     cls=RootGroup,
-    verbs=_VERBS,
+    verbs=VERBS,
     summaries=SUMMARIES,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
 )
 @click.option(
-    "--context", envvar="FLEETCTL_CONTEXT", help="Which fleet, by its name in `fleetctl config`."
+    "--context",
+    envvar="FLEETCTL_CONTEXT",
+    help="Context to use: the name of a fleet in `fleetctl config`.",
 )
 @click.option(
     "--config",
     envvar="FLEETCTL_CONFIG",
     metavar="FILE",
-    help=f"Where contexts are written down (else {DEFAULT_PATH}).",
+    help=f"Configuration file with the contexts (default: {DEFAULT_PATH}).",
 )
 @click.option(
     "--version",
@@ -92,13 +44,13 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
     help="Show the version and exit.",
 )
 def main(context: str | None, config: str | None) -> None:
-    """Declare which models your Macs serve, and see that they do.
+    """Declare which models your Macs serve, and keep them running.
 
-    "fleetctl COMMAND --help" says more about each.
+    Run "fleetctl COMMAND --help" for details about a command.
     """
-    # Read by `fleetctl.cli.resolve`, from click's context.
+    # `fleetctl.cli.resolve` reads both from click's context.
     del context, config
-    # What click takes escape codes out of: by itself it knows of no environment.
+    # click strips colours according to this; it does not read the environment itself.
     click.get_current_context().color = environment.color_preference()
 
 

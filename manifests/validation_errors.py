@@ -140,15 +140,15 @@ def explain_error(
     found: ErrorDetails, *, path: Path, node: YamlNode | None, model: type[BaseModel]
 ) -> Explanation:
     """Return the message of an error, and a hint."""
-    complaint = FieldError(
+    error = FieldError(
         path=path,
         node=node,
         context=found.get("ctx", {}),
         model=model,
         fallback=found["msg"],
     )
-    speak = _TABLE.get(found["type"])
-    return speak(complaint) if speak is not None else (_lower_first(complaint.fallback), "")
+    explain = _TABLE.get(found["type"])
+    return explain(error) if explain is not None else (_lower_first(error.fallback), "")
 
 
 def _lower_first(text: str) -> str:

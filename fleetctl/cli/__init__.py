@@ -1,1 +1,1 @@
-"""The command line's frame: verb groups, errors, the terminal and the connection to the store."""
+"""The frame of the command line: verb groups, shared options, errors, the terminal and the connection to the store."""

@@ -1,8 +1,6 @@
-"""From a command's flags to an open store, and from its work to an exit code.
+"""The options that name a fleet, and the connection to its store.
 
-Every verb imports this first: what is dear (an event loop, pydantic, TLS) is imported where it is used.
-
-Reading the store once, by the quick way if it leads there, else by the whole one.
+Every verb imports this module: expensive imports (an event loop, pydantic, TLS) are made in the functions that use them.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -19,10 +17,9 @@ from machinery.clock import SystemClock
 from store.errors import StoreError, UnavailableError, UndecodableError
 from store.etcd.address import EtcdAddress
 from store.etcd.flags import address_from_flags, etcd_options
-from store.etcd.sync_reader import SyncReader, run_sync
 from store.reads import StoreReader
 
-if TYPE_CHECKING:  # 8 ms, and the quick way needs no more of it than store.reads
+if TYPE_CHECKING:  # its import takes 8 ms, and `get` needs only store.reads
     from store.port import Transport
 
 T = TypeVar("T")
@@ -30,26 +27,26 @@ Command = Callable[..., Any]
 
 
 def store_options(command: Command) -> Command:
-    """Add the flags that say which fleet is meant: --context, --data-dir, --etcd and its companions."""
+    """Add the flags that choose the fleet: --context, --data-dir, --etcd and the other --etcd flags."""
     return _context(_data_dir(etcd_options(_resolve_context(command))))
 
 
 def gateway_options(command: Command) -> Command:
-    """Add `store_options`, --gateway and --api-key-file: for what is asked through a gateway.
+    """Add `store_options`, --gateway and --api-key-file, for commands that use a gateway.
 
-    The command receives `gateway` (a URL, or "": find one in the store), `api_key_file` (a path, or None) and
-    `api_key` (or ""); at most one of the two last.
+    The command receives `gateway` (a URL, or "" to look one up in the store), `api_key_file` (a path or None) and
+    `api_key` (or ""). At most one of the last two is set.
     """
     return store_options(_gateway(command))
 
 
 def data_dir_option(command: Command) -> Command:
-    """Add --data-dir: the folder of a fleet that `fleetctl up` runs on this machine; and --context."""
+    """Add --data-dir (the folder of a fleet that `fleetctl up` runs on this machine) and --context."""
     return _context(_data_dir(_resolve_context(command)))
 
 
 def cluster_options(command: Command) -> Command:
-    """Add --etcd and its companions, and --context: for what needs an etcd of the user's own."""
+    """Add --context and the --etcd flags, for commands that need the user's own etcd."""
     return _context(etcd_options(_resolve_context(command)))
 
 
@@ -60,20 +57,20 @@ def _data_dir(command: Command) -> Command:
         type=click.Path(file_okay=False, path_type=Path),
         default=default_data_dir,
         show_default="the user's data folder",
-        help="Folder of the fleet that `fleetctl up` runs on this machine.",
+        help="Data folder of a fleet that `fleetctl up` runs on this machine.",
     )(command)
 
 
 def default_data_dir() -> Path:
-    """Return the folder that `fleetctl up` uses unless another is said."""
-    import platformdirs  # noqa: PLC0415 - not needed where a flag or a context says it
+    """Return the data folder that `fleetctl up` uses by default."""
+    import platformdirs  # noqa: PLC0415 - not needed when a flag or a context names the folder
 
     return Path(platformdirs.user_data_dir("mlx-fleet"))
 
 
 def _context(command: Command) -> Command:
     return click.option(
-        "--context", default=None, help="Which fleet, by its name in `fleetctl config`."
+        "--context", default=None, help="Context to use: the name of a fleet in `fleetctl config`."
     )(command)
 
 
@@ -84,19 +81,19 @@ def _gateway(command: Command) -> Command:
             envvar="FLEET_GATEWAY",
             default="",
             metavar="URL",
-            help="The gateway to ask (else one of the fleet's).",
+            help="Gateway to use (default: a gateway of the fleet).",
         ),
         click.option(
             "--api-key-file",
             envvar="FLEET_API_KEY_FILE",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="File with the API key, where the gateway asks for one.",
+            help="File with the API key, if the gateway requires one.",
         ),
         click.option(
             "--api-key",
             envvar="FLEET_API_KEY",
             default="",
-            hidden=True,  # on a command line everybody on the machine could read it
+            hidden=True,  # every user of the machine can read a command line
         ),
     )
     for option in options:
@@ -105,7 +102,7 @@ def _gateway(command: Command) -> Command:
 
 
 def _resolve_context(command: Command) -> Command:
-    """Have the command called with what the context says in its options."""
+    """Fill in the command's options from the context."""
 
     @wraps(command)
     def with_context(*args: Any, context: str | None, **options: Any) -> Any:
@@ -115,8 +112,8 @@ def _resolve_context(command: Command) -> Command:
 
 
 def etcd_address(options: dict[str, Any]) -> EtcdAddress:
-    """Return where the store is: what --etcd says, else the fleet of the data folder."""
-    from store.etcd.member import sockets  # noqa: PLC0415 - not needed for an etcd elsewhere
+    """Return the address of the store: --etcd, else the embedded etcd of the data folder."""
+    from store.etcd.member import sockets  # noqa: PLC0415 - not needed with --etcd
 
     if options["etcd"]:
         return address_from_flags(options)
@@ -128,21 +125,21 @@ def etcd_address(options: dict[str, Any]) -> EtcdAddress:
 
 
 def etcd_dir(data_dir: Path) -> Path:
-    """Return where the embedded etcd of a data folder lives."""
+    """Return the folder of the embedded etcd in a data folder."""
     return data_dir.expanduser().absolute() / "etcd"
 
 
 @asynccontextmanager
 async def open_store(options: dict[str, Any]) -> AsyncIterator["Transport"]:
-    """Open the store for the length of a command."""
-    from store.etcd.connect import connect  # noqa: PLC0415 - `get` reads without it
+    """Open the store for the duration of a command."""
+    from store.etcd.connect import connect  # noqa: PLC0415 - `get` does not need it
 
-    where = etcd_address(options)
-    transport = connect(where)
+    store_address = etcd_address(options)
+    transport = connect(store_address)
     try:
         yield transport
     except UnavailableError as error:
-        if where.socket is None or options["etcd"] or where.socket.exists():
+        if store_address.socket is None or options["etcd"] or store_address.socket.exists():
             raise
         folder = options["data_dir"].expanduser().absolute()
         raise UnavailableError(f"no fleet runs in {folder}", ambiguous=error.ambiguous) from error
@@ -152,7 +149,7 @@ async def open_store(options: dict[str, Any]) -> AsyncIterator["Transport"]:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Have the store's failures, strange documents and Ctrl-C become refusals; `run` does so, too."""
+    """Turn store errors, undecodable documents and Ctrl-C into errors for users. `run` does this itself."""
     try:
         yield
     except StoreError as error:
@@ -164,31 +161,36 @@ def translate_errors() -> Iterator[None]:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; the store's failures and strange documents become refusals."""
-    import asyncio  # noqa: PLC0415 - `get` works without an event loop
+    """Run a command's coroutine; errors become errors for users."""
+    import asyncio  # noqa: PLC0415 - `get` does not need an event loop
 
-    found: list[T] = []
+    results: list[T] = []
 
-    async def kept() -> None:
-        found.append(await main)
+    async def keep_result() -> None:
+        results.append(await main)
 
     with translate_errors():
-        # Not as the task's result: at the end asyncio.run has its handler of SIGINT written out, and with it the
-        # result (CPython's signal.getsignal), which are ten seconds for 10,000 objects.
-        asyncio.run(kept())
-    return found[0]
+        # Not as the task's result: at its end asyncio.run formats its SIGINT handler, and with it the result
+        # (CPython's signal.getsignal). For 10,000 objects that takes ten seconds.
+        asyncio.run(keep_result())
+        return results[0]
 
 
 def read_once(options: dict[str, Any], main: Callable[[StoreReader], Coroutine[Any, Any, T]]) -> T:
-    """Return what `main` makes of the store; it only reads, and may be called twice.
+    """Return the result of `main`, which only reads and may be called twice.
 
-    The quick way wants etcd's JSON gateway and says little about what is wrong: whatever goes wrong there, the
-    whole way (gRPC, several tries) decides, and its words are what the user reads.
+    The synchronous reader needs etcd's JSON gateway and reports few details. When it fails, the read is repeated over
+    gRPC with retries, and the errors of that attempt are shown.
 
     Raises:
-        FleetctlError: what `main` raises, or the store's refusal.
+        FleetctlError: the error of `main`, or of the store.
 
     """
+    from store.etcd.sync_reader import (  # noqa: PLC0415 - most verbs do not need it
+        SyncReader,
+        run_sync,
+    )
+
     with translate_errors():
         store = SyncReader(etcd_address(options), SystemClock())
         try:

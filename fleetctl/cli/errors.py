@@ -1,4 +1,4 @@
-"""From exceptions to what a user reads: what was wrong, where, and what to do. No tracebacks."""
+"""Errors that users read: what failed, where, and what to do. Never a traceback."""
 
 import click
 
@@ -15,7 +15,7 @@ from store.errors import (
 
 
 class FleetctlError(click.ClickException):
-    """A refusal: its message is all that is shown."""
+    """A failure that ends the command; only its message is printed."""
 
     @override
     def show(self, file: object = None) -> None:
@@ -23,12 +23,12 @@ class FleetctlError(click.ClickException):
 
 
 class DiffError(FleetctlError):
-    """A diff that could not be made: 1 would say that there are differences."""
+    """A diff that failed. Exit code 2, because 1 means that there are differences."""
 
     exit_code = 2
 
 
-class InterruptedByUser(FleetctlError):  # noqa: N818 - nothing went wrong
+class InterruptedByUser(FleetctlError):  # noqa: N818 - an interrupt is not an error
     """The user pressed Ctrl-C."""
 
     exit_code = 130
@@ -37,27 +37,27 @@ class InterruptedByUser(FleetctlError):  # noqa: N818 - nothing went wrong
 _ADVICE: tuple[tuple[type[StoreError], str], ...] = (
     (
         UnavailableError,
-        "Is the fleet up? `fleetctl up` starts one on this machine; for another one say where its "
-        "etcd is with --etcd, FLEET_ETCD or a context (`fleetctl config`)",
+        "Is the fleet up? `fleetctl up` starts a fleet on this machine; for another fleet, pass the "
+        "address of its etcd with --etcd, FLEET_ETCD or a context (`fleetctl config`)",
     ),
-    (UnauthenticatedError, "Give --etcd-password-file, such as admin.env of `fleetctl init-auth`"),
+    (UnauthenticatedError, "Pass --etcd-password-file, such as admin.env of `fleetctl init-auth`"),
     (
         PermissionDeniedError,
-        "fleetctl works as fleet-admin (admin.env of `fleetctl init-auth`), with the fleet's "
-        "--etcd-prefix if it has one; restore, backup --etcd-snapshot and init-auth need root (root.env)",
+        "Run fleetctl as fleet-admin (admin.env of `fleetctl init-auth`), with the --etcd-prefix of "
+        "the fleet if it has one; restore, backup --etcd-snapshot and init-auth need root (root.env)",
     ),
-    (ConflictError, "Somebody else wrote at the same time; run the command again"),
-    (TooLargeError, "Make the object smaller: etcd takes about 1 MiB"),
+    (ConflictError, "Another writer changed the object at the same time; run the command again"),
+    (TooLargeError, "Make the object smaller: etcd accepts about 1 MiB"),
     (
         NoSpaceError,
-        "`fleetctl up` frees space in its own etcd within seconds, or says what else is needed; for "
-        "an etcd of your own see docs/operations/store.md",
+        "`fleetctl up` frees space in its own etcd within seconds, or reports what it needs; for "
+        "your own etcd see docs/operations/store.md",
     ),
 )
 
 
 def from_store_error(error: StoreError) -> FleetctlError:
-    """Return what a user reads when the store failed."""
+    """Return the error that a user reads when the store failed, with advice."""
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "")
     sentence = str(error).rstrip(".")
     return FleetctlError(f"{sentence}. {advice}." if advice else sentence)

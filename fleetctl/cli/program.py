@@ -1,6 +1,6 @@
-"""Groups of verbs that say what may have been meant; and one that imports verbs on use: each pays for itself alone.
+"""Click groups of fleetctl: verbs that are imported on use, suggestions for unknown words, and exit codes.
 
-The command as a whole: how it ends when the user presses Ctrl-C, and when what it says cannot be written.
+Start-up time is a feature (150 ms): a verb's imports are paid for by that verb alone.
 """
 
 import difflib
@@ -18,21 +18,17 @@ import click
 from click.shell_completion import CompletionItem
 
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
+from fleetctl.cli.kubectl_hints import VERB_SYNONYMS
 from machinery.typing_compat import override
 
-# What people type who know other tools; everything else is found by its letters.
-_SYNONYMS = {
-    "cat": "get", "list": "get", "ls": "get", "ps": "get", "status": "get",
-    "remove": "delete", "rm": "delete", "show": "describe", "inspect": "describe",
-    "start": "up", "run": "up", "stop": "down", "deploy": "apply", "prompt": "chat", "ask": "chat",
-    "tail": "logs", "journal": "logs", "stats": "top", "check": "doctor", "context": "config",
-}  # fmt: skip
-# A group of so few says what there is, where nothing comes near.
+# A group with at most this many commands lists them all when no name is similar.
 _SHORT_LIST = 12
+# Errors of a write to a full or broken device. A reader that closed the pipe (EPIPE) is handled by click.
+_WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class SuggestingGroup(click.Group):
-    """A group that answers a word it does not know with those that it does."""
+    """A group that answers an unknown command with similar ones."""
 
     @override
     def resolve_command(
@@ -41,26 +37,26 @@ class SuggestingGroup(click.Group):
         word = args[0]
         is_unknown = word not in self.list_commands(ctx) and not word.startswith("-")
         if is_unknown and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {word!r}{self._hint(ctx, word)}")
+            ctx.fail(f"unknown command {word!r}{self._hint(ctx, word)}")
         return super().resolve_command(ctx, args)
 
     def _hint(self, ctx: click.Context, word: str) -> str:
-        """Return what may have been meant; of a few, all if nothing comes near."""
-        shown = [name for name in self.list_commands(ctx) if not name.startswith("_")]
-        meant = _SYNONYMS.get(word.lower(), "")
-        begun = [name for name in shown if word and name.startswith(f"{word.lower()}-")]
-        near = begun or difflib.get_close_matches(word.lower(), shown, n=3)
-        near = [meant] if meant in shown else near
+        """Return the similar commands; in a small group without similar ones, all of them."""
+        names = [name for name in self.list_commands(ctx) if not name.startswith("_")]
+        synonym = VERB_SYNONYMS.get(word.lower(), "")
+        begun = [name for name in names if word and name.startswith(f"{word.lower()}-")]
+        near = begun or difflib.get_close_matches(word.lower(), names, n=3)
+        near = [synonym] if synonym in names else near
         if near:
             return f". Did you mean {' or '.join(near)}?"
-        return f"; there are {', '.join(shown)}" if len(shown) <= _SHORT_LIST else ""
+        return f"; available: {', '.join(names)}" if len(names) <= _SHORT_LIST else ""
 
 
 class LazyGroup(SuggestingGroup):
-    """A group that knows where its commands are; `verbs` maps each to "module:function".
+    """A group that imports its commands on use.
 
-    `summaries` and `sections` are for its help: a line for each verb (where one is missing, its module is imported for
-    it), and titles with the verbs that belong under them.
+    `verbs` maps each name to "module:function". `summaries` holds one line for each verb, so that help does not import
+    them; a verb without a line is imported. `sections` maps titles in the help to verbs.
     """
 
     def __init__(
@@ -90,9 +86,9 @@ class LazyGroup(SuggestingGroup):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of verbs, without importing them."""
+        """Write the list of verbs without importing them."""
         width = formatter.width - 6 - max(map(len, self._verbs))
-        for title, names in self._titled():
+        for title, names in self._titled_sections():
             rows = [
                 (name, textwrap.shorten(self.summary(ctx, name), width, placeholder="..."))
                 for name in names
@@ -102,7 +98,7 @@ class LazyGroup(SuggestingGroup):
 
     @override
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return the verbs and flags that begin so, without importing the verbs."""
+        """Return the verbs and flags with this prefix, without importing the verbs."""
         found = [
             CompletionItem(name, help=self.summary(ctx, name))
             for name in sorted(self._verbs)
@@ -115,26 +111,22 @@ class LazyGroup(SuggestingGroup):
         if name in self._summaries:
             return self._summaries[name]
         command = self.get_command(ctx, name)
-        assert command is not None  # it is one of ours
+        assert command is not None  # the name is in the table
         return command.get_short_help_str(limit=120)
 
-    def _titled(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the sections with their verbs; those with a leading underscore are for programs."""
-        shown = [name for name in sorted(self._verbs) if not name.startswith("_")]
+    def _titled_sections(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the sections with their verbs; verbs with a leading underscore are hidden."""
+        visible = [name for name in sorted(self._verbs) if not name.startswith("_")]
         placed = {name for names in self._sections.values() for name in names}
         for title, names in self._sections.items():
-            yield title, [name for name in names if name in shown]
-        others = [name for name in shown if name not in placed]
+            yield title, [name for name in names if name in visible]
+        others = [name for name in visible if name not in placed]
         if others:
             yield ("Other commands" if placed else "Commands"), others
 
 
-# What writing brings where there is no room or no device; a reader that went away (EPIPE) is click's.
-_WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
 class RootGroup(LazyGroup):
-    """The group of all verbs."""
+    """The group of all verbs; turns Ctrl-C and failed writes into exit codes."""
 
     @override
     def make_context(
@@ -153,14 +145,14 @@ class RootGroup(LazyGroup):
             try:
                 return super().invoke(ctx)
             finally:
-                # At the interpreter's end nobody could say any more that it failed. Unlike sys.stdout.flush(), print
-                # does not mind that there is no output at all (>&-).
+                # Flush here: a failure during interpreter shutdown could not be reported. Unlike sys.stdout.flush(),
+                # print accepts a closed standard output (>&-).
                 print(end="", flush=True)
 
 
 @contextmanager
 def _translate_failures() -> Iterator[None]:
-    """Have Ctrl-C become exit code 130 at any time, and a full disk a sentence."""
+    """Turn Ctrl-C into exit code 130, and a failed write into an error message."""
     try:
         yield
     except KeyboardInterrupt:
@@ -170,21 +162,21 @@ def _translate_failures() -> Iterator[None]:
         if not isinstance(first, OSError) or first.errno not in _WRITE_FAILURES:
             raise
         _discard_output()
-        what = first.filename or "the output"
-        raise FleetctlError(f"cannot write {what}: {first.strerror}") from error
+        target = first.filename or "the output"
+        raise FleetctlError(f"cannot write {target}: {first.strerror}") from error
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """Return what went wrong first, in a task group's tasks or by itself."""
+    """Return the first error of a task group, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _discard_output() -> None:
-    """Lead what is still to be written nowhere.
+    """Send buffered output to the null device.
 
-    It would fail again at the interpreter's end, with words of Python's and exit code 120.
+    Otherwise the write fails again during interpreter shutdown, with Python's own message and exit code 120.
     """
-    with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
-        os.dup2(nothing.fileno(), sys.stdout.fileno())
+    with suppress(OSError, ValueError), Path(os.devnull).open("wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What a person's terminal can show: colours, and one line of progress. The only place with escape codes."""
+"""Colours and a progress line for terminals. The only module with escape codes."""
 
 import os
 import sys
@@ -9,39 +9,39 @@ from machinery import environment
 
 Role = Literal["good", "bad", "warn", "dim"]
 
-# ECMA-48 (SGR): 32 green, 31 red, 33 yellow, 2 faint, 0 none of it. Terminals' own themes choose the shades.
+# ECMA-48 (SGR): 32 green, 31 red, 33 yellow, 2 faint, 0 reset. The terminal's theme chooses the shades.
 _CODES: dict[Role, str] = {"good": "32", "bad": "31", "warn": "33", "dim": "2"}
-# ECMA-48: back to the first column, and erase from there to the line's end.
+# ECMA-48: move to the first column, and erase to the end of the line.
 _CLEAR_LINE = "\r\x1b[K"
 _WIDTH = 80
 
 
 def is_tty(stream: TextIO) -> bool:
-    """Return whether a person reads the stream on a terminal."""
+    """Return whether the stream is a terminal."""
     try:
         return stream.isatty()
-    except ValueError:  # it was closed
+    except ValueError:  # the stream is closed
         return False
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Return whether the stream may have colours: on a terminal, unless NO_COLOR or FORCE_COLOR decide."""
+    """Return whether to write colours: on a terminal, unless NO_COLOR or FORCE_COLOR is set."""
     wanted = environment.color_preference()
     return is_tty(stream) if wanted is None else wanted
 
 
 def style(text: str, role: Role, stream: TextIO | None = None) -> str:
-    """Return the text in its role's colour, where the stream (stdout unless said) may have colours."""
+    """Return the text in the colour of its role if the stream (default: stdout) has colours."""
     if not text or not has_colours(sys.stdout if stream is None else stream):
         return text
     return f"\x1b[{_CODES[role]}m{text}\x1b[0m"
 
 
 class ProgressLine:
-    """One line that says how far something is; shown on a terminal only, and gone at the end.
+    """One line of progress, shown on a terminal only and erased at the end.
 
-    `with Progress() as progress: progress.show("12 of 40 objects")`. What has to stay is printed with `say`,
-    on a terminal or not.
+    Example: `with ProgressLine() as progress: progress.show("12 of 40 objects")`. `say` prints a line that stays, on a
+    terminal or not.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -54,11 +54,11 @@ class ProgressLine:
 
     @property
     def is_shown(self) -> bool:
-        """Whether a person sees what `show` is given."""
+        """True if `show` writes anything."""
         return self._is_shown
 
     def show(self, text: str) -> None:
-        """Put the text in the place of what was shown before."""
+        """Replace the progress line."""
         if self._is_shown:
             line = text.partition("\n")[0][: _width(self._stream) - 1]
             self._stream.write(_CLEAR_LINE + line)
@@ -66,13 +66,13 @@ class ProgressLine:
             self._is_drawn = True
 
     def say(self, line: str) -> None:
-        """Print a line that stays, above what is shown."""
+        """Print a permanent line above the progress line."""
         self.clear()
         self._stream.write(f"{line}\n")
         self._stream.flush()
 
     def clear(self) -> None:
-        """Take away what is shown."""
+        """Erase the progress line."""
         if self._is_drawn:
             self._stream.write(_CLEAR_LINE)
             self._stream.flush()
@@ -88,7 +88,7 @@ class ProgressLine:
 
 
 def _width(stream: TextIO) -> int:
-    """Return the columns of the terminal; 80 where nobody says."""
+    """Return the width of the terminal in columns; 80 if it is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _WIDTH
     except (OSError, ValueError):

@@ -22,7 +22,6 @@ from fleetctl.fabric.admission import check_admission
 from fleetctl.fleets import gateways, version_skew
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.objects import reader
-from fleetctl.verbs import version
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
 from reconciler.nodes.node_state import MLX_LM
@@ -52,7 +51,7 @@ async def observe_fleet(
 
     """
     store = await _observe_store(transport, address, clock)
-    versions = await version.read_versions(
+    versions = await version_skew.read_versions(
         transport, ComponentVersion(part="fleetctl", version=fleet_version())
     )
     nodes = [one for one in await _read_all(transport, "Node") if isinstance(one, Node)]

@@ -9,8 +9,9 @@ import click
 
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects.query import TableContext
 from fleetctl.output import printers
-from fleetctl.output.printers import TableContext, TableOptions
+from fleetctl.output.printers import TableOptions
 from machinery.clock import SystemClock
 from manifests.suggestions import did_you_mean
 from schemas.records import ApiKey

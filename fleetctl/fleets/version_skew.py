@@ -1,16 +1,20 @@
-"""Which versions get along: every part of the fleet as it says of itself, and the rules. Pure.
+"""The versions of all parts of a fleet, and warnings about version skew.
 
-The rules: fleetctl, gateways and agents may be one minor version from the leading reconciler, as Kubernetes allows it
-around its API server (a fleet is upgraded one part after the other); mlx-lm is the one that memory proofs were checked
-with; etcd is one that keeps what it acknowledged (docs/operations/store.md).
+fleetctl, gateways and agents may differ by one minor version from the leading reconciler, as Kubernetes allows around
+its API server. mlx-lm must be the version that memory proofs were checked with. etcd must be a version that keeps
+acknowledged writes (docs/operations/store.md).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from fleetctl.fleets import gateways
 from machinery.version import is_compatible, parse_release
+from schemas.node import Node
+from store import keys, objects
 from store.etcd.member.binary import is_sound, parse_version_number
+from store.port import Transport
 
 Part: TypeAlias = Literal["fleetctl", "etcd", "reconciler", "gateway", "nodeagent"]
 UNKNOWN = "unknown"
@@ -18,14 +22,14 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentVersion:
-    """One part of the fleet and its version; UNKNOWN where it does not say, as earlier releases."""
+    """One part of the fleet and its version; UNKNOWN if it does not report one, as earlier releases."""
 
     part: Part
     name: str = ""
-    """Which gateway, which node, which reconciler leads."""
+    """The name of the gateway, the node or the leading reconciler."""
     version: str
     mlx_lm: str = ""
-    """Of a node."""
+    """The version of mlx-lm on a node."""
 
     @property
     def label(self) -> str:
@@ -34,25 +38,25 @@ class ComponentVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetVersions:
-    """All versions of a fleet."""
+    """The versions of all parts of a fleet."""
 
     client: ComponentVersion
     etcd: ComponentVersion
     reconciler: ComponentVersion | None = None
-    """None while nobody leads."""
+    """None while no reconciler leads."""
     gateways: Sequence[ComponentVersion] = field(default=())
     agents: Sequence[ComponentVersion] = field(default=())
 
     def servers(self) -> tuple[ComponentVersion, ...]:
-        """Return everything but the client."""
+        """Return all parts except the client."""
         leader = () if self.reconciler is None else (self.reconciler,)
         return (self.etcd, *leader, *self.gateways, *self.agents)
 
 
 def warnings(versions: FleetVersions, *, mlx_lm: str) -> list[str]:
-    """Return what does not get along, and what to do; nothing if all is well.
+    """Return warnings about version skew, with what to do.
 
-    `mlx_lm` is the release, as in "0.32", that memory proofs were checked with.
+    `mlx_lm` is the release, such as "0.32", that memory proofs were checked with.
     """
     return [
         *_etcd_warnings(versions.etcd),
@@ -65,13 +69,13 @@ def _etcd_warnings(etcd: ComponentVersion) -> Iterator[str]:
     number = parse_version_number(etcd.version)
     if number is not None and not is_sound(number):
         yield (
-            f"etcd {etcd.version} can lose what it acknowledged when it is killed; 3.4.21 and 3.5.5 are the first that "
+            f"etcd {etcd.version} can lose acknowledged writes when it is killed; 3.4.21 and 3.5.5 are the first that "
             'do not. docs/operations/store.md, "Which etcd", says how to change it'
         )
 
 
 def _skew_warnings(versions: FleetVersions) -> Iterator[str]:
-    """Yield who is too far from the leader; without one, from this fleetctl."""
+    """Yield a warning for each part that is too far from the leading reconciler; without one, from this fleetctl."""
     leader = versions.reconciler
     centre = leader if leader is not None and parse_release(leader.version) else versions.client
     others = [versions.client, *versions.gateways, *versions.agents]
@@ -83,8 +87,8 @@ def _skew_warnings(versions: FleetVersions) -> Iterator[str]:
         assert ours is not None
         older = one if theirs < ours else centre
         yield (
-            f"{one.label} is {one.version}, {centre.part} is {centre.version}; they may be one minor version apart: "
-            f"upgrade {older.label}"
+            f"{one.label} is {one.version}, {centre.part} is {centre.version}; at most one minor version apart is "
+            f"supported: upgrade {older.label}"
         )
 
 
@@ -93,12 +97,12 @@ def _mlx_warnings(agents: Sequence[ComponentVersion], mlx_lm: str) -> Iterator[s
         theirs = parse_release(one.mlx_lm)
         if theirs is not None and theirs != parse_release(mlx_lm):
             yield (
-                f"{one.label} has mlx-lm {one.mlx_lm}; memory proofs were checked with {mlx_lm}, which should be there"
+                f"{one.label} has mlx-lm {one.mlx_lm}; install {mlx_lm}, with which memory proofs were checked"
             )
 
 
 def lines(versions: FleetVersions) -> list[str]:
-    """Return what `fleetctl version` prints: a line each, nodes of one version in one line."""
+    """Return the output of `fleetctl version`: one line each, and one line for all nodes of the same version."""
     leader = versions.reconciler
     found = [f"fleetctl: {versions.client.version}", f"etcd: {versions.etcd.version}"]
     if leader is None:
@@ -120,12 +124,12 @@ def _agent_lines(agents: Sequence[ComponentVersion]) -> Iterator[str]:
         yield f"nodeagent {listed}: {version}{with_mlx}"
 
 
-# A fleet may have a thousand.
+# A fleet can have a thousand nodes.
 _MAX_NAMES = 5
 
 
 def tree(versions: FleetVersions, warned: Sequence[str]) -> dict[str, object]:
-    """Return the same as `-o json` and `-o yaml` have it."""
+    """Return the versions as a tree, for -o json and yaml."""
     leader = versions.reconciler
     return {
         "fleetctl": versions.client.version,
@@ -141,3 +145,36 @@ def tree(versions: FleetVersions, warned: Sequence[str]) -> dict[str, object]:
 
 def _name_and_version(one: ComponentVersion) -> dict[str, str]:
     return {"name": one.name, "version": one.version}
+
+
+async def read_versions(transport: Transport, client: ComponentVersion) -> FleetVersions:
+    """Return the versions that all parts report in the store. Raises StoreError."""
+    server = await transport.status()
+    leader = await transport.get(keys.ELECTION_RECONCILER)
+    leases = await gateways.list_leases(transport)
+    nodes = await objects.list_all(transport, Node)
+    return FleetVersions(
+        client=client,
+        etcd=ComponentVersion(part="etcd", version=server.version),
+        reconciler=None if leader is None else leader_version(leader.value),
+        gateways=[
+            ComponentVersion(part="gateway", name=id_, version=lease.version)
+            for id_, lease in sorted(leases.items())
+        ],
+        agents=[
+            ComponentVersion(
+                part="nodeagent",
+                name=node.name,
+                version=node.status.agent_version,
+                mlx_lm=node.status.mlx_lm_version,
+            )
+            for node in nodes
+            if node.status is not None
+        ],
+    )
+
+
+def leader_version(value: bytes) -> ComponentVersion:
+    """Parse the value of the election key, `host/pid version`; earlier releases wrote no version."""
+    name, _, release = value.decode(errors="replace").partition(" ")
+    return ComponentVersion(part="reconciler", name=name, version=release or UNKNOWN)

@@ -1,1 +1,1 @@
-"""Objects as verbs name, select, read, query and write them."""
+"""Naming, selecting, reading, querying and writing objects of the store. Prints no tables."""

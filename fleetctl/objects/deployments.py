@@ -1,16 +1,14 @@
-"""Which deployments the verbs of `fleetctl rollout` are about.
-
-Revisions as people see them: in order, what differs, which is the current one, and back to one. Pure.
-"""
+"""Deployments for `fleetctl rollout`: names on the command line, compare-and-swap, and revisions."""
 
 from collections.abc import Iterable, Sequence
 
 import click
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import reader, targets
+from fleetctl.objects import reader, writer
 from fleetctl.objects.kind_args import kind_of
 from machinery.clock import Clock
+from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from reconciler.rollout.revisions import content_of, with_content
 from schemas import kinds
@@ -24,11 +22,11 @@ def parse_names(words: Sequence[str]) -> list[str]:
     """Return the names in `md/qwen`, `modeldeployment qwen` or `qwen`.
 
     Raises:
-        click.UsageError: it is of another kind, or there is no name.
+            click.UsageError: a word names another kind.
 
     """
     first = words[0]
-    # A kind and its names, unless the word is the name of a deployment that stands alone.
+    # The first word is a kind if names follow; alone, it is the name of a deployment.
     rest = words[1:] if "/" not in first and len(words) > 1 and kinds.by_alias(first) else words
     if rest is not words:
         _check_kind(first)
@@ -42,10 +40,10 @@ def parse_names(words: Sequence[str]) -> list[str]:
 
 
 def parse_name(words: Sequence[str]) -> str:
-    """Return the one name in the words; `names_of` has the errors."""
+    """Return the one name in the words. Raises as `parse_names`."""
     names = parse_names(words)
     if len(names) != 1:
-        raise click.UsageError("one deployment at a time; write NAME or modeldeployment/NAME")
+        raise click.UsageError("give one deployment: NAME or modeldeployment/NAME")
     return names[0]
 
 
@@ -53,7 +51,7 @@ def _check_kind(word: str) -> None:
     kind = kind_of(word)
     if kind.type is not ModelDeployment:
         raise click.UsageError(
-            f"{kind.plural} are neither placed nor rolled out; write NAME or modeldeployment/NAME"
+            f"{kind.plural} have no placement and no rollout; give a ModelDeployment: NAME or modeldeployment/NAME"
         )
 
 
@@ -61,25 +59,25 @@ async def read_deployment(transport: Transport, name: str) -> ModelDeployment:
     """Return the deployment with its status.
 
     Raises:
-        FleetctlError: there is none of that name; with the nearest.
+            FleetctlError: it does not exist; the message has the nearest name.
 
     """
     found = await objects.get(transport, ModelDeployment, name)
     if found is not None:
         return found
     there = [obj.name for obj in await reader.read(transport, kind_of("md"), ())]
-    raise FleetctlError(reader.not_found_message(kind_of("md"), name, there))
+    raise FleetctlError(not_found_message(kind_of("md"), name, there))
 
 
 async def change_deployment(
     transport: Transport,
     clock: Clock,
     name: str,
-    edit: targets.Edit[ModelDeployment],
+    edit: writer.Edit[ModelDeployment],
     *,
     is_dry: bool = False,
 ) -> bool:
-    """Change one deployment that is not being deleted; `targets.write` has the errors."""
+    """Change one deployment that is not being deleted. Raises as `writer.write_edit`."""
 
     def checked(obj: ModelDeployment) -> ModelDeployment | None:
         if obj.metadata.deletion_timestamp is not None:
@@ -87,14 +85,14 @@ async def change_deployment(
         return edit(obj)
 
     there = await read_deployment(transport, name)
-    written = await targets.write_edit(
+    written = await writer.write_edit(
         transport, clock, there, checked, manager="fleetctl-rollout", is_dry=is_dry
     )
-    return written.is_news
+    return written.is_changed
 
 
 def revisions_of(found: Iterable[Revision], deployment: ModelDeployment) -> list[Revision]:
-    """Return the deployment's revisions, the oldest first; not those of an earlier one of the name."""
+    """Return the revisions of the deployment, oldest first, without those of a deleted deployment of the same name."""
     uid = deployment.metadata.uid
     mine = [
         one
@@ -109,13 +107,13 @@ def revisions_of(found: Iterable[Revision], deployment: ModelDeployment) -> list
 
 
 def current_revision(revisions: Sequence[Revision], deployment: ModelDeployment) -> Revision | None:
-    """Return the revision that the deployment's spec asks for now; None if it is not kept yet."""
-    wanted = content_of(deployment)
-    return next((one for one in reversed(revisions) if one.spec.content == wanted), None)
+    """Return the revision of the deployment's current spec; None if it is not recorded yet."""
+    content = content_of(deployment)
+    return next((one for one in reversed(revisions) if one.spec.content == content), None)
 
 
 def trial_notes(revisions: Sequence[Revision], deployment: ModelDeployment) -> list[str]:
-    """Return what is to be said of a trial of the newest version: that it failed, and what serves instead."""
+    """Return notes about a failed canary: the failed revision, and the one that serves instead."""
     status = deployment.status
     if status is None or status.canary is None or status.canary.outcome != "Failed":
         return []
@@ -123,16 +121,16 @@ def trial_notes(revisions: Sequence[Revision], deployment: ModelDeployment) -> l
     bad, good = numbers.get(status.canary.template), numbers.get(status.stable_template)
     if bad is None:
         return []
-    serves = f"revision {good} serves" if good is not None else "the version before it serves"
+    serves = f"revision {good} serves" if good is not None else "the previous revision serves"
     why = f" ({status.canary.message})" if status.canary.message else ""
     return [
-        f"revision {bad} failed its trial{why}; {serves}. To go back for good: "
+        f"revision {bad} failed as a canary{why}; {serves}. To roll back the spec: "
         f"fleetctl rollout undo {deployment.name}"
     ]
 
 
 def template_tree(content: RevisionTemplate) -> dict[str, Tree]:
-    """Return what the replicas run, as in a manifest."""
+    """Return what replicas of the revision run, as in a manifest."""
     tree: dict[str, Tree] = content.model_dump(mode="json", by_alias=True, exclude_none=True)
     if not content.restarted_at:
         del tree["restartedAt"]
@@ -144,10 +142,10 @@ def template_tree(content: RevisionTemplate) -> dict[str, Tree]:
 def rollback_target(
     revisions: Sequence[Revision], deployment: ModelDeployment, *, number: int | None
 ) -> Revision:
-    """Return the revision to go back to: that number, or the newest that is not the current one.
+    """Return the revision to roll back to: the given number, or the newest that is not current.
 
     Raises:
-        FleetctlError: there is none, or the deployment is paused.
+        FleetctlError: there is none, or the rollout is paused.
 
     """
     name = deployment.name
@@ -158,28 +156,27 @@ def rollback_target(
         )
     if not revisions:
         raise FleetctlError(
-            f"no rollout history found for modeldeployment/{name}: the reconciler has not kept a revision yet"
+            f"no rollout history found for modeldeployment/{name}: the reconciler has not recorded a revision yet"
         )
     if number is None:
         content = content_of(deployment)
         others = [one for one in revisions if one.spec.content != content]
         if not others:
             raise FleetctlError(
-                f"modeldeployment/{name} has no earlier revision to go back to; "
-                f"`fleetctl rollout history {name}` shows what is kept"
+                f"modeldeployment/{name} has no earlier revision; `fleetctl rollout history {name}` shows the recorded ones"
             )
         return others[-1]
     found = next((one for one in revisions if one.spec.revision == number), None)
     if found is None:
         there = ", ".join(str(one.spec.revision) for one in revisions)
         raise FleetctlError(
-            f"unable to find revision {number} of modeldeployment/{name}; there are {there}"
+            f"unable to find revision {number} of modeldeployment/{name}; available: {there}"
         )
     return found
 
 
 def with_revision(deployment: ModelDeployment, content: RevisionTemplate) -> ModelDeployment | None:
-    """Return the deployment as it was then, a generation later; None if it is that already."""
+    """Return the deployment with the content of a revision and the next generation; None if nothing changes."""
     if content_of(deployment) == content:
         return None
     back = with_restart_mark(with_content(deployment, content), content.restarted_at)
@@ -189,7 +186,7 @@ def with_revision(deployment: ModelDeployment, content: RevisionTemplate) -> Mod
 
 
 def with_restart_mark(deployment: ModelDeployment, at: str) -> ModelDeployment:
-    """Return the deployment with the mark of a restart; with none, if `at` is empty."""
+    """Return the deployment with the time of a restart in its annotations; an empty `at` removes it."""
     annotations = {
         key: text for key, text in deployment.metadata.annotations.items() if key != RESTARTED_AT
     }

@@ -1,4 +1,4 @@
-"""What `fleetctl label` and `fleetctl annotate` ask for, and what becomes of an object's labels and annotations. Pure."""
+"""Parses and applies the KEY=VALUE and KEY- arguments of `fleetctl label` and `fleetctl annotate`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,33 +13,33 @@ from schemas.meta import ApiObject, LabelKey, LabelValue
 _KEY, _VALUE = TypeAdapter(LabelKey), TypeAdapter(LabelValue)
 MetadataField: TypeAlias = Literal["labels", "annotations"]
 
-# etcd takes about 1 MiB an object, and all annotations of one are read with it.
-_MOST_BYTES = 256 * 2**10
+# etcd accepts about 1 MiB for an object, and reads all its annotations with it.
+_MAX_BYTES = 256 * 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataChange:
-    """What is to be done to the labels, or annotations, of each object."""
+    """Labels or annotations to set and to remove."""
 
     put: Mapping[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
 
 
-def usage(where: MetadataField) -> str:
-    """Return how such words are written."""
-    return f"write KEY=VALUE to set {_noun(where)}, KEY- to take one away"
+def usage(field_name: MetadataField) -> str:
+    """Return the form of the arguments, for errors."""
+    return f"write KEY=VALUE to set {_noun(field_name)}, KEY- to remove one"
 
 
 def is_key_value(word: str) -> bool:
-    """Return whether a word is none of an object's, for no name has such characters."""
+    """Return whether a word is KEY=VALUE or KEY-; names of objects cannot be of that form."""
     return "=" in word or word.endswith("-")
 
 
-def parse(words: Sequence[str], where: MetadataField) -> MetadataChange:
-    """Return what the words ask for.
+def parse(words: Sequence[str], field_name: MetadataField) -> MetadataChange:
+    """Return the change that the words describe.
 
     Raises:
-        click.UsageError: one of them is not of the form, or two contradict each other.
+        click.UsageError: a word is not of the form, or two words contradict each other.
 
     """
     put: dict[str, str] = {}
@@ -48,45 +48,46 @@ def parse(words: Sequence[str], where: MetadataField) -> MetadataChange:
         key, equals, value = word.partition("=")
         if not equals:
             if not word.endswith("-"):
-                raise click.UsageError(f"{word!r} is no {where[:-1]}; {usage(where)}")
+                raise click.UsageError(f"{word!r} is not {_noun(field_name)}; {usage(field_name)}")
             key = word.removesuffix("-")
             removed.append(key)
         elif key in put:
-            raise click.UsageError(f"{key} is set twice; give it one value")
+            raise click.UsageError(f"{key} is set twice; give one value")
         else:
             put[key] = value
-        _check_pair(word, key, value, where)
+        _check_pair(word, key, value, field_name)
     both = [key for key in removed if key in put]
     if both:
-        raise click.UsageError(f"{both[0]} cannot be set and taken away at once")
+        raise click.UsageError(f"{both[0]} cannot be set and removed at once")
     return MetadataChange(put=put, removed=tuple(removed))
 
 
-def _check_pair(word: str, key: str, value: str, where: MetadataField) -> None:
+def _check_pair(word: str, key: str, value: str, field_name: MetadataField) -> None:
     try:
         _KEY.validate_python(key)
     except ValidationError:
         raise click.UsageError(
-            f"{word!r}: {key!r} is no key: letters, digits, '-', '_' and '.', if need be after a prefix as in lab/rack"
+            f"{word!r}: {key!r} is not a valid key: use letters, digits, '-', '_' and '.', with an optional prefix as "
+            "in lab/rack"
         ) from None
-    if where == "annotations":
+    if field_name == "annotations":
         refuse_not_utf8(key, value)
-        if len(value.encode()) > _MOST_BYTES:
-            raise click.UsageError(f"{key}: its value has more than {_MOST_BYTES:,} bytes")
+        if len(value.encode()) > _MAX_BYTES:
+            raise click.UsageError(f"{key}: the value has more than {_MAX_BYTES:,} bytes")
         return
     try:
         _VALUE.validate_python(value)
     except ValidationError:
         raise click.UsageError(
-            f"{word!r}: {value!r} is no value: 63 letters, digits, '-', '_' and '.' at most"
+            f"{word!r}: {value!r} is not a valid value: use at most 63 letters, digits, '-', '_' and '.'"
         ) from None
 
 
 def refuse_not_utf8(what: str, text: str) -> None:
-    """Refuse a word of the command line that has other bytes in it: the store keeps text.
+    """Refuse a word of the command line that is not UTF-8: the store keeps text.
 
     Raises:
-        click.UsageError: it is no UTF-8; `what` says which word.
+        click.UsageError: the text is not UTF-8; `what` names the word.
 
     """
     try:
@@ -94,12 +95,12 @@ def refuse_not_utf8(what: str, text: str) -> None:
     except UnicodeEncodeError as error:
         shown = ascii(text[max(0, error.start - 20) : error.end])
         raise click.UsageError(
-            f"{what}: not UTF-8 at {shown}; write it in UTF-8, as a terminal of a UTF-8 locale does"
+            f"{what}: not UTF-8 at {shown}; use a terminal with a UTF-8 locale"
         ) from None
 
 
 def refuse_writing_flags(options: Mapping[str, Any], *, is_list: bool) -> None:
-    """Refuse flags about writing beside --list, which only looks.
+    """Refuse flags about writing together with --list, which only reads.
 
     Raises:
         click.UsageError: one of them is given.
@@ -116,36 +117,36 @@ def refuse_writing_flags(options: Mapping[str, Any], *, is_list: bool) -> None:
         if is_list and is_given
     ]
     if given:
-        raise click.UsageError(f"--list only looks; leave out {' and '.join(given)}")
+        raise click.UsageError(f"--list only reads; remove {' and '.join(given)}")
 
 
-def values_of(obj: ApiObject, where: MetadataField) -> dict[str, str]:
-    """Return the object's own labels, or annotations."""
-    return obj.metadata.labels if where == "labels" else obj.metadata.annotations
+def values_of(obj: ApiObject, field_name: MetadataField) -> dict[str, str]:
+    """Return the object's own labels or annotations."""
+    return obj.metadata.labels if field_name == "labels" else obj.metadata.annotations
 
 
 def with_change(
-    obj: ApiObject, wish: MetadataChange, where: MetadataField, *, overwrite: bool
+    obj: ApiObject, requested: MetadataChange, field_name: MetadataField, *, overwrite: bool
 ) -> ApiObject | None:
-    """Return the object with what is asked for; None if it has that. Its generation stays: nothing restarts.
+    """Return the changed object; None if nothing changes. The generation stays, so that nothing restarts.
 
     Raises:
-        FleetctlError: a key has another value already, and it is not to be overwritten.
+        FleetctlError: a key has another value, and `overwrite` is false.
 
     """
-    there = values_of(obj, where)
-    for key, value in wish.put.items():
-        if there.get(key, value) != value and not overwrite:
+    before = values_of(obj, field_name)
+    for key, value in requested.put.items():
+        if before.get(key, value) != value and not overwrite:
             raise FleetctlError(
-                f"{obj.kind.lower()}/{obj.name}: {key!r} already has a value ({there[key]}); "
-                "give --overwrite to change it"
+                f"{obj.kind.lower()}/{obj.name}: {key!r} already has the value {before[key]}; "
+                "change it with --overwrite"
             )
-    kept = {key: value for key, value in there.items() if key not in wish.removed}
-    after = {**kept, **wish.put}
-    if after == there:
+    kept = {key: value for key, value in before.items() if key not in requested.removed}
+    after = {**kept, **requested.put}
+    if after == before:
         return None
-    return obj.model_copy(update={"metadata": obj.metadata.model_copy(update={where: after})})
+    return obj.model_copy(update={"metadata": obj.metadata.model_copy(update={field_name: after})})
 
 
-def _noun(where: MetadataField) -> str:
-    return "a label" if where == "labels" else "an annotation"
+def _noun(field_name: MetadataField) -> str:
+    return "a label" if field_name == "labels" else "an annotation"

@@ -1,4 +1,4 @@
-"""What users type for kinds and objects: `md`, `nodes`, `modeldeployment/qwen`."""
+"""Parses kinds and object names on the command line: `md`, `nodes`, `modeldeployment/qwen`."""
 
 import difflib
 from collections.abc import Sequence
@@ -16,31 +16,31 @@ API_KEYS = Kind(
     short="ak",
     written_by_users=False,
 )
-"""API keys for who reads them; they are no API objects, so `kind_of` does not know them."""
+"""API keys as a kind for reading. They are not API objects, so `kind_of` does not accept them."""
 
 WITH_API_KEYS = (*kinds.KINDS, API_KEYS)
 WRITABLE = tuple(kind for kind in kinds.KINDS if kind.written_by_users)
 
-# What `fleetctl get all` shows: not what only tells of the past or of a moment.
+# `fleetctl get all` leaves these out: they describe the past or a moment.
 _EXCLUDED_FROM_ALL = ("Revision", "Event", "FabricTest")
 
 
 class Target(NamedTuple):
-    """A kind, and the names asked for; none means all."""
+    """A kind and the requested names; no names means all."""
 
     kind: Kind
     names: tuple[str, ...]
 
 
 def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS) -> Kind:
-    """Return the kind that the word means; `among` are those that the refusal speaks of.
+    """Return the kind with this name or alias; the error lists the kinds of `among`.
 
     Raises:
-        click.UsageError: there is none; with the nearest.
+        click.UsageError: no kind has this name; the message has the nearest.
 
     """
     if not word.strip():
-        raise click.UsageError("a kind is empty; write KIND, or KIND,KIND such as md,np")
+        raise click.UsageError("the kind is empty; write KIND, or KIND,KIND such as md,np")
     found = kinds.by_alias(word)
     if found is not None:
         return found
@@ -50,13 +50,13 @@ def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS) -> Kind:
         for alias in (kind.plural, kind.short, kind.name.lower())
     }
     near = difflib.get_close_matches(word.lower(), known, n=1)
-    there = ", ".join(sorted(kind.plural for kind in among))
-    hint = f"did you mean {known[near[0]]}?" if near else f"there are {there}"
-    raise click.UsageError(f"there is no kind of object called {word!r}; {hint}")
+    available = ", ".join(sorted(kind.plural for kind in among))
+    hint = f"did you mean {known[near[0]]}?" if near else f"available: {available}"
+    raise click.UsageError(f"unknown kind {word!r}; {hint}")
 
 
 def parse_target(words: tuple[str, ...]) -> Target:
-    """Return what `KIND`, `KIND NAME...` or `KIND/NAME` mean."""
+    """Return the target of `KIND`, `KIND NAME...` or `KIND/NAME`."""
     first, slash, name = words[0].partition("/")
     if not slash:
         return Target(kind=kind_of(first), names=words[1:])
@@ -66,27 +66,27 @@ def parse_target(words: tuple[str, ...]) -> Target:
 
 
 def parse_targets(words: tuple[str, ...]) -> tuple[Target, ...]:
-    """Return what `KIND[,KIND...]`, `KIND[,KIND...] NAME...`, `KIND/NAME...` or `all` mean, API keys among them.
+    """Return the targets of `KIND[,KIND...] [NAME...]`, `KIND/NAME...` or `all`; API keys are accepted.
 
     Raises:
-        click.UsageError: they mean nothing.
+        click.UsageError: the words are not of one of these forms.
 
     """
     if not all(words[1:]):
-        raise click.UsageError(f"a name is empty; `fleetctl get {words[0]}` shows all there are")
+        raise click.UsageError(f"a name is empty; `fleetctl get {words[0]}` lists all names")
     slashed = [word for word in words if "/" in word]
     if not slashed:
         kinds_ = [kind for word in words[0].split(",") for kind in _kinds_of(word)]
         if len(kinds_) > 1 and len(words) > 1 and "all" in words[0].split(","):
-            raise click.UsageError("`all` takes no names; write the kind, or KIND/NAME")
+            raise click.UsageError("`all` takes no names; give a kind, or KIND/NAME")
         return tuple(Target(kind=kind, names=words[1:]) for kind in dict.fromkeys(kinds_))
     if len(slashed) < len(words):
-        raise click.UsageError("write KIND NAME NAME..., or KIND/NAME KIND/NAME..., not both")
+        raise click.UsageError("write KIND NAME NAME..., or KIND/NAME KIND/NAME..., but not both")
     names: dict[Kind, list[str]] = {}
     for word in words:
         first, _, name = word.partition("/")
         if not name:
-            raise click.UsageError(f"{word} names nothing; write KIND/NAME")
+            raise click.UsageError(f"{word} has no name; write KIND/NAME")
         names.setdefault(_readable_kind(first), []).append(name)
     return tuple(Target(kind=kind, names=tuple(found)) for kind, found in names.items())
 
@@ -102,13 +102,13 @@ def _readable_kind(word: str) -> Kind:
 
 
 def is_api_keys(word: str) -> bool:
-    """Return whether the word means API keys, which are no kind of `kind_of`."""
+    """Return whether the word means API keys, which `kind_of` does not accept."""
     return word.lower() in (API_KEYS.plural, API_KEYS.short, API_KEYS.name.lower())
 
 
 def parse_one(words: tuple[str, ...]) -> tuple[Kind, str]:
-    """Return the one object that the words mean."""
+    """Return the kind and name of the one object that the words mean."""
     target = parse_target(words)
     if len(target.names) != 1:
-        raise click.UsageError("which one? Write KIND NAME or KIND/NAME")
+        raise click.UsageError("name one object: KIND NAME or KIND/NAME")
     return target.kind, target.names[0]

@@ -1,7 +1,4 @@
-"""The fields of a kind, read from the schemas: what they are called, take and mean. Pure.
-
-Whether a kind has a field that `--field-selector` names, by its schema. Pure, but imports every model asked for.
-"""
+"""The fields of a kind, read from its JSON Schema, and the check of `--field-selector` paths. Pure, but imports models."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,36 +15,36 @@ from schemas.meta import ObjectMeta
 from schemas.records import ApiKey
 
 Schema: TypeAlias = Mapping[str, Any]
-"""A JSON Schema (draft 2020-12), as pydantic makes it."""
+"""A JSON Schema (draft 2020-12), as pydantic generates it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSchema:
-    """One field: what it is called, takes and means."""
+    """One field: its name, type and meaning."""
 
     name: str
     type: str
-    """Such as string, []Toleration, map[string]string, or a model's name."""
+    """For example string, []Toleration, map[string]string, or the name of an object type."""
     is_required: bool
     description: str
     values: tuple[str, ...]
-    """The only ones there are; none if others are possible."""
+    """The allowed values; empty if any value of the type is allowed."""
     default: str
-    """As JSON; empty if there is none worth a line."""
+    """As JSON; empty if there is no simple default."""
     limits: str
     schema: Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindSchema:
-    """The schema of one kind, and what it refers to."""
+    """The schema of one kind, with the definitions it refers to."""
 
     kind: str
     root: Schema
     definitions: Mapping[str, Schema]
 
     def fields(self, schema: Schema) -> list[FieldSchema]:
-        """Return the fields of an object, or of what a list or a mapping holds; none if it has none."""
+        """Return the fields of an object, or of the items of a list or mapping."""
         found: dict[str, FieldSchema] = {}
         for part in self.parts(schema):
             needed = part.get("required", ())
@@ -68,7 +65,7 @@ class KindSchema:
         )
 
     def parts(self, schema: Schema) -> Iterator[Schema]:
-        """Yield the objects with fields of their own behind a schema: through references, choices, lists, mappings."""
+        """Yield the object schemas behind a schema, through references, unions, lists and mappings."""
         found = self._followed(schema)
         if "properties" in found:
             yield found
@@ -95,7 +92,7 @@ class KindSchema:
         return schema
 
     def _described(self, schema: Schema) -> str:
-        """Return what a type says of itself, for fields that say nothing."""
+        """Return the description of the type, for fields without their own."""
         for part in (self._followed(schema), *self.parts(schema)):
             if part.get("description"):
                 return str(part["description"])
@@ -133,7 +130,7 @@ class KindSchema:
 
 
 def _inner_schemas(schema: Schema) -> Iterator[Schema]:
-    """Yield what a choice, a list or a mapping is made of."""
+    """Yield the schemas of the members of a union, a list or a mapping."""
     yield from schema.get("anyOf", ())
     if isinstance(schema.get("items"), Mapping):
         yield schema["items"]
@@ -148,7 +145,7 @@ def _mapped_schemas(schema: Schema) -> Iterator[Schema]:
 
 
 def _default(schema: Schema) -> str:
-    """Return the default as a line has it; nothing where the field then says nothing, or has fields of its own."""
+    """Return the default as JSON; empty if it is an empty value or an object."""
     found = schema.get("default")
     if found in (None, "", [], {}) or isinstance(found, dict):
         return ""
@@ -160,17 +157,17 @@ def one_line(text: str) -> str:
 
 
 def schema_of(kind_name: str) -> KindSchema:
-    """Return the schema of a kind, by any of its names."""
+    """Return the schema of a kind, by its name or an alias."""
     kind = kind_of(kind_name)
     root = kind.type.model_json_schema(by_alias=True)
     return KindSchema(kind=kind.name, root=root, definitions=root.get("$defs", {}))
 
 
 def find_field(model: KindSchema, path: tuple[str, ...]) -> FieldSchema:
-    """Return the field at a path; of the empty path the object itself.
+    """Return the field at a path; the empty path is the object itself.
 
     Raises:
-        FleetctlError: there is none; with the nearest.
+        FleetctlError: the field does not exist; the message has the nearest.
 
     """
     found = FieldSchema(
@@ -194,14 +191,14 @@ def find_field(model: KindSchema, path: tuple[str, ...]) -> FieldSchema:
 
 def _unknown_field(where: str, name: str, known: list[str]) -> str:
     if not known:
-        return f"{where} has no fields, so there is no {name!r} in it"
+        return f"{where} has no fields, so {name!r} does not exist"
     low = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), low, n=1)
-    hint = f"did you mean {low[near[0]]}?" if near else f"there are {', '.join(known)}"
+    hint = f"did you mean {low[near[0]]}?" if near else f"its fields are {', '.join(known)}"
     return f"{where} has no field {name!r}; {hint}"
 
 
-# Of an API key, what its metadata says is stored beside the rest; the hash is shown to nobody.
+# Stored fields of an API key that are not shown in its spec: its metadata, and the secret hash.
 _NOT_IN_SPEC = ("name", "created", "hash")
 
 
@@ -220,52 +217,54 @@ def refuse_unselectable(path: tuple[str, ...], kinds: Sequence[Kind]) -> None:
     """Refuse a field that none of the kinds has, or that holds several values.
 
     Raises:
-        FleetctlError: it is one; with the nearest.
+        FleetctlError: the field cannot be selected by; the message has the nearest.
 
     """
-    wrong = [_check_path(path, _selectable_schema(kind)) for kind in kinds]
-    if all(one.said for one in wrong):
-        # Whoever means several kinds, means with this field the one that has most of it.
-        said = max(wrong, key=lambda one: one.depth).said
-        raise FleetctlError(f"--field-selector: {said}")
+    problems = [_check_path(path, _selectable_schema(kind)) for kind in kinds]
+    if all(one.message for one in problems):
+        # With several kinds, the one that has the longest part of the path is probably meant.
+        message = max(problems, key=lambda one: one.depth).message
+        raise FleetctlError(f"--field-selector: {message}")
 
 
 class _PathProblem(NamedTuple):
-    """What is wrong with selecting by a field."""
+    """Why objects cannot be selected by a path."""
 
     depth: int
-    """How many names of the path there are."""
-    said: str = ""
-    """Nothing if it can be done."""
+    """The number of names of the path that exist."""
+    message: str = ""
+    """Empty if the path can be used."""
 
 
 def _check_path(path: tuple[str, ...], model: KindSchema) -> _PathProblem:
     schema, type_ = model.root, ""
     for number, name in enumerate(path):
         if type_.startswith("map["):
-            return _PathProblem(number)  # labels: any name may be one
+            return _PathProblem(number)  # any name can be the key of a label
         above = ".".join(path[:number])
         if type_.startswith("[]"):
-            return _PathProblem(number, f"{above} holds several values; name a field of one")
+            return _PathProblem(
+                number, f"{above} holds several values; choose a field with one value"
+            )
         fields = {field.name: field for field in model.fields(schema)}
         if name not in fields:
             return _PathProblem(number, _unsupported_field(path, above, fields))
         schema, type_ = fields[name].schema, fields[name].type
     is_one = not type_.startswith(("[]", "map[")) and not any(model.parts(schema))
-    several = f"{'.'.join(path)} holds several values; name a field of one"
+    several = f"{'.'.join(path)} holds several values; choose a field with one value"
     return _PathProblem(len(path), "" if is_one else several)
 
 
 def _unsupported_field(path: tuple[str, ...], above: str, fields: dict[str, FieldSchema]) -> str:
-    """Return the refusal of a field, in kubectl's words."""
+    """Return the error about an unknown field, in kubectl's words."""
     name = path[len(above.split(".")) if above else 0]
     low = {one.lower(): one for one in fields}
     near = difflib.get_close_matches(name.lower(), low, n=1)
     if near:
-        # What comes below it is right, or will be told next.
+        # The names below it may be wrong, too; the next error reports that.
         hint = f"did you mean {'.'.join((above, low[near[0]])).lstrip('.')}?"
     elif fields:
-        hint = f"{above} has {', '.join(fields)}" if above else f"there are {', '.join(fields)}"
+        hint = f"{above or 'the object'} has {', '.join(fields)}"
     else:
         hint = f"{above} has no fields"
     return f"field label not supported: {'.'.join(path)}; {hint}"

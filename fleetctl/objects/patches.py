@@ -1,20 +1,17 @@
-"""RFC 7386: a patch that looks like what it changes, in which null takes a field away. Pure.
-
-RFC 6902: a list of operations on a document, each at a JSON pointer (RFC 6901). Pure; all of them, or none.
-"""
+"""Applies merge patches (RFC 7386) and JSON patches (RFC 6902) to trees. Pure; a JSON patch applies fully or not at all."""
 
 import json
 import re
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import NoReturn
 
+from manifests import trees
 from manifests.suggestions import nearest
-from manifests.trees import Tree
+from manifests.trees import ABSENT, Path, Tree
 
 
 def apply_merge_patch(document: Tree, patch: Tree) -> Tree:
-    """Return the document as it is after the patch; lists are replaced as a whole."""
+    """Return the document after a merge patch (RFC 7386); lists are replaced as a whole."""
     if not isinstance(patch, dict):
         return patch
     found = dict(document) if isinstance(document, dict) else {}
@@ -27,26 +24,16 @@ def apply_merge_patch(document: Tree, patch: Tree) -> Tree:
 
 
 def create_merge_patch(before: Tree, after: Tree) -> Tree:
-    """Return the patch that makes `after` of `before`; neither holds null, which such a patch cannot write."""
+    """Return the merge patch from `before` to `after`; neither may hold null, which a merge patch cannot express."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return after
     patch: dict[str, Tree] = {key: None for key in before if key not in after}
     for key, value in after.items():
         if key not in before:
             patch[key] = value
-        elif not is_equal_json(before[key], value):
+        elif not trees.is_equal(before[key], value):
             patch[key] = create_merge_patch(before[key], value)
     return patch
-
-
-def is_equal_json(one: Tree, other: Tree) -> bool:
-    """Return whether two values are equal as JSON means it: true is not 1, and 1 is 1.0."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        same = one.keys() == other.keys()
-        return same and all(is_equal_json(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_equal_json, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 _OPERATION_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -61,21 +48,21 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 class PatchError(Exception):
-    """An operation that is none, or that cannot be done; its sentence says which and why."""
+    """An operation that is invalid or cannot be applied."""
 
 
 def apply_json_patch(document: Tree, operations: Tree) -> Tree:
-    """Return the document after all operations, one after the other.
+    """Return the document after all operations of a JSON patch (RFC 6902).
 
     Raises:
-        PatchError: the first of them that cannot be done, with its number from 1.
+        PatchError: the first operation that cannot be applied, with its number from 1.
 
     """
     if not isinstance(operations, list):
         raise PatchError(
             'a JSON patch is a list, such as [{"op": "replace", "path": "/spec/replicas", "value": 3}]'
         )
-    found = deepcopy(document)
+    found = document
     for number, operation in enumerate(operations, 1):
         try:
             found = _apply_operation(found, _checked_operation(operation))
@@ -86,45 +73,48 @@ def apply_json_patch(document: Tree, operations: Tree) -> Tree:
 
 def _checked_operation(operation: Tree) -> dict[str, Tree]:
     if not isinstance(operation, dict):
-        raise PatchError('is no operation; write {"op": ..., "path": ...}')
+        raise PatchError('not an operation; write {"op": ..., "path": ...}')
     op = operation.get("op")
     if not isinstance(op, str) or op not in _OPERATION_FIELDS:
-        raise PatchError(f'has the "op" {json.dumps(op)}; there are {", ".join(_OPERATION_FIELDS)}')
+        raise PatchError(
+            f'unknown "op" {json.dumps(op)}; use one of {", ".join(_OPERATION_FIELDS)}'
+        )
     for field in _OPERATION_FIELDS[op]:
         if field not in operation:
             raise PatchError(f'"{field}" is missing')
-    # What else stands there is ignored, as the RFC asks for.
+    # Other fields are ignored, as the RFC requires.
     return operation
 
 
 def _apply_operation(document: Tree, operation: Mapping[str, Tree]) -> Tree:
-    path = _parse_pointer(operation["path"])
+    steps = _parse_pointer(operation["path"])
     match operation["op"]:
         case "add":
-            return _add(document, path, deepcopy(operation["value"]))
+            return _add(document, steps, operation["value"])
         case "remove":
-            return _remove(document, path)
+            return _remove(document, steps)
         case "replace":
-            _value_at(document, path)
-            return _replace(document, path, deepcopy(operation["value"]))
+            path = _resolve(document, steps)
+            value = operation["value"]
+            return trees.with_value(document, path, value) if path else value
         case "move":
             source = _parse_pointer(operation["from"])
-            if path[: len(source)] == source and path != source:
-                raise PatchError('"path" lies within "from"; nothing can be moved into itself')
+            if steps[: len(source)] == source and steps != source:
+                raise PatchError('"path" is within "from"; a value cannot be moved into itself')
             value = _value_at(document, source)
-            return _add(_remove(document, source), path, value)
+            return _add(_remove(document, source), steps, value)
         case "copy":
-            return _add(
-                document, path, deepcopy(_value_at(document, _parse_pointer(operation["from"])))
-            )
+            return _add(document, steps, _value_at(document, _parse_pointer(operation["from"])))
         case _:
-            return _test(document, path, operation["value"])
+            return _test(document, steps, operation["value"])
 
 
 def _parse_pointer(pointer: Tree) -> tuple[str, ...]:
-    """Return the parts of a pointer: `/metadata/labels/a~1b` speaks of the label `a/b`."""
+    """Return the parts of a JSON pointer (RFC 6901): `/metadata/labels/a~1b` names the label `a/b`."""
     if not isinstance(pointer, str):
-        raise PatchError(f"{json.dumps(pointer)} is no path; write a text such as /spec/replicas")
+        raise PatchError(
+            f"{json.dumps(pointer)} is not a path; write a text such as /spec/replicas"
+        )
     if not pointer:
         return ()
     if not pointer.startswith("/"):
@@ -132,78 +122,75 @@ def _parse_pointer(pointer: Tree) -> tuple[str, ...]:
             f'the path "{pointer}" does not begin with a slash; write /spec/replicas, not spec.replicas'
         )
     if re.search("~(?![01])", pointer):
-        raise PatchError(f'the path "{pointer}" has a lone "~"; write ~0 for it, and ~1 for a "/"')
+        raise PatchError(f'the path "{pointer}" has a single "~"; write ~0 for "~" and ~1 for "/"')
     return tuple(
         part.replace("~1", "/").replace("~0", "~") for part in pointer.removeprefix("/").split("/")
     )
 
 
-def _value_at(document: Tree, path: tuple[str, ...]) -> Tree:
-    """Return the value at the path; refuse if there is none."""
+def _resolve(document: Tree, steps: tuple[str, ...]) -> Path:
+    """Return the path of the steps of a pointer; raise PatchError if a value does not exist."""
     value = document
-    for depth, token in enumerate(path):
-        if isinstance(value, dict) and token in value:
-            value = value[token]
-        elif isinstance(value, list):
-            value = value[_index(value, path[: depth + 1], len(value) - 1)]
-        else:
-            _refuse_missing(value, path[: depth + 1])
-    return value
+    path: list[str | int] = []
+    for depth in range(1, len(steps) + 1):
+        path.append(_part(value, steps[:depth], is_new=False))
+        child = trees.value_at(value, (path[-1],))
+        assert child is not ABSENT  # _part refuses what does not exist
+        value = child
+    return tuple(path)
 
 
-def _add(document: Tree, path: tuple[str, ...], value: Tree) -> Tree:
-    if not path:
+def _part(parent: Tree, steps: tuple[str, ...], *, is_new: bool) -> str | int:
+    """Return the key or index of the last step in its parent; `is_new` allows a new key or the end of a list."""
+    step = steps[-1]
+    if isinstance(parent, list):
+        if is_new and step == "-":
+            return len(parent)
+        return _index(parent, steps, len(parent) - (not is_new))
+    if not isinstance(parent, dict) or (step not in parent and not is_new):
+        _refuse_missing(parent, steps)
+    return step
+
+
+def _value_at(document: Tree, steps: tuple[str, ...]) -> Tree:
+    found = trees.value_at(document, _resolve(document, steps))
+    assert found is not ABSENT
+    return found
+
+
+def _add(document: Tree, steps: tuple[str, ...], value: Tree) -> Tree:
+    if not steps:
         return value
-    parent = _value_at(document, path[:-1])
-    if isinstance(parent, dict):
-        parent[path[-1]] = value
-    elif isinstance(parent, list):
-        is_end = path[-1] == "-"
-        parent.insert(len(parent) if is_end else _index(parent, path, len(parent)), value)
-    else:
-        _refuse_missing(parent, path)
-    return document
+    parent = _resolve(document, steps[:-1])
+    part = _part(_value_at(document, steps[:-1]), steps, is_new=True)
+    return trees.insert(document, (*parent, part), value)
 
 
-def _remove(document: Tree, path: tuple[str, ...]) -> Tree:
-    _value_at(document, path)
+def _remove(document: Tree, steps: tuple[str, ...]) -> Tree:
+    path = _resolve(document, steps)
     if not path:
-        raise PatchError("the whole object cannot be taken away; use `fleetctl delete`")
-    parent = _value_at(document, path[:-1])
-    if isinstance(parent, dict):
-        del parent[path[-1]]
-    elif isinstance(parent, list):
-        del parent[int(path[-1])]
-    return document
+        raise PatchError("the whole object cannot be removed; use `fleetctl delete`")
+    return trees.without(document, path)
 
 
-def _replace(document: Tree, path: tuple[str, ...], value: Tree) -> Tree:
-    if not path:
-        return value
-    parent = _value_at(document, path[:-1])
-    if isinstance(parent, dict):
-        parent[path[-1]] = value
-    elif isinstance(parent, list):
-        parent[int(path[-1])] = value
-    return document
-
-
-def _test(document: Tree, path: tuple[str, ...], value: Tree) -> Tree:
-    found = _value_at(document, path)
-    if not is_equal_json(found, value):
-        raise PatchError(f"it is {json.dumps(found)}, not {json.dumps(value)}; nothing was changed")
+def _test(document: Tree, steps: tuple[str, ...], value: Tree) -> Tree:
+    found = _value_at(document, steps)
+    if not trees.is_equal(found, value):
+        raise PatchError(
+            f"the value is {json.dumps(found)}, not {json.dumps(value)}; nothing was changed"
+        )
     return document
 
 
 def _index(items: list[Tree], path: tuple[str, ...], last: int) -> int:
-    token = path[-1]
-    if not _INDEX.fullmatch(token) or int(token) > last:
+    step = path[-1]
+    if not _INDEX.fullmatch(step) or int(step) > last:
         count = f"{len(items)} item{'' if len(items) == 1 else 's'}"
         raise PatchError(
-            f'{_pointer_text(path[:-1])} is a list of {count}, and has no "{token}"; count from 0'
-            ', and add at its end with "-"'
+            f'{_pointer_text(path[:-1])} is a list of {count} without index "{step}"; indexes start at 0'
+            ', and "-" appends'
         )
-    return int(token)
+    return int(step)
 
 
 def _refuse_missing(value: Tree, path: tuple[str, ...]) -> NoReturn:
@@ -221,7 +208,7 @@ def _pointer_text(path: tuple[str, ...]) -> str:
 
 
 def _operation_text(operation: Tree) -> str:
-    """Return ` (replace /spec/replicas)`, as far as the operation says it."""
+    """Return ` (replace /spec/replicas)`, or the part of it that the operation has."""
     if not isinstance(operation, dict):
         return ""
     words = [operation.get("op"), operation.get("path")]

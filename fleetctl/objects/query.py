@@ -1,19 +1,16 @@
-"""What `fleetctl get` is asked for: which objects, in which order; and what the store says. Prints nothing.
-
-`--sort-by`: objects in the order of a field, as kubectl has it. Pure.
-"""
+"""Parses and runs the query of `fleetctl get`: which objects, in which order. Prints nothing."""
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 import click
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import jsonpath, selectors
+from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import API_KEYS, Target, parse_targets
 from fleetctl.objects.selectors import with_selectable_labels
-from fleetctl.output.printers import TableContext
 from machinery.clock import Clock
 from manifests.suggestions import not_found_message
 from schemas import sizes
@@ -22,12 +19,25 @@ from store import object_trees
 from store.object_trees import Tree
 from store.reads import StoreReader
 
-# Up to as many are asked for one by one; more, and the whole kind is read at once.
+# Up to this many names are read one by one; for more, the whole kind is listed.
 _MAX_SINGLE_READS = 3
+
+# Missing values sort first, then numbers (and sizes such as "8Gi"), then texts.
+SortKey: TypeAlias = tuple[int, float, tuple[tuple[int, int, str], ...]]
+
+_DIGITS = re.compile(r"([0-9]+)")
+_MISSING: SortKey = (0, 0, ())
+
+
+class TableContext(NamedTuple):
+    """The time and the ready nodes, which tables need beside the objects."""
+
+    now: datetime
+    ready_nodes: frozenset[str] = frozenset()
 
 
 class ObjectQuery(NamedTuple):
-    """Which objects, and in which order."""
+    """The requested objects, and their order."""
 
     targets: tuple[Target, ...]
     labels: tuple[selectors.LabelRequirement, ...] = ()
@@ -36,7 +46,7 @@ class ObjectQuery(NamedTuple):
 
     @property
     def is_one(self) -> bool:
-        """Whether one object is asked for by its name."""
+        """True if the query names exactly one object."""
         return len(self.targets) == 1 and len(self.targets[0].names) == 1
 
     @property
@@ -52,33 +62,33 @@ class KindGroup(NamedTuple):
 
 
 class QueryResult(NamedTuple):
-    """What was found."""
+    """The objects that were found, and errors about those that were not."""
 
     groups: tuple[KindGroup, ...]
     missing: tuple[str, ...]
-    """What is said of names that nobody has."""
-    moment: TableContext
+    """One error for each name that does not exist."""
+    context: TableContext
 
     @property
     def trees(self) -> list[Tree]:
         return [tree for group in self.groups for tree in group.trees]
 
 
-def parse(what: tuple[str, ...], options: dict[str, Any]) -> ObjectQuery:
-    """Return what the words and flags say.
+def parse(words: tuple[str, ...], options: dict[str, Any]) -> ObjectQuery:
+    """Return the query of the command line.
 
     Raises:
-        click.UsageError: they contradict each other, or mean nothing.
-        FleetctlError: a selector is none, or a file cannot be read.
+        click.UsageError: words and flags contradict each other, or select nothing.
+        FleetctlError: a selector is invalid, or a file cannot be read.
 
     """
     labels, fields = options["selector"], options["field_selector"]
-    targets = _parse_query_targets(what, options)
+    targets = _parse_query_targets(words, options)
     if any(target.names for target in targets) and (labels or fields):
         flag = "-l" if labels else "--field-selector"
-        raise click.UsageError(f"name objects, or select them with {flag}, not both")
+        raise click.UsageError(f"give names, or select objects with {flag}, but not both")
     if labels and any(target.kind is API_KEYS for target in targets):
-        raise click.UsageError("API keys have no labels; name those that you mean")
+        raise click.UsageError("API keys have no labels; give their names")
     return ObjectQuery(
         targets=targets,
         labels=selectors.parse_labels(labels),
@@ -87,109 +97,106 @@ def parse(what: tuple[str, ...], options: dict[str, Any]) -> ObjectQuery:
     )
 
 
-def _parse_query_targets(what: tuple[str, ...], options: dict[str, Any]) -> tuple[Target, ...]:
-    """Return what the words mean, or what is in the files."""
+def _parse_query_targets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[Target, ...]:
+    """Return the targets of the words, or of the files."""
     files, recursive = options["files"], options["recursive"]
     if not files:
         if recursive:
-            raise click.UsageError("-R is about the folders that -f names; give -f as well")
-        if not what:
-            raise click.UsageError("say what to show: KIND, KIND NAME..., KIND/NAME... or -f FILE")
-        return parse_targets(what)
-    if what or options["selector"] or options["field_selector"]:
-        raise click.UsageError("name or select objects, or give their files with -f, not both")
-    from fleetctl.objects import targets  # noqa: PLC0415 - with it come the models and YAML
+            raise click.UsageError("-R applies to the folders of -f; give -f as well")
+        if not words:
+            raise click.UsageError(
+                "which objects? Give KIND, KIND NAME..., KIND/NAME... or -f FILE"
+            )
+        return parse_targets(words)
+    if words or options["selector"] or options["field_selector"]:
+        raise click.UsageError("give names or selectors, or files with -f, but not both")
+    from fleetctl.objects import targets  # noqa: PLC0415 - it imports the models
 
     return targets.targets_in_files(files, recursive=recursive)
 
 
-async def fetch(store: StoreReader, clock: Clock, asked: ObjectQuery) -> QueryResult:
-    """Return what the store has of it.
+async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryResult:
+    """Read the objects of the query.
 
     Raises:
-        FleetctlError: no object can be sorted by that field, or it is none that can be selected by.
-        StoreError: no answer; UndecodableError: it holds what is no document.
+        FleetctlError: objects cannot be sorted or selected by the field.
+        StoreError: the store does not answer; UndecodableError: it holds an invalid document.
 
     """
     groups, missing = [], []
-    every: list[Tree] = []
-    for target in asked.targets:
+    candidates: list[Tree] = []
+    for target in query.targets:
         found, unknown = await _fetch_kind(store, target)
         found = [with_selectable_labels(tree) for tree in found]
-        groups.append(KindGroup(kind=target.kind, trees=_select(found, asked)))
-        every += found
+        groups.append(KindGroup(kind=target.kind, trees=_select(found, query)))
+        candidates += found
         missing += unknown
-    _refuse_unknown_fields(every, asked)
-    has_nodes = any(target.kind.name == "Node" for target in asked.targets)
+    _refuse_unknown_fields(candidates, query)
+    has_nodes = any(target.kind.name == "Node" for target in query.targets)
     ready = await object_trees.ready_nodes(store) if has_nodes else frozenset[str]()
-    moment = TableContext(now=clock.now(), ready_nodes=ready)
-    return QueryResult(groups=_sorted(groups, asked), missing=tuple(missing), moment=moment)
-
-
-def _select(found: Sequence[Tree], asked: ObjectQuery) -> tuple[Tree, ...]:
-    chosen = selectors.select(found, asked.labels)
-    return tuple(tree for tree in chosen if all(part.holds(tree) for part in asked.fields))
-
-
-def _refuse_unknown_fields(trees: Sequence[Tree], asked: ObjectQuery) -> None:
-    """Refuse a field that no kind has: nothing would be found, and nobody would know why."""
-    for field in asked.fields:
-        if not any(field.is_there(tree) for tree in trees):
-            from fleetctl.objects import kind_schema  # noqa: PLC0415 - with it come the models
-
-            kind_schema.refuse_unselectable(field.path, [target.kind for target in asked.targets])
-
-
-def _sorted(groups: Sequence[KindGroup], asked: ObjectQuery) -> tuple[KindGroup, ...]:
-    if not asked.sort_by:
-        return tuple(groups)
-
-    return tuple(
-        KindGroup(kind=group.kind, trees=tuple(sort_trees(group.trees, asked.sort_by)))
-        for group in groups
+    context = TableContext(now=clock.now(), ready_nodes=ready)
+    return QueryResult(
+        groups=_sorted_groups(groups, query), missing=tuple(missing), context=context
     )
 
 
+def _select(found: Sequence[Tree], query: ObjectQuery) -> tuple[Tree, ...]:
+    chosen = selectors.select(found, query.labels)
+    return tuple(tree for tree in chosen if all(part.holds(tree) for part in query.fields))
+
+
+def _refuse_unknown_fields(trees: Sequence[Tree], query: ObjectQuery) -> None:
+    """Refuse a field that no kind has; otherwise the result would be empty without a reason."""
+    for field in query.fields:
+        if not any(field.is_there(tree) for tree in trees):
+            from fleetctl.objects import kind_schema  # noqa: PLC0415 - it imports the models
+
+            kind_schema.refuse_unselectable(field.path, [target.kind for target in query.targets])
+
+
 async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], list[str]]:
-    """Return the objects, and what is said of names that nobody has."""
+    """Return the objects, and the errors about names that do not exist."""
     kind, names = target.kind, tuple(dict.fromkeys(target.names))
     if not names:
         return await object_trees.list_all(store, kind.name), []
     if len(names) <= _MAX_SINGLE_READS:
         some = [await object_trees.get(store, kind.name, name) for name in names]
-        there = [tree for tree in some if tree is not None]
-        if len(there) == len(names):
-            return there, []
-    by_name = {
-        object_trees.name_of(tree): tree for tree in await object_trees.list_all(store, kind.name)
-    }
+        found = [tree for tree in some if tree is not None]
+        if len(found) == len(names):
+            return found, []
+    every = await object_trees.list_all(store, kind.name)
+    by_name = {object_trees.name_of(tree): tree for tree in every}
     missing = [not_found_message(kind, name, by_name) for name in names if name not in by_name]
     return [by_name[name] for name in names if name in by_name], missing
 
 
-# What is not there comes first, then numbers (and sizes as "8Gi"), then texts.
-SortKey: TypeAlias = tuple[int, float, tuple[tuple[int, int, str], ...]]
-
-_DIGITS = re.compile(r"([0-9]+)")
-_MISSING: SortKey = (0, 0, ())
+def _sorted_groups(groups: Sequence[KindGroup], query: ObjectQuery) -> tuple[KindGroup, ...]:
+    if not query.sort_by:
+        return tuple(groups)
+    return tuple(
+        KindGroup(kind=group.kind, trees=tuple(sort_trees(group.trees, query.sort_by)))
+        for group in groups
+    )
 
 
 def sort_trees(trees: Sequence[Tree], expression: str) -> list[Tree]:
-    """Return the objects in the order of what a JSONPath finds in each; equals keep their order.
+    """Return the objects in the order of the first value that a JSONPath finds in each. The sort is stable.
 
     Raises:
-        FleetctlError: it is no path, or no object has such a field.
+        FleetctlError: the path is invalid, or no object has the field.
 
     """
+    from fleetctl.objects import jsonpath  # noqa: PLC0415 - most queries do not sort
+
     path = jsonpath.parse_path(expression)
     found = [path.find(tree) for tree in trees]
     if trees and not any(found):
         raise FleetctlError(
-            f"--sort-by {expression}: none of the objects has such a field; write it as in "
-            "--sort-by=.metadata.creationTimestamp, and see `-o yaml` for what there is"
+            f"--sort-by {expression}: no object has this field; write a path such as "
+            "--sort-by=.metadata.creationTimestamp. `-o yaml` shows the fields"
         )
-    ranks = [_sort_key(values[0]) if values else _MISSING for values in found]
-    return [tree for _, tree in sorted(zip(ranks, trees, strict=True), key=lambda pair: pair[0])]
+    keys = [_sort_key(values[0]) if values else _MISSING for values in found]
+    return [tree for _, tree in sorted(zip(keys, trees, strict=True), key=lambda pair: pair[0])]
 
 
 def _sort_key(value: Any) -> SortKey:
@@ -205,6 +212,6 @@ def _sort_key(value: Any) -> SortKey:
 
 
 def _natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return what sorts mac-2 before mac-10."""
+    """Return a key that sorts mac-2 before mac-10."""
     parts = _DIGITS.split(text)
     return tuple((1, int(p[:18]), p) if n % 2 else (0, 0, p) for n, p in enumerate(parts))

@@ -1,13 +1,13 @@
-"""Typed objects for people's commands: what was asked for, or a refusal that names what is there.
+"""Reads typed objects for verbs; a missing object is an error that lists similar names.
 
-Who only shows objects reads `store.object_trees`, which this is made of.
+Verbs that only print objects read the faster `store.object_trees`.
 """
 
 import json
 from collections.abc import Sequence
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.output.printers import TableContext
+from fleetctl.objects.query import TableContext
 from machinery.clock import Clock
 from manifests.suggestions import not_found_message
 from schemas.kinds import Kind
@@ -17,14 +17,14 @@ from store import codec, keys, object_trees, objects, versions
 from store.object_trees import Tree, ready_nodes
 from store.port import KeyValue, StoreReader, Transport
 
-__all__ = ["not_found_message", "read", "read_one", "read_peaks", "ready_nodes", "table_context"]
+__all__ = ["read", "read_one", "read_peaks", "ready_nodes", "table_context"]
 
 
 async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[ApiObject]:
-    """Return the named objects, or all of the kind; events by time.
+    """Return the named objects, or all of the kind; events in the order of time.
 
     Raises:
-        FleetctlError: one is not there; with the nearest name.
+        FleetctlError: an object does not exist; the message has the nearest name.
 
     """
     found = await _all(transport, kind)
@@ -38,7 +38,7 @@ async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[A
 
 
 async def read_one(transport: Transport, kind: Kind, name: str) -> ApiObject | None:
-    """Return one object; None if it is not there."""
+    """Return one object; None if it does not exist."""
     if kind.name == "Node":
         tree = await object_trees.get(transport, kind.name, name)
         return None if tree is None else _typed(kind, tree)
@@ -46,7 +46,7 @@ async def read_one(transport: Transport, kind: Kind, name: str) -> ApiObject | N
 
 
 async def _all(transport: Transport, kind: Kind) -> list[ApiObject]:
-    if kind.name == "Node":  # their condition Ready is nowhere in the store
+    if kind.name == "Node":  # the condition Ready is derived from leases
         return [_typed(kind, tree) for tree in await object_trees.list_all(transport, kind.name)]
     found = list(await objects.list_all(transport, kind.type))
     if kind.name == "Event":
@@ -55,10 +55,10 @@ async def _all(transport: Transport, kind: Kind) -> list[ApiObject]:
 
 
 def _typed(kind: Kind, tree: Tree) -> ApiObject:
-    """Return the object that a tree says.
+    """Return the typed object of a tree.
 
     Raises:
-        UndecodableError: this process cannot read it.
+        UndecodableError: the tree does not fit this version's type.
 
     """
     name, status = object_trees.name_of(tree), tree.get("status")
@@ -71,14 +71,14 @@ def _typed(kind: Kind, tree: Tree) -> ApiObject:
 
 
 def _item(key: str, tree: Tree, model: str) -> KeyValue:
-    """Return a document as if it had been stored so."""
+    """Return a tree as a stored document."""
     raw = json.dumps(tree, separators=(",", ":")).encode()
     value = versions.stamp_version(raw, versions.history_of(model).current)
     return KeyValue(key=key, value=value, create_revision=0, mod_revision=0)
 
 
 async def read_peaks(transport: Transport, replica: Replica) -> tuple[int, ...]:
-    """Return the most memory in bytes that each rank was seen to take; 0 if nobody measured."""
+    """Return the highest memory use in bytes that was measured for each rank; 0 if it was not measured."""
     found = []
     for number, rank in enumerate(replica.spec.ranks):
         item = await transport.get(keys.rank_key(rank.node, replica.name, number))
@@ -89,6 +89,6 @@ async def read_peaks(transport: Transport, replica: Replica) -> tuple[int, ...]:
 
 
 async def table_context(transport: StoreReader, clock: Clock, kind: Kind) -> TableContext:
-    """Return what tables need beside the objects."""
+    """Return what tables of this kind need beside the objects."""
     ready = await ready_nodes(transport) if kind.name == "Node" else frozenset()
     return TableContext(now=clock.now(), ready_nodes=ready)

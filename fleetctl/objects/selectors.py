@@ -1,7 +1,4 @@
-"""The labels of trees that selectors match: what people gave, and what objects are anyway. Pure.
-
-`-l` and `--field-selector`: which objects are meant, as kubectl's selectors say it. Pure.
-"""
+"""Label and field selectors (`-l`, `--field-selector`) as in kubectl, and the labels that they match. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,12 +8,12 @@ from fleetctl.cli.errors import FleetctlError
 from manifests.trees import derived_node_labels
 from store.object_trees import Tree
 
-# Their labels say which deployment they are of.
+# Kinds with derived labels that name their deployment.
 DEPLOYMENT_OWNED_KINDS = ("Replica", "Endpoint", "Revision")
 
 
 def tree_labels(tree: Tree) -> dict[str, str]:
-    """Return the labels that selectors match: derived ones as well, as schemas.node.effective_labels has them for nodes."""
+    """Return the labels that selectors match, with the derived ones (for nodes as schemas.node.effective_labels)."""
     own = tree.get("metadata", {}).get("labels") or {}
     kind, spec = tree.get("kind"), tree.get("spec") or {}
     if kind in DEPLOYMENT_OWNED_KINDS:
@@ -25,9 +22,9 @@ def tree_labels(tree: Tree) -> dict[str, str]:
 
 
 def with_selectable_labels(tree: Tree) -> Tree:
-    """Return an object with all labels that selectors match, so that people see what they select by.
+    """Return an object with all labels that selectors match, so that users see what they can select by.
 
-    Applied again, those that nobody gave are dropped (manifests/load.py).
+    When such an object is applied again, manifests/load.py drops the derived labels.
     """
     labels = tree_labels(tree)
     if not labels:
@@ -38,12 +35,12 @@ def with_selectable_labels(tree: Tree) -> Tree:
 
 
 def deployment_labels(deployment: str | None, template: str | None) -> dict[str, str]:
-    """Return the labels that say of which deployment, and of which version of it, something is."""
+    """Return the labels that name the deployment, and its version, that an object belongs to."""
     derived = {"fleet/deployment": deployment, "fleet/template": template}
     return {label: value for label, value in derived.items() if value}
 
 
-if TYPE_CHECKING:  # who has typed objects has imported it
+if TYPE_CHECKING:  # callers with typed objects have imported it
     from schemas.meta import ApiObject
 
 Obj = TypeVar("Obj", bound="ApiObject | Tree")
@@ -59,61 +56,61 @@ _FIELD_PATTERN = re.compile(
 
 
 class LabelRequirement(NamedTuple):
-    """One part of a selector of labels; without values it is about the label being there."""
+    """One part of a label selector; without values it asks whether the label exists."""
 
     key: str
     values: tuple[str, ...] | None
     is_negated: bool
 
     def holds(self, labels: dict[str, str]) -> bool:
-        if self.values is None:
-            there = self.key in labels
-        else:
-            there = self.key in labels and labels[self.key] in self.values
-        return there is not self.is_negated
+        is_match = self.key in labels
+        if self.values is not None:
+            is_match = is_match and labels[self.key] in self.values
+        return is_match is not self.is_negated
 
 
 class FieldRequirement(NamedTuple):
-    """One part of a selector of fields; a field that is not there is empty."""
+    """One part of a field selector; a missing field counts as empty."""
 
     path: tuple[str, ...]
     value: str
     is_negated: bool
 
     def holds(self, tree: Tree) -> bool:
-        """Return whether an object is of it.
+        """Return whether the object matches.
 
         Raises:
             FleetctlError: the field holds several values.
 
         """
-        return (self._spelled(tree) == self.value) is not self.is_negated
+        return (self._text(tree) == self.value) is not self.is_negated
 
     def is_there(self, tree: Tree) -> bool:
-        """Return whether an object has the field."""
-        return self._found(tree) is not None
+        """Return whether the object has the field."""
+        return self._value(tree) is not None
 
-    def _found(self, tree: Any) -> Any:
+    def _value(self, tree: Any) -> Any:
         for name in self.path:
             tree = tree.get(name) if isinstance(tree, dict) else None
         return tree
 
-    def _spelled(self, tree: Any) -> str:
-        tree = self._found(tree)
-        if isinstance(tree, dict | list):
+    def _text(self, tree: Any) -> str:
+        value = self._value(tree)
+        if isinstance(value, dict | list):
+            path = ".".join(self.path)
             raise FleetctlError(
-                f"--field-selector: {'.'.join(self.path)} holds several values; name a field of one"
+                f"--field-selector: {path} holds several values; choose a field with one value"
             )
-        if isinstance(tree, bool):
-            return str(tree).lower()
-        return "" if tree is None else str(tree)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return "" if value is None else str(value)
 
 
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
-    """Return what `-l key=value,key!=value,key in (a,b),key,!key` asks for.
+    """Return the requirements of `-l key=value,key!=value,key in (a,b),key,!key`.
 
     Raises:
-        FleetctlError: it is not of that form.
+        FleetctlError: the text is not of this form.
 
     """
     return tuple(
@@ -122,10 +119,10 @@ def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
 
 
 def parse_fields(text: str) -> tuple[FieldRequirement, ...]:
-    """Return what `--field-selector spec.node=mac-1,status.x!=y` asks for.
+    """Return the requirements of `--field-selector spec.node=mac-1,status.x!=y`.
 
     Raises:
-        FleetctlError: it is not of that form.
+        FleetctlError: the text is not of this form.
 
     """
     return tuple(_parse_field(part.strip()) for part in text.split(",") if part.strip())
@@ -135,8 +132,8 @@ def _parse_requirement(part: str, text: str) -> LabelRequirement:
     found = _LABEL_PATTERN.fullmatch(part)
     if found is None or (found["no"] and (found["op"] or found["set"])):
         raise FleetctlError(
-            f"-l {text}: write key=value, key!=value, key in (a,b), key notin (a,b), key or !key, with "
-            "commas between several"
+            f"-l {text}: write key=value, key!=value, key in (a,b), key notin (a,b), key or !key, separated "
+            "by commas"
         )
     values: tuple[str, ...] | None = None
     if found["op"]:
@@ -162,7 +159,7 @@ def _parse_field(part: str) -> FieldRequirement:
 
 
 def select(found: Sequence[Obj], selector: Sequence[LabelRequirement]) -> list[Obj]:
-    """Return the objects for which all of the selector holds."""
+    """Return the objects that match all requirements."""
     if not selector:
         return list(found)
     of_each: Callable[[Obj], dict[str, str]] = selectable_labels
@@ -170,7 +167,7 @@ def select(found: Sequence[Obj], selector: Sequence[LabelRequirement]) -> list[O
 
 
 def selectable_labels(obj: "ApiObject | Tree") -> dict[str, str]:
-    """Return the labels that selectors match, derived ones among them; see `fleetctl.objects.selectors`."""
+    """Return the labels that selectors match, with the derived ones. Pure."""
     if isinstance(obj, dict):
         return tree_labels(obj)
     from schemas.node import Node, effective_labels  # noqa: PLC0415 - as above

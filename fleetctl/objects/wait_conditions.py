@@ -1,4 +1,4 @@
-"""What `fleetctl wait --for` asks, and whether an object has got there. Pure."""
+"""The goals of `fleetctl wait --for`, and whether an object has reached them. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from store import object_trees
 from store.object_trees import Tree
 
 _FORMS = "condition=Available, condition=Available=False, jsonpath='{.status.readyReplicas}'=2, create, or delete"
-# Braces may be left out, as kubectl has it: then the first "=" outside of brackets ends the path.
+# Braces are optional, as in kubectl: without them the first "=" outside of brackets ends the path.
 _JSONPATH = re.compile(
     r"jsonpath=(\{.*\}|\.?[A-Za-z_](?:[^=\[\]{}]|\[[^\]]*\])*)(?:=(.*))?", re.DOTALL
 )
@@ -21,7 +21,7 @@ _TRUTHS = {"true": "True", "false": "False", "unknown": "Unknown"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionGoal:
-    """A condition has this truth, and speaks of the spec as it is now."""
+    """A condition with this truth, observed for the current generation."""
 
     type: str
     truth: str = "True"
@@ -33,27 +33,27 @@ class ConditionGoal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldGoal:
-    """What a path finds is this value; without a value, it finds something."""
+    """A path that finds this value; without a value, any value."""
 
     path: FieldPath
-    spelled: str
+    path_text: str
     value: str | None
 
     @property
     def text(self) -> str:
-        return self.spelled if self.value is None else f"{self.spelled} to be {self.value!r}"
+        return self.path_text if self.value is None else f"{self.path_text} to be {self.value!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedGoal:
-    """It is there."""
+    """The object exists."""
 
     text: str = "creation"
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedGoal:
-    """It is gone."""
+    """The object is gone."""
 
     text: str = "deletion"
 
@@ -62,11 +62,11 @@ Goal: TypeAlias = ConditionGoal | FieldGoal | CreatedGoal | DeletedGoal
 
 
 def parse(text: str) -> Goal:
-    """Return what `--for` asks.
+    """Return the goal of a `--for` value.
 
     Raises:
-        click.UsageError: it asks nothing that can be waited for.
-        FleetctlError: its JSONPath is none.
+        click.UsageError: the value is not of a known form.
+        FleetctlError: its JSONPath is invalid.
 
     """
     if text == "delete":
@@ -83,14 +83,14 @@ def parse(text: str) -> Goal:
             value = value[1:-1]
         if value == "":
             raise click.UsageError(
-                f"--for={text}: nothing follows the last '='; leave it out to wait for any value"
+                f"--for={text}: the value after '=' is missing; remove '=' to wait for any value"
             )
-        return FieldGoal(path=jsonpath.parse_path(found[1]), spelled=found[1], value=value)
+        return FieldGoal(path=jsonpath.parse_path(found[1]), path_text=found[1], value=value)
     raise click.UsageError(f"--for={text}: write {_FORMS}")
 
 
 def is_met(goal: Goal, tree: Tree | None) -> bool:
-    """Return whether the object has got there; None is an object that is not there."""
+    """Return whether the object has reached the goal; None is an object that does not exist."""
     match goal:
         case DeletedGoal():
             return tree is None
@@ -105,7 +105,7 @@ def is_met(goal: Goal, tree: Tree | None) -> bool:
 
 
 def met_text(goal: Goal) -> str:
-    """Return what is said of an object that got there."""
+    """Return the text for an object that reached the goal."""
     match goal:
         case DeletedGoal():
             return "deleted"
@@ -118,15 +118,17 @@ def met_text(goal: Goal) -> str:
 
 
 def state_text(goal: Goal, tree: Tree | None) -> str:
-    """Return how far an object is instead, as the end of a sentence."""
+    """Return the object's current state, as the end of a sentence."""
     if tree is None:
-        return "; it is not there"
+        return "; it does not exist"
     match goal:
         case DeletedGoal() | CreatedGoal():
             return ""
         case FieldGoal():
             found = [jsonpath.format_value(value) for value in goal.path.find(tree)]
-            return f"; it is {', '.join(map(repr, found))}" if found else "; there is no such field"
+            return (
+                f"; it is {', '.join(map(repr, found))}" if found else "; the field does not exist"
+            )
         case ConditionGoal():
             return _condition_state(goal, tree)
         case _:
@@ -137,16 +139,16 @@ def _is_condition_met(goal: ConditionGoal, tree: Tree) -> bool:
     found = _find_condition(goal, tree)
     if found is None:
         return False
-    # A status that speaks of an older spec says nothing about this one.
+    # A status of an older generation does not count.
     is_current = found.get("observedGeneration", 0) >= tree["metadata"].get("generation", 0)
     return is_current and found.get("status") == goal.truth
 
 
 def _find_condition(goal: ConditionGoal, tree: Tree) -> Tree | None:
-    """Return the condition, however its type was spelled: kubectl leaves the case open."""
-    wanted = goal.type.lower()
+    """Return the condition of the type; as in kubectl, its case does not matter."""
+    type_name = goal.type.lower()
     every = object_trees.conditions_of(tree)
-    return next((one for one in every if str(one.get("type")).lower() == wanted), None)
+    return next((one for one in every if str(one.get("type")).lower() == type_name), None)
 
 
 def _is_field_met(goal: FieldGoal, tree: Tree) -> bool:
@@ -159,9 +161,9 @@ def _is_field_met(goal: FieldGoal, tree: Tree) -> bool:
 def _condition_state(goal: ConditionGoal, tree: Tree) -> str:
     found = _find_condition(goal, tree)
     if found is not None:
-        said = f"{found.get('reason', '')}: {found.get('message', '')}".removesuffix(": ")
+        cause = f"{found.get('reason', '')}: {found.get('message', '')}".removesuffix(": ")
         is_old = found.get("observedGeneration", 0) < tree["metadata"].get("generation", 0)
-        old = ", of an older generation" if is_old else ""
-        return f"; it is {found.get('status')} ({said}{old})"
+        age = ", of an older generation" if is_old else ""
+        return f"; it is {found.get('status')} ({cause}{age})"
     known = ", ".join(str(one.get("type")) for one in object_trees.conditions_of(tree))
-    return f"; it has no such condition, but {known}" if known else ""
+    return f"; it has no such condition, only {known}" if known else ""

@@ -1,14 +1,13 @@
-"""From an object and a tree of what it should be to the object that is written, for verbs that change one by hand.
-
-Creating objects: everything is checked before the first is written, and none is written over another.
-"""
+"""Writes objects for verbs: edits by compare-and-swap, checked trees of a user, and creation in dependency order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects.targets import object_ref
 from machinery.clock import Clock
-from manifests import plan
+from manifests import ownership, plan
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import Document, LoadedObject, read_objects
 from manifests.observe import ObservedObjects, observe
@@ -17,77 +16,203 @@ from manifests.trees import Tree, object_tree, spec_of
 from manifests.validate import validate
 from manifests.yaml import parser
 from schemas.meta import FLEET_ANNOTATIONS, FLEET_OWNED, ApiObject, ObjectMeta
+from schemas.node import Node
 from store import codec, objects
-from store.errors import ConflictError, UnavailableError
-from store.port import Transport
+from store.errors import ConflictError, NotFoundError, UnavailableError
+from store.mutate import mutate
+from store.port import ModRevisionGuard, Transport
 
+Obj = TypeVar("Obj", bound=ApiObject)
+Edit = Callable[[Obj], Obj | None]
+ReportCreated = Callable[[ApiObject], None]
+
+# Only the reconciler may write a node's spec before us, and it does so once.
+_ATTEMPTS = 3
 _FLEET_FIELDS = tuple(ObjectMeta.model_fields[name].alias or name for name in FLEET_OWNED)
 _HIDDEN = "managedFields"
 
 
+def with_spec(obj: Obj, **fields: Any) -> Obj | None:
+    """Return the object with these fields of its spec and the next generation; None if nothing changes. Pure."""
+    spec = getattr(obj, "spec")  # noqa: B009 - each kind narrows it, so mypy sees no such field in the base
+    changed = spec.model_copy(update=fields)
+    if changed == spec:
+        return None
+    metadata = obj.metadata.model_copy(update={"generation": obj.metadata.generation + 1})
+    return obj.model_copy(update={"metadata": metadata, "spec": changed})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult(Generic[Obj]):
+    """The result of an edit."""
+
+    obj: Obj
+    """The object as it is in the store now; in a dry run, as it would be."""
+    is_changed: bool
+
+
+async def apply_edit(
+    transport: Transport, clock: Clock, obj: Obj, edit: Edit[Obj], *, manager: str
+) -> bool:
+    """Change an object in the store; return whether anything changed. Raises as `write_edit`."""
+    return (await write_edit(transport, clock, obj, edit, manager=manager)).is_changed
+
+
+async def write_edit(
+    transport: Transport,
+    clock: Clock,
+    obj: Obj,
+    edit: Edit[Obj],
+    *,
+    manager: str | None,
+    is_dry: bool = False,
+) -> WriteResult[Obj]:
+    """Change an object in the store and record `manager` as the owner; with None, `edit` records the owner itself.
+
+    `edit` (pure) receives the current object and returns the changed one, or None if nothing changes. A node that has
+    only a status, from its agent, gets its spec here.
+
+    Raises:
+        FleetctlError: the object is gone, or `edit` refused.
+        StoreError: as store.mutate.mutate.
+
+    """
+    tracked = _TrackedEdit(edit, manager, clock)
+    if is_dry:
+        changed = tracked(obj)
+        return WriteResult(obj=changed or obj, is_changed=changed is not None)
+    for _ in range(_ATTEMPTS):
+        try:
+            stored = await mutate(transport, clock, type(obj), obj.name, tracked)
+        except NotFoundError:
+            if not await _create_node_spec(transport, clock, obj, tracked):
+                continue
+            stored = tracked.result or obj
+        return WriteResult(obj=_with_status_of(obj, stored), is_changed=tracked.result is not None)
+    raise ConflictError(f"{object_ref(obj)} is created and deleted repeatedly")
+
+
+class _TrackedEdit(Generic[Obj]):
+    """An edit that records its field manager and recognises its own result."""
+
+    def __init__(self, edit: Edit[Obj], manager: str | None, clock: Clock) -> None:
+        self.result: Obj | None = None
+        self._edit = edit
+        self._manager = manager
+        self._clock = clock
+
+    def __call__(self, current: Obj) -> Obj | None:
+        # On a retry after a lost answer the edit may be in the store already; it must not run twice.
+        if self.result is not None and codec.encode_spec(current) == codec.encode_spec(self.result):
+            return None
+        changed = self._edit(current)
+        if changed is not None and self._manager is not None:
+            changed = ownership.record_update(current, changed, self._manager, self._clock.now())
+        self.result = changed or self.result
+        return changed
+
+
+def _with_status_of(seen: Obj, written: Obj) -> Obj:
+    """Return the written object with the status that was read before; specs are written without status."""
+    if "status" not in type(seen).model_fields:
+        return written
+    return written.model_copy(update={"status": getattr(seen, "status", None)})
+
+
+async def _create_node_spec(
+    transport: Transport, clock: Clock, obj: ApiObject, edit: Edit[Any]
+) -> bool:
+    """Write the spec of a node that has none yet, as the reconciler does for a new node; return whether it is written.
+
+    Raises:
+        FleetctlError: the object is gone.
+
+    """
+    if not isinstance(obj, Node) or obj.status is None:
+        raise FleetctlError(f"{object_ref(obj)} is gone: it was deleted meanwhile") from None
+    metadata = ObjectMeta(
+        name=obj.name, uid=obj.status.uid, generation=1, creation_timestamp=clock.now()
+    )
+    node: Node | None = edit(Node(metadata=metadata))
+    if node is None:
+        return True
+    put = codec.put_spec(node)
+    try:
+        await transport.commit([ModRevisionGuard(key=put.key, mod_revision=0)], [put])
+    except ConflictError:
+        return False  # the reconciler was faster: change its version
+    except UnavailableError as error:
+        if not error.ambiguous:
+            raise
+        return False  # it may be written: read it again
+    return True
+
+
 def patchable_tree(obj: ApiObject) -> dict[str, Tree]:
-    """Return the object as a patch finds it: with what the fleet keeps, but for who wrote what, and the status."""
+    """Return the object as patches see it: with the fleet's metadata, without managedFields and status."""
     tree = object_tree(obj)
     tree.pop("status", None)
     return {**tree, "metadata": _without(_metadata(tree), (_HIDDEN,))}
 
 
 def editable_tree(obj: ApiObject) -> dict[str, Tree]:
-    """Return what a user may change of the object, and its kind and name."""
+    """Return the part of the object that a user may change, with its kind and name."""
     tree = patchable_tree(obj)
     metadata = _without(_metadata(tree), _FLEET_FIELDS)
-    theirs = metadata.get("annotations")
-    if isinstance(theirs, dict):
-        kept = {key: text for key, text in theirs.items() if not key.startswith(FLEET_ANNOTATIONS)}
+    annotations = metadata.get("annotations")
+    if isinstance(annotations, dict):
+        own = {
+            key: text for key, text in annotations.items() if not key.startswith(FLEET_ANNOTATIONS)
+        }
         metadata = {
             **_without(metadata, ("annotations",)),
-            **({"annotations": kept} if kept else {}),
+            **({"annotations": own} if own else {}),
         }
     return {**tree, "metadata": metadata}
 
 
 def load_patched(now: ApiObject, tree: Tree, source: str) -> LoadedObject:
-    """Return the object that a changed tree of `shown` speaks of. `source` says in errors what it is.
+    """Return the object of a changed `patchable_tree`. `source` names the tree in errors.
 
     Raises:
-        FleetctlError: it changes what is not for users to change, or is made for another resourceVersion.
-        ManifestErrors: it is not valid.
+        FleetctlError: the tree changes a field of the fleet, or has another resourceVersion.
+        ManifestErrors: the tree is invalid.
 
     """
     before = patchable_tree(now)
     if not isinstance(tree, dict) or not isinstance(tree.get("metadata"), dict):
-        raise FleetctlError(f"{source}: leaves no object; it must have metadata and spec")
-    wanted, there = _metadata(tree), _metadata(before)
+        raise FleetctlError(f"{source}: is not an object; metadata and spec are required")
+    new_metadata, old_metadata = _metadata(tree), _metadata(before)
     for field, was, new in (
         ("apiVersion", before["apiVersion"], tree.get("apiVersion")),
         ("kind", before["kind"], tree.get("kind")),
-        ("metadata.name", there["name"], wanted.get("name")),
+        ("metadata.name", old_metadata["name"], new_metadata.get("name")),
     ):
         if was != new:
             raise FleetctlError(
-                f"{source}: {field} cannot change; it is {was}. Create another object, and delete this one"
+                f"{source}: {field} cannot be changed; it is {was}. Create another object, and delete this one"
             )
-    version = wanted.get("resourceVersion")
-    if version is not None and version != there.get("resourceVersion"):
+    version = new_metadata.get("resourceVersion")
+    if version is not None and version != old_metadata.get("resourceVersion"):
         raise FleetctlError(
-            f"{source}: it is made for resourceVersion {version}, and the object has "
-            f"{there.get('resourceVersion')}: somebody changed it since. Look at it again; nothing was changed"
+            f"{source}: resourceVersion is {version}, but the object has {old_metadata.get('resourceVersion')}: "
+            "it was changed since. Read it again; nothing was changed"
         )
     for key in (*_FLEET_FIELDS, "status"):
         inside = key != "status"
-        was, new = (there, wanted) if inside else (before, tree)
+        was, new = (old_metadata, new_metadata) if inside else (before, tree)
         if was.get(key) != new.get(key):
             name = f"metadata.{key}" if inside else key
-            raise FleetctlError(f"{source}: {name} is written by the fleet; leave it out")
-    metadata: dict[str, Tree] = _without(wanted, _FLEET_FIELDS)
+            raise FleetctlError(f"{source}: {name} is written by the fleet; remove it")
+    metadata: dict[str, Tree] = _without(new_metadata, _FLEET_FIELDS)
     return _load_tree({**tree, "metadata": metadata}, source)
 
 
 def load_edited(now: ApiObject, tree: Tree) -> ApiObject:
-    """Return the object that a changed tree of `editable` speaks of; annotations of the fleet's are `now`'s.
+    """Return the object of a changed `editable_tree`, with the fleet's annotations of `now`.
 
     Raises:
-        ManifestErrors: it is not valid.
+        ManifestErrors: the tree is invalid.
 
     """
     assert isinstance(tree, dict)
@@ -108,20 +233,20 @@ def _load_tree(tree: dict[str, Tree], source: str) -> LoadedObject:
 
 
 def without_positions(problems: Sequence[ManifestError]) -> list[ManifestError]:
-    """Return the problems without lines, for a text that nobody has seen."""
+    """Return the problems without line numbers, for a text that the user has not seen."""
     return [replace(problem, line=0, column=0) for problem in problems]
 
 
-def merge_onto(now: ApiObject, wanted: ApiObject) -> ApiObject | None:
-    """Return `now` as `wanted` says: labels, annotations and spec; None if nothing changes. Pure.
+def merge_onto(now: ApiObject, target: ApiObject) -> ApiObject | None:
+    """Return `now` with the labels, annotations and spec of `wanted`; None if nothing changes. Pure.
 
     Raises:
-        FleetctlError: an annotation that only fleetctl's verbs write differs, or the object is being deleted.
+        FleetctlError: an annotation of the fleet differs, or the object is being deleted.
 
     """
-    ours, theirs = now.metadata, wanted.metadata
+    ours, theirs = now.metadata, target.metadata
     refuse_fleet_annotations(now, ours.annotations, theirs.annotations)
-    is_same_spec = spec_of(now) == spec_of(wanted)
+    is_same_spec = spec_of(now) == spec_of(target)
     if is_same_spec and (ours.labels, ours.annotations) == (theirs.labels, theirs.annotations):
         return None
     refuse_deleted(now)
@@ -132,13 +257,13 @@ def merge_onto(now: ApiObject, wanted: ApiObject) -> ApiObject | None:
             "generation": ours.generation + (not is_same_spec),
         }
     )
-    return now.model_copy(update={"metadata": metadata, "spec": spec_of(wanted)})
+    return now.model_copy(update={"metadata": metadata, "spec": spec_of(target)})
 
 
 def refuse_fleet_annotations(
     obj: ApiObject, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Refuse to change what only verbs write, such as the mark of a restart.
+    """Refuse changes of annotations that only the fleet and its verbs write, such as the time of a restart.
 
     Raises:
         FleetctlError: one of them differs.
@@ -147,13 +272,13 @@ def refuse_fleet_annotations(
     for key in sorted({*before, *after}):
         if key.startswith(FLEET_ANNOTATIONS) and before.get(key) != after.get(key):
             raise FleetctlError(
-                f"{obj.kind.lower()}/{obj.name}: the annotation {key} is written by the fleet and by fleetctl's "
-                "verbs, such as `fleetctl rollout restart`; leave it as it is"
+                f"{object_ref(obj)}: annotation {key} is written by the fleet and by commands such as "
+                "`fleetctl rollout restart`; leave it unchanged"
             )
 
 
 def refuse_deleted(obj: ApiObject) -> None:
-    """Refuse to change what is going.
+    """Refuse to change an object that is being deleted.
 
     Raises:
         FleetctlError: the object is being deleted.
@@ -164,10 +289,10 @@ def refuse_deleted(obj: ApiObject) -> None:
 
 
 async def check_objects(transport: Transport, loaded: Sequence[LoadedObject]) -> None:
-    """Check objects against each other and against what the store has.
+    """Check objects against each other and against the store.
 
     Raises:
-        ManifestErrors: one of them names what is not there, or cannot be written.
+        ManifestErrors: an object refers to an object that does not exist, or cannot be written.
 
     """
     seen = await observe(transport, [item.key for item in loaded])
@@ -186,24 +311,21 @@ def _without(tree: Mapping[str, Tree], keys: Sequence[str]) -> dict[str, Tree]:
     return {key: value for key, value in tree.items() if key not in keys}
 
 
-ReportCreated = Callable[[ApiObject], None]
-
-
 async def create_all(
     transport: Transport,
     loaded: Sequence[LoadedObject],
     clock: Clock,
     *,
     manager: str,
-    tell: ReportCreated,
+    report: ReportCreated,
     is_dry: bool = False,
 ) -> None:
-    """Create objects, in the order in which they need each other; `tell` hears of each that was.
+    """Create objects in the order of their dependencies; call `report` for each one that is written.
 
     Raises:
-        ManifestErrors: one is there already, or something else stands against one; nothing was written.
-        FleetctlError: somebody else created one meanwhile; those told of were written.
-        StoreError: the store did not answer; those told of were written.
+        ManifestErrors: an object exists, or is invalid; nothing was written.
+        FleetctlError: another writer created one meanwhile; the reported ones were written.
+        StoreError: the store did not answer; the reported ones were written.
 
     """
     seen = await observe(transport, [item.key for item in loaded])
@@ -220,7 +342,7 @@ async def create_all(
             for obj in (
                 [write.obj for write in batch] if is_dry else await _create_batch(transport, batch)
             ):
-                tell(obj)
+                report(obj)
 
 
 def _existing_problems(
@@ -231,32 +353,32 @@ def _existing_problems(
 
 def _exists_problem(item: LoadedObject) -> ManifestError:
     name = f"{item.key.kind.lower()}/{item.key.name}"
-    hint = f"`fleetctl apply` and `fleetctl edit {name}` change it, `fleetctl replace` makes it exactly this"
-    return item.document.problem(("metadata", "name"), f"{name} is there already", hint)
+    hint = f"Change it with `fleetctl apply` or `fleetctl edit {name}`, or replace it with `fleetctl replace`"
+    return item.document.problem(("metadata", "name"), f"{name} already exists", hint)
 
 
 async def _create_batch(transport: Transport, batch: Sequence[Write]) -> list[ApiObject]:
-    """Write all of a batch in one transaction; return them as they are in the store."""
-    wanted = [write.obj for write in batch]
+    """Write a batch in one transaction; return the objects as they are in the store."""
+    created = [write.obj for write in batch]
     try:
-        guards = [codec.unchanged_guard(obj) for obj in wanted]
-        revision = await transport.commit(guards, [codec.put_spec(obj) for obj in wanted])
+        guards = [codec.unchanged_guard(obj) for obj in created]
+        revision = await transport.commit(guards, [codec.put_spec(obj) for obj in created])
     except ConflictError as error:
         names = [
-            f"{obj.kind.lower()}/{obj.name}" for obj in wanted if await _read_again(transport, obj)
+            f"{obj.kind.lower()}/{obj.name}" for obj in created if await _read_again(transport, obj)
         ]
         raise FleetctlError(
-            f"{', '.join(names) or 'one of them'} was created by somebody else meanwhile; `fleetctl apply` changes "
-            "what is there"
+            f"{', '.join(names) or 'one of them'} was created by another writer meanwhile; change it with "
+            "`fleetctl apply`"
         ) from error
     except UnavailableError as error:
-        # The answer was lost, not the deed, if they are ours that are there.
-        found = [await _read_again(transport, obj) for obj in wanted] if error.ambiguous else []
+        # The write succeeded, and only its answer was lost, if the stored objects have our uids.
+        found = [await _read_again(transport, obj) for obj in created] if error.ambiguous else []
         uids = [obj.metadata.uid for obj in found if obj is not None]
-        if uids != [obj.metadata.uid for obj in wanted]:
+        if uids != [obj.metadata.uid for obj in created]:
             raise
         return [obj for obj in found if obj is not None]
-    return [codec.with_version(obj, revision) for obj in wanted]
+    return [codec.with_version(obj, revision) for obj in created]
 
 
 async def _read_again(transport: Transport, obj: ApiObject) -> ApiObject | None:

@@ -1,1 +1,1 @@
-"""Objects as tables, documents and templates."""
+"""Printing objects as tables, documents and templates. Reads no store."""

@@ -1,14 +1,10 @@
-"""What columns are made of, whatever the kind: names, ages, conditions, fields. Pure.
-
-Columns of what people declare: deployments, pools, groups, routes, sources; and of API keys. Pure.
-
-Columns of what the fleet writes itself: nodes, replicas, endpoints, events. Pure.
-"""
+"""The table columns of every kind. Pure; works on trees, and imports no type of a kind."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
+from fleetctl.objects.query import TableContext
 from schemas import sizes
 from store import object_trees
 from store.object_trees import Tree
@@ -16,33 +12,26 @@ from store.object_trees import Tree
 UNKNOWN = "<unknown>"
 
 
-class TableContext(NamedTuple):
-    """What a table needs to know beside the objects."""
-
-    now: datetime
-    ready_nodes: frozenset[str] = frozenset()
-
-
 Cell: TypeAlias = Callable[[Tree, TableContext], str]
 
 
 class Column(NamedTuple):
-    """One column; wide ones are shown with `-o wide` only."""
+    """One column; wide columns are shown with `-o wide` only."""
 
     title: str
     cell: Cell
     is_wide: bool = False
     is_timeless: bool = True
-    """Whether it stays as it is while nothing happens but time."""
+    """Whether the cell stays the same when only time passes."""
     wide_cell: Cell | None = None
-    """What `-o wide` shows instead."""
+    """The cell for `-o wide`, if it differs."""
 
 
 Columns: TypeAlias = tuple[Column, ...]
 
 
 def age(then: datetime | None, now: datetime) -> str:
-    """Return how long ago, as kubectl writes it: 45s, 12m, 3h, 2d."""
+    """Return an age as kubectl writes it: 45s, 12m, 3h, 2d."""
     if then is None:
         return UNKNOWN
     seconds = max(0, int((now - then).total_seconds()))
@@ -53,14 +42,14 @@ def age(then: datetime | None, now: datetime) -> str:
 
 
 def field_at(tree: Any, *path: str) -> Any:
-    """Return what is there in a tree, None if it or what is above it is not."""
+    """Return the value at a path of a tree; None if it does not exist."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
 
 
 def text(*path: str) -> Cell:
-    """Return the cell that shows a field as it is; nothing if it is not there."""
+    """Return a cell with the value of a field; empty if it is missing."""
 
     def cell(tree: Tree, _: TableContext) -> str:
         found = field_at(tree, *path)
@@ -70,22 +59,22 @@ def text(*path: str) -> Cell:
 
 
 def number(*path: str) -> Cell:
-    """Return the cell that shows a count; 0 if it is not there, for that is every count's default."""
+    """Return a cell with a count; 0 if it is missing, the default of every count."""
     return lambda tree, _: str(field_at(tree, *path) or 0)
 
 
 def texts(*path: str) -> Cell:
-    """Return the cell that shows a list of texts, with commas."""
+    """Return a cell with a list, separated by commas."""
     return lambda tree, _: ",".join(map(str, field_at(tree, *path) or ()))
 
 
 def since(*path: str) -> Cell:
-    """Return the cell that shows how long ago a time was."""
-    return lambda tree, moment: age(object_trees.parse_time(field_at(tree, *path)), moment.now)
+    """Return a cell with the age of a time."""
+    return lambda tree, context: age(object_trees.parse_time(field_at(tree, *path)), context.now)
 
 
 def condition(type_: str) -> Cell:
-    """Return the cell that shows whether a condition is true."""
+    """Return a cell with the status of a condition."""
 
     def cell(tree: Tree, _: TableContext) -> str:
         found = object_trees.condition(tree, type_)
@@ -95,7 +84,7 @@ def condition(type_: str) -> Cell:
 
 
 def reason(type_: str) -> Cell:
-    """Return the cell that shows why a condition is not true; nothing if it is."""
+    """Return a cell with the reason why a condition is not true; empty if it is true."""
 
     def cell(tree: Tree, _: TableContext) -> str:
         found = object_trees.condition(tree, type_)
@@ -116,10 +105,10 @@ _COMMIT_SHOWN = 12
 
 def _ready(deployment: Tree, _: TableContext) -> str:
     status = deployment.get("status")
-    wanted = field_at(deployment, "spec", "replicas")
+    desired = field_at(deployment, "spec", "replicas")
     if field_at(deployment, "spec", "autoscaling") is not None and status is not None:
-        wanted = status.get("desiredReplicas", 0)
-    return f"{field_at(status, 'readyReplicas') or 0}/{1 if wanted is None else wanted}"
+        desired = status.get("desiredReplicas", 0)
+    return f"{field_at(status, 'readyReplicas') or 0}/{1 if desired is None else desired}"
 
 
 def _served_names(deployment: Tree, _: TableContext) -> str:
@@ -132,7 +121,7 @@ def _size(group: Tree, _: TableContext) -> str:
 
 
 def _members(group: Tree, _: TableContext) -> str:
-    """Return who is listed in a group; of a selector how many it finds."""
+    """Return the listed members of a group; with a selector, the number of nodes it matches."""
     members = field_at(group, "spec", "members")
     if members:
         return ",".join(member["node"] for member in members)
@@ -141,7 +130,7 @@ def _members(group: Tree, _: TableContext) -> str:
 
 
 def _replicas(group: Tree, _: TableContext) -> str:
-    """Return what runs on a group."""
+    """Return the replicas on a group."""
     status = group.get("status")
     return "?" if status is None else ",".join(status.get("replicas") or ()) or "-"
 
@@ -156,7 +145,7 @@ def _shares(backends: Sequence[Tree]) -> str:
 
 
 def _rule(rule: Tree) -> str:
-    """Return which headers lead where: `x-team=research,x-beta -> qwen=1`."""
+    """Return a rule as `x-team=research,x-beta -> qwen=1`."""
     headers = (
         h["name"] if h.get("value") is None else f"{h['name']}={h['value']}"
         for h in rule["headers"]
@@ -173,7 +162,7 @@ def _rules(route: Tree, _: TableContext) -> str:
 
 
 def _revision(source: Tree, _: TableContext) -> str:
-    """Return `main@0123456789ab`: as much of a commit as tells it from others."""
+    """Return `main@0123456789ab`, with a shortened commit."""
     branch, at_sign, commit = (field_at(source, "status", "appliedRevision") or "").rpartition("@")
     return f"{branch}{at_sign}{commit[:_COMMIT_SHOWN]}"
 
@@ -186,12 +175,12 @@ def _models(key: Tree, _: TableContext) -> str:
     return ",".join(field_at(key, "spec", "models") or ()) or "<all>"
 
 
-def _expiry(key: Tree, moment: TableContext) -> str:
+def _expiry(key: Tree, context: TableContext) -> str:
     expires = object_trees.parse_time(field_at(key, "spec", "expires"))
     if expires is None:
         return "never"
-    # As an age, but of what is still to come.
-    return "expired" if expires <= moment.now else f"in {age(moment.now, expires)}"
+    # An age, but in the future.
+    return "expired" if expires <= context.now else f"in {age(context.now, expires)}"
 
 
 DECLARED_COLUMNS: dict[str, Columns] = {
@@ -260,8 +249,8 @@ _PROOF = (
 )
 
 
-def _node_ready(node: Tree, moment: TableContext) -> str:
-    words = ["Ready" if object_trees.name_of(node) in moment.ready_nodes else "NotReady"]
+def _node_ready(node: Tree, context: TableContext) -> str:
+    words = ["Ready" if object_trees.name_of(node) in context.ready_nodes else "NotReady"]
     if field_at(node, "spec", "unschedulable"):
         words.append("Cordoned")
     if field_at(node, "spec", "draining"):
@@ -300,18 +289,18 @@ def _memory(replica: Tree, _: TableContext) -> str:
 
 
 def _proven_bytes(proof: Tree) -> int:
-    """Return a rank's bytes, as schemas.replica.MemoryProof.total_bytes."""
+    """Return the bytes of a rank, computed as in schemas.replica.MemoryProof.total_bytes."""
     return int(proof.get("overrideBytes") or sum(proof.get(part) or 0 for part in _PROOF))
 
 
 def _formation(replica: Tree, _: TableContext) -> str:
-    """Return how a replica's ranks work together: `Tensor x2 ring, epoch 3, fallback 1`."""
-    made = field_at(replica, "spec", "formation")
-    if made is None:
+    """Return how the ranks of a replica are formed: `Tensor x2 ring, epoch 3, fallback 1`."""
+    formation = field_at(replica, "spec", "formation")
+    if formation is None:
         return "-"
-    back = f", fallback {made['fallback']}" if made.get("fallback") else ""
+    back = f", fallback {formation['fallback']}" if formation.get("fallback") else ""
     ranks = len(replica["spec"]["ranks"])
-    return f"{made['parallelism']} x{ranks} {made['backend']}, epoch {made['epoch']}{back}"
+    return f"{formation['parallelism']} x{ranks} {formation['backend']}, epoch {formation['epoch']}{back}"
 
 
 def _test_nodes(test: Tree, _: TableContext) -> str:

@@ -1,78 +1,80 @@
-"""Objects as tables, as kubectl prints them. Pure: the time and who is alive arrive as arguments."""
+"""Prints objects as tables, as kubectl does. Pure: the time and the ready nodes are arguments."""
 
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetctl.objects.query import TableContext
 from fleetctl.objects.selectors import tree_labels
 from fleetctl.output import columns
 from fleetctl.output.columns import Column, Columns
 from store.object_trees import Tree
 
-if TYPE_CHECKING:  # who has typed objects has imported it; `fleetctl get` has none
+if TYPE_CHECKING:  # callers with typed objects have imported it; `fleetctl get` has none
     from schemas.meta import ApiObject
 
-TableContext = columns.TableContext
 age = columns.age
 
 COLUMNS: dict[str, Columns] = {**columns.DECLARED_COLUMNS, **columns.OBSERVED_COLUMNS}
 
-# kubectl's (k8s.io/cli-runtime, pkg/printers/tabwriter.go): three blanks between columns of three or more.
+# As kubectl (k8s.io/cli-runtime, pkg/printers/tabwriter.go): columns of at least 3 characters, 3 spaces between.
 _GAP, _MIN_WIDTH = 3, 3
 _INVALID = "<invalid>"
 
 
 class TableOptions(NamedTuple):
-    """Which columns a table has."""
+    """The columns of a table."""
 
     is_wide: bool = False
     has_labels: bool = False
     """Whether all labels are a column."""
     label_columns: tuple[str, ...] = ()
-    """Labels that have a column of their own."""
+    """Labels with their own column."""
     has_kind: bool = False
-    """Whether names have their kind before them."""
+    """Whether names are written as kind/name."""
 
 
 def table(
     objects: Sequence["Tree | ApiObject"],
-    moment: TableContext,
+    context: TableContext,
     *,
     is_wide: bool,
     headers: bool = True,
 ) -> str:
-    """Return the objects, all of one kind, as a table; trees, or typed ones."""
+    """Return objects of one kind, trees or typed, as a table."""
     if not objects:
         return ""
     trees = [_tree(obj) for obj in objects]
-    look = TableOptions(is_wide=is_wide)
+    options = TableOptions(is_wide=is_wide)
     return align_columns(
-        rows(trees, moment, look), titles(trees[0]["kind"], look) if headers else ()
+        rows(trees, context, options), titles(trees[0]["kind"], options) if headers else ()
     )
 
 
-def titles(kind: str, look: TableOptions) -> tuple[str, ...]:
-    """Return the line above a table."""
-    extra = [key.rpartition("/")[2].upper() for key in look.label_columns]
-    named = [column.title for column in _columns(kind, look)]
-    return (*named, *extra, *(("LABELS",) if look.has_labels else ()))
+def titles(kind: str, options: TableOptions) -> tuple[str, ...]:
+    """Return the titles of a table."""
+    extra = [key.rpartition("/")[2].upper() for key in options.label_columns]
+    named = [column.title for column in _columns(kind, options)]
+    return (*named, *extra, *(("LABELS",) if options.has_labels else ()))
 
 
-def rows(trees: Sequence[Tree], moment: TableContext, look: TableOptions) -> list[tuple[str, ...]]:
-    """Return the cells of objects, a row each."""
-    return [_row(tree, moment, look) for tree in trees]
+def rows(
+    trees: Sequence[Tree], context: TableContext, options: TableOptions
+) -> list[tuple[str, ...]]:
+    """Return one row of cells for each object."""
+    return [_row(tree, context, options) for tree in trees]
 
 
-def stable_text(tree: Tree, moment: TableContext, look: TableOptions) -> str:
-    """Return an object's row without what changes by itself."""
-    columns = [c for c in _columns(tree["kind"], look) if c.is_timeless]
-    return "\0".join([*(_cell(c, tree, moment) for c in columns), *_label_cells(tree, look)])
+def stable_text(tree: Tree, context: TableContext, options: TableOptions) -> str:
+    """Return the row of an object without the cells that change with time."""
+    columns = [c for c in _columns(tree["kind"], options) if c.is_timeless]
+    return "\0".join([*(_cell(c, tree, context) for c in columns), *_label_cells(tree, options)])
 
 
 def widths(
     rows: Sequence[Sequence[str]], titles: Sequence[str] = (), before: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """Return how wide columns are, in places on a terminal; never less than `before`."""
+    """Return the widths of the columns in terminal cells, at least `before`."""
     lines = [[_width(cell) for cell in row] for row in (titles, *rows)]
     return tuple(max(_MIN_WIDTH, *found) for found in zip_longest(before, *lines, fillvalue=0))
 
@@ -80,7 +82,7 @@ def widths(
 def align_columns(
     rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, least: Sequence[int] = ()
 ) -> str:
-    """Return the rows in columns; `least` says how wide these are at least (see `widths`)."""
+    """Return the rows aligned in columns; `least` is the minimum width of each column."""
     wide = widths(rows, titles, least)
     lines = [titles, *rows] if titles else rows
     if all(cell.isascii() and "\n" not in cell for line in lines for cell in line):
@@ -95,62 +97,62 @@ def _line(row: Sequence[str], wide: Sequence[int]) -> str:
 
 
 def _align_wide(lines: Sequence[Sequence[str]], wide: Sequence[int]) -> str:
-    """Return the same where letters are wide or none, or cells have several lines: tabulate knows."""
-    # Importing it takes as long as all else that `fleetctl get` does, and most tables do without.
+    """Align cells with wide characters or several lines, by means of tabulate."""
+    # Its import takes as long as the rest of `fleetctl get`, and most tables do not need it.
     from tabulate import DataRow, TableFormat, tabulate  # noqa: PLC0415 - see above
 
     gaps = DataRow("", " " * _GAP, "")
-    look = TableFormat(None, None, None, None, gaps, gaps, 0, None)
+    options = TableFormat(None, None, None, None, gaps, gaps, 0, None)
     ruler = ["0" * width for width in wide]
     parts = [zip_longest(*(cell.split("\n") for cell in line), fillvalue="") for line in lines]
-    text = tabulate([*chain.from_iterable(parts), ruler], tablefmt=look, disable_numparse=True)
+    text = tabulate([*chain.from_iterable(parts), ruler], tablefmt=options, disable_numparse=True)
     return "\n".join(line.rstrip() for line in text.splitlines()[:-1])
 
 
 def _width(cell: str) -> int:
-    """Return how many places a cell takes on a terminal; of its longest line."""
+    """Return the width of the longest line of a cell in terminal cells."""
     if "\n" in cell:
         return max(map(_width, cell.split("\n")))
     if cell.isascii():
         return len(cell)
-    from wcwidth import wcswidth  # noqa: PLC0415 - as tabulate, and tabulate measures by it
+    from wcwidth import wcswidth  # noqa: PLC0415 - as tabulate, which measures with it
 
     return wcswidth(cell)
 
 
-def _columns(kind: str, look: TableOptions) -> list[Column]:
-    if not look.is_wide:
+def _columns(kind: str, options: TableOptions) -> list[Column]:
+    if not options.is_wide:
         return [column for column in COLUMNS[kind] if not column.is_wide]
     return [column._replace(cell=column.wide_cell or column.cell) for column in COLUMNS[kind]]
 
 
-def _row(tree: Tree, moment: TableContext, look: TableOptions) -> tuple[str, ...]:
-    found = [_cell(column, tree, moment) for column in _columns(tree["kind"], look)]
-    if look.has_kind:
+def _row(tree: Tree, context: TableContext, options: TableOptions) -> tuple[str, ...]:
+    found = [_cell(column, tree, context) for column in _columns(tree["kind"], options)]
+    if options.has_kind:
         found[0] = f"{tree['kind'].lower()}/{found[0]}"
-    return (*found, *_label_cells(tree, look))
+    return (*found, *_label_cells(tree, options))
 
 
-def _cell(column: Column, tree: Tree, moment: TableContext) -> str:
-    """Return a cell in one line; a document that somebody wrote by hand must not hide the others."""
+def _cell(column: Column, tree: Tree, context: TableContext) -> str:
+    """Return a cell as one line; an invalid document must not hide the other objects."""
     try:
-        found = column.cell(tree, moment)
+        found = column.cell(tree, context)
     except (AttributeError, KeyError, TypeError, ValueError):
         return _INVALID
     if found.isprintable():
         return found
     first, newline, _ = found.partition("\n")
-    # Escape sequences would move the cursor of whoever looks.
+    # Escape sequences would move the cursor of the terminal.
     clean = "".join(letter if letter.isprintable() else " " for letter in first).rstrip()
     return f"{clean}..." if newline else clean
 
 
-def _label_cells(tree: Tree, look: TableOptions) -> list[str]:
-    if not look.has_labels and not look.label_columns:
+def _label_cells(tree: Tree, options: TableOptions) -> list[str]:
+    if not options.has_labels and not options.label_columns:
         return []
     labels = tree_labels(tree)
-    found = [labels.get(key, "") for key in look.label_columns]
-    if look.has_labels:
+    found = [labels.get(key, "") for key in options.label_columns]
+    if options.has_labels:
         found.append(",".join(f"{k}={v}" for k, v in sorted(labels.items())) or "<none>")
     return found
 

@@ -18,7 +18,6 @@ from fleetctl.fleets import process_client, version_skew
 from fleetctl.fleets.process_client import ProcessAddress
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.support_bundle import redaction
-from fleetctl.verbs import version
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
 from manifests.trees import object_tree
@@ -152,7 +151,7 @@ class BundleCollector:
     async def add_fleet(self, address: str, data_dir: Path | None) -> None:
         """Add versions, doctor's findings and all objects. Raises StoreError."""
         client = ComponentVersion(part="fleetctl", version=fleet_version())
-        versions = await version.read_versions(self._transport, client)
+        versions = await version_skew.read_versions(self._transport, client)
         self._archive.add_tree(
             "versions.json",
             version_skew.tree(versions, version_skew.warnings(versions, mlx_lm=MLX_LM)),

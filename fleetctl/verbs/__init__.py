@@ -1,1 +1,1 @@
-"""One module a verb of fleetctl."""
+"""The verbs of fleetctl, one module each."""

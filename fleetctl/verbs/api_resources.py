@@ -1,4 +1,4 @@
-"""`fleetctl api-resources`: the kinds of objects there are, and what may be done with each."""
+"""`fleetctl api-resources`: lists the kinds of objects, and the verbs that apply to each."""
 
 import click
 
@@ -8,17 +8,17 @@ from store.object_trees import API_VERSION
 
 _SEEN = ("get", "list", "watch")
 _WRITTEN = ("apply", "create", "edit", "patch", "replace", "delete")
-# The fleet writes replicas; who deletes one has it made anew.
+# Replicas are written by the fleet; a deleted one is replaced.
 _DELETED = ("Replica",)
-# No kind of the API, for secrets do not belong into manifests; verbs take them like one.
+# API keys are not a kind of the API, because secrets do not belong in manifests. Verbs accept them like a kind.
 _API_KEYS = ("apikeys", "ak", "", "ApiKey", "get,list,create,delete")
 
 
 @click.command("api-resources")
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "name"]), default="table")
-@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 def api_resources(output: str, no_headers: bool) -> None:
-    """Show the kinds of objects, with their short names."""
+    """List the kinds of objects with their short names."""
     rows = sorted([*_kinds(), _API_KEYS])
     if output == "name":
         click.echo("\n".join(row[0] for row in rows))

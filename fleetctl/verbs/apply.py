@@ -1,4 +1,4 @@
-"""`fleetctl apply` and `fleetctl diff`: manifests against the store."""
+"""`fleetctl apply` and `fleetctl diff`: apply manifests to the store, or show what that would change."""
 
 import re
 import sys
@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from fleetctl.cli import terminal
+from fleetctl.cli.arguments import manifests_option, recursive_option, result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
-from fleetctl.output.results import ResultPrinter, result_options
+from fleetctl.output.results import ResultPrinter
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests import diff as differing
@@ -27,63 +28,58 @@ from store.codec import UndecodableError
 
 _IS_NAME = re.compile(NAME_PATTERN)
 
-files_option = click.option(
-    "-f",
-    "--filename",
-    "files",
-    multiple=True,
-    required=True,
-    help="File, folder or - for standard input; may be repeated.",
-)
-recursive_option = click.option(
-    "-R", "--recursive", is_flag=True, help="Folders with all below them."
-)
-
 _OPTIONS = (
     click.option(
-        "-l", "--selector", default="", help="Only manifests with these labels: k=v,k!=v,k,!k."
+        "-l",
+        "--selector",
+        default="",
+        help="Apply only manifests with these labels: k=v,k!=v,k,!k.",
     ),
-    click.option("--force-conflicts", is_flag=True, help="The manifests win over other writers."),
+    click.option(
+        "--force-conflicts",
+        is_flag=True,
+        help="Overwrite fields that other field managers changed.",
+    ),
     click.option(
         "--field-manager",
         default="fleetctl",
         show_default=True,
-        help="As whose the manifests are recorded.",
+        help="Field manager to record as the owner of applied fields.",
     ),
     click.option(
         "--applyset",
         default="",
         metavar="NAME",
-        help="Remember under this name what was applied, for --prune.",
+        help="Record the applied objects under this name, for --prune.",
     ),
     click.option(
         "--prune",
         is_flag=True,
-        help="Delete what was applied under the name before, and is in the manifests no more.",
+        help="Delete objects that were applied with the same --applyset before and are no longer in the manifests.",
     ),
     click.option(
         "--prune-allowlist",
         multiple=True,
         metavar="KIND",
-        help="Prune this kind only; may be repeated.",
+        help="Prune only this kind. Can be repeated.",
     ),
 )
 _UNSUPPORTED_FLAGS = (
     unsupported_flag(
-        "write -f DIR where DIR has an overlay.yaml, or: kustomize build DIR | fleetctl apply -f -",
+        "use -f DIR, where DIR has an overlay.yaml, or: kustomize build DIR | fleetctl apply -f -",
         "-k",
         "--kustomize",
         takes_value=True,
     ),
     unsupported_flag(
-        "apply always is a three-way merge by field owner; leave it out", "--server-side"
+        "apply is always a three-way merge by field owner; remove the flag", "--server-side"
     ),
 )
 
 
 def apply_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags that say which manifests are applied, by whom, and what is pruned."""
-    for option in reversed((files_option, recursive_option, *_OPTIONS, *_UNSUPPORTED_FLAGS)):
+    """Add the flags of apply and diff: manifests, field manager and pruning."""
+    for option in reversed((manifests_option, recursive_option, *_OPTIONS, *_UNSUPPORTED_FLAGS)):
         command = option(command)
     return command
 
@@ -93,13 +89,13 @@ def apply_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @result_options
 @store_options
 def apply(**options: Any) -> None:
-    """Declare what is in the manifests: create it, or change what is there to match.
+    """Create or change objects to match the manifests.
 
-    Everything is checked before anything is written; what is there already is left alone. What others changed
-    since (fleetctl scale, a label) stays as they have it, unless the manifests say something new of it: then nothing
-    is written, and --force-conflicts decides for the manifests.
+    All manifests are checked before anything is written. Fields that other field managers changed meanwhile (with
+    fleetctl scale, for example) keep their values, unless the manifests change them as well. In that case apply fails
+    and writes nothing; --force-conflicts lets the manifests win.
     """
-    wanted = _parse_options(options)
+    mode = _parse_options(options)
     results = ResultPrinter.of(options)
     try:
         loaded = _load(options)
@@ -107,34 +103,36 @@ def apply(**options: Any) -> None:
         raise FleetctlError(f"nothing was written:\n{error}") from error
     if results.dry_run == "client":
         for item in loaded:
-            results.declare(item.obj, "valid")
+            results.print_declared(item.obj, "valid")
         return
     try:
-        _print_outcomes(run(_apply(loaded, wanted, options)), results)
+        _print_outcomes(run(_apply(loaded, mode, options)), results)
     except PruneError as error:
         _print_outcomes(error.applied, results)
         raise FleetctlError(str(error)) from error
 
 
 def _parse_options(options: dict[str, Any]) -> ApplyOptions:
-    """Return what the flags ask for."""
+    """Return the options of the apply."""
     allowed: Sequence[str] = options["prune_allowlist"]
     if options["prune"] and not options["applyset"]:
-        raise click.UsageError("--prune needs --applyset NAME: what it does not name stays")
+        raise click.UsageError("--prune needs --applyset NAME, which records the applied objects")
     if options["prune"] and options["selector"]:
         raise click.UsageError(
-            "--prune does not go with -l: what -l leaves out would be deleted. Leave one of them out"
+            "--prune cannot be combined with -l: it would delete the objects that -l leaves out"
         )
     if allowed and not options["prune"]:
-        raise click.UsageError("--prune-allowlist says what --prune may delete; give both")
+        raise click.UsageError("--prune-allowlist needs --prune")
     if options["prune"] and options.get("dry_run") == "client":
         raise click.UsageError(
-            "--prune with --dry-run=client: what would be deleted is known to the store alone; write --dry-run=server"
+            "--prune needs the store to know what to delete; use --dry-run=server instead of --dry-run=client"
         )
     kinds = [kind_of(word, WRITABLE) for word in allowed]
     for kind in kinds:
         if not kind.written_by_users:
-            raise click.UsageError(f"--prune-allowlist: no manifest declares {kind.plural}")
+            raise click.UsageError(
+                f"--prune-allowlist: {kind.plural} cannot be declared in manifests"
+            )
     return ApplyOptions(
         manager=_manager(options["field_manager"]),
         force=options["force_conflicts"],
@@ -147,16 +145,18 @@ def _parse_options(options: dict[str, Any]) -> ApplyOptions:
 
 def _manager(name: str) -> str:
     if not name or len(name) > 128 or not name.isprintable():
-        raise click.UsageError("--field-manager: expected a name of 1 to 128 printable characters")
+        raise click.UsageError("--field-manager: give a name of 1 to 128 printable characters")
     if name.startswith("gitsource/"):
-        raise click.UsageError(f"--field-manager: {name} is the reconciler's, for a GitSource")
+        raise click.UsageError(
+            f"--field-manager: {name} is reserved for the reconciler (GitSource)"
+        )
     return name
 
 
 def _set_name(name: str) -> str:
     if name and not _IS_NAME.fullmatch(name):
         raise click.UsageError(
-            f"--applyset: {name!r} is no name: lower-case letters, digits, '-' and '.'"
+            f"--applyset: {name!r} is not a valid name; use lower-case letters, digits, '-' and '.'"
         )
     return name
 
@@ -174,11 +174,11 @@ def _load(options: dict[str, Any]) -> list[LoadedObject]:
 
 
 async def _apply(
-    loaded: list[LoadedObject], wanted: ApplyOptions, options: dict[str, Any]
+    loaded: list[LoadedObject], mode: ApplyOptions, options: dict[str, Any]
 ) -> ApplyResult:
     async with open_store(options) as transport:
         try:
-            return await applying.apply(transport, loaded, SystemClock(), wanted)
+            return await applying.apply(transport, loaded, SystemClock(), mode)
         except ManifestErrors as error:
             raise FleetctlError(f"nothing was written:\n{error}") from error
         except PruneError:
@@ -190,31 +190,34 @@ async def _apply(
 def _print_outcomes(applied: ApplyResult, results: ResultPrinter) -> None:
     _warn_kept(applied.kept_by_others)
     for outcome in applied.outcomes:
-        results.say(outcome.obj, outcome.result)
+        results.print_object(outcome.obj, outcome.result)
     for key in applied.pruned:
-        results.gone(f"{key.kind.lower()}/{key.name}", "pruned")
+        results.print_deleted(f"{key.kind.lower()}/{key.name}", "pruned")
 
 
 def _warn_kept(kept: Sequence[FieldConflict]) -> None:
-    for clash in kept:
-        click.echo(f"warning: {clash.kept_message}. --force-conflicts puts it back", err=True)
+    for conflict in kept:
+        click.echo(f"warning: {conflict.kept_message}. Use --force-conflicts to overwrite it", err=True)
 
 
 @click.command()
 @apply_options
 @store_options
 def diff(**options: Any) -> None:
-    """Show what an apply would change. Exit code 0: nothing, 1: something, more: it failed."""
+    """Show what an apply would change.
+
+    Exit code 0: no changes; 1: changes; more than 1: an error.
+    """
     try:
-        prospect = run(_preview(_load(options), _parse_options(options), options))
+        preview = run(_preview(_load(options), _parse_options(options), options))
     except ManifestErrors as error:
         raise DiffError(str(error)) from error
     except FleetctlError as error:
         raise DiffError(error.message) from error
-    _warn_kept([clash for change in prospect.changes for clash in change.kept_by_others])
+    _warn_kept([conflict for change in preview.changes for conflict in change.kept_by_others])
     shown = [
-        *(text for text in map(change_text, prospect.changes) if text),
-        *(differing.diff_text(obj, None) for obj in prospect.surplus.doomed),
+        *(text for text in map(change_text, preview.changes) if text),
+        *(differing.diff_text(obj, None) for obj in preview.surplus.doomed),
     ]
     for text in shown:
         click.echo(colour_diff(text), nl=False)
@@ -223,17 +226,17 @@ def diff(**options: Any) -> None:
 
 
 async def _preview(
-    loaded: list[LoadedObject], wanted: ApplyOptions, options: dict[str, Any]
+    loaded: list[LoadedObject], mode: ApplyOptions, options: dict[str, Any]
 ) -> ApplyPreview:
     async with open_store(options) as transport:
         try:
-            return await applying.preview(transport, loaded, SystemClock(), wanted)
+            return await applying.preview(transport, loaded, SystemClock(), mode)
         except (ManifestErrors, UndecodableError) as error:
             raise FleetctlError(str(error)) from error
 
 
 def change_text(change: Change) -> str:
-    """Return the difference that a change makes; empty if it makes none."""
+    """Return a change as a unified diff; empty if nothing changes."""
     before = change.before if isinstance(change, ConfiguredObject) else None
     if not isinstance(change, ConfiguredObject) and change.obj.metadata.resource_version:
         return ""  # unchanged
@@ -241,7 +244,7 @@ def change_text(change: Change) -> str:
 
 
 def colour_diff(text: str) -> str:
-    """Return a difference as terminals show it: what goes red, what comes green."""
+    """Return a unified diff in colours: removed lines red, added lines green."""
     return "".join(map(_colour_line, text.splitlines(keepends=True)))
 
 

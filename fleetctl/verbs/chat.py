@@ -12,9 +12,9 @@ from fleetctl.chat import session
 from fleetctl.chat.answer_stream import GatewayAccess
 from fleetctl.chat.conversation import ChatSettings, Conversation
 from fleetctl.chat.session import ChatSession, LinePrompt
+from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.fleets import gateways
-from fleetctl.verbs.wait import parse_duration
 
 _HELP = """Chat with a model through a gateway.
 

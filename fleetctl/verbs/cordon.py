@@ -1,48 +1,51 @@
-"""`fleetctl cordon` and `fleetctl uncordon`: whether anything new may be placed on nodes."""
+"""`fleetctl cordon` and `fleetctl uncordon`: disable and enable placement on nodes."""
 
 from typing import Any
 
 import click
 
+from fleetctl.cli import arguments
+from fleetctl.cli.arguments import dry_run_option
 from fleetctl.cli.connect import open_store, run, store_options
-from fleetctl.objects import targets
+from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
-from fleetctl.objects.targets import Edit, Selection
-from fleetctl.output.results import ResultPrinter, dry_run_option
+from fleetctl.objects.targets import Selection
+from fleetctl.objects.writer import Edit
+from fleetctl.output.results import ResultPrinter
 from machinery.clock import SystemClock
 from schemas.node import Node
 
 MANAGER = "fleetctl-cordon"
-"""Who wrote that nodes take nothing new; `fleetctl drain` writes as the same."""
+"""The field manager of cordon, uncordon and drain."""
 
 
 def as_cordoned(node: Node) -> Node | None:
-    """Return the node cordoned; None if it is. Pure."""
-    return targets.with_spec(node, unschedulable=True)
+    """Return the cordoned node; None if nothing changes. Pure."""
+    return writer.with_spec(node, unschedulable=True)
 
 
 def as_uncordoned(node: Node) -> Node | None:
-    """Return the node neither cordoned nor draining; None if it is that. Pure."""
-    return targets.with_spec(node, unschedulable=False, draining=False)
+    """Return the node, neither cordoned nor draining; None if nothing changes. Pure."""
+    return writer.with_spec(node, unschedulable=False, draining=False)
 
 
-_HELP = """Place nothing new on nodes; what runs there goes on.
+_HELP = """Stop placing new replicas on nodes. Running replicas stay.
 
 \b
   fleetctl cordon mac-1 mac-2
   fleetctl cordon -l site=berlin
 
-`fleetctl drain` moves away what runs as well, `fleetctl uncordon` ends it.
+`fleetctl drain` also moves running replicas away. `fleetctl uncordon` ends a cordon.
 """
 
 
 @click.command(help=_HELP)
 @click.argument("nodes", nargs=-1, metavar="NODE...")
-@targets.selector_option
+@arguments.selector_option
 @dry_run_option
 @store_options
 def cordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
-    """Place nothing new on nodes; what runs there goes on."""
+    """Stop placing new replicas on nodes. Running replicas stay."""
     chosen = targets.selection(
         kind_of("nodes"), targets.parse_node_names(nodes), labels=selector, is_all=None
     )
@@ -51,13 +54,13 @@ def cordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
 
 @click.command()
 @click.argument("nodes", nargs=-1, metavar="NODE...")
-@targets.selector_option
+@arguments.selector_option
 @dry_run_option
 @store_options
 def uncordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
-    """Let nodes take replicas again, after `fleetctl cordon` or `fleetctl drain`.
+    """Enable placement on nodes again, after `fleetctl cordon` or `fleetctl drain`.
 
-    What was moved away stays where it is; new replicas may come.
+    Replicas that were moved away do not return; new replicas may be placed on the nodes.
     """
     chosen = targets.selection(
         kind_of("nodes"), targets.parse_node_names(nodes), labels=selector, is_all=None
@@ -71,7 +74,7 @@ async def _change_all(
     clock, results = SystemClock(), ResultPrinter.of(options)
     async with open_store(options) as transport:
         for node in await targets.read_nodes(transport, chosen):
-            written = await targets.write_edit(
+            written = await writer.write_edit(
                 transport, clock, node, edit, manager=MANAGER, is_dry=results.is_dry
             )
-            results.say(written.obj, done if written.is_news else f"already {done}")
+            results.print_object(written.obj, done if written.is_changed else f"already {done}")

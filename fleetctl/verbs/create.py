@@ -1,4 +1,4 @@
-"""`fleetctl create`: what is not there yet, from manifests (-f) or, for some kinds, from flags."""
+"""`fleetctl create`: creates objects from manifests (-f) or, for some kinds, from flags."""
 
 import sys
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
+from fleetctl.cli.arguments import manager_option, recursive_option, result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects.targets import manager_option, recursive_option
 from fleetctl.objects.writer import create_all
-from fleetctl.output.results import ResultPrinter, result_options
+from fleetctl.output.results import ResultPrinter
 from fleetctl.verbs import create_flags
 from fleetctl.verbs import create_flags as generators
 from fleetctl.verbs.create_apikey import apikey
@@ -22,7 +22,7 @@ from manifests.load import LoadedObject, load_objects
 from manifests.suggestions import nearest
 from schemas import kinds
 
-_HELP = """Create what is not there yet: from manifests with -f, or from flags. What is there is refused.
+_HELP = """Create objects from manifests with -f, or from flags. Existing objects are an error.
 
 \b
   fleetctl create -f qwen.yaml
@@ -30,12 +30,12 @@ _HELP = """Create what is not there yet: from manifests with -f, or from flags. 
   fleetctl create nodepool studio --node=mac-1 --node=mac-2 --dry-run=client -o yaml > studio.yaml
   KEY=$(fleetctl create apikey ci)
 
-`fleetctl apply` creates as well, and changes what is there.
+`fleetctl apply` creates objects as well, and changes existing ones.
 """
 
 
 class _KindGroup(click.Group):
-    """Subcommands that are found by any name of their kind, such as md."""
+    """Subcommands that are found by the name or an alias of their kind, such as md."""
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -49,14 +49,14 @@ class _KindGroup(click.Group):
         kind = kinds.by_alias(args[0])
         if kind is None and args[0] not in self.commands:
             near = nearest(args[0], [*self.commands, "shardgroup", "gitsource"])
-            hint = f"; did you mean {near}?" if near else f"; there are {', '.join(self.commands)}"
-            ctx.fail(f"there is nothing called {args[0]!r} to create{hint}")
+            hint = f"; did you mean {near}?" if near else f"; available: {', '.join(self.commands)}"
+            ctx.fail(f"unknown kind {args[0]!r}{hint}")
         if kind is not None and kind.name.lower() not in self.commands:
             if not kind.written_by_users:
-                ctx.fail(f"{kind.plural} are written by the fleet, and nobody else creates them")
+                ctx.fail(f"{kind.plural} are created by the fleet only")
             ctx.fail(
-                f"a {kind.name} is not made from flags; write a manifest, and: fleetctl create -f FILE. "
-                f"`fleetctl explain {kind.name.lower()}` says what goes into it"
+                f"a {kind.name} cannot be created from flags; write a manifest, and run: fleetctl create -f FILE. "
+                f"`fleetctl explain {kind.name.lower()}` describes its fields"
             )
         return super().resolve_command(ctx, args)
 
@@ -76,12 +76,12 @@ class _KindGroup(click.Group):
 @store_options
 @click.pass_context
 def create(context: click.Context, /, files: tuple[str, ...], **options: Any) -> None:
-    """Create what is not there yet, from manifests or from flags."""
+    """Create objects from manifests or from flags."""
     if context.invoked_subcommand is not None:
         _refuse_flags_before(context)
         return
     if not files:
-        raise click.UsageError("say what to create: -f FILE, or KIND NAME with flags")
+        raise click.UsageError("what to create? Give -f FILE, or KIND NAME with flags")
     try:
         recursive = options["recursive"]
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
@@ -91,32 +91,30 @@ def create(context: click.Context, /, files: tuple[str, ...], **options: Any) ->
 
 
 def _refuse_flags_before(context: click.Context) -> None:
-    """Refuse flags between `create` and the kind: those of the kind count, and these would be lost."""
+    """Refuse flags between `create` and the kind, which would be ignored."""
     for param in context.command.params:
         is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
         if is_given and param.name == "files":
-            raise click.UsageError("give -f, or a kind with flags, not both")
+            raise click.UsageError("give -f, or a kind with flags, but not both")
         if is_given:
             kind = context.invoked_subcommand
-            raise click.UsageError(
-                f"write {param.opts[-1]} behind the kind: create {kind} NAME ..."
-            )
+            raise click.UsageError(f"write {param.opts[-1]} after the kind: create {kind} NAME ...")
 
 
 def create_objects(
     loaded: list[LoadedObject], options: dict[str, Any], flags: Mapping[str, str]
 ) -> None:
-    """Create objects; `flags` says which flag wrote which field, of one that was made from flags."""
+    """Create objects; `flags` maps fields to the flags that set them, for errors about objects made from flags."""
     results = ResultPrinter.of(options)
     if results.dry_run == "client":
         for item in loaded:
-            results.declare(item.obj, "created")
+            results.print_declared(item.obj, "created")
         return
     try:
         run(_create(loaded, results, options))
     except ManifestErrors as error:
-        said = create_flags.problems_in_flags(error, flags) if flags else str(error)
-        raise FleetctlError(f"nothing was created:\n{said}") from error
+        problems = create_flags.problems_in_flags(error, flags) if flags else str(error)
+        raise FleetctlError(f"nothing was created:\n{problems}") from error
 
 
 async def _create(
@@ -128,7 +126,7 @@ async def _create(
             loaded,
             SystemClock(),
             manager=options["manager"],
-            tell=lambda obj: results.say(obj, "created"),
+            report=lambda obj: results.print_object(obj, "created"),
             is_dry=results.is_dry,
         )
 

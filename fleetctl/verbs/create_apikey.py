@@ -1,4 +1,4 @@
-"""`fleetctl create apikey`: what is no object in a manifest, because it is a secret."""
+"""`fleetctl create apikey`: creates an API key. API keys are secrets, so they are not declared in manifests."""
 
 import hashlib
 import re
@@ -33,40 +33,40 @@ _FLAGS = {"models": "--model"}
     "--model",
     "models",
     multiple=True,
-    help="A name that it may ask for, as clients write it; may be repeated (else all).",
+    help="Model name that the key may use. Can be repeated (default: all).",
 )
-@click.option("--admin", is_flag=True, help="Also for the gateways' admin API.")
+@click.option("--admin", is_flag=True, help="Allow the admin API of the gateways.")
 @click.option(
     "--requests-per-minute",
     type=click.IntRange(min=1),
-    help="How many it may make at all gateways together.",
+    help="Rate limit of requests, over all gateways together.",
 )
 @click.option(
     "--tokens-per-minute",
     type=click.IntRange(min=1),
-    help="Prompts and answers, at all gateways together.",
+    help="Rate limit of prompt and output tokens, over all gateways together.",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
-    help="How many requests may be under way at once, at each gateway.",
+    help="Limit of concurrent requests at each gateway.",
 )
 @click.option(
     "--expires",
     metavar="30d|12h|2027-01-01",
-    help="After how long, or from which day on (UTC), it is refused (else never).",
+    help="Time to live, or the day (UTC) from which the key is refused (default: never).",
 )
 @store_options
 def apikey(name: str, **options: Any) -> None:
-    """Make an API key, and print it: this once, for nobody can find it out later.
+    """Create an API key and print it. The key cannot be shown again.
 
-    Only the key goes to standard output: `KEY=$(fleetctl create apikey ci)`.
+    Only the key is written to standard output: `KEY=$(fleetctl create apikey ci)`.
     """
     now = SystemClock().now()
     secret = API_KEY_MARKER + secrets.token_urlsafe(32)
     made = _build_key(name, secret, options, now)
     run(_write(made, options))
-    click.echo(f"apikey/{name} created. It is shown only this once:", err=True)
+    click.echo(f"apikey/{name} created. The key is shown only once:", err=True)
     click.echo(secret)
 
 
@@ -88,21 +88,21 @@ def _build_key(name: str, secret: str, options: dict[str, Any], now: datetime) -
         field = str(first["loc"][0])
         flag = _FLAGS.get(field, field.upper())
         raise click.UsageError(
-            f"{flag}: {first['input']!r} cannot be used: {first['msg']}"
+            f"{flag}: {first['input']!r} is not valid: {first['msg']}"
         ) from error
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """Return when a key ends that was given `30d`, `12h`, `2027-01-01` or a moment such as 2027-01-01T12:00Z.
+    """Return the time of `30d`, `12h`, `2027-01-01` or a time such as 2027-01-01T12:00Z.
 
     Raises:
-        click.UsageError: it is none of that, or in the past.
+        click.UsageError: the text is of another form, or in the past.
 
     """
     found = _parse_expiry(text, now)
     if found is None:
         raise click.UsageError(
-            f"--expires: {text!r} is neither a time such as 30d or 12h nor a day such as 2027-01-01"
+            f"--expires: {text!r} is neither a duration such as 30d or 12h nor a day such as 2027-01-01"
         )
     if found <= now:
         raise click.UsageError(f"--expires: {text} is not in the future")
@@ -126,7 +126,7 @@ def _parse_expiry(text: str, now: datetime) -> datetime | None:
 
 async def _write(key: ApiKey, options: dict[str, Any]) -> None:
     async with open_store(options) as transport:
-        # Before it is made: once it is, nothing may keep it from being printed.
+        # Before the key is stored: afterwards nothing may prevent it from being printed.
         warnings = await unserved_warnings(transport, key.models)
         stored, value = keys.named(keys.API_KEY_PREFIX, key.name), codec.encode(key)
         try:
@@ -134,11 +134,11 @@ async def _write(key: ApiKey, options: dict[str, Any]) -> None:
             await transport.commit([guard], [Put(key=stored, value=value)])
         except ConflictError as error:
             raise FleetctlError(
-                f"there is an apikey {key.name} already, and nobody can show it again. Choose another name, or "
-                f"revoke it first: fleetctl delete apikey {key.name}"
+                f"apikey/{key.name} already exists. Choose another name, or delete it first: "
+                f"fleetctl delete apikey {key.name}"
             ) from error
         except UnavailableError as error:
-            # The answer was lost, not the deed, if it is ours that is there.
+            # The write succeeded, and only its answer was lost, if the stored key is ours.
             if not error.ambiguous or not await _is_there(transport, stored, value):
                 raise
     for warning in warnings:
@@ -146,7 +146,7 @@ async def _write(key: ApiKey, options: dict[str, Any]) -> None:
 
 
 async def unserved_warnings(transport: Transport, models: Sequence[str]) -> list[str]:
-    """Return what to say of names that nobody serves: they may be mistyped, or still to be declared."""
+    """Return warnings about names that no deployment or route serves."""
     if not models:
         return []
     known: set[str] = set()

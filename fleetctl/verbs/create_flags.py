@@ -1,7 +1,4 @@
-"""Manifests from flags: `fleetctl create modeldeployment`, `nodepool` and `modelroute`. Pure; writes nothing.
-
-The kinds that `fleetctl create` makes from flags: what is asked for most; the rest of a spec is for manifests.
-"""
+"""The commands `fleetctl create modeldeployment`, `nodepool` and `modelroute`: build objects from flags."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,10 +6,9 @@ from typing import Any, TypeAlias
 
 import click
 
+from fleetctl.cli.arguments import manager_option, result_options
 from fleetctl.cli.connect import store_options
 from fleetctl.objects import key_values
-from fleetctl.objects.targets import manager_option
-from fleetctl.output.results import result_options
 from manifests.errors import ManifestErrors
 from manifests.load import Document, LoadedObject, read_objects
 from manifests.trees import Tree
@@ -21,10 +17,10 @@ from schemas.meta import API_VERSION
 
 
 def read_object(tree: dict[str, Tree], flags: Mapping[str, str]) -> LoadedObject:
-    """Return the object that was declared by flags; `flags` says which flag wrote which field.
+    """Return the object of a tree made from flags; `flags` maps fields to flags.
 
     Raises:
-        click.UsageError: it is not valid, in words of the flags.
+        click.UsageError: the object is invalid; the message names the flags.
 
     """
     for path, text in _iterate_texts(tree):
@@ -39,7 +35,7 @@ def read_object(tree: dict[str, Tree], flags: Mapping[str, str]) -> LoadedObject
 
 
 def _iterate_texts(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts in a tree, keys too, each with the path of its field."""
+    """Yield all texts and keys in a tree, each with the path of its field."""
     match tree:
         case str():
             yield path, tree
@@ -56,17 +52,17 @@ def _iterate_texts(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def problems_in_flags(errors: ManifestErrors, flags: Mapping[str, str]) -> str:
-    """Return what is wrong, in words of the flags: a line each."""
-    said = [
+    """Return the problems with the names of flags instead of fields, one line each."""
+    problems = [
         f"{flag_of(problem.path, flags)}: {problem.message}"
         + (f". {problem.hint}" if problem.hint else "")
         for problem in errors.problems
     ]
-    return "\n".join(dict.fromkeys(said))
+    return "\n".join(dict.fromkeys(problems))
 
 
 def flag_of(path: str, flags: Mapping[str, str]) -> str:
-    """Return the flag that wrote the field, or the field that it is in; the field itself if none did."""
+    """Return the flag that sets the field or its parent; the field itself if there is none."""
     for field in sorted(flags, key=len, reverse=True):
         if path == field or path.startswith((f"{field}.", f"{field}[")):
             return flags[field]
@@ -76,7 +72,7 @@ def flag_of(path: str, flags: Mapping[str, str]) -> str:
 def build_manifest(
     kind: str, name: str, spec: dict[str, Tree], notes: Mapping[str, dict[str, str]]
 ) -> dict[str, Tree]:
-    """Return the object as a manifest says it: only what was given."""
+    """Return the object as in a manifest, with the given fields only."""
     given: dict[str, Tree] = {key: dict(texts) for key, texts in notes.items() if texts}
     metadata: dict[str, Tree] = {"name": name, **given}
     return {
@@ -88,7 +84,7 @@ def build_manifest(
 
 
 def prune_empty(tree: dict[str, Tree]) -> dict[str, Tree]:
-    """Return the tree without what was not given: None, and mappings and lists without anything in them."""
+    """Return the tree without None, and without empty mappings and lists."""
     found: dict[str, Tree] = {}
     for key, value in tree.items():
         kept = prune_empty(value) if isinstance(value, dict) else value
@@ -98,28 +94,28 @@ def prune_empty(tree: dict[str, Tree]) -> dict[str, Tree]:
 
 
 def parse_pairs(words: Sequence[str], flag: str) -> dict[str, str]:
-    """Return what `key=value` flags say; each may hold several, with commas between them.
+    """Return the pairs of `key=value` flags; each flag may hold several, separated by commas.
 
     Raises:
-        click.UsageError: one is not of that form.
+        click.UsageError: a pair is not of this form.
 
     """
     found: dict[str, str] = {}
     for part in (part for word in words for part in word.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key:
-            raise click.UsageError(f"{flag}: {part!r} is no pair; write KEY=VALUE")
+            raise click.UsageError(f"{flag}: {part!r} is not a pair; write KEY=VALUE")
         if key in found:
-            raise click.UsageError(f"{flag}: {key} is given twice; give it one value")
+            raise click.UsageError(f"{flag}: {key} is given twice; give one value")
         found[key] = value
     return found
 
 
 def parse_backends(words: Sequence[str]) -> list[Tree]:
-    """Return what `--backend qwen` and `--backend qwen=80` say: deployments and their weights.
+    """Return the deployments and weights of `--backend qwen` and `--backend qwen=80`.
 
     Raises:
-        click.UsageError: a weight is no whole number.
+        click.UsageError: a weight is not a whole number.
 
     """
     found: list[Tree] = []
@@ -127,7 +123,7 @@ def parse_backends(words: Sequence[str]) -> list[Tree]:
         name, equals, weight = word.partition("=")
         if equals and not re.fullmatch(r"[0-9]{1,6}", weight):
             raise click.UsageError(
-                f"--backend: {word!r} has no whole number as its weight; write NAME or NAME=80"
+                f"--backend: the weight of {word!r} is not a whole number; write NAME or NAME=80"
             )
         found.append({"deployment": name, **({"weight": int(weight)} if equals else {})})
     return found
@@ -176,55 +172,55 @@ _ROUTE_FLAGS = {
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what every kind takes."""
+    """Add the arguments and flags that all kinds have."""
     command = store_options(result_options(manager_option(command)))
     for flag, name, help_ in (
-        ("--annotation", "annotations", "A note on it: KEY=VALUE; may be repeated."),
-        ("--label", "labels", "A label of it: KEY=VALUE; may be repeated."),
+        ("--annotation", "annotations", "Annotation to set: KEY=VALUE. Can be repeated."),
+        ("--label", "labels", "Label to set: KEY=VALUE. Can be repeated."),
     ):
         command = click.option(flag, name, multiple=True, help=help_)(command)
     return click.argument("name")(command)
 
 
 def _repeated(flag: str, name: str, help_: str) -> Callable[..., Any]:
-    return click.option(flag, name, multiple=True, help=f"{help_}; may be repeated.")
+    return click.option(flag, name, multiple=True, help=f"{help_}. Can be repeated.")
 
 
 def _parse_metadata(options: dict[str, Any]) -> dict[str, dict[str, str]]:
-    # A note may hold commas of its own.
+    # An annotation may contain commas.
     notes = {}
     for word in options["annotations"]:
         key, equals, value = word.partition("=")
         if not equals:
-            raise click.UsageError(f"--annotation: {word!r} is no pair; write KEY=VALUE")
+            raise click.UsageError(f"--annotation: {word!r} is not a pair; write KEY=VALUE")
         notes[key] = value
     return {"labels": parse_pairs(options["labels"], "--label"), "annotations": notes}
 
 
 def kind_commands(make: CreateObjects) -> list[click.Command]:
-    """Return a command for each kind; `make` creates what one has read."""
+    """Return a command for each kind; `make` creates the objects."""
     return [_modeldeployment(make), _nodepool(make), _modelroute(make)]
 
 
 def _modeldeployment(make: CreateObjects) -> click.Command:
     @click.command()
     @click.option("--model", required=True, help="Folder of the model on the nodes.")
-    @click.option("--adapter", help="Folder of a LoRA adapter for it.")
-    @click.option("--draft", help="Folder of a small model that guesses tokens.")
-    @click.option("--replicas", type=int, help="How many copies should serve.")
-    @click.option("--context-length", type=int, help="Longest prompt plus answer, in tokens.")
-    @click.option("--concurrency", type=int, help="Requests that a replica works on at once.")
-    @_repeated("--served-name", "served_names", "Another name that clients may use")
-    @_repeated("--pool", "pools", "A NodePool that may run it")
-    @_repeated("--node-selector", "node_selector", "A label that its nodes must carry: KEY=VALUE")
-    @click.option("--sharding", help="Never, Auto, or a ShardGroup.")
-    @click.option("--priority", type=int, help="Higher ones displace lower ones.")
-    @click.option("--min-available", help="How many must go on answering: a number, or 50%.")
-    @click.option("--min-replicas", type=int, help="Fewest replicas, where load decides.")
-    @click.option("--max-replicas", type=int, help="Most replicas, where load decides.")
+    @click.option("--adapter", help="Folder of a LoRA adapter.")
+    @click.option("--draft", help="Folder of a draft model for speculative decoding.")
+    @click.option("--replicas", type=int, help="Number of replicas.")
+    @click.option("--context-length", type=int, help="Maximum of prompt plus output, in tokens.")
+    @click.option("--concurrency", type=int, help="Concurrent requests of a replica.")
+    @_repeated("--served-name", "served_names", "Additional model name for clients")
+    @_repeated("--pool", "pools", "NodePool to place replicas in")
+    @_repeated("--node-selector", "node_selector", "Label that nodes must have: KEY=VALUE")
+    @click.option("--sharding", help="Never, Auto, or the name of a ShardGroup.")
+    @click.option("--priority", type=int, help="Deployments of higher priority displace others.")
+    @click.option("--min-available", help="Replicas that must stay available: a number, or 50%.")
+    @click.option("--min-replicas", type=int, help="Lower bound of autoscaling.")
+    @click.option("--max-replicas", type=int, help="Upper bound of autoscaling.")
     @_common
     def modeldeployment(name: str, **options: Any) -> None:
-        """Deploy a model: md NAME --model=FOLDER. The rest of its spec is for manifests."""
+        """Create a ModelDeployment: md NAME --model=FOLDER. Other fields need a manifest."""
         least = options["min_available"]
         is_number = least is not None and least.isdecimal()
         spec = {
@@ -257,20 +253,20 @@ def _modeldeployment(make: CreateObjects) -> click.Command:
 
 def _nodepool(make: CreateObjects) -> click.Command:
     @click.command()
-    @_repeated("--node", "nodes", "A node that is in it")
-    @_repeated("--match-label", "labelled", "A label that its nodes carry: KEY=VALUE")
-    @_repeated("--chip", "chips", 'A chip that its nodes have, such as "Apple M4 Pro"')
-    @click.option("--min-memory", help="Least memory of its nodes, such as 64Gi.")
-    @click.option("--reserved-memory", help="Memory left to the owners, such as 8Gi.")
-    @click.option("--reserved-disk", help="Disk left to the owners, such as 50Gi.")
-    @click.option("--priority", type=int, help="Pools of a higher one are filled first.")
+    @_repeated("--node", "nodes", "Node in the pool")
+    @_repeated("--match-label", "match_labels", "Select nodes with this label: KEY=VALUE")
+    @_repeated("--chip", "chips", 'Select nodes with this chip, such as "Apple M4 Pro"')
+    @click.option("--min-memory", help="Select nodes with at least this memory, such as 64Gi.")
+    @click.option("--reserved-memory", help="Memory reserved for the owner of a node, such as 8Gi.")
+    @click.option("--reserved-disk", help="Disk reserved for the owner of a node, such as 50Gi.")
+    @click.option("--priority", type=int, help="Pools of higher priority are filled first.")
     @_common
     def nodepool(name: str, **options: Any) -> None:
-        """Put nodes into a pool: np NAME --node=mac-1, or by what they have."""
+        """Create a NodePool: np NAME --node=mac-1, or with flags that select nodes."""
         spec = {
             "nodes": list(options["nodes"]),
             "selector": {
-                "matchLabels": {**parse_pairs(options["labelled"], "--match-label")},
+                "matchLabels": {**parse_pairs(options["match_labels"], "--match-label")},
                 "chips": list(options["chips"]),
                 "minMemory": options["min_memory"],
             },
@@ -285,14 +281,12 @@ def _nodepool(make: CreateObjects) -> click.Command:
 
 def _modelroute(make: CreateObjects) -> click.Command:
     @click.command()
-    @click.option("--model", help="The name that clients ask for; left out, NAME.")
-    @_repeated(
-        "--backend", "backends", "A deployment that answers, and its weight: qwen or qwen=80"
-    )
-    @_repeated("--fallback", "fallbacks", "A deployment for when none of them can")
+    @click.option("--model", help="Model name for clients (default: NAME).")
+    @_repeated("--backend", "backends", "Deployment with an optional weight: qwen or qwen=80")
+    @_repeated("--fallback", "fallbacks", "Deployment to use when no backend is available")
     @_common
     def modelroute(name: str, **options: Any) -> None:
-        """Share a name out over deployments: mr NAME --backend=qwen=80 --backend=phi=20."""
+        """Create a ModelRoute: mr NAME --backend=qwen=80 --backend=phi=20."""
         spec = {
             "model": options["model"] or name,
             "backends": parse_backends(options["backends"]),

@@ -1,9 +1,4 @@
-"""The parts of a description as text: titles, tables, documents. Pure.
-
-What belongs to one object: its replicas, nodes, backends, revisions, events. Reads the store, changes nothing.
-
-`fleetctl describe`: everything about objects, with what belongs to them and what happened to them.
-"""
+"""`fleetctl describe`: everything about objects, with related objects and events. Changes nothing."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -11,6 +6,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from fleetctl.cli import arguments
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.fleets import api_keys
 from fleetctl.objects import reader, targets
@@ -34,12 +30,12 @@ from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import ShardGroup
 from store.port import Transport
 
-# A manifest may say hundreds of fields; those that one writer changed one by one are few.
+# Enough for a writer that changes single fields. A manifest can have hundreds of fields.
 _FIELDS_SHOWN = 12
 
 
 def header(obj: ApiObject, now: datetime) -> str:
-    """Return what all objects have."""
+    """Return the section with the metadata."""
     meta = obj.metadata
     rows = [
         ("Name:", meta.name),
@@ -53,13 +49,13 @@ def header(obj: ApiObject, now: datetime) -> str:
         owners = ", ".join(f"{one.kind.lower()}/{one.name}" for one in meta.owner_references)
         rows.append(("Owned by:", owners))
     if meta.deletion_timestamp is not None:
-        waits = f", until {', '.join(meta.finalizers)} is done" if meta.finalizers else ""
+        waits = f", waiting for {', '.join(meta.finalizers)}" if meta.finalizers else ""
         rows.append(("Deleting:", f"since {printers.age(meta.deletion_timestamp, now)}{waits}"))
     return printers.align_columns(rows)
 
 
 def yaml_section(title: str, tree: object) -> str:
-    """Return a part of an object as YAML."""
+    """Return a part of an object as YAML below a title."""
     if not tree:
         return ""
     text = parser.dump(cast("dict[str, Any]", tree))
@@ -67,7 +63,7 @@ def yaml_section(title: str, tree: object) -> str:
 
 
 def condition_section(obj: ApiObject, now: datetime) -> str:
-    """Return what the status says."""
+    """Return the conditions of the status."""
     status = getattr(obj, "status", None)
     if status is None or not status.conditions:
         return ""
@@ -79,7 +75,7 @@ def condition_section(obj: ApiObject, now: datetime) -> str:
 
 
 def owner_section(obj: ApiObject, now: datetime) -> str:
-    """Return who says which fields: what an apply minds (docs/adr/0028-three-way-apply.md)."""
+    """Return the owners of fields, which apply respects (docs/adr/0028-three-way-apply.md)."""
     rows = [
         (one.manager, one.operation, printers.age(one.time, now), _fields_text(one))
         for one in sorted(obj.metadata.managed_fields, key=lambda one: (one.operation, one.manager))
@@ -88,14 +84,14 @@ def owner_section(obj: ApiObject, now: datetime) -> str:
 
 
 def table_section(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows below a title; nothing if there are none."""
+    """Return a table below a title; empty without rows."""
     if not rows:
         return ""
     return titled(title, printers.align_columns(rows, titles))
 
 
 def titled(title: str, text: str) -> str:
-    """Return a text below a title; nothing if there is none."""
+    """Return a text below a title; empty without text."""
     return f"{title}:\n{_indent(text)}" if text else ""
 
 
@@ -109,7 +105,7 @@ def _pairs_text(values: dict[str, str]) -> str:
 
 def _fields_text(one: ManagedFieldsEntry) -> str:
     if one.operation == "Apply":
-        return "what its manifest says"
+        return "the fields of its manifest"
     more = len(one.fields) - _FIELDS_SHOWN
     return ", ".join(one.fields[:_FIELDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -119,7 +115,7 @@ _SHORT_HASH = 12
 
 
 async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> list[str]:
-    """Return the parts that the object's kind has beside what all have; what is empty is nothing. Raises StoreError."""
+    """Return the sections that are special to the object's kind; they may be empty. Raises StoreError."""
     parts: list[str] = []
     match obj:
         case ModelDeployment():
@@ -146,8 +142,8 @@ async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> 
 
 
 async def _node_sections(transport: Transport, node: Node) -> list[str]:
-    told = cast("dict[str, Any]", object_tree(node).get("status") or {})
-    shown = {key: value for key, value in told.items() if key != "conditions"}
+    status = cast("dict[str, Any]", object_tree(node).get("status") or {})
+    shown = {key: value for key, value in status.items() if key != "conditions"}
     assigned = await _replica_section(
         transport, lambda one: any(rank.node == node.name for rank in one.spec.ranks)
     )
@@ -155,11 +151,11 @@ async def _node_sections(transport: Transport, node: Node) -> list[str]:
 
 
 async def event_section(transport: Transport, obj: ApiObject, now: datetime) -> str:
-    """Return what happened to the object. Raises StoreError."""
+    """Return the events of the object. Raises StoreError."""
     rows = []
     for found in await _read_all(transport, Event):
         spec = found.spec
-        # Not those of an earlier object of the name; events about nodes carry no uid.
+        # Skip events of a deleted object of the same name. Events about nodes have no uid.
         is_of_it = spec.about.uid in ("", obj.metadata.uid)
         if (spec.about.kind, spec.about.name) == (obj.kind, obj.name) and is_of_it:
             rows.append((printers.age(spec.last_seen, now), spec.type, spec.reason, spec.message))
@@ -173,13 +169,13 @@ async def _read_all(transport: Transport, type_: type[Obj]) -> list[Obj]:
 
 async def _replica_section(transport: Transport, is_of_it: Callable[[Replica], bool]) -> str:
     found = [one for one in await _read_all(transport, Replica) if is_of_it(one)]
-    moment = await reader.table_context(transport, SystemClock(), kind_of("Replica"))
-    return titled("Replicas", printers.table(found, moment, is_wide=True))
+    context = await reader.table_context(transport, SystemClock(), kind_of("Replica"))
+    return titled("Replicas", printers.table(found, context, is_wide=True))
 
 
 async def _node_table(transport: Transport, title: str, found: Sequence[Node]) -> str:
-    moment = await reader.table_context(transport, SystemClock(), kind_of("Node"))
-    return titled(title, printers.table(found, moment, is_wide=False))
+    context = await reader.table_context(transport, SystemClock(), kind_of("Node"))
+    return titled(title, printers.table(found, context, is_wide=False))
 
 
 def _refusal_section(deployment: ModelDeployment) -> str:
@@ -194,7 +190,7 @@ async def _pool_line(transport: Transport, node: Node) -> str:
 
 
 async def _group_sections(transport: Transport, group: ShardGroup) -> list[str]:
-    """Return a group's Macs in rank order, those that are named and not there too, and what runs on them."""
+    """Return the members of a group in rank order, missing ones included, and the replicas on them."""
     nodes = {node.name: node for node in await _read_all(transport, Node)}
     ready = await reader.ready_nodes(transport)
     named = [member.node for member in group.spec.members]
@@ -206,30 +202,30 @@ async def _group_sections(transport: Transport, group: ShardGroup) -> list[str]:
         status = nodes[name].status if name in nodes else None
         state = "Ready" if name in ready else "NotReady" if name in nodes else "not in the fleet"
         is_spare = group.spec.selector is None and number >= group.spec.wanted_size
-        told = (
+        hardware = (
             ("-", "-") if status is None else (status.chip, quantity.show(status.allocatable_bytes))
         )
-        own = ", ".join(map(str, addresses.get(name, ()))) or "as its agent reports"
-        rows.append((name, state, *told, "spare" if is_spare else "member", own))
-    titles = ("NODE", "STATUS", "CHIP", "FOR MODELS", "AS", "ADDRESSES")
+        own = ", ".join(map(str, addresses.get(name, ()))) or "as reported by its agent"
+        rows.append((name, state, *hardware, "spare" if is_spare else "member", own))
+    titles = ("NODE", "STATUS", "CHIP", "FOR MODELS", "ROLE", "ADDRESSES")
     on_it = frozenset(group.status.replicas if group.status is not None else ())
     replicas = await _replica_section(transport, lambda one: one.name in on_it)
     return [table_section("Members", titles, rows), replicas]
 
 
 async def _backend_section(transport: Transport, route: ModelRoute) -> str:
-    """Return where a route leads, and whether somebody answers there."""
-    there = {one.name: one for one in await _read_all(transport, ModelDeployment)}
-    rows = [*_backend_rows("backends", route.spec.backends, there)]
+    """Return the backends of a route, and whether they are available."""
+    deployments = {one.name: one for one in await _read_all(transport, ModelDeployment)}
+    rows = [*_backend_rows("backends", route.spec.backends, deployments)]
     for number, rule in enumerate(route.spec.rules, 1):
-        rows += _backend_rows(f"rule {number}", rule.backends, there)
+        rows += _backend_rows(f"rule {number}", rule.backends, deployments)
     for number, name in enumerate(route.spec.fallbacks, 1):
-        rows.append((f"fallback {number}", name, "-", *_deployment_state(there.get(name))))
-    return table_section("Leads to", ("FROM", "DEPLOYMENT", "SHARE", "READY", "AVAILABLE"), rows)
+        rows.append((f"fallback {number}", name, "-", *_deployment_state(deployments.get(name))))
+    return table_section("Backends", ("FROM", "DEPLOYMENT", "SHARE", "READY", "AVAILABLE"), rows)
 
 
 def _backend_rows(
-    label: str, backends: Sequence[Backend], there: dict[str, ModelDeployment]
+    label: str, backends: Sequence[Backend], deployments: dict[str, ModelDeployment]
 ) -> list[tuple[str, ...]]:
     total = sum(one.weight for one in backends) or 1
     return [
@@ -237,7 +233,7 @@ def _backend_rows(
             label,
             one.deployment,
             f"{one.weight / total:.0%}",
-            *_deployment_state(there.get(one.deployment)),
+            *_deployment_state(deployments.get(one.deployment)),
         )
         for one in backends
     ]
@@ -245,7 +241,7 @@ def _backend_rows(
 
 def _deployment_state(deployment: ModelDeployment | None) -> tuple[str, str]:
     if deployment is None:
-        return "-", "there is no such deployment"
+        return "-", "no such deployment"
     if deployment.status is None:
         return "?", "Unknown"
     is_available = is_true(deployment.status.conditions, "Available")
@@ -253,10 +249,10 @@ def _deployment_state(deployment: ModelDeployment | None) -> tuple[str, str]:
 
 
 def _source_sections(source: GitSource, now: datetime) -> list[str]:
-    """Return what became of a repository's manifests."""
+    """Return the revisions, drift and inventory of a GitSource."""
     status = source.status
     if status is None:
-        return ["Revisions: nobody has looked at the repository yet"]
+        return ["Revisions: the repository has not been fetched yet"]
     since = status.applied_at
     applied = "never" if since is None else f"{printers.age(since, now)} ago"
     rows = [
@@ -270,7 +266,7 @@ def _source_sections(source: GitSource, now: datetime) -> list[str]:
     inventory = [(one.kind, one.name) for one in status.inventory]
     return [
         table_section("Revisions", ("", "COMMIT", "SINCE"), rows),
-        table_section("Not as the repository says", ("OBJECT", "FIELDS", "CHANGED BY"), drift),
+        table_section("Drift", ("OBJECT", "FIELDS", "CHANGED BY"), drift),
         table_section("Inventory", ("KIND", "NAME"), inventory),
     ]
 
@@ -283,7 +279,7 @@ def _proof_section(replica: Replica, measured: Sequence[int]) -> str:
             rank.node,
             *memory_proof.part_texts(rank.memory),
             *([memory_proof.extra_text(rank.memory)] if has_extras else ()),
-            # Where spec.resources.memory counts instead, the parts do not add up to it.
+            # With an override by spec.resources.memory, the parts do not add up to it.
             show(rank.memory.sum_bytes),
             show(rank.memory.override_bytes) if rank.memory.overridden else "-",
             show(peak) if peak else "-",
@@ -296,7 +292,7 @@ def _proof_section(replica: Replica, measured: Sequence[int]) -> str:
     return table_section("Memory proof", titles, rows)
 
 
-_HELP = """Show everything about objects: spec, status, who says which fields, what belongs to them, what happened.
+_HELP = """Show details of objects: spec, status, owners of fields, related objects and events.
 
 \b
   fleetctl describe md/qwen
@@ -308,12 +304,12 @@ _HELP = """Show everything about objects: spec, status, who says which fields, w
 
 @click.command(help=_HELP)
 @click.argument("what", nargs=-1, metavar="[KIND [NAME...] | KIND/NAME...]")
-@targets.files_option
-@targets.recursive_option
-@targets.selector_option
+@arguments.files_option
+@arguments.recursive_option
+@arguments.selector_option
 @store_options
 def describe(what: tuple[str, ...], **options: Any) -> None:
-    """Show everything about objects: spec, status, what belongs to them, and what happened."""
+    """Show details of objects: spec, status, related objects and events."""
     names = None if options["files"] else api_keys.parse_names(what)
     if names is not None:
         run(api_keys.describe(names, options))
@@ -324,7 +320,7 @@ def describe(what: tuple[str, ...], **options: Any) -> None:
 def _parse_selections(what: tuple[str, ...], options: dict[str, Any]) -> list[Selection]:
     if options["files"]:
         if what or options["selector"]:
-            raise click.UsageError("name objects, or the files that hold them with -f, not both")
+            raise click.UsageError("give names, or files with -f, but not both")
         found = targets.targets_in_files(options["files"], recursive=options["recursive"])
         return [targets.selection(target.kind, target.names) for target in found]
     is_all = len(what) == 1 and "/" not in what[0] and not options["selector"]

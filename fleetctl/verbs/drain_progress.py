@@ -1,4 +1,4 @@
-"""Replicas on nodes that are drained: which are left, and why each of them is. Pure."""
+"""The replicas that remain on draining nodes, and the reasons. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from schemas.replica import Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCounts:
-    """How many replicas a deployment wants, how many answer, and how many must."""
+    """The numbers of wanted, ready and required replicas of a deployment."""
 
     wanted: int
     ready: int
@@ -20,7 +20,7 @@ class ReplicaCounts:
 
 
 def replica_counts(deployment: ModelDeployment) -> ReplicaCounts:
-    """Return the deployment's numbers as its status has them."""
+    """Return the numbers of a deployment from its status."""
     spec, status = deployment.spec, deployment.status
     scaled = spec.autoscaling is not None and status is not None
     wanted = status.desired_replicas if scaled and status is not None else spec.replicas
@@ -32,7 +32,7 @@ def replica_counts(deployment: ModelDeployment) -> ReplicaCounts:
 
 
 def replicas_on(replicas: Sequence[Replica], nodes: frozenset[str]) -> dict[str, Replica]:
-    """Return the replicas that have a rank on one of the nodes, by name."""
+    """Return the replicas with a rank on one of the nodes, by name."""
     return {
         replica.name: replica
         for replica in sorted(replicas, key=lambda replica: replica.name)
@@ -41,13 +41,13 @@ def replicas_on(replicas: Sequence[Replica], nodes: frozenset[str]) -> dict[str,
 
 
 def count_blocked(deployment: ModelDeployment, leaving: int) -> int:
-    """Return how many of `leaving` replicas minAvailable keeps, if no node takes a replacement."""
+    """Return how many of `leaving` replicas must stay because of minAvailable, if no node accepts a replacement."""
     count = replica_counts(deployment)
     return max(0, min(leaving, count.needed - (count.ready - leaving)))
 
 
 def unplaceable_deployments(seen: FleetSnapshot, names: Iterable[str]) -> dict[str, str]:
-    """Return, of these deployments, those for which no node takes one more replica, with the reason in a line."""
+    """Return those of the deployments for which no node accepts one more replica, each with a one-line reason."""
     table, found = seen.table(), {}
     for deployment in seen.deployments():
         if deployment.name not in names:
@@ -59,34 +59,37 @@ def unplaceable_deployments(seen: FleetSnapshot, names: Iterable[str]) -> dict[s
 
 
 def blocked_warning(deployment: ModelDeployment, leaving: int, lacks: str) -> str:
-    """Return what to say of a deployment of which not all replicas can leave as things are."""
+    """Return the warning about a deployment whose replicas cannot all be moved."""
     replicas = "replica" if leaving == 1 else "replicas"
     return (
-        f"{count_blocked(deployment, leaving)} of {leaving} {replicas} of modeldeployment/{deployment.name} will stay as "
-        f"things are: no node takes a replacement ({lacks}), and {_min_available_text(deployment)}. "
-        "Make room, or lower spec.minAvailable"
+        f"{count_blocked(deployment, leaving)} of {leaving} {replicas} of modeldeployment/{deployment.name} cannot be "
+        f"moved: no node accepts a replacement ({lacks}), and {_min_available_text(deployment)}. "
+        "Free memory on other nodes, or lower spec.minAvailable"
     )
 
 
 def remaining_reason(
     replica: Replica, deployments: Mapping[str, ModelDeployment], lacks: Mapping[str, str]
 ) -> str:
-    """Return why the replica is still there; `lacks` says which deployments have no place for a replacement."""
+    """Return why the replica is still on the node; `lacks` maps deployments without a node for a replacement to reasons."""
     if replica.metadata.deletion_timestamp is not None:
-        return "it drains: requests under way are being finished, or its agent is away"
+        return "it is draining: its requests have not finished, or its agent is unreachable"
     deployment = deployments.get(replica.spec.deployment)
     if deployment is None:
-        return f"its deployment {replica.spec.deployment} is gone, and it is to end"
+        return f"its deployment {replica.spec.deployment} is gone, and it will be ended"
     if deployment.name not in lacks:
         count = replica_counts(deployment)
         return (
             f"its replacement is not ready yet: {count.ready} of {count.wanted} replicas of "
             f"modeldeployment/{deployment.name} are ready"
         )
-    why = f"no node takes a replacement ({lacks[deployment.name]})"
+    reason = f"no node accepts a replacement ({lacks[deployment.name]})"
     if not count_blocked(deployment, 1):
-        return why
-    return f"{why}, and {_min_available_text(deployment)}. Make room, or lower spec.minAvailable"
+        return reason
+    return (
+        f"{reason}, and {_min_available_text(deployment)}. "
+        "Free memory on other nodes, or lower spec.minAvailable"
+    )
 
 
 def _min_available_text(deployment: ModelDeployment) -> str:

@@ -1,9 +1,4 @@
-"""The user's editor, on a file of ours: it has the terminal until it ends.
-
-A user's own file in the editor: its text is kept as it is written, comments and all; once valid, saved and applied.
-
-`fleetctl edit`: opens objects, or files, in the user's editor; what is wrong opens it again.
-"""
+"""`fleetctl edit`: opens objects or manifest files in the user's editor, again and again until the text is valid."""
 
 import os
 import shlex
@@ -19,6 +14,7 @@ from typing import Any
 
 import click
 
+from fleetctl.cli import arguments
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.objects import targets
@@ -37,17 +33,17 @@ from store.port import Transport
 
 
 class Editor:
-    """A command that edits the file which is named to it last."""
+    """An editor command; the file to edit is its last argument."""
 
     def __init__(self, command: str, suffix: str) -> None:
         self._words = _split_command(command)
         self._suffix = suffix
 
     def edited(self, text: str) -> str:
-        """Open the text; return what it is when the editor has ended. Waits for a person, and as long as one likes.
+        """Open the text and return the saved one. Waits until the editor ends, without a limit.
 
         Raises:
-            FleetctlError: the editor is not there, or did not end well; or what it left is no text.
+            FleetctlError: the editor cannot be started, or failed; or the saved file is not text.
 
         """
         with tempfile.TemporaryDirectory(prefix="fleetctl-edit-") as folder:
@@ -60,7 +56,7 @@ class Editor:
                 return ""
             except UnicodeDecodeError as error:
                 raise FleetctlError(
-                    f"what {self._words[0]} left is not UTF-8; nothing was changed"
+                    f"the file that {self._words[0]} saved is not UTF-8; nothing was changed"
                 ) from error
 
     def _run(self, path: Path) -> None:
@@ -70,7 +66,7 @@ class Editor:
                 code = subprocess.run([*self._words, str(path)], check=False).returncode
         except OSError as error:
             raise FleetctlError(
-                f"the editor {name!r} cannot be started: {error.strerror}. Say which one to use with "
+                f"the editor {name!r} cannot be started: {error.strerror}. Choose another one with "
                 "FLEETCTL_EDITOR or EDITOR, such as EDITOR=nano"
             ) from error
         if code:
@@ -78,7 +74,7 @@ class Editor:
 
 
 def save_copy(text: str, suffix: str) -> Path:
-    """Write down what the user wrote, so that a refusal does not lose it; return where."""
+    """Save the user's text to a temporary file, so that a failure does not lose it; return its path."""
     number, name = tempfile.mkstemp(prefix="fleetctl-edit-", suffix=suffix)
     with os.fdopen(number, "wb") as file:
         file.write(text.encode())
@@ -89,17 +85,17 @@ def _split_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise FleetctlError(f"the editor {command!r} is no command: {error}") from error
+        raise FleetctlError(f"the editor {command!r} is not a valid command: {error}") from error
     if not words:
-        raise FleetctlError("the editor's command is empty; write such as EDITOR=nano")
+        raise FleetctlError("the editor command is empty; set one, such as EDITOR=nano")
     return words
 
 
 @contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Leave Ctrl-C to the editor, which knows what it means there.
+    """Leave Ctrl-C to the editor.
 
-    By a handler of our own, which the editor does not inherit as it would that the signal is ignored.
+    The handler does nothing. SIG_IGN would be inherited by the editor; a handler is not.
     """
 
     def nothing(_: int, __: FrameType | None) -> None:
@@ -115,7 +111,7 @@ def _ignore_interrupts() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditedFile:
-    """A file as it was when it was opened."""
+    """A manifest file, and its text when it was opened. Comments and formatting are kept."""
 
     path: Path
     text: str
@@ -125,60 +121,60 @@ class EditedFile:
         """Read a file.
 
         Raises:
-            FleetctlError: it is none, or cannot be read or written.
+            FleetctlError: it is not a file, or cannot be read or written.
 
         """
         path = Path(name)
         if name == sources.STDIN or path.is_dir():
-            raise FleetctlError(f"{name}: only files can be edited; name each with its own -f")
+            raise FleetctlError(f"{name}: only files can be edited; give each with its own -f")
         [(_, found)] = sources.read_all([name], recursive=False, stdin=None)
         if isinstance(found, ManifestError):
             raise FleetctlError(str(found))
         if not os.access(path, os.W_OK):
-            raise FleetctlError(f"{name}: may not be written by you; see: ls -l {name}")
+            raise FleetctlError(f"{name}: you have no permission to write it; see: ls -l {name}")
         return cls(path=path, text=found)
 
     @property
     def suffix(self) -> str:
-        """What editors know the language by."""
+        """The suffix by which editors recognise the language."""
         return self.path.suffix if self.path.suffix in (".yaml", ".yml", ".json") else ".yaml"
 
     async def save(self, transport: Transport, clock: Clock, text: str) -> None:
-        """Check the text, save it as the file, and apply it; and say what became of the objects.
+        """Check the text, save it to the file, apply it, and print the results.
 
-        The file first: were it the last, a power cut between them would leave a file that takes the change back.
+        The file is saved first: in the other order, a crash in between would leave a file that reverts the change.
 
         Raises:
-            RejectedError: it is not valid; nothing was saved.
-            FleetctlError: it was saved, and could not be applied; or it could not be saved.
+            RejectedError: the text is invalid; nothing was saved.
+            FleetctlError: the text could not be saved, or was saved but could not be applied.
 
         """
         loaded = load_text(text, self.suffix)
         try:
             await applying.prepare(transport, loaded, clock)
         except ManifestErrors as errors:
-            head = "nothing was saved or written, for this does not go with what the fleet has:"
+            head = "nothing was saved because of these problems:"
             raise RejectedError(head, errors.problems) from None
         self._replace(text)
         try:
             applied = await applying.apply(transport, loaded, clock)
         except (ManifestErrors, ApplyError, UndecodableError, StoreError) as error:
             raise FleetctlError(
-                f"{self.path} is saved, and was not applied: {error}. Apply it: fleetctl apply -f {self.path}"
+                f"{self.path} was saved but not applied: {error}. Apply it: fleetctl apply -f {self.path}"
             ) from error
         click.echo(f"{self.path} saved")
         for outcome in applied.outcomes:
             click.echo(f"{outcome.obj.kind.lower()}/{outcome.obj.name} {outcome.result}")
-        for clash in applied.kept_by_others:
-            click.echo(f"warning: {clash.kept_message}", err=True)
+        for conflict in applied.kept_by_others:
+            click.echo(f"warning: {conflict.kept_message}", err=True)
 
     def _replace(self, text: str) -> None:
-        """Put the text into the file's place, whole or not at all."""
+        """Replace the file atomically."""
         target = self.path.resolve()
         try:
             if target.read_bytes().decode(errors="replace") != self.text:
                 raise FleetctlError(
-                    f"{self.path} was changed by somebody else while it was edited; it is left as it is"
+                    f"{self.path} was changed by another program while it was edited; it was not saved"
                 )
             mode = target.stat().st_mode
             number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -196,7 +192,7 @@ class EditedFile:
             raise FleetctlError(f"{self.path} cannot be written: {error.strerror}") from error
 
 
-_HELP = """Change objects in your editor; what you save is checked, and written.
+_HELP = """Edit objects in your editor. The saved text is checked and written.
 
 \b
   fleetctl edit md qwen
@@ -204,10 +200,11 @@ _HELP = """Change objects in your editor; what you save is checked, and written.
   EDITOR="code --wait" fleetctl edit md qwen -o json
   fleetctl edit -f qwen.yaml
 
-The editor is what FLEETCTL_EDITOR says, else EDITOR, else vi. If what you saved is wrong, or somebody changed the same
-meanwhile, it opens again and says so on top; saved unchanged, the edit ends. Only what you changed is written.
+The editor is FLEETCTL_EDITOR, else EDITOR, else vi. If the text is invalid, or another writer changed the same fields
+meanwhile, the editor opens again with the problems at the top. Save without changes to cancel. Only the fields that you
+changed are written.
 
-With -f it is your file that is edited, comments and all: once it is valid, it is saved and applied.
+With -f, edit a manifest file: once it is valid, it is saved and applied. Comments are kept.
 """
 
 _Save = Callable[[str], None]
@@ -216,31 +213,31 @@ _Save = Callable[[str], None]
 @click.command(help=_HELP)
 @click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
 @click.option(
-    "-f", "--filename", "files", multiple=True, help="Edit this file, save it, and apply it."
+    "-f", "--filename", "files", multiple=True, help="Manifest file to edit, save and apply."
 )
 @click.option(
     "-o",
     "--output",
     "form",
     type=click.Choice(["yaml", "json"]),
-    help="The form of objects in the editor; yaml, unless it is said.",
+    help="Format of objects in the editor (default: yaml).",
 )
 @click.option(
     "--editor",
     envvar=["FLEETCTL_EDITOR", "EDITOR"],
     default="vi",
     show_default=True,
-    help="The editor, with its flags.  [env: FLEETCTL_EDITOR, EDITOR]",
+    help="Editor command with its flags.  [env: FLEETCTL_EDITOR, EDITOR]",
 )
-@targets.selector_option
+@arguments.selector_option
 @store_options
 def edit(words: tuple[str, ...], files: tuple[str, ...], **options: Any) -> None:
-    """Change objects in your editor; what you save is checked, and written."""
+    """Edit objects in your editor. The saved text is checked and written."""
     if files:
         if words or options["selector"]:
-            raise click.UsageError("name objects, or files with -f, not both")
+            raise click.UsageError("give names, or files with -f, but not both")
         if options["form"]:
-            raise click.UsageError("-o is the form of objects; a file has its own")
+            raise click.UsageError("-o applies to objects; remove it with -f")
         for opened_file in [EditedFile.of(name) for name in files]:
             _edit_file(opened_file, options)
         return
@@ -267,7 +264,7 @@ def _edit_objects(session: EditSession, options: dict[str, Any]) -> None:
         try:
             run(_write_session(session, found, results, options))
         except RejectedError as error:
-            session = session.told(error.merges)
+            session = session.with_acknowledged(error.merges)
             raise
 
     _edit_until_saved(Editor(options["editor"], f".{form}"), session.text(form), f".{form}", save)
@@ -293,14 +290,14 @@ async def _apply_file(file: EditedFile, body: str, options: dict[str, Any]) -> N
 
 
 class _UnchangedError(Exception):
-    """What was saved says what the objects say already."""
+    """The saved text does not change the objects."""
 
 
 def _edit_until_saved(editor: Editor, body: str, suffix: str, save: _Save) -> None:
-    """Open the editor until what was saved could be written, or the user gave up.
+    """Open the editor until the saved text could be written, or the user cancels.
 
     Raises:
-        FleetctlError: the user gave up what was not valid, or the store refused it; a copy of it is kept.
+        FleetctlError: the user cancelled an invalid text, or the store refused it; a copy is kept.
 
     """
     notes: list[str] = list(edit_session.INSTRUCTIONS)
@@ -309,8 +306,8 @@ def _edit_until_saved(editor: Editor, body: str, suffix: str, save: _Save) -> No
         shown = edit_session.with_notes(notes, body)
         left = editor.edited(shown)
         if left == shown and was_refused:
-            said = "Edit cancelled, no valid changes were saved"
-            raise FleetctlError(f"{said}{_copy_note(body, suffix)}")
+            message = "Edit cancelled, no valid changes were saved"
+            raise FleetctlError(f"{message}{_copy_note(body, suffix)}")
         before, body = body, edit_session.without_notes(notes, left)
         if body == before and not was_refused:
             click.echo("Edit cancelled, no changes made.")
@@ -333,5 +330,5 @@ def _edit_until_saved(editor: Editor, body: str, suffix: str, save: _Save) -> No
 
 
 def _copy_note(body: str, suffix: str) -> str:
-    """Keep what the user wrote; return where, for the end of a refusal."""
+    """Save a copy of the user's text; return the end of an error message, with its path."""
     return f". A copy of your changes is in {save_copy(body, suffix)}"

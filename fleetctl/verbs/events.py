@@ -1,4 +1,4 @@
-"""`fleetctl events`: what happened to the fleet's objects in the last hour; with -w as it happens."""
+"""`fleetctl events`: prints the events of the last hour; with -w as they arrive."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -11,8 +11,9 @@ import orjson
 
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.objects.kind_args import parse_one
+from fleetctl.objects.query import TableContext
 from fleetctl.output import printers
-from fleetctl.output.printers import TableContext, TableOptions
+from fleetctl.output.printers import TableOptions
 from machinery.clock import Clock, SystemClock
 from manifests.yaml import parser
 from store import keys, object_trees
@@ -22,7 +23,7 @@ from store.port import KeyValue, Transport
 
 _RETRY_S = 0.5
 _EVENT_TYPES = ("Normal", "Warning")
-_HELP = """Show what happened to objects, the latest last. Events are kept for an hour.
+_HELP = """Show events of objects, the latest last. Events are kept for one hour.
 
 \b
   fleetctl events -w
@@ -32,14 +33,14 @@ _HELP = """Show what happened to objects, the latest last. Events are kept for a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Which events are meant; what is empty means all."""
+    """The requested events; an empty field means all."""
 
     kind: str = ""
     name: str = ""
     types: tuple[str, ...] = ()
 
     def has(self, event: Tree) -> bool:
-        """Return whether it is one of them."""
+        """Return whether the event is requested."""
         spec = event["spec"]
         about = spec.get("about", {})
         is_about = (about.get("kind"), about.get("name")) == (self.kind, self.name)
@@ -47,7 +48,7 @@ class EventFilter:
 
     @property
     def text(self) -> str:
-        """Return what is said when there are none."""
+        """Return the note for an empty result."""
         types = f"{' or '.join(self.types)} " if self.types else ""
         return f"no {types}events found" + (
             f" for {self.kind.lower()}/{self.name}" if self.kind else ""
@@ -56,15 +57,15 @@ class EventFilter:
 
 @dataclass(slots=True, kw_only=True)
 class EventPrinter:
-    """How events are printed; columns stay where they are while more come."""
+    """Prints events; keeps the column widths while more arrive."""
 
     output: str
     headers: bool
     widths: tuple[int, ...] = ()
     texts: int = 0
 
-    def text(self, events: Sequence[Tree], moment: TableContext, *, is_stream: bool) -> str:
-        """Return the next events as they are printed."""
+    def text(self, events: Sequence[Tree], context: TableContext, *, is_stream: bool) -> str:
+        """Return the next events as text."""
         match self.output:
             case "name":
                 return "".join(f"event/{object_trees.name_of(event)}\n" for event in events)
@@ -73,7 +74,7 @@ class EventPrinter:
                     [object_trees.without_managed_fields(event) for event in events], is_stream
                 )
             case _:
-                return self._table(events, moment)
+                return self._table(events, context)
 
     def _documents(self, events: Sequence[Tree], is_stream: bool) -> str:
         trees: Sequence[Tree] = events
@@ -90,10 +91,10 @@ class EventPrinter:
             ]
         return "".join(texts)
 
-    def _table(self, events: Sequence[Tree], moment: TableContext) -> str:
-        look = TableOptions(is_wide=self.output == "wide")
-        rows = printers.rows(events, moment, look)
-        titles = printers.titles("Event", look)
+    def _table(self, events: Sequence[Tree], context: TableContext) -> str:
+        table_options = TableOptions(is_wide=self.output == "wide")
+        rows = printers.rows(events, context, table_options)
+        titles = printers.titles("Event", table_options)
         self.widths = printers.widths(rows, titles if self.headers else (), self.widths)
         shown = printers.align_columns(rows, titles if self.headers else (), least=self.widths)
         self.headers = False
@@ -101,9 +102,9 @@ class EventPrinter:
 
 
 @click.command(help=_HELP)
-@click.option("--for", "about", default="", metavar="KIND/NAME", help="Only about this object.")
-@click.option("--types", default="", metavar="TYPE,...", help="Only Normal or Warning ones.")
-@click.option("-w", "--watch", is_flag=True, help="Go on, and show what happens.")
+@click.option("--for", "about", default="", metavar="KIND/NAME", help="Only events of this object.")
+@click.option("--types", default="", metavar="TYPE,...", help="Only these types: Normal, Warning.")
+@click.option("-w", "--watch", is_flag=True, help="Print the events, then new ones.")
 @click.option(
     "-o",
     "--output",
@@ -111,38 +112,44 @@ class EventPrinter:
     default="table",
     show_default=True,
 )
-@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 @store_options
 def events(about: str, types: str, watch: bool, output: str, **options: Any) -> None:
-    """Show what happened to objects, the latest last."""
-    wanted = _parse_filter(about, types)
+    """Show events of objects, the latest last."""
+    requested = _parse_filter(about, types)
     printed = EventPrinter(output=output, headers=not options["no_headers"])
-    run(_print_stream(wanted, printed, options) if watch else _print_once(wanted, printed, options))
+    run(
+        _print_stream(requested, printed, options)
+        if watch
+        else _print_once(requested, printed, options)
+    )
 
 
 def _parse_filter(about: str, types: str) -> EventFilter:
-    """Return what the flags ask for.
+    """Return the filter of the flags.
 
     Raises:
-        click.UsageError: they ask for what there is not.
+        click.UsageError: a type does not exist.
 
     """
     chosen = tuple(word.strip().capitalize() for word in types.split(",") if word.strip())
     wrong = [word for word in chosen if word not in _EVENT_TYPES]
     if wrong:
-        raise click.UsageError(f"--types {types}: there are Normal and Warning")
+        raise click.UsageError(f"--types {types}: use Normal or Warning")
     if not about:
         return EventFilter(types=chosen)
     kind, name = parse_one((about,))
     return EventFilter(kind=kind.name, name=name, types=chosen)
 
 
-async def _print_once(wanted: EventFilter, printed: EventPrinter, options: dict[str, Any]) -> None:
+async def _print_once(
+    requested: EventFilter, printed: EventPrinter, options: dict[str, Any]
+) -> None:
     async with open_store(options) as transport:
         found = await object_trees.list_all(transport, "Event")
-    chosen = [event for event in found if wanted.has(event)]
+    chosen = [event for event in found if requested.has(event)]
     if not chosen and printed.output in ("table", "wide"):
-        click.echo(wanted.text, err=True)
+        click.echo(requested.text, err=True)
         return
     click.echo(
         printed.text(chosen, TableContext(now=SystemClock().now()), is_stream=False), nl=False
@@ -150,21 +157,21 @@ async def _print_once(wanted: EventFilter, printed: EventPrinter, options: dict[
 
 
 async def _print_stream(
-    wanted: EventFilter, printed: EventPrinter, options: dict[str, Any]
+    requested: EventFilter, printed: EventPrinter, options: dict[str, Any]
 ) -> None:
     clock = SystemClock()
     async with open_store(options) as transport, aclosing(follow_events(transport, clock)) as found:
         async for batch in found:
-            chosen = [event for event in batch if wanted.has(event)]
+            chosen = [event for event in batch if requested.has(event)]
             if chosen:
-                moment = TableContext(now=clock.now())
-                click.echo(printed.text(chosen, moment, is_stream=True), nl=False)
+                context = TableContext(now=clock.now())
+                click.echo(printed.text(chosen, context, is_stream=True), nl=False)
 
 
 async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[list[Tree]]:
-    """Yield the events that there are, then each one when it is seen, or seen again; for ever.
+    """Yield the existing events, then each new or repeated one, without end.
 
-    Outages of the store are waited through, and nothing is told twice.
+    Outages of the store are waited through, and no event is yielded twice.
     """
     seen: dict[str, int] = {}
     revision = None
@@ -188,7 +195,7 @@ async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[li
                 raise
             await clock.sleep(_RETRY_S)
         except ReplacedError:
-            # The same numbers mean other events there.
+            # In another store the same revisions mean other events.
             seen, revision = {}, None
         except CompactedError:
             revision = None

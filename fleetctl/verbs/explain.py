@@ -1,7 +1,4 @@
-"""What fields are for, as `fleetctl explain` shows it: text as kubectl's, or for programs. Pure.
-
-`fleetctl explain`: what a field of a kind is for, or what placement thinks of the nodes for a deployment.
-"""
+"""`fleetctl explain`: describes the fields of a kind, and the placement of a deployment."""
 
 import textwrap
 from collections.abc import Iterator
@@ -20,10 +17,10 @@ _WIDTH = 80
 
 
 def explain_field(what: str, output: str, *, is_recursive: bool) -> str:
-    """Return what `KIND.FIELD.FIELD` is for: as text ("table"), "yaml" or "json"."""
+    """Return the description of `KIND.FIELD.FIELD` as text ("table"), "yaml" or "json"."""
     word, *path = what.split(".")
     if path and not all((word, *path)):
-        raise click.UsageError(f"{what}: a name is missing beside a dot; write KIND.FIELD.FIELD")
+        raise click.UsageError(f"{what}: a name is missing next to a dot; write KIND.FIELD.FIELD")
     model = schema_of(word)
     field = find_field(model, tuple(path))
     if output == "table":
@@ -42,7 +39,7 @@ def explain_field(what: str, output: str, *, is_recursive: bool) -> str:
 def field_text(
     model: KindSchema, field: FieldSchema, path: tuple[str, ...], *, is_recursive: bool
 ) -> str:
-    """Return what kubectl explain would say."""
+    """Return the description as kubectl explain prints it."""
     lines = [f"KIND:       {model.kind}", f"VERSION:    {API_VERSION}", ""]
     if path:
         lines += [
@@ -89,7 +86,7 @@ def _wrap(words: str, indent: str) -> list[str]:
 
 
 def _field_tree(model: KindSchema, field: FieldSchema, *, depth: int) -> dict[str, Any]:
-    """Return a field for programs."""
+    """Return a field as a tree."""
     fields = model.fields(field.schema) if depth else []
     return {
         "type": field.type,
@@ -106,28 +103,28 @@ def _field_tree(model: KindSchema, field: FieldSchema, *, depth: int) -> dict[st
     }
 
 
-_HELP = """Say what a field is for: its type, its values, what counts where it is left out.
+_HELP = """Describe a field of a kind: its type, allowed values and default.
 
 \b
   fleetctl explain modeldeployment
   fleetctl explain md.spec.placement
   fleetctl explain shardgroup.spec --recursive
 
-And for a deployment: what placement thinks of every node for one more replica of it, and why.
+With `placement`, explain for a deployment which nodes fit one more replica, and why others do not.
 
 \b
   fleetctl explain placement qwen
   fleetctl explain placement qwen -o json
 
-Nodes that fit come first, the best of them first: the reconciler would take that one. Each score is 0 to 100, and
-counts as much as the number beside its name (spec.placement.profile and weights). Works without a reconciler.
+Nodes that fit are listed first, the best one on top: the reconciler would choose it. Each score is 0 to 100 and is
+multiplied by the weight in its title (spec.placement.profile and weights). A running reconciler is not needed.
 """
 
 
 @click.command(help=_HELP)
 @click.argument("what", metavar="KIND[.FIELD...] | placement")
 @click.argument("name", nargs=-1, metavar="[NAME]")
-@click.option("--recursive", is_flag=True, help="Show the fields of fields, too.")
+@click.option("--recursive", is_flag=True, help="Show all nested fields.")
 @click.option(
     "-o",
     "--output",
@@ -137,19 +134,19 @@ counts as much as the number beside its name (spec.placement.profile and weights
 )
 @store_options
 def explain(what: str, name: tuple[str, ...], recursive: bool, output: str, **options: Any) -> None:
-    """Say what a field is for, or what placement thinks of the nodes for a deployment."""
+    """Describe a field of a kind, or the placement of a deployment."""
     if what != "placement":
         if name:
             raise click.UsageError(
-                f"fields follow the kind after a dot: {what}.{'.'.join(name)}; only placement takes a name"
+                f"write fields after a dot: {what}.{'.'.join(name)}; only `placement` takes a name"
             )
 
         click.echo(explain_field(what, output, is_recursive=recursive), nl=False)
         return
     if recursive:
-        raise click.UsageError("--recursive is for fields; leave it out with placement")
+        raise click.UsageError("--recursive applies to fields; remove it with `placement`")
     if not name:
-        raise click.UsageError("the placement of which deployment? Write: explain placement NAME")
+        raise click.UsageError("name a deployment: explain placement NAME")
     from fleetctl.objects import deployments  # noqa: PLC0415 - as above
     from fleetctl.verbs import explain_placement  # noqa: PLC0415 - it brings the whole planner
 

@@ -1,4 +1,4 @@
-"""What placement thinks of every node for one more replica, and why."""
+"""`fleetctl explain placement`: which nodes fit one more replica, with scores and refusals."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ import orjson
 
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import reader
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.output import memory_proof, printers
 from machinery.clock import SystemClock
+from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
 from reconciler import snapshot
@@ -22,14 +22,14 @@ from schemas.deployment import ModelDeploymentSpec
 
 
 async def placement_report(name: str, output: str, options: dict[str, Any]) -> str:
-    """Return the answer about a deployment, in the form asked for."""
+    """Return the report about a deployment in the format of -o."""
     async with open_store(options) as transport:
         seen = await snapshot.take(transport, SystemClock())
     known = [one.name for one in seen.deployments()]
     if name not in known:
-        raise FleetctlError(reader.not_found_message(kind_of("md"), name, known))
+        raise FleetctlError(not_found_message(kind_of("md"), name, known))
     for key in seen.unreadable():
-        click.echo(f"warning: {key} cannot be read, and does not count", err=True)
+        click.echo(f"warning: {key} cannot be read and is ignored", err=True)
     outlook = seen.outlook(name, seen.table())
     observed, found, line = outlook.observed, outlook.nodes, outlook.line
     there: dict[str, list[str]] = defaultdict(list)
@@ -46,23 +46,23 @@ async def placement_report(name: str, output: str, options: dict[str, Any]) -> s
     if output == "yaml":
         return parser.dump(placement_tree(name, found, there, line))
     placed = len(observed.replicas)
-    head = f"modeldeployment/{name}: {placed} of {observed.desired_replicas} replicas have a node"
+    head = f"modeldeployment/{name}: {placed} of {observed.desired_replicas} replicas are placed"
     assert observed.deployment is not None  # its name is known
     parts = need_lines(found, observed.deployment.spec)
     return "\n".join((f"{head}; for one more, {line}", *node_tables(found, there), *parts)) + "\n"
 
 
 def need_lines(found: Sequence[NodeExplanation], spec: ModelDeploymentSpec) -> list[str]:
-    """Return of what a replica's memory is the sum on the best node; nothing if no node fits. Pure."""
+    """Return the memory proof of a replica on the best node; empty if no node fits. Pure."""
     best = found[0] if found else None
     if best is None or best.memory is None:
         return []
     size = memory_proof.size_text(best.memory.total_bytes)
-    return ["", f"On {best.node} it would take {size}: {describe_proof(best.memory, spec)}"]
+    return ["", f"On {best.node} it would use {size}: {describe_proof(best.memory, spec)}"]
 
 
 def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the tables of nodes that fit, and of those that do not. Pure."""
+    """Return the tables of the nodes that fit, and of the others. Pure."""
     fitting = [one for one in found if one.fits]
     refused = [one for one in found if not one.fits]
     parts: list[str] = []
@@ -81,7 +81,7 @@ def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[s
             for one in fitting
         ]
         titles = ["NODE", "SCORE", *scores, "NEED", "FREE", "PREFERRED", "REPLICAS"]
-        parts += ["", "Nodes that fit, the best first:", printers.align_columns(rows, titles)]
+        parts += ["", "Nodes that fit, best first:", printers.align_columns(rows, titles)]
     if refused:
         rows = [
             [
@@ -96,7 +96,7 @@ def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[s
             if one.refusal is not None
         ]
         titles = ["NODE", "REASON", "NEED", "HAVE", "REPLICAS", "MESSAGE"]
-        parts += ["", "Nodes that do not:", printers.align_columns(rows, titles)]
+        parts += ["", "Nodes that do not fit:", printers.align_columns(rows, titles)]
     return parts
 
 
@@ -106,7 +106,7 @@ def placement_tree(
     there: Mapping[str, Sequence[str]],
     line: str,
 ) -> dict[str, Tree]:
-    """Return the same for programs; sizes in bytes. Pure."""
+    """Return the report as a tree; sizes are in bytes. Pure."""
     return {
         "deployment": name,
         "summary": line,

@@ -1,91 +1,87 @@
-"""`fleetctl get`: objects as tables, YAML, JSON, names or what a template makes of them; with -w as they change."""
+"""`fleetctl get`: prints objects as tables, YAML, JSON, names or through a template; with -w as they change."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetctl.cli import connect
-from fleetctl.cli.connect import run, store_options
+from fleetctl.cli.connect import open_store, read_once, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.cli.kubectl_hints import unsupported_flag
+from fleetctl.cli.kubectl_hints import namespace_flags, unsupported_flag
 from fleetctl.objects import query
 from fleetctl.objects.kind_args import API_KEYS
 from fleetctl.objects.query import ObjectQuery
 from fleetctl.output import formats
 from fleetctl.output.render import ObjectRenderer
-from machinery.clock import SystemClock
+from machinery.clock import Clock, SystemClock
+from store import keys
+from store.errors import CompactedError, UnavailableError
 
-_NO_NAMESPACES = (
-    "fleets have no namespaces; a fleet in a shared etcd has its own --etcd-prefix. Leave out"
-)
+if TYPE_CHECKING:  # its import takes 8 ms, and only -w needs it
+    from store.port import Transport
 
-
-def _no_namespaces(_: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Refuse what kubectl's users type without thinking."""
-    if value:
-        raise click.UsageError(f"{_NO_NAMESPACES} {parameter.opts[0]}")
-
+# Spec and status of one change arrive separately; one line for both is enough.
+_SETTLE_S = 0.05
+_RETRY_S = 0.5
+# Prefixes of the other keys that objects of a kind are made of.
+_EXTRA_PREFIXES = {
+    "Endpoint": (keys.ENDPOINT_PREFIX,),
+    "Event": (keys.EVENT_PREFIX,),
+    "FabricTest": (keys.FABRIC_TEST_PREFIX,),
+    "Node": (keys.NODE_LEASE_PREFIX, keys.NODE_LIFE_PREFIX),
+}
 
 # The last is shown first.
 _OPTIONS: tuple[Callable[..., Any], ...] = (
-    click.option("-n", "--namespace", expose_value=False, hidden=True, callback=_no_namespaces),
-    click.option(
-        *("-A", "--all-namespaces"),
-        is_flag=True,
-        expose_value=False,
-        hidden=True,
-        callback=_no_namespaces,
-    ),
+    namespace_flags,
     unsupported_flag(
-        "long lists are read in pages by themselves; leave it out", "--chunk-size", takes_value=True
+        "long lists are always read in pages; remove the flag", "--chunk-size", takes_value=True
     ),
-    click.option("--ignore-not-found", is_flag=True, help="Names that nobody has are no error."),
+    click.option("--ignore-not-found", is_flag=True, help="Ignore objects that do not exist."),
     click.option(
         "--show-managed-fields",
         is_flag=True,
-        help="With -o yaml or json, also who wrote which field.",
+        help="With -o yaml or json: include the owners of fields (managedFields).",
     ),
-    click.option("--show-kind", is_flag=True, help="Write the kind before each name."),
-    click.option("--no-headers", is_flag=True, help="Leave out the line of titles."),
+    click.option("--show-kind", is_flag=True, help="Print names as KIND/NAME."),
+    click.option("--no-headers", is_flag=True, help="Do not print column titles."),
     click.option(
         *("-L", "--label-columns"),
         multiple=True,
         metavar="KEY,...",
-        help="A column for each of these labels.",
+        help="Add a column for each of these labels.",
     ),
-    click.option("--show-labels", is_flag=True, help="A column with all labels."),
+    click.option("--show-labels", is_flag=True, help="Add a column with all labels."),
     click.option(
         "--output-watch-events",
         is_flag=True,
-        help="With -w, say of each line whether it was ADDED, MODIFIED or DELETED.",
+        help="With -w: mark each line as ADDED, MODIFIED or DELETED.",
     ),
-    click.option("--watch-only", is_flag=True, help="As -w, without what is there already."),
-    click.option("-w", "--watch", is_flag=True, help="Go on, and show what changes."),
+    click.option("--watch-only", is_flag=True, help="As -w, but do not print existing objects."),
+    click.option("-w", "--watch", is_flag=True, help="Print the objects, then their changes."),
     click.option(
         "--sort-by",
         default="",
         metavar="PATH",
-        help="In the order of a field (JSONPath): .metadata.creationTimestamp.",
+        help="Sort by a field (JSONPath): .metadata.creationTimestamp.",
     ),
     click.option(
         "--field-selector",
         default="",
-        help="Only objects with these fields: metadata.name=x,spec.node!=y.",
+        help="Select objects by field: metadata.name=x,spec.node!=y.",
     ),
     click.option(
         *("-l", "--selector"),
         default="",
-        help="Only objects with these labels: k=v,k!=v,k in (a,b),k,!k.",
+        help="Select objects by label: k=v,k!=v,k in (a,b),k,!k.",
     ),
-    click.option(
-        *("-R", "--recursive"), is_flag=True, help="With -f: folders with all below them."
-    ),
+    click.option(*("-R", "--recursive"), is_flag=True, help="With -f: include subfolders."),
     click.option(
         *("-f", "--filename", "files"),
         multiple=True,
-        help="The objects that are in these manifests.",
+        help="Select the objects named in these manifests.",
     ),
     click.option("-o", "--output", default="table", metavar="FORMAT", help=f"Print {formats.HELP}"),
 )
@@ -108,8 +104,8 @@ _HELP = """Show objects.
   fleetctl get nodes -o jsonpath='{range .items[*]}{.metadata.name}{"\\n"}{end}'
   fleetctl get md -o custom-columns=NAME:.metadata.name,MODEL:.spec.model.path
 
-KIND may be singular, plural or short: md, np, sg, mr, gs, no, rep, ep, rev, ev, ft; API keys: apikeys; `all` is
-all of them but revisions, events, fabric tests and API keys.
+KIND can be singular, plural or short: md, np, sg, mr, gs, no, rep, ep, rev, ev, ft; API keys: apikeys. `all` means
+all kinds except revisions, events, fabric tests and API keys.
 """
 
 
@@ -119,29 +115,82 @@ all of them but revisions, events, fabric tests and API keys.
 @store_options
 def get(what: tuple[str, ...], **options: Any) -> None:
     """Show objects."""
-    wanted = query.parse(what, options)
-    shown = ObjectRenderer(wanted, options)
+    object_query = query.parse(what, options)
+    renderer = ObjectRenderer(object_query, options)
     if options["watch"] or options["watch_only"]:
-        _watch(wanted, shown, options)
+        _refuse_unwatchable(object_query)
+        is_silent = bool(options["watch_only"])
+        run(_watch(object_query, renderer, SystemClock(), options, is_silent_at_first=is_silent))
         return
     if options["output_watch_events"]:
-        raise click.UsageError("--output-watch-events is for -w")
-    clock = SystemClock()
-    seen = connect.read_once(options, partial(query.fetch, clock=clock, asked=wanted))
-    if seen.trees or not (seen.missing or shown.nothing()):
-        click.echo(shown.all(seen), nl=False)
-    elif not seen.missing:
-        click.echo(shown.nothing(), err=True)
-    if seen.missing and not options["ignore_not_found"]:
-        raise FleetctlError("\nerror: ".join(seen.missing))
+        raise click.UsageError("--output-watch-events needs -w")
+    result = read_once(options, partial(query.fetch, clock=SystemClock(), query=object_query))
+    if result.trees or not (result.missing or renderer.empty_note()):
+        click.echo(renderer.text(result), nl=False)
+    elif not result.missing:
+        click.echo(renderer.empty_note(), err=True)
+    if result.missing and not options["ignore_not_found"]:
+        raise FleetctlError("\nerror: ".join(result.missing))
 
 
-def _watch(wanted: ObjectQuery, shown: ObjectRenderer, options: dict[str, Any]) -> None:
-    from fleetctl.verbs.get_watch import watch  # noqa: PLC0415 - only for --watch
+def _refuse_unwatchable(object_query: ObjectQuery) -> None:
+    if object_query.has_several_kinds:
+        raise click.UsageError("-w watches one kind at a time; name one kind, or remove -w")
+    if any(target.kind is API_KEYS for target in object_query.targets):
+        raise click.UsageError("API keys cannot be watched; remove -w")
 
-    if wanted.has_several_kinds:
-        raise click.UsageError("one kind can be watched at a time; name one, or leave out -w")
-    if any(target.kind is API_KEYS for target in wanted.targets):
-        raise click.UsageError("API keys cannot be watched; leave out -w")
-    is_silent = bool(options["watch_only"])
-    run(watch(wanted, shown, SystemClock(), options, is_silent_at_first=is_silent))
+
+async def _watch(
+    object_query: ObjectQuery,
+    renderer: ObjectRenderer,
+    clock: Clock,
+    options: dict[str, Any],
+    *,
+    is_silent_at_first: bool,
+) -> None:
+    """Print the objects and then their changes until Ctrl-C; outages of the store are waited through.
+
+    Raises:
+        FleetctlError: a named object does not exist; StoreError: the store does not answer at the start.
+
+    """
+    async with open_store(options) as transport:
+        revision = (await transport.status()).revision
+        result = await query.fetch(transport, clock, object_query)
+        if result.missing:
+            raise FleetctlError(result.missing[0])
+        if is_silent_at_first:
+            renderer.note(result)
+        else:
+            click.echo(renderer.changes(result), nl=False)
+        async for _ in _changes(transport, clock, _prefixes(object_query), revision):
+            try:
+                result = await query.fetch(transport, clock, object_query)
+            except UnavailableError:
+                continue  # the watch breaks, too, and comes back
+            click.echo(renderer.changes(result), nl=False)
+
+
+def _prefixes(object_query: ObjectQuery) -> tuple[str, ...]:
+    """Return the prefixes of the keys that the objects are made of."""
+    kind = object_query.targets[0].kind.name
+    return keys.spec_prefix(kind), keys.status_prefix(kind), *_EXTRA_PREFIXES.get(kind, ())
+
+
+async def _changes(
+    transport: "Transport", clock: Clock, prefixes: tuple[str, ...], revision: int
+) -> AsyncIterator[None]:
+    """Yield whenever a key below the prefixes may have changed after the revision."""
+    while True:
+        try:
+            async with aclosing(transport.watch(f"{keys.ROOT}/", after_revision=revision)) as watch:
+                async for batch in watch:
+                    revision = batch.revision
+                    if any(change.key.startswith(prefixes) for change in batch.changes):
+                        await clock.sleep(_SETTLE_S)
+                        yield
+        except CompactedError:
+            revision = (await transport.status()).revision
+            yield
+        except UnavailableError:
+            await clock.sleep(_RETRY_S)

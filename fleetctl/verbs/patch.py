@@ -1,4 +1,4 @@
-"""`fleetctl patch`: changes some fields of objects; everything else stays as it is."""
+"""`fleetctl patch`: changes fields of objects with a merge patch or a JSON patch."""
 
 import sys
 from collections.abc import Sequence
@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
+from fleetctl.cli import arguments
+from fleetctl.cli.arguments import result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import patches, targets, writer
 from fleetctl.objects.patches import PatchError, apply_merge_patch
 from fleetctl.objects.targets import Selection
-from fleetctl.output.results import ResultPrinter, result_options
+from fleetctl.output.results import ResultPrinter
 from machinery.clock import SystemClock
 from manifests import sources
 from manifests.errors import ManifestError, ManifestErrors
@@ -21,7 +23,7 @@ from manifests.yaml import nodes, parser
 from schemas.meta import ApiObject
 from store.port import Transport
 
-_HELP = """Change some fields of objects; everything else stays as it is.
+_HELP = """Change fields of objects; all other fields stay the same.
 
 \b
   fleetctl patch md qwen -p '{"spec": {"concurrency": 8}}'
@@ -30,35 +32,35 @@ _HELP = """Change some fields of objects; everything else stays as it is.
   fleetctl patch md/qwen --type=json -p '[{"op": "add", "path": "/spec/servedNames/-", "value": "fast"}]'
 
 \b
---type merge (RFC 7386): fields that are named change, null takes one away, lists are replaced whole.
---type json (RFC 6902): operations one after the other; "test" refuses all of them if it does not hold.
+--type merge (RFC 7386): the patch sets its fields; null removes a field; lists are replaced as a whole.
+--type json (RFC 6902): a list of operations; if a "test" fails, nothing is changed.
 
-A patch is JSON or YAML. One that names metadata.resourceVersion holds for that version alone.
+A patch is JSON or YAML. With metadata.resourceVersion, it applies only to that version of the object.
 """
 
 
 @click.command(help=_HELP)
 @click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
 @click.option("-p", "--patch", "text", help="The patch, as JSON or YAML.")
-@click.option("--patch-file", help="A file that holds the patch; - for standard input.")
+@click.option("--patch-file", help="File with the patch; - for standard input.")
 @click.option(
     "--type",
     "form",
     type=click.Choice(["merge", "json", "strategic"]),
     default="merge",
     show_default=True,
-    help="How the patch is written; strategic is Kubernetes' own, and refused.",
+    help="Type of the patch. strategic, which Kubernetes has, is not supported.",
 )
-@targets.files_option
-@targets.recursive_option
+@arguments.files_option
+@arguments.recursive_option
 @result_options
 @store_options
 def patch(words: tuple[str, ...], text: str | None, **options: Any) -> None:
-    """Change some fields of objects; everything else stays as it is."""
+    """Change fields of objects; all other fields stay the same."""
     if options["form"] == "strategic":
         raise click.UsageError(
-            "--type=strategic: there is none here, for lists are replaced whole. Use --type=merge, or --type=json "
-            "for one item of a list"
+            "--type=strategic is not supported. Use --type=merge, which replaces lists as a whole, or --type=json to "
+            "change one item of a list"
         )
     if (text is None) == (options["patch_file"] is None):
         raise click.UsageError("give the patch with -p or --patch-file")
@@ -71,17 +73,17 @@ def patch(words: tuple[str, ...], text: str | None, **options: Any) -> None:
 
 
 class PatchRequest:
-    """What is asked for, of each object."""
+    """A patch that is applied to each object."""
 
     def __init__(self, wanted: Tree, form: str) -> None:
         self._wanted = wanted
         self._form = form
 
     def of(self, now: ApiObject) -> LoadedObject:
-        """Return the object as the patch has it. Pure.
+        """Return the patched object. Pure.
 
         Raises:
-            FleetctlError: an operation cannot be done, or what it says is not valid.
+            FleetctlError: an operation cannot be applied, or the result is invalid.
 
         """
         label = targets.object_ref(now)
@@ -99,12 +101,12 @@ class PatchRequest:
             raise FleetctlError(f"nothing was changed:\n{errors}") from None
 
     def edit(self, now: ApiObject) -> ApiObject | None:
-        """Return the object to write; None if the patch changes nothing. `of` has the errors."""
+        """Return the object to write; None if the patch changes nothing. Raises as `of`."""
         return writer.merge_onto(now, self.of(now).obj)
 
 
 def _read(text: str | None, file: str | None) -> tuple[str, Tree]:
-    """Return the patch, and what errors call it."""
+    """Return the name of the patch in errors, and the patch."""
     if file is not None:
         [(source, found)] = sources.read_all([file], recursive=False, stdin=sys.stdin.buffer)
         if isinstance(found, ManifestError):
@@ -117,7 +119,7 @@ def _read(text: str | None, file: str | None) -> tuple[str, Tree]:
         raise FleetctlError(str(ManifestErrors(parsed.problems)))
     if len(parsed.documents) != 1:
         count = f"{len(parsed.documents)} documents" if parsed.documents else "no document"
-        raise FleetctlError(f"{source}: holds {count}; a patch is one")
+        raise FleetctlError(f"{source}: holds {count}; give one document")
     return source, nodes.plain_value(parsed.documents[0])
 
 
@@ -126,14 +128,16 @@ async def _patch(chosen: Sequence[Selection], patch: PatchRequest, options: dict
     async with open_store(options) as transport:
         found = await targets.read_all_selected(transport, chosen)
         for obj in found:
-            patch.edit(obj)  # all are asked before one is written
+            patch.edit(obj)  # check all before the first write
         if results.dry_run != "client":
             await _check(transport, [patch.of(obj) for obj in found])
         for obj in found:
-            written = await targets.write_edit(
+            written = await writer.write_edit(
                 transport, clock, obj, patch.edit, manager="fleetctl-patch", is_dry=results.is_dry
             )
-            results.say(written.obj, "patched" if written.is_news else "patched (no change)")
+            results.print_object(
+                written.obj, "patched" if written.is_changed else "patched (no change)"
+            )
 
 
 async def _check(transport: Transport, loaded: Sequence[LoadedObject]) -> None:

@@ -1,4 +1,4 @@
-"""`fleetctl plan`: what an apply would change, and where replicas would go then. Writes nothing."""
+"""`fleetctl plan`: shows what an apply would change, and where replicas would be placed. Writes nothing."""
 
 import sys
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from fleetctl.cli.arguments import manifests_option, recursive_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.output import memory_proof, printers
-from fleetctl.verbs.apply import change_text, files_option, recursive_option
+from fleetctl.verbs.apply import change_text
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors
@@ -31,34 +32,34 @@ from schemas.deployment import ModelSource
 from schemas.replica import RankAssignment
 from store.codec import UndecodableError
 
-_HELP = """Show what an apply would change, and where replicas would go then. Nothing is written.
+_HELP = """Show what an apply would change, and where replicas would be placed. Nothing is written.
 
 \b
   fleetctl plan -f fleet/
   fleetctl plan -f new.yaml --models-dir ~/Models
 
-First the differences, as `fleetctl diff` shows them. Then every replica that would be started, replaced or ended,
-with what its memory is needed for, and for what has no place the reason. It is the reconciler's own planner at work,
-on the fleet as it is now; none needs to run.
+The output starts with the differences, as `fleetctl diff` shows them. Then it lists every replica that would be
+started, replaced or ended, with its memory proof, or the reason why it cannot be placed. The plan is computed by the
+reconciler's planner from the current state of the fleet. A running reconciler is not needed.
 
-Nodes look at a model when it is first deployed. Before that nobody knows what it needs: --models-dir says where this
-machine has the models, and the plan supposes that every node has the same files.
+The memory that a model needs is unknown until a node has inspected it. Use --models-dir to inspect models on this
+machine instead; the plan then assumes that every node has the same files.
 
-Exit code 0: apply would change nothing, 1: something, more: it failed.
+Exit code 0: no changes; 1: changes; more than 1: an error.
 """
 
 
 @click.command(help=_HELP)
-@files_option
+@manifests_option
 @recursive_option
 @click.option(
     "--models-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where models that no node has looked at yet are on this machine.",
+    help="Folder on this machine with the models that no node has inspected yet.",
 )
 @store_options
 def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **options: Any) -> None:
-    """Show what an apply would change, and where replicas would go then. Nothing is written."""
+    """Show what an apply would change, and where replicas would be placed. Nothing is written."""
     try:
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
         changes, seen = run(_observe(loaded, options))
@@ -67,7 +68,7 @@ def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **opt
     except FleetctlError as error:
         raise DiffError(error.message) from error
     for key in seen.unreadable():
-        click.echo(f"warning: {key} cannot be read, and does not count", err=True)
+        click.echo(f"warning: {key} cannot be read and is ignored", err=True)
     shown = [text for text in map(change_text, changes) if text]
     for text in shown:
         click.echo(text, nl=False)
@@ -95,16 +96,16 @@ async def _observe(
 def _forecast(seen: FleetSnapshot, models_dir: Path | None) -> tuple[ForecastStep, ...]:
     table, deployments = seen.table(), seen.deployments()
     if models_dir is not None:
-        wanted = [one.spec.model for one in deployments]
-        table = NodeTable([_with_models(node, wanted, models_dir) for node in table.nodes])
+        sources = [one.spec.model for one in deployments]
+        table = NodeTable([_with_models(node, sources, models_dir) for node in table.nodes])
     return forecast.forecast([seen.observe(one.name, table) for one in deployments], table)
 
 
-def _with_models(node: NodeView, wanted: Sequence[ModelSource], models_dir: Path) -> NodeView:
-    """Return the node as if it had looked at models that are here, and that it was not asked about yet."""
+def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Path) -> NodeView:
+    """Return the node with reports about models that it has not inspected, made from the files on this machine."""
     on_linux = node.labels.get("fleet/os") == "Linux"
-    paths = {one.path for one in wanted} | {one.draft.path for one in wanted if one.draft}
-    adapters = {one.adapter for one in wanted if one.adapter is not None}
+    paths = {one.path for one in sources} | {one.draft.path for one in sources if one.draft}
+    adapters = {one.adapter for one in sources if one.adapter is not None}
     found = inspection.report_models(
         paths - node.models.keys(), models_dir, casts_to_float32=on_linux
     )
@@ -121,14 +122,14 @@ def _with_models(node: NodeView, wanted: Sequence[ModelSource], models_dir: Path
 
 
 def format_steps(steps: Sequence[ForecastStep]) -> list[str]:
-    """Return what becomes of replicas as a table, and below it why some have no place. Pure."""
+    """Return the steps as a table, followed by the reasons of replicas that cannot be placed. Pure."""
     if not steps:
-        return ["Placement: every replica stays where it is."]
+        return ["Placement: no replica changes."]
     has_extras = any(step.memory is not None and step.memory.extra_bytes for step in steps)
     more = ("EXTRAS",) if has_extras else ()
     titles = ("REPLICA", "CHANGE", "FROM", "TO", "NEED", *memory_proof.TITLES, *more, "WHY")
     lines = [
-        "Placement, who has a higher priority first:",
+        "Placement, highest priority first:",
         printers.align_columns([_row(step, has_extras=has_extras) for step in steps], titles),
     ]
     for name, group in groupby(steps, key=lambda step: step.deployment):
@@ -146,9 +147,9 @@ def _row(step: ForecastStep, *, has_extras: bool) -> tuple[str, ...]:
         case PreemptingAssignment(ranks=ranks, victims=victims):
             node = _nodes(ranks)
             names = ", ".join(victim.replica for victim in victims)
-            why = f"displaces {names} of a lower priority"
-        case PendingAssignment(ranks=ranks, why=told):
-            node, why = _nodes(ranks), told.note
+            why = f"displaces {names} with lower priority"
+        case PendingAssignment(ranks=ranks, why=pending):
+            node, why = _nodes(ranks), pending.note
         case Unschedulable():
             why = "no node fits"
         case None:
@@ -160,7 +161,8 @@ def _row(step: ForecastStep, *, has_extras: bool) -> tuple[str, ...]:
     if has_extras:
         parts.append(memory_proof.extra_text(proof) if proof is not None else "-")
     if proof is not None and proof.overridden:
-        why = f"{why}; spec.resources.memory counts" if why else "spec.resources.memory counts"
+        note = "the override of spec.resources.memory applies"
+        why = f"{why}; {note}" if why else note
     return (
         step.replica,
         _KIND_TEXTS[step.kind],
@@ -177,7 +179,7 @@ def _nodes(ranks: Sequence[RankAssignment]) -> str:
 
 
 def _sharding_text(form: GroupForm) -> str:
-    """Return how the ranks of a replica work together."""
+    """Return how the ranks of a sharded replica are formed."""
     fallback = f", its fallback {form.fallback}" if form.fallback else ""
     return f"{form.parallelism} on shardgroup {form.group}{fallback}"
 
@@ -186,20 +188,18 @@ _KIND_TEXTS = {
     ForecastKind.NEW: "new",
     ForecastKind.REPLACED: "replaced",
     ForecastKind.IN_PLACE: "replaced in place",
-    ForecastKind.KEPT: "stays as it is",
+    ForecastKind.KEPT: "unchanged",
     ForecastKind.ENDS: "ends",
 }
 
 
 def _notes(name: str, outcomes: Sequence[PlacementOutcome | None]) -> list[str]:
-    """Return in a line why replicas of a deployment have no place, or whom they displace."""
-    fallen = [one for one in outcomes if isinstance(one, Unschedulable)]
-    if not fallen:
+    """Return a line that says why replicas of a deployment cannot be placed."""
+    unplaced = [one for one in outcomes if isinstance(one, Unschedulable)]
+    if not unplaced:
         return []
-    number = f"{len(fallen)} {'replica has' if len(fallen) == 1 else 'replicas have'}"
-    line = f"modeldeployment/{name}: {number} no place: {summary_line(fallen[0])}"
-    if any(tally.reason == "ModelNotInspected" for tally in fallen[0].tallies):
-        line += (
-            "; agents look at it once it is applied, --models-dir shows the proof from files here"
-        )
+    number = f"{len(unplaced)} {'replica' if len(unplaced) == 1 else 'replicas'}"
+    line = f"modeldeployment/{name}: {number} cannot be placed: {summary_line(unplaced[0])}"
+    if any(tally.reason == "ModelNotInspected" for tally in unplaced[0].tallies):
+        line += "; agents inspect the model after the apply. Use --models-dir to inspect files on this machine"
     return ["", line]

@@ -1,4 +1,4 @@
-"""`fleetctl replace`: objects become exactly what a manifest says, whoever wrote what; --force makes them anew."""
+"""`fleetctl replace`: makes objects equal to their manifests; with --force, deletes and creates them again."""
 
 import sys
 from collections.abc import Sequence
@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from fleetctl.cli import arguments
+from fleetctl.cli.arguments import parse_duration, result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import targets, writer
 from fleetctl.objects.writer import create_all
-from fleetctl.output.results import ResultPrinter, result_options
-from fleetctl.verbs.wait import parse_duration
+from fleetctl.output.results import ResultPrinter
 from machinery.clock import Clock, SystemClock
 from manifests import delete as deleting
 from manifests import diff, ownership, plan
@@ -31,16 +32,16 @@ from store.port import Transport
 
 _POLL_S = 0.1
 
-_HELP = """Make objects exactly what the manifests say: what others set, and a manifest does not say, goes.
+_HELP = """Replace objects with their manifests. Fields that are not in the manifests are removed.
 
 \b
   fleetctl replace -f qwen.yaml
   fleetctl get md qwen -o yaml | sed 's/replicas: 1/replicas: 2/' | fleetctl replace -f -
   fleetctl replace --force -f qwen.yaml --timeout=10m
 
-A manifest with a metadata.resourceVersion, as `get -o yaml` writes it, holds for that version alone: if somebody
-changed the object since, nothing is written. --force deletes the objects and creates them anew, which ends their
-replicas first; what answers requests is away meanwhile.
+A manifest with metadata.resourceVersion, as `get -o yaml` prints it, applies only to that version: if the object was
+changed since, nothing is written. --force deletes the objects and creates them again. It ends their replicas first, so
+requests fail in between.
 """
 
 
@@ -53,24 +54,24 @@ replicas first; what answers requests is away meanwhile.
     required=True,
     help="File, folder or - for standard input; may be repeated.",
 )
-@targets.recursive_option
-@click.option("--force", is_flag=True, help="Delete the objects, and create them anew.")
+@arguments.recursive_option
+@click.option("--force", is_flag=True, help="Delete the objects, and create them again.")
 @click.option(
     "--timeout",
     default="5m",
     show_default=True,
-    help="With --force, how long to wait until they are gone; 0: for ever.",
+    help="With --force: time limit for the deletion; 0 means no limit.",
 )
-@targets.manager_option
+@arguments.manager_option
 @result_options
 @store_options
 def replace(files: tuple[str, ...], force: bool, **options: Any) -> None:
-    """Make objects exactly what the manifests say."""
+    """Replace objects with their manifests."""
     context = click.get_current_context()
     timeout_s = parse_duration(options["timeout"])
     is_given = context.get_parameter_source("timeout") is click.core.ParameterSource.COMMANDLINE
     if is_given and not force:
-        raise click.UsageError("--timeout is about --force: nothing else waits")
+        raise click.UsageError("--timeout needs --force")
     try:
         recursive = options["recursive"]
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
@@ -80,10 +81,10 @@ def replace(files: tuple[str, ...], force: bool, **options: Any) -> None:
 
 
 def replacement(now: ApiObject, item: LoadedObject, manager: str, clock: Clock) -> ApiObject | None:
-    """Return the object as the manifest alone says; None if it is that, and this manager's. Pure but for the time.
+    """Return the object as in the manifest; None if nothing changes, the owner included. Pure but for the time.
 
     Raises:
-        FleetctlError: the manifest was made for another version, or the object is being deleted.
+        FleetctlError: the manifest is of another version, or the object is being deleted.
 
     """
     wrong = _other_version(now, item)
@@ -91,35 +92,35 @@ def replacement(now: ApiObject, item: LoadedObject, manager: str, clock: Clock) 
         raise FleetctlError(str(wrong))
     kept = diff.merge_annotations(now.metadata.annotations, item.obj.metadata.annotations)
     metadata = item.obj.metadata.model_copy(update={"annotations": kept})
-    wanted = writer.merge_onto(now, item.obj.model_copy(update={"metadata": metadata}))
-    # Whoever said what before, the manifest says it all now; other manifests' own last words stay what they were.
+    changed = writer.merge_onto(now, item.obj.model_copy(update={"metadata": metadata}))
+    # The manager owns all fields now. What other managers applied last stays recorded.
     when = clock.now()
     own = ownership.merge_manifest(
         None, item, manager=manager, force=False, now=when, uid=""
     ).obj.metadata.managed_fields
     before = [e for e in now.metadata.managed_fields if e.operation == "Apply"]
     others = tuple(entry for entry in before if entry.manager != manager)
-    said = [(entry.manager, entry.applied) for entry in (*others, *own)]
-    if wanted is None and said == [(e.manager, e.applied) for e in now.metadata.managed_fields]:
+    owners = [(entry.manager, entry.applied) for entry in (*others, *own)]
+    if changed is None and owners == [(e.manager, e.applied) for e in now.metadata.managed_fields]:
         return None
-    made = wanted or now
-    managed = made.metadata.model_copy(update={"managed_fields": (*others, *own)})
-    return made.model_copy(update={"metadata": managed})
+    result = changed or now
+    managed = result.metadata.model_copy(update={"managed_fields": (*others, *own)})
+    return result.model_copy(update={"metadata": managed})
 
 
 def _other_version(now: ApiObject, item: LoadedObject) -> ManifestError | None:
-    """Return the complaint about a manifest that was read from another version, or another object."""
+    """Return the problem of a manifest that was read from another version, or from another object."""
     for field, there in (
         ("uid", now.metadata.uid),
         ("resourceVersion", now.metadata.resource_version),
     ):
-        said = item.document.text_at("metadata", field)
-        if said and said != there:
-            why = "is another object of the name" if field == "uid" else "was changed since"
+        given = item.document.text_at("metadata", field)
+        if given and given != there:
+            reason = "is another object of the same name" if field == "uid" else "was changed since"
             return item.document.problem(
                 ("metadata", field),
-                f"is {said}, and in the store {there}: what is there {why}",
-                f"Get it again, or remove metadata.{field} to replace it whatever it is",
+                f"is {given}, but {there} in the store: the stored object {reason}",
+                f"Get it again, or remove metadata.{field} to replace any version",
             )
     return None
 
@@ -134,17 +135,17 @@ async def _replace(loaded: Sequence[LoadedObject], options: dict[str, Any]) -> N
             raise FleetctlError(f"nothing was replaced:\n{ManifestErrors(problems)}")
         for item in sorted(loaded, key=lambda item: plan.ORDER.index(item.obj.kind)):
             if item.key not in seen.objects:
-                results.declare(item.obj, "replaced")
+                results.print_declared(item.obj, "replaced")
                 continue
 
             def edit(now: ApiObject, item: LoadedObject = item) -> ApiObject | None:
                 return replacement(now, item, manager, clock)
 
             there = seen.objects[item.key]
-            written = await targets.write_edit(
+            written = await writer.write_edit(
                 transport, clock, there, edit, manager=None, is_dry=results.is_dry
             )
-            results.say(written.obj, "replaced")
+            results.print_object(written.obj, "replaced")
 
 
 def _find_problems(loaded: Sequence[LoadedObject], seen: ObservedObjects) -> list[ManifestError]:
@@ -152,8 +153,8 @@ def _find_problems(loaded: Sequence[LoadedObject], seen: ObservedObjects) -> lis
     for item in loaded:
         there = seen.objects.get(item.key)
         if there is None:
-            hint = "Use `fleetctl create` or `fleetctl apply` to make it"
-            problems.append(item.document.problem(("metadata", "name"), "is not there", hint))
+            hint = "Create it with `fleetctl create` or `fleetctl apply`"
+            problems.append(item.document.problem(("metadata", "name"), "does not exist", hint))
         elif (wrong := _other_version(there, item)) is not None:
             problems.append(wrong)
     return problems
@@ -170,10 +171,10 @@ async def _recreate_all(
             raise FleetctlError(f"nothing was replaced:\n{ManifestErrors(problems)}")
         if results.is_dry:
             for item in loaded:
-                results.declare(item.obj, "replaced")
+                results.print_declared(item.obj, "replaced")
             return
         there = [seen.objects[item.key] for item in loaded if item.key in seen.objects]
-        # Who names others goes before them, and comes after them.
+        # Objects that refer to others are deleted before these, and created after them.
         there.sort(key=lambda obj: -plan.ORDER.index(obj.kind))
         for obj in there:
             await _remove(transport, obj, clock)
@@ -183,11 +184,13 @@ async def _recreate_all(
         try:
             await _recreate(transport, loaded, clock, results, options["manager"])
         except ManifestErrors as error:
-            raise FleetctlError(f"they are deleted, and were not created anew:\n{error}") from error
+            raise FleetctlError(
+                f"the objects were deleted but not created again:\n{error}"
+            ) from error
 
 
 async def _remove(transport: Transport, obj: ApiObject, clock: Clock) -> None:
-    """Delete an object, or begin to; what is gone already is fine."""
+    """Delete an object, or mark it for deletion; ignore an object that is gone."""
     try:
         await deleting.delete(transport, obj.kind, obj.name, clock)
     except NotFoundError:
@@ -199,7 +202,7 @@ async def _remove(transport: Transport, obj: ApiObject, clock: Clock) -> None:
 
 
 async def _wait_gone(transport: Transport, old: ApiObject, clock: Clock, deadline: float) -> None:
-    """Wait until the very object is not there any more."""
+    """Wait until this object is gone."""
     while True:
         there = await objects.get(transport, type(old), old.name)
         if there is None or there.metadata.uid != old.metadata.uid:
@@ -207,9 +210,9 @@ async def _wait_gone(transport: Transport, old: ApiObject, clock: Clock, deadlin
         if clock.monotonic() >= deadline:
             label = targets.object_ref(old)
             raise FleetctlError(
-                f"{label} is marked for deletion, but not gone in time, and nothing was created anew. It goes when its "
-                f"engines have ended; does a reconciler lead? When it is gone (fleetctl wait {label} --for=delete), "
-                "create it: fleetctl create -f FILE"
+                f"{label} is marked for deletion but not gone in time; nothing was created. It is removed when its "
+                f"engines have ended; check that a reconciler runs. When it is gone (fleetctl wait {label} --for=delete), "
+                "create it again: fleetctl create -f FILE"
             )
         await clock.sleep(_POLL_S)
 
@@ -222,5 +225,9 @@ async def _recreate(
     manager: str,
 ) -> None:
     await create_all(
-        transport, loaded, clock, manager=manager, tell=lambda obj: results.say(obj, "replaced")
+        transport,
+        loaded,
+        clock,
+        manager=manager,
+        report=lambda obj: results.print_object(obj, "replaced"),
     )

@@ -1,9 +1,4 @@
-"""`fleetctl rollout status`: how far a rollout is, until it is done or has failed.
-
-`fleetctl rollout history` and `undo`: what a deployment ran, and back to it.
-
-`fleetctl rollout pause`, `resume` and `restart`; and the group that all of them are in.
-"""
+"""`fleetctl rollout`: status, history, undo, pause, resume and restart of deployments."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,13 +7,13 @@ from typing import Any
 import click
 import orjson
 
+from fleetctl.cli.arguments import dry_run_option, parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
-from fleetctl.objects import deployments, targets
+from fleetctl.objects import deployments, writer
 from fleetctl.output import printers
-from fleetctl.output.results import ResultPrinter, dry_run_option
-from fleetctl.verbs.wait import parse_duration
+from fleetctl.output.results import ResultPrinter
 from machinery.clock import Clock, SystemClock
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
@@ -33,41 +28,41 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutProgress:
-    """What there is to say of a rollout now."""
+    """The progress of a rollout."""
 
     text: str
     is_done: bool = False
     is_failed: bool = False
-    is_unheard: bool = False
-    """Whether the reconciler has not looked at the deployment as it is now."""
+    is_unobserved: bool = False
+    """Whether the reconciler has not observed the current generation of the deployment."""
 
 
 def rollout_progress(deployment: ModelDeployment) -> RolloutProgress:
-    """Return what the deployment's conditions say. Pure."""
+    """Return the progress according to the deployment's conditions. Pure."""
     name, status = deployment.name, deployment.status
     if deployment.metadata.deletion_timestamp is not None:
         return RolloutProgress(text=f"modeldeployment/{name} is being deleted", is_failed=True)
     found = None if status is None else find_condition(status.conditions, "Progressing")
     generation = deployment.metadata.generation
-    # A status that speaks of an older spec says nothing about this one.
+    # A status of an older generation does not count.
     if (
         found is None
         or min(status.observed_generation if status else 0, found.observed_generation) < generation
     ):
         return RolloutProgress(
-            text="Waiting for the reconciler to look at the deployment", is_unheard=True
+            text="Waiting for the reconciler to look at the deployment", is_unobserved=True
         )
-    said = _condition_progress(name, found)
-    if said.is_done and status is not None and status.ready_replicas < status.desired_replicas:
+    progress = _condition_progress(name, found)
+    if progress.is_done and status is not None and status.ready_replicas < status.desired_replicas:
         count = f"{status.ready_replicas} of {status.desired_replicas} replicas are ready"
         return RolloutProgress(
             text=f'Waiting for modeldeployment "{name}" rollout to finish: {count}'
         )
-    return said
+    return progress
 
 
 def _condition_progress(name: str, found: Condition) -> RolloutProgress:
-    """Return what the condition Progressing says of the spec as it is now."""
+    """Return the progress according to the condition Progressing of the current generation."""
     head = f'Waiting for modeldeployment "{name}" rollout to finish'
     message = found.message or found.reason
     match found.status, found.reason:
@@ -84,73 +79,75 @@ def _condition_progress(name: str, found: Condition) -> RolloutProgress:
         case ConditionStatus.UNKNOWN, "Paused":
             why = f" ({found.message})" if found.message else ""
             return RolloutProgress(
-                text=f"{head}: it is paused{why}; `fleetctl rollout resume {name}` goes on"
+                text=f"{head}: it is paused{why}; `fleetctl rollout resume {name}` resumes it"
             )
         case _:
             return RolloutProgress(text=f"{head}: {message}")
 
 
-_STATUS_HELP = """Show how far the rollout of a deployment is, and wait until it is done.
+_STATUS_HELP = """Show the progress of a rollout, and wait until it is complete.
 
 \b
   fleetctl rollout status qwen --timeout 10m
 
-Exit code 0: it is done (or under way, with --no-watch). 1: it failed, stalled, or took too long.
+Exit code 0: the rollout is complete (or in progress, with --no-watch). 1: it failed, stalled, or timed out.
 """
 
 
 @click.command(help=_STATUS_HELP)
 @click.argument("what", nargs=-1, required=True, metavar="NAME")
 @click.option(
-    "-w/ ", "--watch/--no-watch", default=True, help="Wait until it is done (the default)."
+    "-w/ ", "--watch/--no-watch", default=True, help="Wait until the rollout is complete (default)."
 )
 @click.option(
-    "--timeout", default="0s", show_default=True, help="How long to wait; 0 means for ever."
+    "--timeout", default="0s", show_default=True, help="Time limit of the wait; 0 means no limit."
 )
 @store_options
 def status(what: tuple[str, ...], watch: bool, timeout: str, **options: Any) -> None:
-    """Show how far the rollout of a deployment is, and wait until it is done."""
+    """Show the progress of a rollout, and wait until it is complete."""
     run(_status(deployments.parse_name(what), parse_duration(timeout), options, watch=watch))
 
 
 async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch: bool) -> None:
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s if timeout_s else float("inf")
-    last, was_heard = "", False
+    last, was_observed = "", False
     async with open_store(options) as transport:
         while True:
             try:
-                said, was_heard = (
+                progress, was_observed = (
                     rollout_progress(await deployments.read_deployment(transport, name)),
                     True,
                 )
-                text = said.text
-                if said.is_unheard and await transport.get(keys.ELECTION_RECONCILER) is None:
-                    text += "; none leads now: start fleet-reconciler"
+                text = progress.text
+                if progress.is_unobserved and await transport.get(keys.ELECTION_RECONCILER) is None:
+                    text += "; no reconciler is running: start fleet-reconciler"
             except UnavailableError:
-                # A store that restarts meanwhile is part of what is waited through.
-                if clock.monotonic() >= deadline or not watch or not was_heard:
+                # Outages of the store are waited through.
+                if clock.monotonic() >= deadline or not watch or not was_observed:
                     raise
                 await clock.sleep(_LOOK_S)
                 continue
-            if said.is_failed:
+            if progress.is_failed:
                 raise FleetctlError(text)
             if text != last:
-                click.echo(text if said.is_done else f"{text}...")
+                click.echo(text if progress.is_done else f"{text}...")
                 last = text
-            if said.is_done or not watch:
+            if progress.is_done or not watch:
                 return
             if clock.monotonic() >= deadline:
                 raise FleetctlError(
                     f"timed out after {timeout_s:g} s waiting for the rollout of "
-                    f"modeldeployment/{name}. `fleetctl describe md/{name}` says more"
+                    f"modeldeployment/{name}. `fleetctl describe md/{name}` shows details"
                 )
             await clock.sleep(_LOOK_S)
 
 
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME")
-@click.option("--revision", "number", type=click.IntRange(min=1), help="Show this one in full.")
+@click.option(
+    "--revision", "number", type=click.IntRange(min=1), help="Show details of this revision."
+)
 @click.option(
     "-o",
     "--output",
@@ -160,9 +157,9 @@ async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch
 )
 @store_options
 def history(what: tuple[str, ...], number: int | None, output: str, **options: Any) -> None:
-    """Show the revisions of a deployment: what its replicas ran, and run now.
+    """Show the revisions of a deployment: what its replicas ran before, and run now.
 
-    The current one is marked. The number of those that are kept is spec.rollout.revisionHistoryLimit.
+    The current revision is marked. spec.rollout.revisionHistoryLimit sets how many are kept.
     """
     click.echo(run(_history(deployments.parse_name(what), number, output, options)), nl=False)
 
@@ -192,9 +189,11 @@ async def _history(name: str, number: int | None, output: str, options: dict[str
 
 
 def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock: Clock) -> str:
-    """Return the revisions as a table, the oldest first."""
+    """Return the revisions as a table, oldest first."""
     if not revisions:
-        return "no revisions are kept yet; the reconciler keeps the first one when it sees the deployment"
+        return (
+            "no revisions yet; the reconciler records the first one when it observes the deployment"
+        )
     now, current = clock.now(), deployments.current_revision(revisions, deployment)
     rows = [
         (
@@ -212,7 +211,7 @@ def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock
 def _refuse_missing_revision(found: list[Revision], name: str, number: int) -> list[Revision]:
     there = ", ".join(str(one.spec.revision) for one in found) or "none"
     raise FleetctlError(
-        f"unable to find revision {number} of modeldeployment/{name}; there are {there}"
+        f"unable to find revision {number} of modeldeployment/{name}; available: {there}"
     )
 
 
@@ -228,23 +227,23 @@ async def _read_revisions(transport: Transport, deployment: ModelDeployment) -> 
     "number",
     type=click.IntRange(min=0),
     default=0,
-    help="Which one; 0 or left out, the one before.",
+    help="Revision to roll back to (default or 0: the previous one).",
 )
 @dry_run_option
 @store_options
 def undo(what: tuple[str, ...], number: int, **options: Any) -> None:
-    """Go back to an earlier revision of a deployment; the reconciler rolls it out like any change.
+    """Roll back to an earlier revision of a deployment.
 
-    What engines are started with goes back: model, served names, context length, concurrency, resources, and the
-    last restart. Replicas, placement and the like stay as they are. A manifest that is applied later leaves it so,
-    unless it says something new by then.
+    This restores the settings that engines start with: model, served names, context length, concurrency, resources,
+    and the last restart. Replicas, placement and other fields stay the same. A later apply keeps the rollback, unless
+    the manifest changes.
     """
     name = deployments.parse_name(what)
     click.echo(run(_undo(name, number or None, options)))
 
 
 async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
-    """Go back; return what became of it."""
+    """Roll back; return the status line."""
     results = ResultPrinter.of(options)
     async with open_store(options) as transport:
         revisions = await _read_revisions(
@@ -257,10 +256,10 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
             return deployments.with_revision(deployment, chosen[0].spec.content)
 
         clock = SystemClock()
-        is_news = await deployments.change_deployment(
+        is_changed = await deployments.change_deployment(
             transport, clock, name, edit, is_dry=results.is_dry
         )
-    if is_news:
+    if is_changed:
         return f"modeldeployment/{name} rolled back{results.suffix}"
     number = chosen[0].spec.revision
     return f"modeldeployment/{name} skipped rollback (current template already matches revision {number})"
@@ -268,10 +267,10 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
 
 @click.group(cls=SuggestingGroup)
 def rollout() -> None:
-    """See and steer how deployments go from one version to the next.
+    """Manage rollouts of deployments.
 
-    A new version begins with any change of what engines are started with: model, served names, context length,
-    concurrency, resources. NAME is a ModelDeployment: qwen, md/qwen or md qwen.
+    A rollout starts when a setting changes that engines start with: model, served names, context length, concurrency
+    or resources. NAME is a ModelDeployment: qwen, md/qwen or md qwen.
     """
 
 
@@ -286,13 +285,13 @@ def as_paused(deployment: ModelDeployment) -> ModelDeployment:
 
 
 def as_resumed(deployment: ModelDeployment) -> ModelDeployment:
-    """Return the deployment with its rollout going on. Pure."""
+    """Return the deployment with its rollout resumed. Pure."""
     return _with_pause(deployment, paused=False)
 
 
 def _with_pause(deployment: ModelDeployment, *, paused: bool) -> ModelDeployment:
     rollout = deployment.spec.rollout.model_copy(update={"paused": paused})
-    changed = targets.with_spec(deployment, rollout=rollout)
+    changed = writer.with_spec(deployment, rollout=rollout)
     if changed is None:
         now = "already paused" if paused else "not paused"
         raise FleetctlError(f"modeldeployment/{deployment.name} is {now}")
@@ -300,10 +299,10 @@ def _with_pause(deployment: ModelDeployment, *, paused: bool) -> ModelDeployment
 
 
 def as_restarted(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
-    """Return the deployment as a new version, though nothing of it changed. Pure.
+    """Return the deployment with a new version that only restarts its engines. Pure.
 
     Raises:
-        FleetctlError: it is paused, or was restarted within this second.
+        FleetctlError: the rollout is paused, or the deployment was restarted within this second.
 
     """
     name, at = deployment.name, now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -314,10 +313,10 @@ def as_restarted(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
         )
     if deployment.metadata.annotations.get(RESTARTED_AT) == at:
         raise FleetctlError(
-            f"modeldeployment/{name} was restarted within this second already; wait for the next one"
+            f"modeldeployment/{name} was restarted within the last second; try again"
         )
     marked = deployments.with_restart_mark(deployment, at)
-    # What engines are started with counts as spec: else a status of before would speak of this version, too.
+    # The restart counts as a change of spec: otherwise the old status would apply to the new version.
     generation = deployment.metadata.generation + 1
     metadata = marked.metadata.model_copy(update={"generation": generation})
     return marked.model_copy(update={"metadata": metadata})
@@ -327,7 +326,7 @@ def as_restarted(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
 @store_options
 def pause(what: tuple[str, ...], **options: Any) -> None:
-    """Hold back new versions of deployments; replicas that are lost are replaced all the same."""
+    """Pause rollouts of deployments. Lost replicas are still replaced."""
     run(_change_each(what, as_paused, "paused", options))
 
 
@@ -335,7 +334,7 @@ def pause(what: tuple[str, ...], **options: Any) -> None:
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
 @store_options
 def resume(what: tuple[str, ...], **options: Any) -> None:
-    """Go on with what `fleetctl rollout pause` held back."""
+    """Resume rollouts that `fleetctl rollout pause` paused."""
     run(_change_each(what, as_resumed, "resumed", options))
 
 
@@ -343,14 +342,14 @@ def resume(what: tuple[str, ...], **options: Any) -> None:
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
 @store_options
 def restart(what: tuple[str, ...], **options: Any) -> None:
-    """Start the engines of deployments anew, as spec.rollout says: no request is dropped."""
+    """Restart the engines of deployments as spec.rollout allows, without dropping requests."""
     now = SystemClock().now()
     run(_change_each(what, lambda deployment: as_restarted(deployment, now), "restarted", options))
 
 
 async def _change_each(
     what: tuple[str, ...],
-    edit: targets.Edit[ModelDeployment],
+    edit: writer.Edit[ModelDeployment],
     done: str,
     options: dict[str, Any],
 ) -> None:

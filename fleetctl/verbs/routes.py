@@ -1,4 +1,4 @@
-"""`fleetctl routes`: which node served which request, from the journals of all gateways."""
+"""`fleetctl routes`: shows which node served each request, from the journals of all gateways."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,34 +15,34 @@ import orjson
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.output import printers
-from gateway.metrics.outcomes import OUTCOMES
 from schemas.records import GatewayLease
+from schemas.wire.metrics import REQUEST_OUTCOMES
 from store import codec, keys
 
 _ANSWER_S = 5.0
 _BODY_LIMIT = 16 << 20
-_HELP = """Show which node served which request, the latest last.
+_HELP = """Show which node served each request, the latest last.
 
 \b
   fleetctl routes --last 20
   fleetctl routes --model qwen --outcome failed --outcome interrupted -o wide
 
-Asks every gateway that is registered in the store (or those of --gateway) for the requests that it remembers, which are
-its last 10,000. Neither prompts nor answers are among what is shown.
+The requests are read from the journals of all gateways in the store, or of those given with --gateway. A journal holds
+the last 10,000 requests, without prompts and answers.
 """
 
 Json: TypeAlias = dict[str, Any]
 
 
 class AttemptRow(msgspec.Struct, rename="camel"):
-    """One engine that was asked."""
+    """One attempt to forward the request to an engine."""
 
     replica: str
     outcome: str
 
 
 class TokenCounts(msgspec.Struct):
-    """What a request took."""
+    """The token counts of a request."""
 
     prompt: int = 0
     cached: int = 0
@@ -50,7 +50,7 @@ class TokenCounts(msgspec.Struct):
 
 
 class RequestRow(msgspec.Struct, rename="camel"):
-    """One request, as far as it is shown."""
+    """The shown fields of one request."""
 
     time: str
     id: str
@@ -74,7 +74,7 @@ class RequestRow(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalQuery:
-    """What gateways are asked for."""
+    """The query for journals, and the API key."""
 
     query: dict[str, str]
     key: str
@@ -82,17 +82,20 @@ class JournalQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessDenied:
-    """What a gateway says to whom it does not tell its requests."""
+    """A gateway that requires another API key."""
 
-    why: str
+    message: str
 
 
 @click.command(help=_HELP)
 @click.option("--last", type=click.IntRange(1, 1000), default=100, show_default=True)
-@click.option("--model", default="", help="Only requests for this name.")
-@click.option("--node", default="", help="Only requests that this node was asked to serve.")
+@click.option("--model", default="", help="Only requests for this model name.")
+@click.option("--node", default="", help="Only requests that were forwarded to this node.")
 @click.option(
-    "--outcome", type=click.Choice(OUTCOMES), multiple=True, help="Only those that ended so."
+    "--outcome",
+    type=click.Choice(REQUEST_OUTCOMES),
+    multiple=True,
+    help="Only requests with this outcome.",
 )
 @click.option(
     "-o",
@@ -101,25 +104,25 @@ class AccessDenied:
     default="table",
     show_default=True,
 )
-@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
-@click.option("--gateway", multiple=True, metavar="URL", help="Ask this one only; may be repeated.")
+@click.option("--no-headers", is_flag=True, help="Do not print column titles.")
+@click.option("--gateway", multiple=True, metavar="URL", help="Gateway to read. Can be repeated.")
 @click.option(
     "--api-key",
     envvar="FLEET_API_KEY",
     default="",
-    help="An API key for admins, where gateways ask for keys (better in FLEET_API_KEY).",
+    help="Admin API key, if gateways require keys (better in FLEET_API_KEY).",
 )
 @store_options
 def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
-    """Show which node served which request, the latest last."""
+    """Show which node served each request, the latest last."""
     filters = {
         "limit": str(last),
         "model": options["model"],
         "node": options["node"],
         "status": ",".join(options["outcome"]),
     }
-    asked = JournalQuery(query={k: v for k, v in filters.items() if v}, key=options["api_key"])
-    found = run(_fetch_requests(tuple(map(_check_url, gateway)), asked, options))[-last:]
+    query = JournalQuery(query={k: v for k, v in filters.items() if v}, key=options["api_key"])
+    found = run(_fetch_requests(tuple(map(_check_url, gateway)), query, options))[-last:]
     if output == "json":
         tree = {"apiVersion": "v1", "kind": "List", "items": found}
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
@@ -142,7 +145,7 @@ def request_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str
 
 
 def _request_cells(row: RequestRow, *, is_wide: bool) -> list[str]:
-    # Times are shown as the terminal's user has them.
+    # Times are shown in the local time zone.
     moment = datetime.fromisoformat(row.time).astimezone()
     cells = [
         moment.isoformat(sep=" ", timespec="milliseconds")[:-6],
@@ -180,38 +183,40 @@ def _duration_text(milliseconds: float) -> str:
     return f"{milliseconds:.0f}ms" if milliseconds >= 10 else f"{milliseconds:.1f}ms"
 
 
-async def _fetch_requests(urls: Sequence[str], asked: JournalQuery, options: Json) -> list[Json]:
-    """Return what gateways remember, the latest last; a gateway that does not answer, or wants a key, is told of.
+async def _fetch_requests(urls: Sequence[str], query: JournalQuery, options: Json) -> list[Json]:
+    """Return the requests of all journals, the latest last; print a warning for each journal that cannot be read.
 
     Raises:
-        FleetctlError: nothing could be read.
+        FleetctlError: no journal can be read.
 
     """
     urls = urls or await _registered(options)
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        answers = await asyncio.gather(*(_fetch_journal(session, url, asked) for url in urls))
+        answers = await asyncio.gather(*(_fetch_journal(session, url, query) for url in urls))
     silent = [
-        f"{url}: {said}" for url, said in zip(urls, answers, strict=True) if isinstance(said, str)
+        f"{url}: {journal}"
+        for url, journal in zip(urls, answers, strict=True)
+        if isinstance(journal, str)
     ]
-    refused = [said.why for said in answers if isinstance(said, AccessDenied)]
+    refused = [journal.message for journal in answers if isinstance(journal, AccessDenied)]
     if len(silent) + len(refused) == len(urls):
         if not silent:
             raise FleetctlError("; ".join(refused))
-        said = "; ".join((*silent, *refused))
+        failures = "; ".join((*silent, *refused))
         raise FleetctlError(
-            f"no gateway answers ({said}). Is one running? Else say where with --gateway"
+            f"no gateway answers ({failures}). Start one, or pass its URL with --gateway"
         )
     for line in silent:
         click.echo(f"warning: a gateway does not answer: {line}", err=True)
     for line in refused:
-        click.echo(f"warning: the requests of a gateway are not shown: {line}", err=True)
-    # Two addresses may lead to one gateway. The newest come first, so that those of one millisecond are turned round.
+        click.echo(f"warning: a gateway denies access: {line}", err=True)
+    # Two URLs may lead to one gateway. Journals are newest first; reversing keeps the order within a millisecond.
     lines = {
         (one["gateway"], one["id"]): one
-        for said in answers
-        if isinstance(said, list)
-        for one in reversed(said)
+        for journal in answers
+        if isinstance(journal, list)
+        for one in reversed(journal)
     }
     return sorted(lines.values(), key=lambda one: str(one["time"]))
 
@@ -222,26 +227,26 @@ async def _registered(options: Json) -> list[str]:
     urls = sorted({codec.decode(GatewayLease, item).url for item in leases})
     if not urls:
         raise FleetctlError(
-            "no gateway is registered. `fleetctl up` runs one; for another say where with --gateway"
+            "no gateway is registered. `fleetctl up` runs one; for another gateway, pass its URL with --gateway"
         )
     return urls
 
 
 async def _fetch_journal(
-    session: aiohttp.ClientSession, url: str, asked: JournalQuery
+    session: aiohttp.ClientSession, url: str, query: JournalQuery
 ) -> list[Json] | AccessDenied | str:
-    """Return what one gateway remembers, or why it does not say."""
-    headers = {"authorization": f"Bearer {asked.key}"} if asked.key else {}
+    """Return the requests of one journal, or why it cannot be read."""
+    headers = {"authorization": f"Bearer {query.key}"} if query.key else {}
     try:
         async with session.get(
             f"{url.rstrip('/')}/api/dashboard/requests",
-            params=asked.query,
+            params=query.query,
             headers=headers,
             allow_redirects=False,
         ) as response:
             body = await _body(response)
             if response.status in (401, 403):
-                return AccessDenied(why=_access_denied_text(url, response.status))
+                return AccessDenied(message=_access_denied_text(url, response.status))
             if response.status != 200:
                 return f"status {response.status}"
             found: list[Json] = orjson.loads(body)["requests"]
@@ -249,27 +254,29 @@ async def _fetch_journal(
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         return str(error) or f"no answer within {_ANSWER_S:g} s"
     except (orjson.JSONDecodeError, KeyError, TypeError, msgspec.ValidationError) as error:
-        return f"what it says is no journal ({error}); is it a gateway of this release?"
+        return (
+            f"the response is not a journal ({error}); check that it is a gateway of this release"
+        )
     return found
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
-    """Read an answer, but for what is longer than any journal. Raises ClientError."""
+    """Read a response; one that is longer than any journal is an error. Raises ClientError."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > _BODY_LIMIT:
-            raise aiohttp.ClientPayloadError(f"its answer is larger than {_BODY_LIMIT} bytes")
+            raise aiohttp.ClientPayloadError(f"the response is larger than {_BODY_LIMIT} bytes")
     return bytes(body)
 
 
 def _access_denied_text(url: str, status: int) -> str:
     if status == 401:
         return (
-            f"{url} asks for an API key: give one for admins in FLEET_API_KEY or with --api-key "
-            "(`fleetctl create apikey NAME --admin` makes one)"
+            f"{url} requires an admin API key: set FLEET_API_KEY or --api-key "
+            "(`fleetctl create apikey NAME --admin` creates one)"
         )
-    return f"{url}: this API key is not for admins; make one that is with `fleetctl create apikey NAME --admin`"
+    return f"{url}: this API key is not an admin key; create one with `fleetctl create apikey NAME --admin`"
 
 
 def _check_url(url: str) -> str:

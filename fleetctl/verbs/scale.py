@@ -1,16 +1,17 @@
-"""`fleetctl scale`: how many replicas deployments have."""
+"""`fleetctl scale`: sets the number of replicas of deployments."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from fleetctl.cli import arguments
+from fleetctl.cli.arguments import parse_duration, result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import targets, writer
 from fleetctl.objects.targets import Selection
-from fleetctl.output.results import ResultPrinter, result_options
-from fleetctl.verbs.wait import parse_duration
+from fleetctl.output.results import ResultPrinter
 from machinery.clock import Clock, SystemClock
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
@@ -20,7 +21,7 @@ from store.port import Transport
 
 _POLL_S = 0.1
 
-_HELP = """Set how many replicas deployments have.
+_HELP = """Set the number of replicas of deployments.
 
 \b
   fleetctl scale --replicas=3 md/qwen md/phi
@@ -28,36 +29,36 @@ _HELP = """Set how many replicas deployments have.
   fleetctl scale --current-replicas=2 --replicas=3 md qwen --timeout=5m
   fleetctl scale --replicas=1 -f qwen.yaml
 
-A manifest that is applied later does not undo it, unless the manifest's own number has changed by then. Where
-spec.autoscaling decides the number, this refuses, and says how to move its bounds.
+A later apply keeps this number, unless the number in the manifest changes. If spec.autoscaling sets the number, the
+command fails and shows how to change its bounds.
 """
 
 
 @click.command(help=_HELP)
 @click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
 @click.option(
-    "--replicas", type=click.IntRange(0, 10_000), required=True, help="How many there should be."
+    "--replicas", type=click.IntRange(0, 10_000), required=True, help="Number of replicas."
 )
 @click.option(
     "--current-replicas",
     type=click.IntRange(0, 10_000),
-    help="Refuse, unless so many are asked for now.",
+    help="Fail unless the deployment has this number now.",
 )
 @click.option(
     "--timeout",
     default="0s",
     show_default=True,
-    help="Wait so long until as many serve; 0: do not.",
+    help="Wait until this number of replicas is ready; 0s does not wait.",
 )
-@targets.version_option
-@targets.selector_option
-@targets.all_option
-@targets.files_option
-@targets.recursive_option
+@arguments.version_option
+@arguments.selector_option
+@arguments.all_option
+@arguments.files_option
+@arguments.recursive_option
 @result_options
 @store_options
 def scale(words: tuple[str, ...], **options: Any) -> None:
-    """Set how many replicas deployments have."""
+    """Set the number of replicas of deployments."""
     chosen = targets.parse_selections(words, options, verb="scale", is_all=options["is_all"])
     for one in chosen:
         if one.kind.type is not ModelDeployment:
@@ -70,10 +71,10 @@ def scale(words: tuple[str, ...], **options: Any) -> None:
 def with_replicas(
     obj: ModelDeployment, replicas: int, *, current: int | None = None
 ) -> ModelDeployment | None:
-    """Return the deployment with so many replicas; None if it asks for them already. Pure.
+    """Return the deployment with this number of replicas; None if nothing changes. Pure.
 
     Raises:
-        FleetctlError: its load decides the number, another number is asked for now than `current`, or it is going.
+        FleetctlError: the deployment is autoscaled, has not the number `current`, or is being deleted.
 
     """
     name = targets.object_ref(obj)
@@ -82,16 +83,16 @@ def with_replicas(
     if bounds is not None:
         fixed = f'{{"minReplicas": {replicas}, "maxReplicas": {max(1, replicas)}}}'
         raise FleetctlError(
-            f"{name} has spec.autoscaling, which decides the number of its replicas, between {bounds.min_replicas} "
-            f"and {bounds.max_replicas}; nothing was changed. Move the bounds: "
-            f"""fleetctl patch {name} -p '{{"spec": {{"autoscaling": {fixed}}}}}'; or end it and scale then: """
+            f"{name} is autoscaled between {bounds.min_replicas} and {bounds.max_replicas} replicas; nothing was changed. "
+            "Change the bounds: "
+            f"""fleetctl patch {name} -p '{{"spec": {{"autoscaling": {fixed}}}}}'; or end autoscaling, then scale: """
             f"""fleetctl patch {name} -p '{{"spec": {{"autoscaling": null}}}}'"""
         )
     if current is not None and obj.spec.replicas != current:
         raise FleetctlError(
-            f"{name}: expected {current} replicas, and {obj.spec.replicas} are asked for now; nothing was changed"
+            f"{name}: expected {current} replicas, but spec.replicas is {obj.spec.replicas}; nothing was changed"
         )
-    return targets.with_spec(obj, replicas=replicas)
+    return writer.with_spec(obj, replicas=replicas)
 
 
 async def _scale(chosen: Sequence[Selection], options: dict[str, Any], timeout_s: float) -> None:
@@ -107,49 +108,51 @@ async def _scale(chosen: Sequence[Selection], options: dict[str, Any], timeout_s
         found = await targets.read_all_selected(transport, chosen)
         targets.refuse_several_versions(found, options["resource_version"])
         for obj in found:
-            edit(obj)  # all are asked before one is written
-        made: list[ApiObject] = []
+            edit(obj)  # check all before the first write
+        updated: list[ApiObject] = []
         for obj in found:
-            written = await targets.write_edit(
+            written = await writer.write_edit(
                 transport, clock, obj, edit, manager="fleetctl-scale", is_dry=results.is_dry
             )
-            results.say(written.obj, "scaled" if written.is_news else "scaled (no change)")
-            made.append(written.obj)
+            results.print_object(
+                written.obj, "scaled" if written.is_changed else "scaled (no change)"
+            )
+            updated.append(written.obj)
         if timeout_s and not results.is_dry:
-            await _wait(transport, clock, made, timeout_s)
+            await _wait(transport, clock, updated, timeout_s)
 
 
 async def _wait(
-    transport: Transport, clock: Clock, made: Sequence[ApiObject], timeout_s: float
+    transport: Transport, clock: Clock, updated: Sequence[ApiObject], timeout_s: float
 ) -> None:
-    """Wait until as many replicas serve as are asked for, and no more run."""
+    """Wait until exactly the requested number of replicas is ready."""
     deadline = clock.monotonic() + timeout_s
-    for obj in made:
+    for obj in updated:
         while (left := await _unmet(transport, obj, clock, deadline)) is not None:
             if clock.monotonic() >= deadline:
                 raise FleetctlError(
-                    f"timed out after {timeout_s:g} s: {targets.object_ref(obj)} {left}. What was asked for stays; "
-                    f"`fleetctl describe {targets.object_ref(obj)}` says more"
+                    f"timed out after {timeout_s:g} s: {targets.object_ref(obj)} {left}. The new number stays set; "
+                    f"`fleetctl describe {targets.object_ref(obj)}` shows details"
                 )
             await clock.sleep(_POLL_S)
 
 
 async def _unmet(
-    transport: Transport, made: ApiObject, clock: Clock, deadline: float
+    transport: Transport, updated: ApiObject, clock: Clock, deadline: float
 ) -> str | None:
-    """Return what the deployment still lacks; None if nothing."""
+    """Return what the deployment still waits for; None if it is complete."""
     try:
-        obj = await objects.get(transport, ModelDeployment, made.name)
+        obj = await objects.get(transport, ModelDeployment, updated.name)
     except UnavailableError as error:
-        # A store that restarts meanwhile is part of what is waited through.
+        # Outages of the store are waited through.
         if clock.monotonic() >= deadline:
             raise
         return str(error)
-    if obj is None or obj.metadata.uid != made.metadata.uid:
-        raise FleetctlError(f"{targets.object_ref(made)} was deleted meanwhile")
-    status, wanted = obj.status, obj.spec.replicas
+    if obj is None or obj.metadata.uid != updated.metadata.uid:
+        raise FleetctlError(f"{targets.object_ref(updated)} was deleted meanwhile")
+    status, replicas = obj.status, obj.spec.replicas
     if status is None or status.observed_generation < obj.metadata.generation:
-        return "was not looked at by a reconciler yet"
-    if status.ready_replicas == wanted == status.replicas:
+        return "was not observed by a reconciler yet"
+    if status.ready_replicas == replicas == status.replicas:
         return None
-    return f"has {status.ready_replicas} of {wanted} replicas ready, {status.replicas} are placed"
+    return f"has {status.ready_replicas} of {replicas} replicas ready, and {status.replicas} placed"

@@ -11,12 +11,12 @@ from typing import Literal
 import click
 from pydantic import ValidationError
 
+from fleetctl.cli.arguments import manifests_option, recursive_option
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.output.printers import align_columns
 from fleetctl.simulate import fleet_file
 from fleetctl.simulate.fleet_file import FleetFile, FleetNode
 from fleetctl.simulate.simulated_fleet import FleetSnapshot, ReplicaPlace, SimulatedFleet, run_fleet
-from fleetctl.verbs.apply import files_option, recursive_option
 from machinery import virtual_time
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject, load_objects
@@ -226,7 +226,7 @@ docs/operations/simulate.md describes fleet.yaml.
 
 
 @click.command(help=_HELP)
-@files_option
+@manifests_option
 @recursive_option
 @click.option(
     "--fleet", "fleet_path", required=True, help="File with the Macs and models (fleet.yaml)."

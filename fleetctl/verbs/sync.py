@@ -1,4 +1,4 @@
-"""`fleetctl sync`, `suspend` and `resume`: GitSources at work, and at rest."""
+"""`fleetctl sync`, `suspend` and `resume`: synchronise GitSources now, or pause them."""
 
 import secrets
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
+from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.objects import reader, targets
+from fleetctl.objects import reader, writer
 from fleetctl.objects.kind_args import kind_of
-from fleetctl.verbs.wait import parse_duration
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import SYNC_REQUESTED, GitSource
 from schemas.meta import Condition, ConditionStatus, find_condition
@@ -25,28 +25,28 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncOutcome:
-    """How a source stands after it was looked at."""
+    """The state of a source after the synchronisation."""
 
     text: str
-    """What to print."""
-    is_well: bool
+    """The line to print."""
+    is_ready: bool
 
 
 @click.command()
 @click.argument("sources", nargs=-1, metavar="[SOURCE...]")
-@click.option("--timeout", default="5m", show_default=True, help="How long, such as 90s or 5m.")
-@click.option("--wait/--no-wait", "waits", default=True, help="Whether to wait for the outcome.")
+@click.option("--timeout", default="5m", show_default=True, help="Time limit, such as 90s or 5m.")
+@click.option("--wait/--no-wait", "waits", default=True, help="Wait for the outcome.")
 @store_options
 def sync(sources: tuple[str, ...], timeout: str, *, waits: bool, **options: Any) -> None:
-    """Look for new commits now; wait until the newest is applied, or say why it is not.
+    """Fetch new commits now, and wait until they are applied.
 
-    Without SOURCE, all GitSources. Exit code 1 if one of them is not applied and well.
+    Without SOURCE, all GitSources are synchronised. Exit code 1 if a source is not applied and ready.
     """
     limit_s = parse_duration(timeout)
     found = run(_sync(_parse_names(sources), limit_s if waits else None, options))
     for one in found:
-        click.echo(one.text, err=not one.is_well)
-    if not all(one.is_well for one in found):
+        click.echo(one.text, err=not one.is_ready)
+    if not all(one.is_ready for one in found):
         raise click.exceptions.Exit(1)
 
 
@@ -54,7 +54,7 @@ def sync(sources: tuple[str, ...], timeout: str, *, waits: bool, **options: Any)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @store_options
 def suspend(sources: tuple[str, ...], **options: Any) -> None:
-    """Leave what GitSources have applied as it is, whatever is committed, until `fleetctl resume`."""
+    """Stop applying new commits of GitSources until `fleetctl resume`."""
     run(_set_suspended(_parse_names(sources), options, is_suspended=True))
 
 
@@ -62,18 +62,23 @@ def suspend(sources: tuple[str, ...], **options: Any) -> None:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @store_options
 def resume(sources: tuple[str, ...], **options: Any) -> None:
-    """Have suspended GitSources follow their repositories again."""
+    """Resume applying new commits of suspended GitSources."""
     run(_set_suspended(_parse_names(sources), options, is_suspended=False))
 
 
 def _parse_names(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in `fleet gs/other`."""
+    """Return the names in `fleet gs/other`.
+
+    Raises:
+        click.UsageError: a request_id names another kind.
+
+    """
     found = []
-    for word in words:
-        before, slash, name = word.partition("/")
+    for request_id in words:
+        before, slash, name = request_id.partition("/")
         if slash and kind_of(before).name != "GitSource":
-            raise click.UsageError(f"{word} is no GitSource; write NAME or gs/NAME")
-        found.append(name if slash else word)
+            raise click.UsageError(f"{request_id} is not a GitSource; write NAME or gs/NAME")
+        found.append(name if slash else request_id)
     return tuple(dict.fromkeys(found))
 
 
@@ -90,84 +95,93 @@ async def _sync(
         found = await _read_sources(transport, names)
         if not found:
             raise FleetctlError(
-                "there is no GitSource. Apply a manifest of that kind, as in examples/gitops/"
+                "no GitSource found. Apply a manifest of this kind; examples/gitops/ has one"
             )
-        resting = [one.name for one in found if one.spec.suspend]
-        if resting and names:
+        suspended = [one.name for one in found if one.spec.suspend]
+        if suspended and names:
             raise FleetctlError(
-                f"gitsource/{resting[0]} is suspended; run: fleetctl resume gs/{resting[0]}"
+                f"gitsource/{suspended[0]} is suspended; run: fleetctl resume gs/{suspended[0]}"
             )
-        asked = [one for one in found if not one.spec.suspend]
-        word = secrets.token_hex(4)
-        for one in asked:
+        requested = [one for one in found if not one.spec.suspend]
+        request_id = secrets.token_hex(4)
+        for one in requested:
             await mutate(
-                transport, clock, GitSource, one.name, lambda now: _with_sync_request(now, word)
+                transport,
+                clock,
+                GitSource,
+                one.name,
+                lambda now: _with_sync_request(now, request_id),
             )
-        said = [SyncOutcome(text=f"gitsource/{one} is suspended", is_well=True) for one in resting]
+        outcomes = [
+            SyncOutcome(text=f"gitsource/{one} is suspended", is_ready=True) for one in suspended
+        ]
         if limit_s is None:
             return [
-                *said,
-                *(SyncOutcome(text=f"gitsource/{o.name} asked", is_well=True) for o in asked),
+                *outcomes,
+                *(
+                    SyncOutcome(text=f"gitsource/{o.name} requested", is_ready=True)
+                    for o in requested
+                ),
             ]
         deadline = clock.monotonic() + limit_s
         with ProgressLine() as progress:
-            for one in asked:
-                telling = _SyncProgress(one.name, word, progress)
-                said.append(await _wait_outcome(transport, clock, telling, deadline))
-        return said
+            for one in requested:
+                progress_line = _SyncProgress(one.name, request_id, progress)
+                outcomes.append(await _wait_outcome(transport, clock, progress_line, deadline))
+        return outcomes
 
 
-def _with_sync_request(source: GitSource, word: str) -> GitSource:
-    notes = {**source.metadata.annotations, SYNC_REQUESTED: word}
+def _with_sync_request(source: GitSource, request_id: str) -> GitSource:
+    notes = {**source.metadata.annotations, SYNC_REQUESTED: request_id}
     metadata = source.metadata.model_copy(update={"annotations": notes})
     return source.model_copy(update={"metadata": metadata})
 
 
 class _SyncProgress:
-    """Says why a source is waited for: to a person in one line that changes, to a pipe each trouble once."""
+    """Shows why a source is not ready yet: on a terminal in a progress line, else once for each problem."""
 
-    def __init__(self, name: str, word: str, progress: ProgressLine) -> None:
+    def __init__(self, name: str, request_id: str, progress: ProgressLine) -> None:
         self.name = name
-        self.word = word
+        self.request_id = request_id
         self._progress = progress
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
-    def tell(self, source: GitSource | None) -> None:
-        """Say how the source stands; None is a store that does not answer."""
-        self._progress.show(f"gitsource/{self.name}: {progress_text(source, self.word)}")
-        found = None if source is None else sync_trouble(source, self.word)
-        # By its reason: the message may count attempts.
-        if found is not None and not self._progress.is_shown and found.reason not in self._told:
-            self._told.add(found.reason)
+    def update(self, source: GitSource | None) -> None:
+        """Show the state of the source; None means that the store does not answer."""
+        self._progress.show(f"gitsource/{self.name}: {progress_text(source, self.request_id)}")
+        found = None if source is None else sync_trouble(source, self.request_id)
+        # Compare reasons only: a message may contain a count of attempts.
+        if found is not None and not self._progress.is_shown and found.reason not in self._shown:
+            self._shown.add(found.reason)
             self._progress.say(f"gitsource/{self.name}: {found.reason}: {found.message}")
 
 
-def sync_trouble(source: GitSource, word: str) -> Condition | None:
-    """Return why a source that was asked with the word is not Ready yet, if that is no older news. Pure."""
+def sync_trouble(source: GitSource, request_id: str) -> Condition | None:
+    """Return why a source is not Ready yet, if its status answers this request. Pure."""
     ready = _condition(source, "Ready")
     if ready is None or ready.status is not ConditionStatus.FALSE:
         return None
-    # What waits for other sources is not looked for, so nothing answers to the word.
-    is_heard = source.status is not None and source.status.last_sync == word
-    return ready if is_heard or ready.reason == "DependencyNotReady" else None
+    # A source that waits for others is not fetched, so its status does not carry the request.
+    is_answered = source.status is not None and source.status.last_sync == request_id
+    return ready if is_answered or ready.reason == "DependencyNotReady" else None
 
 
-def progress_text(source: GitSource | None, word: str) -> str:
-    """Return what a source that was asked with the word is at. Pure."""
+def progress_text(source: GitSource | None, request_id: str) -> str:
+    """Return the progress of a source as text. Pure."""
     if source is None:
         return "the store does not answer"
     ready = _condition(source, "Ready")
-    is_heard = source.status is not None and source.status.last_sync == word
-    if ready is None or (not is_heard and ready.status is ConditionStatus.TRUE):
-        return "waiting for the reconciler to look"
+    is_answered = source.status is not None and source.status.last_sync == request_id
+    if ready is None or (not is_answered and ready.status is ConditionStatus.TRUE):
+        return "waiting for the reconciler"
     return f"{ready.reason}: {ready.message}"
 
 
 async def _wait_outcome(
-    transport: Transport, clock: Clock, telling: _SyncProgress, deadline: float
+    transport: Transport, clock: Clock, progress_line: _SyncProgress, deadline: float
 ) -> SyncOutcome:
-    """Wait until the source was looked at and came to rest."""
-    name, word = telling.name, telling.word
+    """Wait until the source was fetched and its state is final."""
+    name, request_id = progress_line.name, progress_line.request_id
     while True:
         try:
             source = await objects.get(transport, GitSource, name)
@@ -177,47 +191,52 @@ async def _wait_outcome(
             source = None
         else:
             if source is None:
-                raise FleetctlError(f"gitsource/{name} is gone: somebody deleted it")
-            found = outcome_of(source, word)
+                raise FleetctlError(f"gitsource/{name} is gone: it was deleted meanwhile")
+            found = outcome_of(source, request_id)
             if found is not None:
                 return found
-        telling.tell(source)
+        progress_line.update(source)
         if clock.monotonic() >= deadline:
-            return SyncOutcome(text=_timeout_text(name, source, word), is_well=False)
+            return SyncOutcome(text=_timeout_text(name, source, request_id), is_ready=False)
         await clock.sleep(_POLL_S)
 
 
-def outcome_of(source: GitSource, word: str) -> SyncOutcome | None:
-    """Return how a source stands; None while it is at work on what was asked. Pure."""
+def outcome_of(source: GitSource, request_id: str) -> SyncOutcome | None:
+    """Return the outcome of the request; None while it is in progress. Pure."""
     status, head = source.status, f"gitsource/{source.name}"
     ready, stalled = _condition(source, "Ready"), _condition(source, "Stalled")
     if status is None or ready is None:
         return None
     if stalled is not None and stalled.status is ConditionStatus.TRUE:
-        # What waits for other sources is not looked for, so nothing answers to the word.
-        is_answer = status.last_sync == word or ready.reason == "DependencyCircle"
+        # A source that waits for others is not fetched, so its status does not carry the request.
+        is_answer = status.last_sync == request_id or ready.reason == "DependencyCircle"
         text = f"{head} is stalled ({ready.reason}): {ready.message}"
-        return SyncOutcome(text=text, is_well=False) if is_answer else None
-    if status.last_sync != word or ready.status is ConditionStatus.FALSE:
+        return SyncOutcome(text=text, is_ready=False) if is_answer else None
+    if status.last_sync != request_id or ready.status is ConditionStatus.FALSE:
         return None
     if ready.status is ConditionStatus.UNKNOWN:
-        return SyncOutcome(text=f"{head} ({ready.reason}): {ready.message}", is_well=False)
-    return SyncOutcome(text=f"{head} {ready.message}", is_well=True)
+        return SyncOutcome(text=f"{head} ({ready.reason}): {ready.message}", is_ready=False)
+    return SyncOutcome(text=f"{head} {ready.message}", is_ready=True)
 
 
 def _condition(source: GitSource, type_: str) -> Condition | None:
-    """Return a condition, if it speaks of the spec as it is."""
+    """Return a condition of the current generation."""
     found = find_condition(source.status.conditions, type_) if source.status is not None else None
     is_current = found is not None and found.observed_generation >= source.metadata.generation
     return found if is_current else None
 
 
-def _timeout_text(name: str, source: GitSource | None, word: str) -> str:
+def _timeout_text(name: str, source: GitSource | None, request_id: str) -> str:
     ready = None if source is None else _condition(source, "Ready")
-    is_heard = source is not None and source.status is not None and source.status.last_sync == word
-    if ready is not None and (is_heard or ready.status is not ConditionStatus.TRUE):
+    is_answered = (
+        source is not None and source.status is not None and source.status.last_sync == request_id
+    )
+    if ready is not None and (is_answered or ready.status is not ConditionStatus.TRUE):
         return f"gitsource/{name} is not Ready in time ({ready.reason}): {ready.message}"
-    return f"gitsource/{name} was not looked at in time: does a reconciler lead? `fleetctl doctor` looks"
+    return (
+        f"gitsource/{name} was not fetched in time: check that a reconciler runs, for example with "
+        "`fleetctl doctor`"
+    )
 
 
 async def _set_suspended(
@@ -227,11 +246,11 @@ async def _set_suspended(
     done = "suspended" if is_suspended else "resumed"
 
     def edit(source: GitSource) -> GitSource | None:
-        return targets.with_spec(source, suspend=is_suspended)
+        return writer.with_spec(source, suspend=is_suspended)
 
     async with open_store(options) as transport:
         for source in await _read_sources(transport, names):
-            is_news = await targets.apply_edit(
+            is_changed = await writer.apply_edit(
                 transport, clock, source, edit, manager="fleetctl-suspend"
             )
-            click.echo(f"gitsource/{source.name} {done if is_news else f'already {done}'}")
+            click.echo(f"gitsource/{source.name} {done if is_changed else f'already {done}'}")

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fleetctl.cli import terminal
+from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import selectors
@@ -20,7 +21,6 @@ from fleetctl.objects.kind_args import kind_of, parse_target
 from fleetctl.objects.selectors import LabelRequirement
 from fleetctl.top import collector, usage
 from fleetctl.top.collector import FleetInventory, FleetSample
-from fleetctl.verbs.wait import parse_duration
 from machinery import environment
 from machinery.clock import Clock, SystemClock
 from manifests.suggestions import not_found_message

@@ -1,12 +1,13 @@
-"""`fleetctl wait`: until a condition or a field of objects is so, or they are there, or gone."""
+"""`fleetctl wait`: waits until objects reach a condition or field value, exist, or are gone."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from fleetctl.cli import arguments
+from fleetctl.cli.arguments import parse_timeout
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
@@ -22,14 +23,11 @@ from store.object_trees import Tree
 from store.port import StoreReader
 
 _POLL_S = 0.1
-# Of many objects a look takes its time; so much of the time the store is left alone.
+# Rest for this many times the duration of a read: reading many objects takes long.
 _REST_FACTOR = 4
-# One list of a kind is cheaper than so many reads.
+# From this many objects on, one list of the kind is cheaper than single reads.
 _MIN_FOR_LIST = 5
-# kubectl's meaning of a negative --timeout.
-_WEEK_S = 7 * 24 * 3600.0
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_HELP = """Wait until objects are as --for says.
+_HELP = """Wait until objects reach the state of --for.
 
 \b
   fleetctl wait md/qwen --for=condition=Available --timeout=5m
@@ -39,31 +37,9 @@ _HELP = """Wait until objects are as --for says.
 """
 
 
-def parse_duration(text: str) -> float:
-    """Return the seconds that "90", "30s", "5m" or "1h30m" say.
-
-    Raises:
-        click.UsageError: it is no length of time.
-
-    """
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
-        return float(text)
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", text)
-    if not parts or "".join(n + u for n, u in parts) != text:
-        raise click.UsageError(f"{text!r} is no length of time; write 30s, 5m or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
-
-
-def parse_timeout(text: str) -> float:
-    """Return the seconds that --timeout says; a negative one is a week. Errors as `parse_duration`."""
-    if not text.startswith("-"):
-        return parse_duration(text)
-    return _WEEK_S if parse_duration(text[1:]) else 0.0
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class AwaitedObject:
-    """One object that is waited for."""
+    """An object to wait for."""
 
     kind: str
     name: str
@@ -79,26 +55,26 @@ class AwaitedObject:
     "--for",
     "goal",
     required=True,
-    help="condition=TYPE[=True|False|Unknown], jsonpath='{PATH}'[=VALUE], create, or delete.",
+    help="State to wait for: condition=TYPE[=True|False|Unknown], jsonpath='{PATH}'[=VALUE], create, or delete.",
 )
 @click.option(
     "--timeout",
     default="30s",
     show_default=True,
-    help="How long for all of them, such as 90s or 5m; 0 looks once, -1s is a week.",
+    help="Time limit for all objects, such as 90s or 5m. 0 checks once, -1s waits for a week.",
 )
-@targets.selector_option
-@targets.all_option
-@targets.files_option
-@targets.recursive_option
+@arguments.selector_option
+@arguments.all_option
+@arguments.files_option
+@arguments.recursive_option
 @store_options
 def wait(what: tuple[str, ...], goal: str, timeout: str, **options: Any) -> None:
-    """Wait until objects are as --for says."""
-    wanted, timeout_s = wait_conditions.parse(goal), parse_timeout(timeout)
+    """Wait until objects reach the state of --for."""
+    target, timeout_s = wait_conditions.parse(goal), parse_timeout(timeout)
     chosen = targets.parse_selections(
         what, options, verb="waited for", is_all=options["is_all"], is_read=True
     )
-    run(_wait(chosen, wanted, timeout_s, options))
+    run(_wait(chosen, target, timeout_s, options))
 
 
 async def _wait(
@@ -112,12 +88,12 @@ async def _wait(
             if isinstance(goal, DeletedGoal):
                 return
             plurals = ", ".join(choice.kind.plural for choice in chosen)
-            raise FleetctlError(f"there are no such {plurals}, so nothing is waited for")
+            raise FleetctlError(f"no matching {plurals} found to wait for")
         await watched.until(awaited, {choice.kind.name: choice.kind for choice in chosen})
 
 
 class ObjectWaiter:
-    """Looks again and again, until all is well or the time is over. A store that restarts is waited through."""
+    """Reads objects repeatedly until they reach the goal or the time is over; outages of the store are waited through."""
 
     def __init__(self, store: StoreReader, clock: Clock, goal: Goal, timeout_s: float) -> None:
         self._store = store
@@ -128,21 +104,21 @@ class ObjectWaiter:
         self._look_s = 0.0
 
     async def meant(self, choice: Selection) -> list[AwaitedObject]:
-        """Return the objects that a choice means; waits for one to be created if that is the goal."""
+        """Return the selected objects; with the goal `create`, wait until one exists."""
         if choice.names:
             return [AwaitedObject(choice.kind.name, name) for name in choice.names]
         while True:
-            found = selectors.select(await self._all(choice.kind), choice.selector)
+            found = selectors.select(await self._all(choice.kind), choice.requirements)
             if found or not isinstance(self._goal, CreatedGoal) or not await self._has_time():
                 return [
                     AwaitedObject(choice.kind.name, object_trees.name_of(tree)) for tree in found
                 ]
 
     async def until(self, awaited: Sequence[AwaitedObject], kinds: dict[str, Kind]) -> None:
-        """Wait for all of them, in the order they were asked for.
+        """Wait for all objects, and print each that reaches the goal.
 
         Raises:
-            FleetctlError: one is not there, or the time is over; says how far those are.
+            FleetctlError: an object does not exist, or the time is over; the message has the current state.
 
         """
         left = list(dict.fromkeys(awaited))
@@ -162,12 +138,12 @@ class ObjectWaiter:
                     raise FleetctlError("\n".join(self._too_late(one, seen[one]) for one in left))
 
     def _so_far(self, left: Sequence[AwaitedObject], tree: Tree | None) -> str:
-        """Return the line that a person sees meanwhile; it speaks of the first that is left."""
+        """Return the progress line, about the first remaining object."""
         others = f" and {len(left) - 1} more" if len(left) > 1 else ""
         return f"{left[0].label}{others}: waiting for {self._goal.text}{wait_conditions.state_text(self._goal, tree)}"
 
     async def _looked(self, left: Sequence[AwaitedObject]) -> dict[AwaitedObject, Tree | None]:
-        """Return the objects as they are."""
+        """Read the objects."""
         found: dict[AwaitedObject, Tree | None] = {}
         while True:
             began_s = self._clock.monotonic()
@@ -199,7 +175,7 @@ class ObjectWaiter:
                     raise
 
     async def _has_time(self) -> bool:
-        """Rest before the next look; return whether there is time for one."""
+        """Rest before the next read; return whether there is time for one."""
         left_s = self._deadline_s - self._clock.monotonic()
         if left_s <= 0:
             return False
@@ -209,7 +185,7 @@ class ObjectWaiter:
     async def _refuse_missing(
         self, seen: dict[AwaitedObject, Tree | None], kinds: dict[str, Kind]
     ) -> None:
-        """Raise FleetctlError for an object that is not there: it would be waited for in vain."""
+        """Raise FleetctlError for an object that does not exist."""
         for one, tree in seen.items():
             if tree is None:
                 known = [object_trees.name_of(t) for t in await self._all(kinds[one.kind])]
@@ -217,8 +193,10 @@ class ObjectWaiter:
 
     def _too_late(self, one: AwaitedObject, tree: Tree | None) -> str:
         now = wait_conditions.state_text(self._goal, tree)
-        # What is not there cannot be described.
-        more = f"describe {one.label}` says more" if tree else f"get {one.kind.lower()}` shows all"
+        # An object that does not exist cannot be described.
+        more = (
+            f"describe {one.label}` shows details" if tree else f"get {one.kind.lower()}` lists all"
+        )
         return (
             f"timed out after {self._timeout_s:g} s waiting for {self._goal.text} of {one.label}{now}. "
             f"`fleetctl {more}"

@@ -224,7 +224,7 @@ class AgentRoutes:
         return found
 
     def _log_reader(self, what: str, grant: TicketGrant) -> None:
-        log.info("log is read", extra={"of": what, "user": grant.user})
+        log.info("a log is read", extra={"of": what, "user": grant.user})
 
     def _log_response(self, pieces: AsyncIterator[bytes]) -> LogResponse:
         if self.readers.is_full:

@@ -237,10 +237,10 @@ class HollowMac:
     def name(self) -> str:
         return self.status.hostname
 
-    def agent(self, transport: Transport, feed: SharedCaches) -> Agent:
+    def agent(self, transport: Transport, caches: SharedCaches) -> Agent:
         """Return a new run of the Mac's agent; the earlier one must have been cancelled."""
         self._runs += 1
-        self.engines.epochs = feed.epochs
+        self.engines.epochs = caches.epochs
         config = AgentConfig(
             state_dir=HOLLOW_FOLDER,
             models_dir=HOLLOW_FOLDER,
@@ -252,17 +252,20 @@ class HollowMac:
             casts_to_float32=False,
             lease_s=self.lease_s,
         )
-        parts = Dependencies(
+        return Agent(transport, self.clock, config, self.dependencies(caches))
+
+    def dependencies(self, caches: SharedCaches) -> Dependencies:
+        """Return the simulated dependencies of the Mac's agent."""
+        return Dependencies(
             engines=self.engines,
             health=self.health,
             references=self.references,
             report_models=self._report,
             report_adapters=self._report_adapters,
-            replicas=feed.replicas_of(self.name),
-            deployments=feed.deployments_of(self.name),
+            replicas=caches.replicas_of(self.name),
+            deployments=caches.deployments_of(self.name),
             readings=self.readings,
         )
-        return Agent(transport, self.clock, config, parts)
 
     def lose_power(self) -> None:
         """End every engine at once, as a power failure does; the caller cancels the agent."""

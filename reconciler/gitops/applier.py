@@ -103,10 +103,10 @@ async def apply_commit(
     try:
         drift: tuple[Drift, ...] = ()
         if not is_new:
-            seen = await _drifted(transport, clock, source, loaded_commit)
+            result = await _drifted(transport, clock, source, loaded_commit)
             if source.spec.drift_policy == "Warn":
-                return seen
-            drift = seen.drift
+                return result
+            drift = result.drift
         done = await manifests_apply.apply(transport, loaded_commit.loaded, clock, _options(source))
     except ManifestErrors as errors:
         return CommitResult(

@@ -51,11 +51,11 @@ async def record_applied(
         return
     names = [f"{kind.lower()}/{name}" for kind, name in (*result.created, *result.configured)]
     if result.drift and source.spec.drift_policy == "Correct":
-        message = f"put back as {short_revision(revision)} says: {join_first([drift_text(one) for one in result.drift])}"
+        message = f"corrected to {short_revision(revision)}: {join_first([drift_text(one) for one in result.drift])}"
         await recorder.record(about, "DriftCorrected", message, type_="Warning")
     elif names:
         await recorder.record(
-            about, "DriftCorrected", f"put back: {join_first(names)}", type_="Warning"
+            about, "DriftCorrected", f"corrected: {join_first(names)}", type_="Warning"
         )
     if result.pruned:
         gone = [f"{kind.lower()}/{name}" for kind, name in result.pruned]

@@ -199,15 +199,15 @@ def _cut(text: str) -> str:
 def dependency_cycle(name: str, sources: Mapping[str, GitSource]) -> tuple[str, ...]:
     """Return a path along dependsOn from a source back to itself; empty if there is none."""
     paths: list[tuple[str, ...]] = [(name,)]
-    seen: set[str] = set()
+    visited: set[str] = set()
     while paths:
         path = paths.pop()
         here = sources.get(path[-1])
         for after in here.spec.depends_on if here is not None else ():
             if after == name:
                 return (*path, name)
-            if after not in seen:
-                seen.add(after)
+            if after not in visited:
+                visited.add(after)
                 paths.append((*path, after))
     return ()
 

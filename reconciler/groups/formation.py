@@ -60,25 +60,25 @@ class FormationAttempt:
     """Nodes that the replica runs on: cordons and taints do not remove it from them."""
 
 
-def form_group(stage: FormationAttempt) -> FormedGroup | FormationRefusal:
+def form_group(attempt: FormationAttempt) -> FormedGroup | FormationRefusal:
     """Form one replica on a group in one shape, or return why that is not possible."""
-    stage = replace(stage, request=with_shape(stage.request, stage.shape))
-    healthy, refused = _check_members(stage)
-    if len(healthy) < stage.shape.size:
-        return _unformed(stage, refused)
-    geometry = memory_proof.geometry_of(stage.request, healthy[0])
+    attempt = replace(attempt, request=with_shape(attempt.request, attempt.shape))
+    healthy, refused = _check_members(attempt)
+    if len(healthy) < attempt.shape.size:
+        return _refusal(attempt, refused)
+    geometry = memory_proof.geometry_of(attempt.request, healthy[0])
     first_refusal: FormationRefusal | None = None
-    for way in _ways(stage):
-        unsupported = model_split.unsupported_reason(geometry, way, stage.shape.size)
+    for way in _ways(attempt):
+        unsupported = model_split.unsupported_reason(geometry, way, attempt.shape.size)
         if unsupported:
             reason = "ModelNotInspected" if geometry.splitting is None else f"{way}Impossible"
-            found: FormedGroup | FormationRefusal = _unformed(
-                stage, refused, whole=Rejection(reason=reason, message=unsupported)
+            found: FormedGroup | FormationRefusal = _refusal(
+                attempt, refused, whole=Rejection(reason=reason, message=unsupported)
             )
         elif way == "Tensor":
-            found = _tensor(stage, healthy, refused)
+            found = _form_tensor(attempt, healthy, refused)
         else:
-            found = _pipeline(stage, healthy, refused)
+            found = _form_pipeline(attempt, healthy, refused)
         if isinstance(found, FormedGroup):
             return found
         first_refusal = first_refusal or found
@@ -86,8 +86,8 @@ def form_group(stage: FormationAttempt) -> FormedGroup | FormationRefusal:
     return first_refusal
 
 
-def _ways(stage: FormationAttempt) -> tuple[Parallelism, ...]:
-    match stage.shape.parallelism:
+def _ways(attempt: FormationAttempt) -> tuple[Parallelism, ...]:
+    match attempt.shape.parallelism:
         case "Tensor":
             return ("Tensor",)
         case "Pipeline":
@@ -96,34 +96,34 @@ def _ways(stage: FormationAttempt) -> tuple[Parallelism, ...]:
             return ("Tensor", "Pipeline")
 
 
-def _check_members(stage: FormationAttempt) -> tuple[list[NodeView], list[tuple[str, Rejection]]]:
+def _check_members(attempt: FormationAttempt) -> tuple[list[NodeView], list[tuple[str, Rejection]]]:
     """Return the members that can have a rank if they have room, the best first, and the rejected others."""
     healthy: list[NodeView] = []
     refused: list[tuple[str, Rejection]] = []
-    for name in stage.group.members:
-        node = stage.nodes.get(name)
+    for name in attempt.group.members:
+        node = attempt.nodes.get(name)
         if node is None:
             unknown = Rejection(reason="UnknownNode", message="no node of that name has joined")
             refused.append((name, unknown))
             continue
         why = check_member(
-            stage.request, _without_soft_holds(node) if name in stage.current else node
+            attempt.request, _without_soft_holds(node) if name in attempt.current else node
         )
-        why = why or _rdma_rejection(stage, name)
+        why = why or _rdma_rejection(attempt, name)
         if why is None:
             healthy.append(node)
         else:
             refused.append((name, why))
-    if not stage.group.spec.members:
-        healthy.sort(key=lambda node: _rank_of(stage, node))
+    if not attempt.group.spec.members:
+        healthy.sort(key=lambda node: _rank_of(attempt, node))
     return healthy, refused
 
 
-def _rdma_rejection(stage: FormationAttempt, name: str) -> Rejection | None:
+def _rdma_rejection(attempt: FormationAttempt, name: str) -> Rejection | None:
     """Return why a Mac cannot do RDMA with any cable, so that a spare replaces it."""
-    if stage.group.spec.backend == "ring":
+    if attempt.group.spec.backend == "ring":
         return None
-    missing = next(fabric.rdma_faults(name, stage.group.machines[name]), None)
+    missing = next(fabric.rdma_faults(name, attempt.group.machines[name]), None)
     if missing is None:
         return None
     return Rejection(reason=missing.reason, message=missing.message)
@@ -148,45 +148,45 @@ def _without_soft_holds(node: NodeView) -> NodeView:
     return replace(node, is_cordoned=False, taints=(), holds=holds)
 
 
-def _rank_of(stage: FormationAttempt, node: NodeView) -> tuple[object, ...]:
+def _rank_of(attempt: FormationAttempt, node: NodeView) -> tuple[object, ...]:
     """Return the sort key of a selected node: present nodes of the replica first, then as for a single Mac."""
-    is_preferred = scores.is_preferred(stage.request, node)
-    score = scores.total(scores.score_parts(stage.request, node, {}))
-    return node.name not in stage.current, not is_preferred, -score, node.name
+    is_preferred = scores.is_preferred(attempt.request, node)
+    score = scores.total(scores.score_parts(attempt.request, node, {}))
+    return node.name not in attempt.current, not is_preferred, -score, node.name
 
 
-def _load(stage: FormationAttempt, node: NodeView) -> RankLoad:
-    spec = stage.request.spec
+def _load(attempt: FormationAttempt, node: NodeView) -> RankLoad:
+    spec = attempt.request.spec
     return RankLoad(
         context_length=spec.context_length,
         concurrency=spec.concurrency,
-        extras=memory_proof.extras_of(stage.request, node),
+        extras=memory_proof.extras_of(attempt.request, node),
         # spec.resources.memory is for the whole replica; ranks share it evenly.
-        override_bytes=-(-stage.request.override_bytes // stage.shape.size),
+        override_bytes=-(-attempt.request.override_bytes // attempt.shape.size),
     )
 
 
-def _tensor(
-    stage: FormationAttempt, healthy: Sequence[NodeView], refused: Sequence[tuple[str, Rejection]]
+def _form_tensor(
+    attempt: FormationAttempt, healthy: Sequence[NodeView], refused: Sequence[tuple[str, Rejection]]
 ) -> FormedGroup | FormationRefusal:
-    size, short = stage.shape.size, list(refused)
+    size, short = attempt.shape.size, list(refused)
     fitting: list[tuple[NodeView, MemoryProof]] = []
     for node in healthy:
-        geometry = memory_proof.geometry_of(stage.request, node)
-        proof = prove_rank(geometry, _load(stage, node), size=size, layers=None)
-        if proof.total_bytes <= stage.room(node):
+        geometry = memory_proof.geometry_of(attempt.request, node)
+        proof = prove_rank(geometry, _load(attempt, node), size=size, layers=None)
+        if proof.total_bytes <= attempt.room(node):
             fitting.append((node, proof))
         else:
-            short.append((node.name, _too_small(stage, node, proof)))
+            short.append((node.name, _too_small(attempt, node, proof)))
     if len(fitting) < size:
-        return _unformed(stage, short)
-    alike = list(_alike(stage, fitting))
+        return _refusal(attempt, short)
+    alike = list(_equal_sets(attempt, fitting))
     if not alike:
-        return _unformed(stage, short, whole=_unlike([node for node, _ in fitting]))
+        return _refusal(attempt, short, whole=_unequal_rejection([node for node, _ in fitting]))
     why: FormationRefusal | None = None
     for chosen in alike:
         proofs = [proof for _, proof in chosen]
-        found = _seated(stage, [node for node, _ in chosen], proofs, "Tensor", short)
+        found = _assign_ranks(attempt, [node for node, _ in chosen], proofs, "Tensor", short)
         if isinstance(found, FormedGroup):
             return found
         why = why or found
@@ -194,12 +194,12 @@ def _tensor(
     return why
 
 
-def _alike(
-    stage: FormationAttempt, fitting: Sequence[tuple[NodeView, MemoryProof]]
+def _equal_sets(
+    attempt: FormationAttempt, fitting: Sequence[tuple[NodeView, MemoryProof]]
 ) -> Iterator[Sequence[tuple[NodeView, MemoryProof]]]:
     """Yield sets of equal Macs for Tensor, in order: each rank does as much as the weakest one."""
-    size = stage.shape.size
-    if stage.group.spec.allow_unequal:
+    size = attempt.shape.size
+    if attempt.group.spec.allow_unequal:
         yield fitting[:size]
         return
     for kind in dict.fromkeys(node.hardware for node, _ in fitting):
@@ -208,24 +208,27 @@ def _alike(
             yield found[:size]
 
 
-def _pipeline(
-    stage: FormationAttempt, healthy: Sequence[NodeView], refused: Sequence[tuple[str, Rejection]]
+def _form_pipeline(
+    attempt: FormationAttempt, healthy: Sequence[NodeView], refused: Sequence[tuple[str, Rejection]]
 ) -> FormedGroup | FormationRefusal:
-    size, room = stage.shape.size, stage.room
+    size, room = attempt.shape.size, attempt.room
     roomiest = {node.name for node in sorted(healthy, key=lambda node: -room(node))[:size]}
     choices = (healthy[:size], [node for node in healthy if node.name in roomiest])
     why: FormationRefusal | None = None
     for chosen in choices:
-        geometry, load = memory_proof.geometry_of(stage.request, chosen[0]), _load(stage, chosen[0])
+        geometry, load = (
+            memory_proof.geometry_of(attempt.request, chosen[0]),
+            _load(attempt, chosen[0]),
+        )
         rooms = [room(node) for node in chosen]
         layers = deal_layers(geometry, load, rooms, [node.bandwidth_gbps for node in chosen])
         if layers is None:
-            why = _unformed(stage, refused, whole=_no_split(stage, chosen, rooms))
+            why = _refusal(attempt, refused, whole=_no_split(attempt, chosen, rooms))
             continue
         proofs = [
             prove_rank(geometry, load, size=size, layers=span) for span in layer_spans(layers)
         ]
-        found = _seated(stage, chosen, proofs, "Pipeline", refused, layers)
+        found = _assign_ranks(attempt, chosen, proofs, "Pipeline", refused, layers)
         if isinstance(found, FormedGroup):
             return found
         why = found
@@ -233,8 +236,8 @@ def _pipeline(
     return why
 
 
-def _seated(
-    stage: FormationAttempt,
+def _assign_ranks(
+    attempt: FormationAttempt,
     chosen: Sequence[NodeView],
     proofs: Sequence[MemoryProof],
     way: Parallelism,
@@ -242,17 +245,17 @@ def _seated(
     layers: Sequence[int] = (),
 ) -> FormedGroup | FormationRefusal:
     """Return the ranks on these Macs, if they have the same model and the cables for it."""
-    group, request = stage.group, stage.request
+    group, request = attempt.group, attempt.request
     models = {_fingerprint(request, node) for node in chosen}
     if len(models) > 1:
         names = ", ".join(node.name for node in chosen)
         message = f"{names} have different models at {request.path}; copy one model to all of them"
-        return _unformed(stage, refused, whole=Rejection(reason="ModelsDiffer", message=message))
+        return _refusal(attempt, refused, whole=Rejection(reason="ModelsDiffer", message=message))
     machines = [(node.name, group.machines[node.name]) for node in chosen]
     seats = fabric.assign_seats(group.spec, machines)
     if isinstance(seats, fabric.FabricFault):
         why = Rejection(reason=seats.reason, message=seats.message)
-        return _unformed(stage, refused, whole=why)
+        return _refusal(attempt, refused, whole=why)
     ranks = tuple(
         RankAssignment(
             node=seat.node,
@@ -271,9 +274,9 @@ def _seated(
         parallelism=way,
         port=group.spec.port,
         environment=tuple(sorted(group.spec.environment.items())),
-        fallback=stage.shape.fallback,
+        fallback=attempt.shape.fallback,
         model=request.path,
-        fits_single=memory_proof.proof_of(request, first).total_bytes <= stage.room(first),
+        fits_single=memory_proof.proof_of(request, first).total_bytes <= attempt.room(first),
     )
     return FormedGroup(ranks=ranks, form=form)
 
@@ -283,11 +286,11 @@ def _fingerprint(request: PlacementRequest, node: NodeView) -> tuple[object, ...
     return geometry.model_type, geometry.layers, geometry.weights_bytes, geometry.vocab_size
 
 
-def _too_small(stage: FormationAttempt, node: NodeView, proof: MemoryProof) -> Rejection:
-    need, have = proof.total_bytes, max(0, stage.room(node))
+def _too_small(attempt: FormationAttempt, node: NodeView, proof: MemoryProof) -> Rejection:
+    need, have = proof.total_bytes, max(0, attempt.room(node))
     return Rejection(
         reason="InsufficientMemory",
-        message=f"one of {stage.shape.size} Tensor shares needs {quantity.show(need)}, "
+        message=f"one of {attempt.shape.size} Tensor shares needs {quantity.show(need)}, "
         f"has {quantity.show(have)} free of {quantity.show(max(0, node.allocatable_bytes))}",
         need=need,
         have=have,
@@ -295,11 +298,11 @@ def _too_small(stage: FormationAttempt, node: NodeView, proof: MemoryProof) -> R
 
 
 def _no_split(
-    stage: FormationAttempt, chosen: Sequence[NodeView], rooms: Sequence[int]
+    attempt: FormationAttempt, chosen: Sequence[NodeView], rooms: Sequence[int]
 ) -> Rejection:
     """Return the reason that no split of the layers fits, with the memory of the model and of the nodes."""
     have = sum(max(0, room) for room in rooms)
-    need = memory_proof.proof_of(stage.request, chosen[0]).total_bytes
+    need = memory_proof.proof_of(attempt.request, chosen[0]).total_bytes
     free = ", ".join(
         f"{node.name} {quantity.show(max(0, room))}"
         for node, room in zip(chosen, rooms, strict=True)
@@ -313,7 +316,7 @@ def _no_split(
     )
 
 
-def _unlike(nodes: Sequence[NodeView]) -> Rejection:
+def _unequal_rejection(nodes: Sequence[NodeView]) -> Rejection:
     listed = ", ".join(
         f"{node.name} ({node.chip or 'unknown chip'}, {node.gpu_cores} GPU cores, "
         f"{quantity.show(node.memory_bytes)})"
@@ -326,16 +329,16 @@ def _unlike(nodes: Sequence[NodeView]) -> Rejection:
     )
 
 
-def _unformed(
-    stage: FormationAttempt,
+def _refusal(
+    attempt: FormationAttempt,
     refused: Sequence[tuple[str, Rejection]],
     *,
     whole: Rejection | None = None,
 ) -> FormationRefusal:
-    order = {name: at for at, name in enumerate(stage.group.members)}
+    order = {name: at for at, name in enumerate(attempt.group.members)}
     return FormationRefusal(
-        members=len(stage.group.members),
-        size=stage.shape.size,
+        members=len(attempt.group.members),
+        size=attempt.shape.size,
         nodes=tuple(sorted(refused, key=lambda one: order[one[0]])),
         whole=whole,
     )

@@ -52,13 +52,13 @@ class GangPlacer:
         """
         failed: list[tuple[GroupShape, Unschedulable]] = []
         for group, shape in tries:
-            stage = self._stage(request, group, shape, _free_now)
-            found = form_group(stage)
+            attempt = self._attempt(request, group, shape, _free_now)
+            found = form_group(attempt)
             if isinstance(found, FormedGroup):
                 self._assign(request, found.ranks)
                 return found
             failed.append((shape, refusal_of_group(group, found)))
-            if waits and isinstance(form_group(replace(stage, room=_free_soon)), FormedGroup):
+            if waits and isinstance(form_group(replace(attempt, room=_free_soon)), FormedGroup):
                 break
         return _first_refusal(failed)
 
@@ -72,7 +72,7 @@ class GangPlacer:
         lower = _free_after(request.spec.priority, self._assumed.victims)
         for group, shape in tries:
             for room in (_free_soon, lower):
-                found = form_group(self._stage(request, group, shape, room))
+                found = form_group(self._attempt(request, group, shape, room))
                 victims = self._victims(request, found) if isinstance(found, FormedGroup) else None
                 if isinstance(found, FormedGroup) and victims is not None:
                     for row, victim in victims:
@@ -111,10 +111,10 @@ class GangPlacer:
         failed: list[tuple[GroupShape, Unschedulable]] = []
         for group, shape in tries:
             # First on healthy Macs; if that fails, also on its present Macs with their cordons and taints.
-            stage = self._stage(request, group, shape, _free_now)
-            found = form_group(stage)
+            attempt = self._attempt(request, group, shape, _free_now)
+            found = form_group(attempt)
             if isinstance(found, FormationRefusal):
-                found = form_group(replace(stage, current=frozenset(old)))
+                found = form_group(replace(attempt, current=frozenset(old)))
             if isinstance(found, FormedGroup):
                 self._swap(request, found.ranks, held)
                 return found
@@ -139,7 +139,7 @@ class GangPlacer:
         for rank in ranks:
             self._assumed.assign(self._row(rank.node), request.name, rank.memory.total_bytes)
 
-    def _stage(
+    def _attempt(
         self, request: PlacementRequest, group: GroupView, shape: GroupShape, room: Room
     ) -> FormationAttempt:
         rows = self._assumed.table.rows

@@ -243,14 +243,14 @@ def keeps_apart(request: PlacementRequest, node: NodeView) -> Rejection | None:
 
 def is_below_limit(request: PlacementRequest, node: NodeView) -> Rejection | None:
     limit = request.spec.placement.max_replicas_per_node
-    there = node.replicas.get(request.name, 0)
-    if limit is None or there < limit:
+    count = node.replicas.get(request.name, 0)
+    if limit is None or count < limit:
         return None
     return Rejection(
         reason="ReplicaLimit",
-        message=f"it has {there} replicas of this deployment, "
+        message=f"it has {count} replicas of this deployment, "
         f"spec.placement.maxReplicasPerNode is {limit}",
-        need=there + 1,
+        need=count + 1,
         have=limit,
     )
 

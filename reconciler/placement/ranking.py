@@ -59,15 +59,15 @@ class Ranking:
             self._passes[list(assumed.counts(other))] = False
         self._count: Ints = np.zeros(len(assumed.table), np.int64)
         self._movement: Floats = np.zeros(len(assumed.table), np.float64)
-        for row, there in assumed.counts(request.name).items():
-            self._count[row] = there
+        for row, count in assumed.counts(request.name).items():
+            self._count[row] = count
         # Also on rows where ending replicas are not counted any more.
         for row in assumed.table.counts.get(request.name, {}):
             self._movement[row] = self._moves(row)
-        self._crowds = [
+        self._spread_counts = [
             np.bincount(codes, weights=self._count, minlength=1) for codes in self._domains
         ]
-        self._seen = len(assumed.touched)
+        self._read_touched = len(assumed.touched)
         self._rank(slice(None))
 
     def best(self, *, without: Sequence[int] = ()) -> int | None:
@@ -105,19 +105,19 @@ class Ranking:
 
     def _catch_up(self) -> None:
         touched = self._assumed.touched
-        if self._seen == len(touched):
+        if self._read_touched == len(touched):
             return
-        if len(touched) - self._seen > _FEW:
+        if len(touched) - self._read_touched > _FEW:
             self._start()
             return
-        for row in set(touched[self._seen :]):
+        for row in set(touched[self._read_touched :]):
             self._touch(row)
-        self._seen = len(touched)
+        self._read_touched = len(touched)
 
     def _touch(self, row: int) -> None:
-        there = self._assumed.counts(self.request.name).get(row, 0)
-        change = there - self._count.item(row)
-        self._count[row] = there
+        count = self._assumed.counts(self.request.name).get(row, 0)
+        change = count - self._count.item(row)
+        self._count[row] = count
         self._movement[row] = self._moves(row)
         for other in self.request.apart_from:
             if self._assumed.counts(other).get(row, 0):
@@ -126,8 +126,8 @@ class Ranking:
             self._rank_one(row)
             return
         same_domain = np.zeros(len(self._assumed.table), np.bool_)
-        for codes, crowd in zip(self._domains, self._crowds, strict=True):
-            crowd[codes[row]] += change
+        for codes, spread_counts in zip(self._domains, self._spread_counts, strict=True):
+            spread_counts[codes[row]] += change
             same_domain |= codes == codes[row]
         self._rank(np.flatnonzero(same_domain))
 
@@ -217,8 +217,8 @@ class Ranking:
         if not self._domains:
             return 100.0
         total: Numbers = 0.0
-        for codes, crowd in zip(self._domains, self._crowds, strict=True):
-            total = total + 100.0 / (1 + crowd[codes[rows]])
+        for codes, spread_counts in zip(self._domains, self._spread_counts, strict=True):
+            total = total + 100.0 / (1 + spread_counts[codes[rows]])
         return total / len(self._domains)
 
 

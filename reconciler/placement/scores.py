@@ -49,11 +49,11 @@ def count_spread(request: PlacementRequest, nodes: Iterable[NodeView]) -> Spread
     """Count the deployment's replicas by the values of its spreadBy labels."""
     found: dict[tuple[str, str | None], int] = {}
     for node in nodes:
-        there = node.replicas.get(request.name, 0)
-        if there:
+        count = node.replicas.get(request.name, 0)
+        if count:
             for key in request.spec.placement.spread_by:
                 place = (key, node.labels.get(key))
-                found[place] = found.get(place, 0) + there
+                found[place] = found.get(place, 0) + count
     return found
 
 

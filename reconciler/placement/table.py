@@ -180,8 +180,8 @@ class NodeTable:
         self.ending = _ints([node.ending_bytes if node.allocations else 0 for node in self.nodes])
         self.counts: dict[str, dict[int, int]] = {}
         for row, node in enumerate(self.nodes):
-            for name, there in node.replicas.items():
-                self.counts.setdefault(name, {})[row] = there
+            for name, count in node.replicas.items():
+                self.counts.setdefault(name, {})[row] = count
 
     def _reuse(self, before: "NodeTable", rows: Sequence[int]) -> None:
         """Copy the columns of `before`, and update only `rows`."""

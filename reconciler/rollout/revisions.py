@@ -126,7 +126,7 @@ def collect_revisions(observed: DeploymentView) -> list[SaveRevision | RemoveRev
     actions: list[SaveRevision | RemoveRevision] = []
     if saved is None or saved.spec.revision < latest:
         name = revision_name(observed.name, newest)
-        there = next((one for one in observed.revisions if one.name == name), None)
+        existing = next((one for one in observed.revisions if one.name == name), None)
         actions.append(
             SaveRevision(
                 name=name,
@@ -135,7 +135,7 @@ def collect_revisions(observed: DeploymentView) -> list[SaveRevision | RemoveRev
                 cause=change_cause(
                     observed.deployment, _last(owned), content_of(observed.deployment)
                 ),
-                version=_version(there),
+                version=_version(existing),
             )
         )
         foreign = [one for one in foreign if one.name != name]

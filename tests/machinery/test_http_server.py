@@ -74,7 +74,7 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
             await writer.wait_closed()
 
 
-async def said(port: int, request: bytes, *, limit_s: float = 20.0) -> bytes:
+async def response(port: int, request: bytes, *, limit_s: float = 20.0) -> bytes:
     """Send, and return all that comes until the other side closes."""
     async with asyncio.timeout(limit_s), connected(port) as (reader, writer):
         writer.write(request)
@@ -85,7 +85,7 @@ async def said(port: int, request: bytes, *, limit_s: float = 20.0) -> bytes:
 
 async def test_one_request_gets_one_answer() -> None:
     async with serving() as port:
-        answer = await said(port, GET + GET)
+        answer = await response(port, GET + GET)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"connection: close\r\n" in answer
         assert answer.count(b"HTTP/1.1") == 1
@@ -101,8 +101,8 @@ async def test_one_request_gets_one_answer() -> None:
 )
 async def test_a_client_that_does_not_finish_its_request_is_dropped(request_: bytes) -> None:
     async with serving(HURRIED) as port:
-        assert await said(port, request_) == b""
-        assert b"200 OK" in await said(port, GET)
+        assert await response(port, request_) == b""
+        assert b"200 OK" in await response(port, GET)
 
 
 async def test_a_drop_now_and_then_does_not_help() -> None:
@@ -119,13 +119,13 @@ async def test_a_drop_now_and_then_does_not_help() -> None:
 
 async def test_headers_without_end_are_refused() -> None:
     async with serving() as port:
-        answer = await said(port, b"GET /fine HTTP/1.1\r\nx-a: " + b"b" * (80 << 10))
+        answer = await response(port, b"GET /fine HTTP/1.1\r\nx-a: " + b"b" * (80 << 10))
         assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
 
 
 async def test_what_is_no_http_is_refused() -> None:
     async with serving() as port:
-        assert (await said(port, b"\x16\x03\x01\x02\x00\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        assert (await response(port, b"\x16\x03\x01\x02\x00\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("path", [b"/large", b"/endless"])
@@ -142,7 +142,7 @@ async def served(port: int) -> None:
     """Wait until there is room for one more."""
 
     async def is_served() -> bool:
-        return b"200 OK" in await said(port, GET)
+        return b"200 OK" in await response(port, GET)
 
     await until_async(is_served, limit_s=20, what="room for one more")
 
@@ -152,7 +152,7 @@ async def test_too_many_connections_are_refused_and_the_others_served() -> None:
         first = await idle.enter_async_context(connected(port))
         for _ in range(2):
             await idle.enter_async_context(connected(port))
-        assert (await said(port, b"")).startswith(b"HTTP/1.1 503 ")
+        assert (await response(port, b"")).startswith(b"HTTP/1.1 503 ")
         first[1].close()
         await served(port)
 
@@ -185,18 +185,18 @@ async def test_a_port_in_use_is_reported_and_tried_again() -> None:
             taken.close()
             await until(lambda: server.url, what="the second try")
             assert (server.error, changes) == ("", 2)
-            assert b"200 OK" in await said(port, GET)
+            assert b"200 OK" in await response(port, GET)
             running.cancel()
 
 
 async def test_signals_stay_the_process_own() -> None:
-    heard = asyncio.Event()
+    received = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, heard.set)
+    loop.add_signal_handler(signal.SIGUSR1, received.set)
     before = signal.getsignal(signal.SIGTERM)
     async with serving():
         assert signal.getsignal(signal.SIGTERM) is before
         os.kill(os.getpid(), signal.SIGUSR1)
         async with asyncio.timeout(10):
-            await heard.wait()
+            await received.wait()
     loop.remove_signal_handler(signal.SIGUSR1)

@@ -31,7 +31,7 @@ from machinery.process_log import (
 def line(
     message: str, *arguments: object, extra: dict[str, Any] | None = None, level: int = logging.INFO
 ) -> dict[str, Any]:
-    logger = logging.Logger("store.etcd.http.json_api")  # noqa: LOG001 - of the test's own, known to nobody
+    logger = logging.Logger("store.etcd.http.json_api")  # noqa: LOG001 - a logger of this test only
     record = logger.makeRecord(
         logger.name, level, "file.py", 1, message, arguments, None, extra=extra
     )

@@ -70,9 +70,9 @@ async def test_a_crash_loop_is_slowed_down_and_logged(
             await until(lambda: supervisor.restarts >= 4, limit_s=15)
         # At least half of 0.1, 0.2 and 0.4 s between four ends.
         assert clock.monotonic() - started > 0.35
-    said = [r for r in caplog.records if r.getMessage() == "a program ended; restarting it"]
-    assert {(vars(r)["exit_code"], vars(r)["program"]) for r in said} == {(3, "sleeper")}
-    assert "broken" in vars(said[-1])["last_words"]
+    logged = [r for r in caplog.records if r.getMessage() == "a program ended; restarting it"]
+    assert {(vars(r)["exit_code"], vars(r)["program"]) for r in logged} == {(3, "sleeper")}
+    assert "broken" in vars(logged[-1])["last_words"]
 
 
 async def test_a_successor_adopts_a_running_program(program: Program) -> None:
@@ -137,14 +137,14 @@ async def test_a_program_that_does_not_exist_is_an_oserror(program: Program) -> 
 
 async def test_a_program_without_a_record_is_killed(program: Program, tmp_path: Path) -> None:
     """Nobody would find it again: it would be an orphan for ever."""
-    said = tmp_path / "its-pid"
+    pid_file = tmp_path / "its-pid"
     (tmp_path / "file").write_text("in the way")
-    command = ("sh", "-c", f"echo $$ > {said}; exec sleep 60")
+    command = ("sh", "-c", f"echo $$ > {pid_file}; exec sleep 60")
     unkept = replace(program, command=command, record=tmp_path / "file" / "pid")
     supervisor = Supervisor(unkept, SystemClock())
     with pytest.raises(OSError, match="file"):
         await supervisor.start()
     await until(lambda: not supervisor.running)
-    if said.exists() and said.read_text().strip():
-        pid = int(said.read_text())
+    if pid_file.exists() and pid_file.read_text().strip():
+        pid = int(pid_file.read_text())
         await until(lambda: processes.find_running(pid) is None, what="the end of the orphan")

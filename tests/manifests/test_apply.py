@@ -82,7 +82,7 @@ async def test_output_of_get_can_be_applied_again(transport: Transport) -> None:
     assert found is not None
     text = parser.dump(object_tree(found))
     assert "status:" in text
-    # It says every default, which is remembered: what is said first and no more later is taken back.
+    # The dump lists every default as an applied field; a later manifest without them resets them.
     assert await applied(transport, text) == [("qwen", "configured")]
     [after] = await objects.list_all(transport, ModelDeployment)
     assert (after.spec, after.metadata.generation) == (found.spec, 1)
@@ -194,7 +194,7 @@ def store(clock: InstantClock) -> FaultyTransport:
 
 
 def other(replicas: int) -> Put:
-    """What somebody else writes under the same name."""
+    """Another client writes an object with the same name."""
     [change] = plan.plan_changes(read(deployment(replicas=replicas)), {}, now=InstantClock().now())
     return codec.put_spec(change.obj)
 
@@ -289,7 +289,7 @@ async def test_other_batches_finish_when_one_fails(
     store: FaultyTransport, clock: InstantClock
 ) -> None:
     async def before(turn: int) -> None:
-        await asyncio.sleep(0)  # until all of them are under way
+        await asyncio.sleep(0)  # until all of them have started
         if turn == 2:
             raise NoSpaceError("the store is full")
 
@@ -370,14 +370,14 @@ async def test_a_broken_document_prevents_only_its_own_apply(
 async def test_objects_to_prune_do_not_block_planning_again(
     store: FaultyTransport, clock: InstantClock
 ) -> None:
-    """A route that gets another name takes the model of the one that goes; so it does after a conflict."""
+    """A renamed route takes over the model of the pruned one, also after a write conflict."""
     site = ApplyOptions(apply_set="site", prune=True)
     text = deployment() + route()
     await apply.apply(store, read(text), clock, site)
     written = store.commits
 
     async def before(turn: int) -> None:
-        if turn == written + 2:  # the first is the inventory's
+        if turn == written + 2:  # the first commit writes the inventory
             await store.quietly([other(7)])
 
     store.before = before

@@ -40,7 +40,7 @@ async def members(transport: Transport, name: str = "site") -> set[str]:
 
 
 async def there(transport: Transport) -> set[str]:
-    """Return what is there and stays."""
+    """Return the names of the objects that are not being deleted."""
     found: list[ApiObject] = []
     for kind in (NodePool, ModelDeployment, ModelRoute, Node):
         found.extend(await objects.list_all(transport, kind))
@@ -197,19 +197,19 @@ async def test_an_annotation_alone_does_not_make_a_member(transport: Transport) 
     claim = f"---\n{HEAD}kind: NodePool\nmetadata: {{name: a, annotations: {{{APPLY_SET}: site}}}}\nspec: {{nodes: [x]}}\n"
     with pytest.raises(ManifestErrors, match=r"is written by fleetctl's verbs\. Remove it"):
         await apply.apply(transport, read(claim), CLOCK)
-    # What `get -o yaml` printed is no claim either.
+    # Applying the output of `get -o yaml` does not claim the object either.
     printed = claim.replace("name: a,", "name: a, uid: u,")
     await apply.apply(transport, read(printed), CLOCK)
     assert (await _get(transport, NodePool, "a")).metadata.annotations == {}
 
 
 class Killed(BaseException):
-    """The process is gone: nothing of it runs any more."""
+    """The process died: none of its tasks continue."""
 
 
 @pytest.mark.parametrize("turn", range(1, 8))
 async def test_a_kill_at_any_write_loses_nothing(turn: int) -> None:
-    """Whatever was written when it died, the next apply brings everything to where it should be."""
+    """Whatever was written before the crash, the next apply completes the rest."""
     clock = InstantClock()
     store = FaultyTransport(clock)
     await apply.apply(store, read(ALL), clock, SITE)

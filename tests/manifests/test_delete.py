@@ -158,7 +158,7 @@ async def test_replicas_can_be_orphaned(transport: Transport) -> None:
     done = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK, cascade="orphan")
     assert isinstance(done, delete.PendingDeletion)
     assert done.obj.metadata.finalizers == (ORPHAN,)
-    # How they go was decided when it was marked first.
+    # The first deletion decided what happens to the replicas.
     again = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     assert isinstance(again, delete.PendingDeletion)
     assert again.obj.metadata.finalizers == (ORPHAN,)

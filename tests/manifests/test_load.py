@@ -303,7 +303,7 @@ NODE_STATUS = 'status: {os: macOS, chip: Apple M4, labels: {rack: "7", desk: b}}
 
 
 def test_labels_that_get_adds_to_a_node_are_not_read_back() -> None:
-    """What the owner says differently from the agent (desk) is his."""
+    """A label whose value differs from the agent's (desk) belongs to the user."""
     (node,) = read(NODE + NODE_STATUS)
     assert node.obj.metadata.labels == {"desk": "a"}
     (said,) = read(NODE.replace("uid: u, ", ""))

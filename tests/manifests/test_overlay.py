@@ -25,7 +25,7 @@ def node(text: str) -> YamlNode:
 
 
 def over(base: str, patch: str) -> object:
-    """Return what a patch makes of a base, or what is wrong with it."""
+    """Return the patched base, or the problem."""
     found, problems = overlay.apply_patch(node(base), node(patch), source="p.yaml", about="X")
     if problems:
         return [f"{p.line}:{p.column} {p.path}: {p.message}" for p in problems]
@@ -108,7 +108,7 @@ mappings = st.dictionaries(st.sampled_from("abcd"), trees, max_size=4)
 
 
 def reference(base: object, patch: object) -> object:
-    """RFC 7386 without null: what a strategic merge is where there are no lists and no directives."""
+    """Merge by RFC 7386 without null: a strategic merge equals it without lists and directives."""
     if not isinstance(base, dict) or not isinstance(patch, dict):
         return patch
     return {**base, **{k: reference(base.get(k), v) for k, v in patch.items()}}

@@ -47,7 +47,7 @@ def made(text: str, **how: Any) -> ModelDeployment:
 
 
 def again(existing: ApiObject, text: str, **how: Any) -> ModelDeployment:
-    """Return what an apply without conflicts leaves there."""
+    """Return the object after an apply without conflicts."""
     found = merged(existing, text, **how)
     assert found.conflicts == ()
     assert isinstance(found.obj, ModelDeployment)
@@ -55,7 +55,7 @@ def again(existing: ApiObject, text: str, **how: Any) -> ModelDeployment:
 
 
 def with_spec(obj: ModelDeployment, manager: str, **spec: Any) -> ModelDeployment:
-    """Return the object as a verb leaves it."""
+    """Return the object after a command changed its spec."""
     changed = obj.spec.model_copy(update=spec)
     return ownership.record_update(obj, obj.model_copy(update={"spec": changed}), manager, NOW)
 
@@ -126,7 +126,7 @@ def test_a_field_changed_by_both_to_the_same_value_is_no_conflict() -> None:
     obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
     after = again(obj, deployment(replicas=5))
     assert (after.spec.replicas, after.metadata.generation) == (5, obj.metadata.generation)
-    # From now on the manifest is asked again.
+    # From now on the manifest's value counts again.
     assert again(after, deployment(replicas=6)).spec.replicas == 6
 
 
@@ -221,7 +221,7 @@ def test_two_manifests_share_an_object_until_they_disagree() -> None:
     assert clashes(found.conflicts) == [("spec.replicas", "fleetctl", 2, 3)]
     taken = again(both, deployment(replicas=3), manager="gitsource/a", force=True)
     assert taken.spec.replicas == 3
-    # Who lost it is asked, and does not take it back in silence.
+    # The manager that lost the field gets a conflict and does not take it back silently.
     lost = merged(taken, deployment(replicas=2, rest="  concurrency: 9\n"))
     assert clashes(lost.conflicts) == [("spec.replicas", "gitsource/a", 3, 2)]
 
@@ -334,7 +334,7 @@ LABELS = st.dictionaries(st.sampled_from(["team", "lab/rack"]), st.sampled_from(
 
 @cache
 def manifests(kind: Kind) -> st.SearchStrategy[ApiObject]:
-    """Return what files may say: names alike, nothing of the fleet's, no default spelled out where that is allowed."""
+    """Return an object as manifests may declare it: same name, no fleet fields, defaults left out if allowed."""
     spec = objects(kind.type.model_fields["spec"].annotation)  # type: ignore[arg-type]  # each kind has one
     return st.builds(partial(_as_a_file_has_it, kind), spec, LABELS)
 
@@ -346,7 +346,7 @@ def _as_a_file_has_it(kind: Kind, spec: ApiModel, labels: dict[str, str]) -> Api
         try:
             return kind.type.model_validate_json(json.dumps(tree))
         except ValidationError:
-            continue  # a mapping whose every field has its default may have to say one of them
+            continue  # a mapping with only default values may need one of them in the text
     raise AssertionError("what a dump says can be read")
 
 
@@ -358,7 +358,7 @@ def applied(
 
 
 def in_turn(*manifest: ApiObject) -> ApiObject:
-    """Return the object after all of them were applied; nobody else writes."""
+    """Return the object after all manifests were applied, without other writers."""
     there: ApiObject | None = None
     for one in manifest:
         merged = applied(there, one)
@@ -382,14 +382,14 @@ def test_any_manifest_can_be_applied_over_any_other(kind: Kind, data: st.DataObj
 
 
 def alone(first: ApiObject, second: ApiObject) -> None:
-    """Without other writers a merge is what apply always was: the object becomes what the manifest says."""
+    """Without other writers, the merged object equals the manifest."""
     there = in_turn(first, second)
     assert content(there) == content(second)
     assert applied(there, second).obj is there
 
 
 def edited(there: ApiObject, other: ApiObject) -> ApiObject:
-    """Return the object as somebody's editor leaves it."""
+    """Return the object as an editor of another user leaves it."""
     labels = {**there.metadata.labels, "theirs": "x"}
     metadata = there.metadata.model_copy(update={"labels": labels})
     after = there.model_copy(update={"spec": spec_of(other), "metadata": metadata})
@@ -397,19 +397,19 @@ def edited(there: ApiObject, other: ApiObject) -> ApiObject:
 
 
 def beside_another(first: ApiObject, second: ApiObject, there: ApiObject) -> None:
-    # What says what it said undoes nobody.
+    # Applying the same manifest again undoes nobody's change.
     same = applied(there, first)
     assert same.conflicts == ()
     assert content(same.obj) == content(there)
     assert all(clash.owner == "edit" for clash in same.kept_by_others)
-    # Force leaves all that the manifest says, unless what both say does not go together.
+    # With force, every field of the manifest is applied, unless the fields are invalid together.
     with contextlib.suppress(ManifestErrors):
         forced = applied(there, second, force=True)
         assert (forced.conflicts, forced.kept_by_others) == ((), ())
         assert three_way.matches(
             declaration.applied_fields(second), declaration.declarable_fields(forced.obj)
         )
-    # What is taken back leaves what others said.
+    # Withdrawing the manifest keeps the fields of others.
     after = ownership.withdraw_manifest(there, "me")
     assert after.metadata.labels["theirs"] == "x"
     assert [entry.manager for entry in after.metadata.managed_fields] == ["edit"]

@@ -22,7 +22,7 @@ LATER = NOW + timedelta(hours=1)
 
 
 def stored(text: str, **metadata: object) -> ApiObject:
-    """The object as the store would have it."""
+    """Return the object as the store would hold it."""
     [item] = read(text)
     merged = ownership.merge_manifest(
         None, item, manager="fleetctl", force=False, now=NOW, uid="u-1"

@@ -120,7 +120,7 @@ NOT_YAML = [
 
 
 def not_an_object(found: list[str]) -> list[str]:
-    """Leave out what is said of the tiny documents as objects."""
+    """Leave out the validation problems of the tiny documents."""
     return [line for line in found if "apiVersion" not in line and ": kind:" not in line]
 
 
@@ -209,7 +209,7 @@ def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
 def test_a_pipe_that_the_shell_opened_is_read(folder: str) -> None:
-    """As with `fleetctl apply -f <(...)`."""
+    """Read a pipe, as with `fleetctl apply -f <(...)`."""
     if not Path(folder).exists():
         pytest.skip(f"this system has no {folder}")
     reading, writing = os.pipe()

@@ -39,7 +39,7 @@ def claims_of(owners: Mapping[Path, str], *, force: three_way.Force = False) -> 
 
 
 def verdict(base: Flat, ours: Flat, theirs: Flat, owners: Mapping[Path, str], path: Path) -> str:
-    """Decide about one field: "ours", "theirs", "gone", "kept" or "conflict"."""
+    """Decide one field: "ours", "theirs", "gone", "kept" or "conflict"."""
     is_theirs_news = theirs[path] != base[path] if path in base else path in owners
     if path not in ours:
         if path not in base or is_theirs_news or path in owners:
@@ -66,7 +66,7 @@ def test_each_field_is_merged_as_the_table_says(
         now = trees.value_at(cast("Tree", dict(found.tree)), path)
         assert (path in kept, path in conflicts) == (decided == "kept", decided == "conflict")
         if path in removed and not {path} & {*base, *ours, *owners}:
-            continue  # a default that nobody said goes with the mapping that it is in
+            continue  # a default that nobody declared is removed with its mapping
         assert (path in removed) == (decided == "gone")
         if decided == "gone":
             assert now is trees.ABSENT
@@ -103,7 +103,7 @@ def test_merging_again_changes_nothing(base: Flat, ours: Flat, theirs: Flat) -> 
 def test_fields_of_one_writer_are_never_lost(
     base: Flat, later: Flat, owners: dict[Path, str]
 ) -> None:
-    """A manifest that says what it said before leaves all that others made of it, and tells of it."""
+    """An unchanged manifest keeps every change of others, and reports it."""
     theirs = {**base, **later}
     found = merged(base, base, theirs, claims_of(owners))
     assert found.tree == tree_of(theirs)

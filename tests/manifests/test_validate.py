@@ -220,7 +220,7 @@ SHARDED = deployment(rest="  sharding: pair\n")
 
 
 def shard_group(spec: str, *, name: str = "pair") -> str:
-    """Return a group of a and b with more lines in its spec."""
+    """Return a group of a and b with these extra lines in its spec."""
     head = f"---\n{HEAD}kind: ShardGroup\nmetadata: {{name: {name}}}\nspec:\n"
     return f"{head}  members: [{{node: a}}, {{node: b}}]\n{spec}"
 

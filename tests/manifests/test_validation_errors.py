@@ -17,7 +17,7 @@ PLACEMENT = (
 
 
 def spec(lines: str) -> str:
-    """A deployment whose spec begins in line 5 and has these lines from line 7."""
+    """Return a deployment whose spec begins in line 5, with these lines from line 7."""
     return f"{MD}spec:\n  model: {{path: m}}\n{lines}"
 
 
@@ -286,7 +286,7 @@ UNKNOWN = [
 ]
 
 
-# Fields that are good alone and do not go together, and numbers of which there are few.
+# Fields that are valid alone but not together, and numbers out of range.
 CACHES = [
     pytest.param(
         spec("  kvCache: {bits: 6}\n"),

@@ -61,7 +61,7 @@ def test_caches_with_options_are_as_large_as_the_proof(
     if family == "gpt_oss" and "bits" in options:
         # Attention sinks have no quantized kernel.
         with pytest.raises(ValueError, match=r"this model cannot use kvCache\.bits"):
-            made.check(model, KvOptions(**options))
+            made.try_model(model, KvOptions(**options))
         return
     caches = made.make_caches(model, KvOptions(**options))
     for number in (498, 1, 1):
@@ -94,10 +94,10 @@ def test_placement_accepts_what_the_engine_accepts(family: str, name: str) -> No
     making = module("engine.cache.layer_caches")
     options = KvOptions(bits=kept.bits, window=kept.window)
     if refused is None and (family, name) not in LEFT_TO_THE_ENGINE:
-        making.check(build(config), options)
+        making.try_model(build(config), options)
     elif refused is None or name == "bits":
         with pytest.raises(ValueError, match=r"leave|cannot use"):
-            making.check(build(config), options)
+            making.try_model(build(config), options)
 
 
 def peak(config: dict[str, Any], use: ServingLoad, shape: ModelGeometry) -> int:

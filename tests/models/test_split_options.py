@@ -56,7 +56,7 @@ def find_out() -> Callable[[Path], SplitShapes]:
         mx = module("mlx.core")
         before = mx.default_device()
         try:
-            return SplitShapes.model_validate_json(json.dumps(child.find_out(folder)))
+            return SplitShapes.model_validate_json(json.dumps(child.probe_splits(folder)))
         finally:
             mx.set_default_device(before)
             mx.enable_compile()
@@ -116,7 +116,7 @@ def test_reported_weights_are_those_that_ranks_load(
 ) -> None:
     """Shares that are read into memory, by the calls of a real rank."""
     mx, utils = module("mlx.core"), module("mlx_lm.utils")
-    group = module("engine.shape_probe").Group(rank, 2)
+    group = module("engine.shape_probe").StubGroup(rank, 2)
     config = {**BASE, "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 256}
     folder = write(tmp_path / "model", config, bits=bits)
     found = find_out(folder)
@@ -148,11 +148,11 @@ def test_the_cache_of_a_rank_is_as_large_as_the_proof(family: str) -> None:
     child = module("engine.shape_probe")
     config = {**BASE, "model_type": family, **FAMILIES.get(family, {})}
     config |= QWEN35 if family == "qwen3_5" else {}
-    group = child.Group(0, 2)
+    group = child.StubGroup(0, 2)
     model = build(config)
     model.shard(group)
     # As many tokens as a cache grows by at once.
-    kept = child.ask(model, group, tokens=256).caches
+    kept = child.trace(model, group, tokens=256).caches
     real = sum(4 * math.prod(shape) for layer in kept for shape in layer)
     shape = geometry(config).model_copy(update={"prefill_step": 0})
     use = ServingLoad(context_length=256, concurrency=1, ranks=2)
@@ -186,7 +186,7 @@ def test_heads_are_distinguished(
         queries, keys = heads
         return (1, queries, 5, 16), (1, keys, 5, 16), (1, keys, 5, 16)
 
-    complaint = module("engine.shape_probe").heads_complaint
+    complaint = module("engine.shape_probe").head_mismatch
     assert complaint(shapes(whole), shapes(share), size) == words
 
 
@@ -234,7 +234,7 @@ def test_a_report_says_why_a_size_is_refused(tmp_path: Path) -> None:
         ("deepseek_v3", (0,) * 6),
         ("qwen3_next", (0, 0, 0, 1, 0, 0)),
         ("gpt_oss", (1, 0, 1, 0, 1, 0)),
-        # Layers that share caches, keep nothing, or keep two things, are not told one by one.
+        # Layers that share caches, keep nothing, or keep two things, are not listed one by one.
         ("gemma4_text", ()),
         ("nemotron_h", ()),
     ],

@@ -1,4 +1,4 @@
-"""What tests of the agent share: one tiny model for all their engines; an etcd and an agent for each module."""
+"""Fixtures of the agent's tests: one tiny model for all engines, an etcd and an agent for each module, a fake engine."""
 
 import subprocess
 import sys
@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
+from nodeagent.engines.health_client import HealthClient
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.etcd import running_etcd
 from tests.support.nodeagent_agents import NODE, AgentProcess, Desk
+from tests.support.nodeagent_engine import FakeEngine
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +35,7 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embedd
 async def agent(
     etcd: EmbeddedEtcd, tmp_path_factory: pytest.TempPathFactory, models_dir: Path
 ) -> AsyncIterator[AgentProcess]:
-    """Return the one agent of this module; whoever ends it starts it again."""
+    """Return the one agent of this module; a test that ends it starts it again."""
     made = AgentProcess(etcd, tmp_path_factory.mktemp("agent") / "state", models_dir, NODE)
     made.start()
     yield made
@@ -44,3 +47,26 @@ async def desk(etcd: EmbeddedEtcd) -> AsyncIterator[Desk]:
     store = connect(etcd.address)
     yield Desk(store)
     await store.close()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[FakeEngine]:
+    made = FakeEngine()
+    app = web.Application()
+    app.router.add_get("/health", made.on_health)
+    app.router.add_post("/v1/completions", made.on_completion)
+    app.router.add_post("/v1/embeddings", made.on_embedding)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.number = runner.addresses[0][1]
+    yield made
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HealthClient]:
+    made = HealthClient("127.0.0.1")
+    yield made
+    await made.close()

@@ -61,7 +61,7 @@ async def test_an_endpoint_appears_when_the_engine_has_made_a_token(
     lease = await desk.store.get(keys.node_lease_key(NODE))
     assert lease is not None
     assert await desk.lease_of("tiny-0") == lease.lease
-    await desk.until_said("tiny-0", "True", "Serving")
+    await desk.until_condition("tiny-0", "True", "Serving")
     said: list[str] = []
     async with asyncio.timeout(30):
         async for batch in watch:
@@ -73,7 +73,7 @@ async def test_an_endpoint_appears_when_the_engine_has_made_a_token(
     assert order == ["Starting", "Loading", "WarmingUp"]
 
     await desk.mark_deleted(replica)
-    await desk.until_said("tiny-0", "True", "EngineEnded", type_="Stopped")
+    await desk.until_condition("tiny-0", "True", "EngineEnded", type_="Stopped")
     assert await desk.endpoint("tiny-0") is None
     assert agent.engines() == []
     await desk.remove("tiny-0")
@@ -85,7 +85,7 @@ async def test_a_replica_that_vanishes_is_ended(
     await desk.remove(serving.name)
     await until(lambda: not agent.engines(), limit_s=40)
     assert await desk.endpoint(serving.name) is None
-    assert await desk.said(serving.name) == ("", "")
+    assert await desk.condition(serving.name) == ("", "")
 
 
 async def test_a_replica_that_moves_is_ended_and_not_spoken_of(
@@ -95,7 +95,7 @@ async def test_a_replica_that_moves_is_ended_and_not_spoken_of(
     await desk.store.commit([], [Delete(key=keys.rank_key(NODE, serving.name, 0))])
     await until(lambda: not agent.engines(), limit_s=40)
     assert await desk.endpoint(serving.name) is None
-    assert await desk.said(serving.name) == ("", "")
+    assert await desk.condition(serving.name) == ("", "")
 
 
 async def test_a_crashed_engine_is_withdrawn_and_restarted(
@@ -105,7 +105,7 @@ async def test_a_crashed_engine_is_withdrawn_and_restarted(
     engine_processes.kill(first)
     killed_at = CLOCK.monotonic()
     await desk.until_withdrawn(serving.name)
-    await desk.until_said(serving.name, "False", "EngineEnded")
+    await desk.until_condition(serving.name, "False", "EngineEnded")
     assert await desk.restarts(serving.name) == 1
     second = await agent.engine()
     assert CLOCK.monotonic() - killed_at >= 1.0
@@ -116,7 +116,7 @@ async def test_a_crashed_engine_is_withdrawn_and_restarted(
 
 async def test_a_missing_model_is_reported(desk: Desk, agent: AgentProcess) -> None:
     await desk.assign("none-0", uid="n", path="nowhere")
-    await desk.until_said("none-0", "False", "ModelUnusable")
+    await desk.until_condition("none-0", "False", "ModelUnusable")
     assert await desk.endpoint("none-0") is None
     await desk.remove("none-0")
     await until(lambda: not agent.engines(), limit_s=40)
@@ -144,7 +144,7 @@ async def test_words_of_another_version_do_not_stop_the_agent(
     await desk.until_published(name)
     there = await desk.store.get(key)
     assert there is not None
-    # What a newer agent said is not for an older one to overwrite.
+    # An older agent must not overwrite the report of a newer one.
     assert (there.value == words) == (b"storedVersion" in words)
     await desk.remove(name)
     await until(lambda: not agent.engines(), limit_s=40)

@@ -18,7 +18,7 @@ from store.etcd.connect import connect
 from store.port import Transport
 from tests.support.etcd import running_etcd
 from tests.support.nodeagent_agents import CLOCK
-from tests.support.nodeagent_readings import STATUS, WELL, Given
+from tests.support.nodeagent_readings import STATUS, WELL, FakeMachineReader
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -34,7 +34,9 @@ async def store(tmp_path: Path) -> AsyncIterator[Transport]:
 
 
 @asynccontextmanager
-async def running(store: Transport, folder: Path, machine: Given) -> AsyncIterator[None]:
+async def running(
+    store: Transport, folder: Path, machine: FakeMachineReader
+) -> AsyncIterator[None]:
     """Run the agent of a machine that says what the test wants."""
     config = AgentConfig(
         state_dir=folder,
@@ -63,7 +65,7 @@ async def written_while(store: Transport, act: Callable[[], Awaitable[object]]) 
 
 
 async def test_an_idle_agent_writes_nothing(store: Transport, tmp_path: Path) -> None:
-    machine = Given()
+    machine = FakeMachineReader()
 
     async def status() -> NodeStatus | None:
         item = await store.get(keys.status_key("Node", NAME))

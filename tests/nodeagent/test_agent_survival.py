@@ -25,7 +25,7 @@ async def serving(desk: Desk, agent: AgentProcess) -> Replica:
     there = await objects.get(desk.store, Replica, "tiny-0")
     replica = there or await desk.assign("tiny-0", uid="lasting")
     await desk.until_published(replica.name)
-    await desk.until_said(replica.name, "True", "Serving")
+    await desk.until_condition(replica.name, "True", "Serving")
     return replica
 
 
@@ -34,7 +34,7 @@ async def test_engines_outlive_their_agent(
 ) -> None:
     engine = await agent.engine()
     endpoint = await desk.until_published(serving.name)
-    await desk.until_said(serving.name, "True", "Serving")
+    await desk.until_condition(serving.name, "True", "Serving")
     peak = await desk.peak(serving.name)
     # Python and MLX alone take this much, and the tiny model no more than the rest.
     assert 64 * 2**20 <= peak <= 2 * 2**30
@@ -70,9 +70,9 @@ async def test_nothing_is_gone_while_a_backup_is_restored(
     await until((agent.state_dir / "engines" / "later-0" / "engine.log").exists)
     assert engine.child.running()
     assert await desk.lease_of(serving.name) == lease
-    assert await desk.said("later-0") == ("", "")
+    assert await desk.condition("later-0") == ("", "")
     await desk.store.commit([], [codec.put_spec(serving), Delete(key=keys.RESTORING)])
-    await desk.until_said("later-0", "False", "ModelUnusable")
+    await desk.until_condition("later-0", "False", "ModelUnusable")
     assert engine.child.running()
     await desk.remove("later-0")
 
@@ -117,5 +117,5 @@ async def test_engines_are_tended_while_etcd_is_away(
         return found is not None and found.spec.url.endswith(f":{second.port}")
 
     await desk.until(leads_to_the_second, "what runs is published")
-    await desk.until_said(serving.name, "True", "Serving")
+    await desk.until_condition(serving.name, "True", "Serving")
     assert (await agent.engine()).child.record.pid == second.child.record.pid

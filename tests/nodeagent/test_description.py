@@ -15,7 +15,7 @@ from store.errors import ConflictError
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.clock import FakeClock
-from tests.support.nodeagent_readings import GIB, STATUS, WELL, Given
+from tests.support.nodeagent_readings import GIB, STATUS, WELL, FakeMachineReader
 
 HOT = replace(WELL, heat=HeatReading(throttled="slow"), power="Battery", owner_idle_s=1.0)
 
@@ -26,7 +26,7 @@ class Desk:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = MemoryTransport(self.clock)
-        self.machine = Given()
+        self.machine = FakeMachineReader()
         self.run()
 
     def run(self, uid: str = "u") -> None:
@@ -35,7 +35,7 @@ class Desk:
         self.vitals = MachineStatus(self.machine, self.clock, every_s=5.0, limit_s=0.02)
 
     async def look(self) -> NodeStatus:
-        """Take a reading ten seconds later, and write what is news."""
+        """Take a reading ten seconds later, and write the status if it changed."""
         await self.clock.advance(10)
         if not self.vitals.is_resumed:
             self.vitals.resume(await self.presence.described())

@@ -265,7 +265,7 @@ states = st.builds(
 
 
 def serving(peak_mib: int, **fields: Any) -> ObservedReplica:
-    """Return a replica that serves, and was said to with a peak of 1,024 MiB."""
+    """Return a replica that serves, and whose last report has a peak of 1,024 MiB."""
     found = replace(PASSED, peak_bytes=peak_mib * 2**20)
     said = replace(seen(found, is_published=True), reported=None)
     status = RankStatus(

@@ -1,1 +1,1 @@
-"""Tests of reconciler/."""
+"""Tests of reconciler."""

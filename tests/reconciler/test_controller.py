@@ -1,7 +1,4 @@
-"""The controller on a real etcd: who leads, what it writes, and that it writes nothing needlessly.
-
-The leader is killed in the middle of assigning: its heir goes on, and nothing is assigned twice or lost.
-"""
+"""The controller on a real etcd: leadership, writes, no needless writes, and a take-over in the middle of a plan."""
 
 import asyncio
 import signal
@@ -45,7 +42,7 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embedd
 
 @pytest.fixture
 async def store(etcd: EmbeddedEtcd) -> AsyncIterator[Transport]:
-    """An etcd with nothing of ours in it."""
+    """An etcd without fleet objects."""
     transport = connect(etcd.address)
     for item in (await transport.list(keys.ROOT)).items:
         await transport.commit([], [Delete(key=item.key)])
@@ -96,7 +93,7 @@ async def revision_of_content(store: Transport) -> int:
     return max(item.mod_revision for item in (await store.list(keys.ROOT)).items)
 
 
-async def test_an_applied_deployment_serves_and_then_nothing_is_written(
+async def test_an_applied_deployment_serves_without_further_writes(
     store: Transport,
 ) -> None:
     async with running(store, "a", "b"):
@@ -107,7 +104,7 @@ async def test_an_applied_deployment_serves_and_then_nothing_is_written(
         assert joined is not None
         assert joined.metadata.uid == "uid-a"
         before = await _at_rest(store)
-        await CLOCK.sleep(2)  # what is claimed is that nothing happens in this time
+        await CLOCK.sleep(2)  # the assertion is that nothing happens in this time
         assert (await revision_of_content(store), (await store.status()).revision) == before
 
 
@@ -151,7 +148,7 @@ async def test_deletion_drains_before_it_forgets(store: Transport) -> None:
         assert left == [keys.status_key("Node", "a")]
 
 
-async def test_a_node_away_gives_up_its_replicas_after_the_grace(store: Transport) -> None:
+async def test_replicas_of_an_absent_node_move_after_the_grace_period(store: Transport) -> None:
     async with running(store, "a", "b", grace_s=1.0) as tasks:
         await apply(store, deployment(replicas=1))
         await until_async(lambda: is_available(store))
@@ -201,7 +198,7 @@ async def test_each_node_that_cannot_is_named_in_an_event(store: Transport) -> N
         await apply(store, deployment(replicas=9))
 
         async def refused() -> bool:
-            # All of them: before a's lease was heard of, a was not ready either.
+            # All of them: before a's lease was seen, a was not ready either.
             events = await objects.list_all(store, Event)
             said = {(e.spec.reason, e.spec.message) for e in events if e.spec.type == "Warning"}
             return all(
@@ -238,7 +235,7 @@ async def _is(store: Transport, placed: str) -> bool:
     return await said(store, "Placed") == placed
 
 
-async def test_what_a_newer_reconciler_said_is_left_alone(store: Transport) -> None:
+async def test_a_status_of_a_newer_release_is_not_overwritten(store: Transport) -> None:
     """As after a downgrade: replicas are placed all the same, and the words stay."""
     newer = Put(key=keys.status_key("ModelDeployment", "qwen"), value=b'{"storedVersion":9}')
     await store.commit([], [newer])
@@ -251,7 +248,7 @@ async def test_what_a_newer_reconciler_said_is_left_alone(store: Transport) -> N
     assert there.value == newer.value
 
 
-async def test_keys_of_others_do_not_end_the_process(store: Transport) -> None:
+async def test_foreign_keys_do_not_end_the_process(store: Transport) -> None:
     async with running(store, "a"):
         stray = [Put(key=f"{keys.SPEC_PREFIX}stray", value=b"x")]
         await store.commit([], [*stray, Put(key=f"{keys.STATUS_PREFIX}stray", value=b"x")])
@@ -289,7 +286,7 @@ async def test_when_the_leader_is_killed_the_next_one_acts(
             await processes.wait_ended(child, CLOCK, limit_s=30)
 
 
-async def test_a_new_leader_removes_what_is_left_of_objects_that_are_gone(store: Transport) -> None:
+async def test_a_new_leader_removes_leftovers(store: Transport) -> None:
     left = [
         Put(key=keys.status_key("ModelDeployment", "gone"), value=b"{}"),
         Put(key=keys.status_key("Replica", "gone-0"), value=b"{}"),
@@ -310,7 +307,7 @@ async def test_a_new_leader_removes_what_is_left_of_objects_that_are_gone(store:
 
 
 NODES, DEPLOYMENTS, PER_DEPLOYMENT = 20, 100, 4
-# Little more than what is to be placed there: a replica that is not counted would not fit.
+# Little more than the planned replicas need: one that is not counted would not fit.
 MEMORY_GIB = 60
 
 
@@ -329,7 +326,7 @@ async def leader_of(store: Transport, children: list[ChildProcess]) -> ChildProc
 
 @pytest.mark.etcd
 @pytest.mark.timeout(120)
-async def test_what_a_killed_leader_began_is_finished_once(tmp_path: Path) -> None:
+async def test_the_work_of_a_killed_leader_is_finished_once(tmp_path: Path) -> None:
     async with running_etcd(tmp_path / "etcd") as etcd:
         store = connect(etcd.address)
         for at in range(NODES):
@@ -353,7 +350,7 @@ async def test_what_a_killed_leader_began_is_finished_once(tmp_path: Path) -> No
                 await until(
                     lambda: len(heard) >= DEPLOYMENTS * PER_DEPLOYMENT, limit_s=60, what="the rest"
                 )
-                await CLOCK.sleep(0.5)  # what is claimed is that nothing more comes
+                await CLOCK.sleep(0.5)  # the assertion is that nothing more happens
                 ear.cancel()
         finally:
             for child in children:

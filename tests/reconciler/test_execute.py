@@ -1,7 +1,4 @@
-"""The executor: what the store holds after each action, and what keeps it from writing.
-
-A plan of many actions: few transactions, and the same store in the end as one by one.
-"""
+"""The executor: the store after each action, guards that prevent a write, and batches of a large plan."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -75,7 +72,7 @@ async def test_creating_twice_collides(world: LeaderStore) -> None:
     assert await world.replica() == first
 
 
-async def test_what_was_planned_without_the_last_assignment_is_not_done(world: LeaderStore) -> None:
+async def test_a_plan_without_the_last_assignment_is_refused(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     version = await world.have_replica(replica(3).replica)
     another = Executor(
@@ -83,10 +80,10 @@ async def test_what_was_planned_without_the_last_assignment_is_not_done(world: L
         world.clock,
         lambda: CreateRevisionGuard(key=ELECTION, create_revision=world.epoch),
     )
-    with pytest.raises(ConflictError):  # nobody made sure that its plan counts everything
+    with pytest.raises(ConflictError):  # last_assignment() was not called before
         await another.do(CREATE, owner, {})
     assert await another.last_assignment() == version
-    # A write of ours whose answer was lost is carried out only now.
+    # A write whose answer was lost is carried out only now.
     late = await world.executor.do(CREATE, owner, {})
     second = CreateReplica(
         name="qwen-1", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT
@@ -116,7 +113,7 @@ async def test_the_lead_outlives_an_assignment(world: LeaderStore) -> None:
     assert now.mod_revision == revision
 
 
-async def test_a_name_that_is_used_again_is_another_replica(world: LeaderStore) -> None:
+async def test_a_reused_name_is_a_new_replica(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     await world.executor.do(CREATE, owner, {})
     first = await world.replica()
@@ -146,11 +143,11 @@ async def test_move(world: LeaderStore) -> None:
     assert made is not None
     assert made.spec.ranks[0].node == "b"
     assert made.metadata.uid != old.metadata.uid
-    # What the lost node's agent said goes with it.
+    # The report of the lost node's agent is removed, too.
     assert "/rank/a/qwen-0/0" not in await world.keys()
 
 
-async def test_delete_marks_and_nothing_else(world: LeaderStore) -> None:
+async def test_delete_only_marks_the_replica(world: LeaderStore) -> None:
     old = replica(0).replica
     version = await world.have_replica(old)
     action = DeleteReplica(name="qwen-0", because="ScaledDown", version=version)
@@ -200,7 +197,7 @@ async def test_remove_deployment_leaves_nothing(world: LeaderStore) -> None:
     ],
     ids=lambda action: type(action).__name__,
 )
-async def test_who_lost_the_lead_writes_nothing(world: LeaderStore, action: Action) -> None:
+async def test_a_deposed_leader_writes_nothing(world: LeaderStore, action: Action) -> None:
     owner = await world.have(deployment())
     await world.lose()
     before = await world.transport.list(keys.ROOT)
@@ -268,7 +265,7 @@ async def test_nor_statuses_nor_nodes(world: LeaderStore) -> None:
 
 
 @pytest.mark.parametrize("is_move", [False, True])
-async def test_an_edit_meanwhile_is_planned_anew(world: LeaderStore, *, is_move: bool) -> None:
+async def test_a_concurrent_edit_is_planned_again(world: LeaderStore, *, is_move: bool) -> None:
     seen = await world.have(deployment())
     version = await world.have_replica(replica(0).replica) if is_move else 0
     await world.have(deployment(replicas=0))
@@ -304,9 +301,7 @@ async def test_an_edit_meanwhile_is_planned_anew(world: LeaderStore, *, is_move:
     ],
     ids=lambda action: type(action).__name__,
 )
-async def test_old_news_about_a_replica_is_no_ground_to_act(
-    world: LeaderStore, action: Action
-) -> None:
+async def test_an_outdated_replica_version_is_refused(world: LeaderStore, action: Action) -> None:
     owner = await world.have(deployment())
     await world.have_replica(replica(0).replica)
     before = await world.transport.list(keys.ROOT)
@@ -396,7 +391,7 @@ async def test_many_actions_are_few_transactions(world: LeaderStore) -> None:
     assert await world.transport.get(keys.rank_key("lost", old.name, 0)) is None
 
 
-async def test_what_is_refused_holds_up_only_what_comes_after_it(world: LeaderStore) -> None:
+async def test_a_refused_write_stops_only_later_writes(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     await world.have_replica(replica(2).replica)  # the plan does not know of it
     done: list[int] = []
@@ -406,7 +401,7 @@ async def test_what_is_refused_holds_up_only_what_comes_after_it(world: LeaderSt
     assert await names(world) == {"qwen-0", "qwen-1", "qwen-2"}
 
 
-async def test_a_deployment_that_was_edited_gets_nothing(world: LeaderStore) -> None:
+async def test_an_edited_deployment_gets_no_replicas(world: LeaderStore) -> None:
     owner = await world.have(deployment())
     await world.have(deployment(replicas=7))
     with pytest.raises(ConflictError):
@@ -423,7 +418,7 @@ async def test_a_deposed_leader_assigns_nothing(world: LeaderStore) -> None:
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-async def test_after_a_lost_answer_nothing_is_assigned_until_it_is_counted(
+async def test_after_a_lost_answer_nothing_is_assigned_before_a_reread(
     world: LeaderStore, is_applied: bool
 ) -> None:
     owner = await world.have(deployment())

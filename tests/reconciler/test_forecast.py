@@ -1,4 +1,4 @@
-"""What the planner would come to, counted through."""
+"""The forecast of a plan: all steps of all replicas."""
 
 from dataclasses import replace
 
@@ -157,7 +157,7 @@ def test_one_deployment(
     assert steps_of(wanted, there, *nodes) == after
 
 
-def test_who_is_higher_chooses_first_and_displaces() -> None:
+def test_the_higher_priority_places_first_and_preempts() -> None:
     low = deployment(name="low", memory="3Gi", replicas=2)
     there = (
         replica(0, of=low, on="a", memory=THREE),
@@ -179,7 +179,7 @@ def test_who_is_higher_chooses_first_and_displaces() -> None:
     ]  # fmt: skip
 
 
-def test_what_ends_makes_room_for_who_waits() -> None:
+def test_ending_replicas_make_room_for_waiting_ones() -> None:
     there = (replica(0, of=WANTED, on="a", memory=THREE),)
     table = housing(node("a", memory_gib=4), replicas=there, priority=1)
     gone = seen_of(wanting(0, priority=1), there, table)

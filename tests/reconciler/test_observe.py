@@ -1,4 +1,4 @@
-"""From the store to what the planner sees, through real caches."""
+"""Views of nodes and deployments from the store, through real caches."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -167,7 +167,7 @@ async def test_words_about_an_earlier_replica_are_void(world: CachedStore) -> No
     assert (seen.is_ready, seen.is_stopped) == (False, False)
 
 
-async def test_what_is_remembered_is_what_is_there(world: CachedStore) -> None:
+async def test_the_cached_nodes_equal_fresh_ones(world: CachedStore) -> None:
     """Each change shows, what did not change is the very same, and nothing depends on the memory."""
     memory = NodeViewCache()
     taint = Taint(key="owner", effect="NoSchedule")
@@ -217,7 +217,7 @@ async def test_hardware_taints_and_pool_priority(world: CachedStore) -> None:
     assert (b.bandwidth_gbps, b.taints, b.pool_priority) == (0, (), 0)
 
 
-async def test_tenants_are_named_with_what_they_are_worth(world: CachedStore) -> None:
+async def test_allocations_have_priority_and_version(world: CachedStore) -> None:
     ending = replica(1, is_deleting=True).replica
     await world.have(deployment(replicas=2, priority=7), replica(0).replica, ending)
     await world.write(put_node("a"))
@@ -249,7 +249,9 @@ async def test_keeping_apart_holds_for_both_sides(world: CachedStore) -> None:
     assert found == {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": frozenset()}
 
 
-async def test_rivals_are_those_above_that_miss_something(world: CachedStore) -> None:
+async def test_rivals_are_deployments_of_a_higher_priority_with_missing_replicas(
+    world: CachedStore,
+) -> None:
     await world.have(
         deployment(replicas=9),
         deployment(name="above", priority=1, replicas=3),
@@ -278,7 +280,7 @@ async def test_a_deployment_of_the_same_name_is_not_the_owner(world: CachedStore
     assert not seen.is_owned
 
 
-async def test_who_wants_more(world: CachedStore) -> None:
+async def test_unplaced_deployments(world: CachedStore) -> None:
     await world.have(
         deployment(replicas=2),
         deployment(replicas=1, name="other"),
@@ -289,7 +291,7 @@ async def test_who_wants_more(world: CachedStore) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"\xff", b'{"kind":"ModelDeployment","future":1}'])
-async def test_what_cannot_be_read_keeps_its_last_good_value(
+async def test_an_undecodable_object_keeps_its_last_good_value(
     world: CachedStore, value: bytes
 ) -> None:
     key = ObjectKey("ModelDeployment", "qwen")
@@ -317,7 +319,7 @@ async def test_what_cannot_be_read_keeps_its_last_good_value(
         keys.NODE_LEASE_PREFIX + "x",
     ],
 )
-async def test_strangers_below_our_prefix_end_nothing(world: CachedStore, key: str) -> None:
+async def test_foreign_keys_below_the_prefix_are_ignored(world: CachedStore, key: str) -> None:
     await world.write(Put(key=key, value=b"hello"))
     await world.write(put_node("a"))
     await world.have(deployment())

@@ -1,9 +1,4 @@
-"""The reconciler's plan: a table of situations.
-
-Deleting a deployment: what it owns ends first, or is left running and taken over later.
-
-Who leaves a node that is drained or withheld, and when; what a taint drives out.
-"""
+"""The plan of one deployment: tables of situations for creation, deletion and eviction."""
 
 from dataclasses import replace
 
@@ -109,7 +104,7 @@ def test_a_replica_of_an_earlier_deployment_is_ended() -> None:
     ]
 
 
-def test_what_cannot_be_placed_is_explained() -> None:
+def test_unplaced_replicas_are_explained() -> None:
     decided = plan(observed(deployment(), (), (GONE, node("small", memory_gib=1))))
     assert decided.actions == ()
     assert decided.unschedulable is not None
@@ -168,20 +163,20 @@ def test_orphaned_replicas_are_let_go_before_their_deployment_goes() -> None:
     assert planned(observed(orphaning(), (orphan(0),), (LONE_NODE,))) == ["Xqwen"]
 
 
-def test_what_drains_already_ends_also_when_orphaned() -> None:
+def test_draining_replicas_end_even_when_orphaned() -> None:
     draining = replica(0, is_deleting=True)
     assert planned(observed(orphaning(), (draining, orphan(1)), (LONE_NODE,))) == []
     ended = replace(draining, is_stopped=True)
     assert planned(observed(orphaning(), (ended, orphan(1)), (LONE_NODE,))) == ["xqwen-0"]
 
 
-def test_an_orphan_is_left_alone_until_somebody_deletes_it() -> None:
+def test_an_orphan_stays_until_it_is_deleted() -> None:
     assert planned(observed(None, (orphan(0),), (LONE_NODE,))) == []
     gone = replace(orphan(0, is_deleting=True), is_stopped=True)
     assert planned(observed(None, (gone,), (LONE_NODE,))) == ["xqwen-0"]
 
 
-def test_a_deployment_of_the_name_takes_over_what_is_there() -> None:
+def test_a_deployment_of_the_name_adopts_orphans() -> None:
     assert planned(observed(deployment(), (orphan(0),), (LONE_NODE,))) == ["aqwen-0"]
     # Then it is one of its own, and rolls if it is outdated.
     assert planned(observed(deployment(), (replica(0, is_outdated=True),), (LONE_NODE,))) == [
@@ -189,7 +184,7 @@ def test_a_deployment_of_the_name_takes_over_what_is_there() -> None:
     ]
 
 
-def test_what_lost_its_owner_otherwise_ends() -> None:
+def test_a_replica_of_a_deleted_owner_ends() -> None:
     stranger = replace(replica(0), is_owned=False)
     assert planned(observed(None, (stranger,), (LONE_NODE,))) == ["-qwen-0 OwnerDeleted"]
 
@@ -256,7 +251,7 @@ def test_leaving(seen: DeploymentView, wanted: list[str]) -> None:
     assert [short(action) for action in plan(seen).actions] == wanted
 
 
-def test_whose_agent_is_away_is_not_idle() -> None:
+def test_a_replica_with_an_absent_agent_is_not_idle() -> None:
     away = replica(0, on="d", is_ready=False, reported_ready=True)
     seen = observed(deployment(min_available=1), (away,), (DRAINED, FULL))
     assert plan(seen).actions == ()
@@ -270,13 +265,13 @@ def test_a_taint_drives_out_at_once() -> None:
     assert [short(action) for action in plan(seen).actions] == ["-qwen-0 Evicted", "+qwen-1@b"]
 
 
-def test_who_tolerates_a_taint_stays() -> None:
+def test_a_replica_that_tolerates_the_taint_stays() -> None:
     placement = Placement(tolerations=(Toleration(key="broken", operator="Exists"),))
     seen = observed(deployment(placement=placement), on("d", 0), (TAINTED, OTHER_NODE))
     assert plan(seen).actions == ()
 
 
-def test_a_drained_node_that_is_lost_gives_up_what_it_had() -> None:
+def test_replicas_of_a_lost_drained_node_move() -> None:
     gone = replace(DRAINED, is_ready=False)
     lost = replica(0, on="d", is_node_lost=True)
     seen = observed(deployment(min_available=1), (lost,), (gone, OTHER_NODE))

@@ -1,4 +1,4 @@
-"""Planning properties over all situations: docs/architecture.md, section 7, numbers 1, 2 and 8."""
+"""Properties of all plans: docs/architecture.md, section 7, numbers 1, 2 and 8."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -132,7 +132,7 @@ def sound(seen: DeploymentView) -> DeploymentView:
 
 
 def apply(seen: DeploymentView, action: Action) -> DeploymentView:
-    """Return what is seen after an action, as the store and the agents would make it."""
+    """Return the view after an action, as the store and the agents would make it."""
     kept = {r.name: r for r in seen.replicas}
     match action:
         case CreateReplica(name=name) | MoveReplica(name=name):
@@ -166,7 +166,7 @@ def apply(seen: DeploymentView, action: Action) -> DeploymentView:
 
 
 def agents_act(seen: DeploymentView) -> DeploymentView:
-    """Return what is seen when the agents of living nodes have done their part."""
+    """Return the view once the agents of live nodes have acted."""
     return replace(
         seen,
         replicas=tuple(
@@ -228,7 +228,7 @@ def test_any_prefix_of_a_plan_converges_to_the_same(seen: DeploymentView, length
 @settings(max_examples=few(100))
 @given(situations)
 def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
-    """Whatever ends by what is planned, enough go on answering; and there are never too many."""
+    """After any planned termination enough replicas serve, and there are never too many."""
     seen = sound(seen)
     if (
         seen.deployment is None
@@ -308,7 +308,7 @@ def test_no_action_is_taken_twice_on_one_replica(seen: DeploymentView) -> None:
 
 @settings(max_examples=few(100))
 @given(situations)
-def test_a_deleted_deployment_places_nothing(seen: DeploymentView) -> None:
+def test_a_deleted_deployment_places_no_replica(seen: DeploymentView) -> None:
     if seen.deployment is not None and seen.deployment.metadata.deletion_timestamp is None:
         return
     kinds = {type(action) for action in plan(sound(seen)).actions}

@@ -1,4 +1,4 @@
-"""What is written about nodes as they join, fall away, come back, are cloned and deleted; and nothing more."""
+"""Documents about nodes: they join, go away, come back, are cloned and deleted; and nothing else is written."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ NODE = kinds.by_name("Node")
 
 
 class World:
-    """A store, and a leader that looks after nodes."""
+    """A store, and a leader that reconciles nodes."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -118,7 +118,7 @@ async def world() -> AsyncIterator[World]:
             task.cancel()
 
 
-async def test_a_node_joins_goes_away_and_is_deleted(world: World) -> None:
+async def test_a_node_joins_leaves_and_is_deleted(world: World) -> None:
     await world.join("a")
     assert await world.true("a") == ["Ready"]
     before = (await world.transport.status()).revision
@@ -161,19 +161,19 @@ async def test_a_node_that_comes_and_goes_is_held_back_and_released(world: World
     assert await world.true("a") == ["Ready"]
 
 
-async def test_a_clone_is_told_from_the_machine_it_was_made_of(world: World) -> None:
+async def test_a_clone_is_distinguished_from_its_original(world: World) -> None:
     await world.join("b", hardware_uuid="M")
     await world.clock.advance(5)
     await world.join("a", hardware_uuid="M")
     assert await world.true("a") == ["DuplicateHardware", "Ready"]
     assert await world.true("b") == ["Ready"]
-    # Whoever changes is looked at; the other follows.
+    # The changed node is reconciled, and the other one with it.
     await world.write(put_node("b", node_status("b").model_copy(update={"hardware_uuid": "N"})))
     await world.look("b")
     assert await world.true("a") == ["Ready"]
 
 
-async def test_a_pool_withholds_its_nodes_and_says_when_to_look_again(world: World) -> None:
+async def test_a_pool_withholds_its_nodes_and_requeues(world: World) -> None:
     now = world.clock.now()
     window = {"start": f"{now:%H:%M}", "end": f"{now + timedelta(minutes=2):%H:%M}"}
     spec = NodePoolSpec.model_validate(

@@ -1,4 +1,4 @@
-"""Several deployments on one fleet: priorities, evictions, and that it ends. See test_plan_properties.py for one alone."""
+"""Several deployments on one fleet: priorities, evictions, convergence. test_plan_properties.py has single ones."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from tests.support.fleets import GIB, NOW, deployment, node, observed, replica, 
 
 @dataclass
 class World:
-    """A fleet with several deployments; `look` is what views.py would make of it."""
+    """A fleet with several deployments; `look` returns the view that observe.py would make."""
 
     nodes: dict[str, NodeView]
     deployments: dict[str, ModelDeployment]
@@ -143,7 +143,7 @@ def test_the_higher_gets_the_place_of_the_lower_once_it_is_free() -> None:
     assert action.because == "high-0 has priority 10, low-0 has 0"
     assert decided.unschedulable is not None
     fleet.reconcile("high")
-    assert plan(fleet.look("high")).actions == ()  # it waits, and displaces nobody else
+    assert plan(fleet.look("high")).actions == ()  # it waits, and preempts no other replica
     fleet.agents_act()
     fleet.reconcile("low")  # the victim's name is free again, but its room is kept
     assert on(fleet) == {"low-1": "a"}
@@ -163,7 +163,7 @@ def test_the_displaced_goes_elsewhere_if_it_can() -> None:
     assert sorted(on(fleet)) == ["high-0", "low-0"]
 
 
-def test_the_lower_does_not_take_what_the_higher_will_need() -> None:
+def test_a_lower_priority_leaves_room_for_a_higher_one() -> None:
     """Low asks first; high misses a replica, which fits nowhere but where low would go."""
     fleet = world({"a": 4}, deployment(name="low", memory="2Gi"), HIGH)
     fleet.reconcile("low")
@@ -173,13 +173,13 @@ def test_the_lower_does_not_take_what_the_higher_will_need() -> None:
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule"])
-def test_these_taints_leave_alone_what_runs(effect: str) -> None:
+def test_these_taints_do_not_move_replicas(effect: str) -> None:
     taint = Taint.model_validate({"key": "owner", "effect": effect})
     seen = observed(deployment(), (replica(0),), (replace(node("a"), taints=(taint,)),))
     assert plan(seen).actions == ()
 
 
-def test_no_execute_moves_what_runs() -> None:
+def test_no_execute_moves_running_replicas() -> None:
     taint = Taint(key="owner", effect="NoExecute")
     nodes = (replace(node("a"), taints=(taint,)), node("b"))
     action, _ = plan(observed(deployment(), (replica(0),), nodes)).actions
@@ -209,14 +209,12 @@ worlds = st.builds(
 
 
 @given(worlds, st.randoms(use_true_random=False))
-def test_whatever_the_order_it_ends_and_nobody_comes_back_and_forth(
-    fleet: World, dice: object
-) -> None:
+def test_plans_converge_in_any_order_without_oscillation(fleet: World, dice: object) -> None:
     order = sorted(fleet.deployments)
     dice.shuffle(order)  # type: ignore[attr-defined]  # hypothesis' own Random
     fleet.settle(order)
     assert all(plan(fleet.look(name)).actions == () for name in order)
-    # Nobody was displaced by an equal, and nobody is left out whom a displacement would help.
+    # No replica was preempted by an equal, and none is unplaced that a preemption would help.
     priorities = {one.name: one.spec.priority for one in fleet.deployments.values()}
     for victim, by in fleet.preempted:
         assert priorities[victim.rpartition("-")[0]] < priorities[by]

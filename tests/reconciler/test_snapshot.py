@@ -1,4 +1,4 @@
-"""The fleet by listing: the same as running caches see, and what is not written yet can be supposed."""
+"""The snapshot of a fleet: equal to running caches, and open to supposed objects."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ async def store_of(*deployments: ModelDeployment) -> MemoryTransport:
     return transport
 
 
-async def test_it_is_what_the_store_has_and_writes_nothing() -> None:
+async def test_a_snapshot_reads_the_store_and_writes_nothing() -> None:
     low = deployment(name="low", replicas=2)
     transport = await store_of(low)
     there = replica(0, of=low, on="a").replica
@@ -53,7 +53,7 @@ async def test_it_is_what_the_store_has_and_writes_nothing() -> None:
     assert (await transport.status()).revision == before
 
 
-async def test_what_is_supposed_counts_as_written() -> None:
+async def test_supposed_objects_count_as_written() -> None:
     seen = await snapshot.take(await store_of(), CLOCK)
     assert seen.table().nodes[0].is_cordoned is False
     seen.suppose([node("a", is_cordoned=True), deployment(name="new")])
@@ -63,7 +63,7 @@ async def test_what_is_supposed_counts_as_written() -> None:
     assert seen.outlook("new", seen.table()).nodes[0].fits
 
 
-async def test_who_is_higher_has_chosen_before_and_who_is_lower_makes_room() -> None:
+async def test_higher_priorities_place_before_and_lower_ones_are_preempted() -> None:
     high, mid = (
         deployment(name="high", priority=9, memory="3Gi"),
         deployment(name="mid", priority=5),
@@ -99,7 +99,7 @@ async def test_a_node_that_comes_and_goes_is_held_back_here_too() -> None:
     )
 
 
-async def test_what_cannot_be_read_is_named() -> None:
+async def test_undecodable_keys_are_named() -> None:
     transport = await store_of()
     key = keys.spec_key("ModelDeployment", "broken")
     await transport.commit([], [Put(key=key, value=b"{}")])
@@ -108,7 +108,7 @@ async def test_what_cannot_be_read_is_named() -> None:
     assert replace(seen, now=datetime(2026, 1, 1, tzinfo=UTC)).deployments() == []
 
 
-async def test_a_group_explains_who_has_which_rank() -> None:
+async def test_a_group_explains_the_rank_of_each_node() -> None:
     transport = MemoryTransport(CLOCK)
     pair = ShardGroup(
         metadata=ObjectMeta(name="pair"),

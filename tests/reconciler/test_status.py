@@ -1,4 +1,4 @@
-"""Statuses: what conditions say, and that their times move only with their truth."""
+"""Statuses: conditions, and times that change only with the truth of a condition."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -145,12 +145,12 @@ def test_times_move_only_with_the_truth(*, before: bool, after: bool, moves: boo
     assert made.last_transition_time == (LATER if moves else NOW)
 
 
-def test_a_condition_that_is_not_said_any_more_goes() -> None:
+def test_a_condition_that_is_no_longer_computed_is_removed() -> None:
     old = Status(conditions=(Condition(type="Gone", status=ConditionStatus.TRUE, reason="X"),))
     assert [c.type for c in status.stamp_conditions(old, [], generation=1, now=NOW)] == []
 
 
-def test_looking_again_changes_nothing() -> None:
+def test_a_repeated_computation_changes_nothing() -> None:
     seen = observed(deployment(), (replica(0),))
     first = whole(deployment(), seen)
     assert whole(deployment(), seen, old=first, now=LATER) == first
@@ -169,7 +169,7 @@ def rank(reason: str, *, holds: bool) -> RankStatus:
         (rank("Loading", holds=False), True, ("True", "Serving", "")),
         (rank("Loading", holds=False), False, ("False", "Loading", "words")),
         (None, False, ("False", "WaitingForAgent", "its agent has not reported yet")),
-        # The agent thinks that it serves, but its lease is gone.
+        # The agent reports that it serves, but its lease has expired.
         (
             rank("Serving", holds=True),
             False,

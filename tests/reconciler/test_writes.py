@@ -1,4 +1,4 @@
-"""Batches hold every write once, in order, and are what a transaction of the store takes."""
+"""Batches contain every write once, in order, and fit a transaction of the store."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ def test_sixty_replicas_are_one_transaction() -> None:
     ] == [61, 39]
 
 
-def test_what_is_too_big_by_itself_goes_by_itself() -> None:
+def test_an_oversized_write_is_a_batch_of_its_own() -> None:
     big = write(1, size=2**21)
     assert list(split_into_batches([write(0), big, write(2)], shared=1)) == [
         (write(0),),

@@ -39,7 +39,7 @@ def test_an_object_survives_a_round_trip_through_the_store(kind: Kind, data: st.
 
 
 def trees(node: Any) -> list[dict[str, Any]]:
-    """Return every JSON object inside, but for maps whose keys are free."""
+    """Return every JSON object schema inside, except maps with free keys."""
     if isinstance(node, list):
         return [tree for one in node for tree in trees(one)]
     if not isinstance(node, dict):
@@ -86,7 +86,7 @@ def test_another_version_and_another_kind_are_refused(kind: Kind) -> None:
 
 
 def test_every_user_field_has_a_docstring() -> None:
-    """The reference and the editors' schema are made of these."""
+    """The reference pages and the editor schema are generated from these docstrings."""
 
     def bare(model: type[BaseModel]) -> list[str]:
         found = [

@@ -61,7 +61,7 @@ def test_invalid_quantities_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5G"])
 def test_oversized_numbers_are_refused_by_validation(text: str) -> None:
-    """Accepted in a NodePool it would fail the reconciler at each look."""
+    """If a NodePool could hold it, the reconciler would fail on it each time."""
     with pytest.raises(ValidationError, match="at most 32"):
         adapter.validate_python(text)
 

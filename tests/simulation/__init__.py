@@ -1,1 +1,1 @@
-"""A whole fleet in one process, in virtual time, under seeded mishaps. `python -m tests.simulation SEED` runs one seed."""
+"""A fleet in one process, in virtual time, with seeded mishaps. `python -m tests.simulation SEED` runs one seed."""

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation SEED...`: runs seeds alone, and prints what became of them. `A-B` is a range."""
+"""`python -m tests.simulation SEED...` runs single seeds and prints their results. `A-B` is a range."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Has a script happen to a world: each line to the one call that does it."""
+"""Carries out a script in a world: each line becomes the one call that does it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -111,7 +111,7 @@ class Drama:
         return True
 
     async def mend(self) -> None:
-        """Take back every mishap: Macs run, lines are good, nodes are free; and say what is wanted in the end."""
+        """Undo every mishap: Macs run, lines are good, nodes are free; then set the final spec."""
         world = self._world
         world.weather.become(Weather())
         world.slow.clear()

@@ -1,4 +1,4 @@
-"""What a fleet comes to when mishaps stop: everything wanted is there, nothing else is, or a reason is given."""
+"""The fixed point of a fleet after the mishaps: everything desired exists, or a reason is given, and nothing else."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.simulation.world import World
 
 
 def faults(world: World) -> list[str]:
-    """Return what is not as it should be."""
+    """Return the differences to the desired state."""
     state = world.store.state
     return [
         *(fault for one in state.deployments.values() for fault in _deployment(world, one)),
@@ -49,7 +49,7 @@ def _deployment(world: World, it: ModelDeployment) -> Iterator[str]:
 
 
 def _told(name: str, status: ModelDeploymentStatus, short: int) -> Iterator[str]:
-    """Return where what the status says does not fit the replicas, of which `short` are missing."""
+    """Return the contradictions between the status and the replicas, of which `short` are missing."""
     placed, available = (find_condition(status.conditions, t) for t in ("Placed", "Available"))
     if placed is None or available is None:
         yield f"{name} does not say whether it is placed and available"
@@ -75,7 +75,7 @@ def _replica(world: World, it: Replica) -> Iterator[str]:
 
 
 def _leftovers(world: World) -> Iterator[str]:
-    """Return what is there of replicas that are not: endpoints, reports, statuses, engines."""
+    """Return leftovers of replicas that do not exist: endpoints, reports, statuses, engines."""
     replicas = world.store.state.replicas
     places = {(r.spec.ranks[0].node, r.name) for r in replicas.values()}
     for prefix in (keys.ENDPOINT_PREFIX, keys.RANK_PREFIX):
@@ -90,7 +90,7 @@ def _leftovers(world: World) -> Iterator[str]:
         (mac.name, engine.order.replica)
         for mac in world.macs.values()
         for engine in mac.engines.running()
-        if not engine.is_silent  # nobody has noticed yet
+        if not engine.is_silent  # not observed yet
     ]
     if sorted(running) != sorted(places):
         yield f"engines run for {sorted(running)}, and should for {sorted(places)}"

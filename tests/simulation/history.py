@@ -1,4 +1,4 @@
-"""The store of a simulated fleet: whatever is written is looked at once, as it is written, and must be allowed."""
+"""The store of a simulated fleet: every write is checked against the laws as it happens."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _POOL = keys.spec_prefix("NodePool")
 
 @dataclass(slots=True)
 class State:
-    """What the store holds, decoded: kept up to date key by key."""
+    """The decoded content of the store, kept up to date key by key."""
 
     now: float = 0.0
     """Seconds since the beginning."""
@@ -62,7 +62,7 @@ class State:
         return self.answers(replica) or self.now - at < within_s
 
     def lately(self, deployment: str, within_s: float) -> list[ModelDeployment]:
-        """Return the versions of the deployment that somebody may take for the present one."""
+        """Return the versions of the deployment that a lagging cache may show."""
         since = self.now - within_s
         found = [one for until, one in self.versions.get(deployment, ()) if until > since]
         now = self.deployments.get(deployment)
@@ -111,7 +111,7 @@ class State:
 def _move(
     kept: dict[str, Obj], name: str, type_: type[Obj], item: KeyValue | None
 ) -> tuple[Obj | None, Obj | None]:
-    """Put the object into `kept`, or take it out; return what was there and what is."""
+    """Put the object into `kept`, or remove it; return the old and the new one."""
     before = kept.get(name)
     if item is None:
         kept.pop(name, None)
@@ -165,7 +165,7 @@ class History(MemoryTransport):
         return sorted(key for key in self._keys if key.startswith(prefix))
 
     def since(self, revision: int) -> list[str]:
-        """Return what was written after the revision, one line each."""
+        """Return the writes after the revision, one line each."""
         return [
             f"{change.key} {change.now.value.decode() if change.now else '(deleted)'}"
             for change in self._history

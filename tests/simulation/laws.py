@@ -1,7 +1,7 @@
-"""What no step of a fleet may do, whatever happened before. Each law looks at one change and says what is wrong.
+"""Laws that no step of a fleet may break. Each law checks one change and returns its violations.
 
-Who plans may look at caches that are a little behind (a watch broke, say), so what users and agents said within the
-last moments is not held against it.
+A planner may read caches that lag behind, for example after a broken watch. So changes by users and agents within the
+last moments do not count against it.
 """
 
 from schemas import quantity
@@ -119,10 +119,10 @@ def enough_go_on(step: Step) -> str:
         return ""
     others = _active(state, deployment)
     left = sum(state.answered(r, LATELY_S) for r in others)
-    # Where there is no room for all, what is there is replaced in place, one at a time.
+    # Without room for a surge, replicas are replaced in place, one at a time.
     if because == "OutdatedInPlace" and left == len(others):
         return ""
-    # Who planned may have read what was wanted a moment ago.
+    # The planner may have read a slightly older spec.
     least = min(_least(one.spec, because) for one in state.lately(deployment.name, LATELY_S))
     if left >= least:
         return ""

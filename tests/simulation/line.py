@@ -1,4 +1,4 @@
-"""One process's line to the store: it loses answers and requests, breaks watches, and can be cut for good."""
+"""One process's line to the store: it loses requests and answers, breaks watches, and can be cut for good."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from store.port import Guard, KeyValue, Listing, Operation, ServerStatus, WatchB
 
 @dataclass(slots=True)
 class Weather:
-    """How bad all lines are now: probabilities per call."""
+    """The faults of all lines: probabilities per call."""
 
     lost_answer: float = 0.0
     lost_request: float = 0.0
@@ -30,7 +30,7 @@ class Weather:
 
 
 class Line:
-    """A `store.port.Transport`. Once cut, nothing comes through: that is how kill -9 looks to the store."""
+    """A `store.port.Transport`. Once cut, nothing passes: so the store sees a kill -9."""
 
     def __init__(
         self,

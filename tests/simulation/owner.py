@@ -1,4 +1,4 @@
-"""The fleet's owner: edits deployments, nodes and pools as fleetctl does, guarded by what was read."""
+"""The owner of the fleet: edits deployments, nodes and pools as fleetctl does, guarded by the versions that it read."""
 
 from typing import Any
 
@@ -29,14 +29,14 @@ _SPEC = ModelDeploymentSpec(model=ModelSource(path="qwen"), context_length=1024,
 
 
 class Owner:
-    """Writes what the owner wants; a write that meets another is given up, for the next wish to come."""
+    """Writes the owner's edits; a write that conflicts is dropped, because another edit follows."""
 
     def __init__(self, store: History, clock: VirtualClock) -> None:
         self._store = store
         self._clock = clock
 
     async def want(self, name: str, **changes: Any) -> None:
-        """Change fields of the deployment's spec, or make it; what is being deleted is left alone."""
+        """Change fields of the deployment's spec, or create it; a deployment that is being deleted stays as it is."""
         there = self._store.state.deployments.get(name)
         if there is not None and there.metadata.deletion_timestamp is not None:
             return
@@ -115,7 +115,7 @@ class Owner:
         await self._write(there, self._changed(there, wish))
 
     def _changed(self, there: Any, wish: Any) -> Any:
-        """Return the object as it is to be written: what is there with the wish's spec, or a new one."""
+        """Return the object to write: the existing one with the edited spec, or a new one."""
         if there is None:
             uid = f"uid-{wish.name}-{self._store.revision}"
             return new_object(wish, now=self._clock.now(), uid=uid)

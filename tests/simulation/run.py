@@ -1,4 +1,4 @@
-"""One seed from beginning to end, in virtual time; says what went wrong, with the script."""
+"""Runs one seed from start to end in virtual time, and reports errors with the script."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ class Broken(AssertionError):  # noqa: N818 - it is what is asserted
 
 
 def run(seed: int, *, length: int = LENGTH) -> str:
-    """Run one seed; return a digest of all that was written.
+    """Run one seed; return a digest of all writes.
 
     Raises:
         Broken: with the script, to be read by people.
@@ -64,7 +64,7 @@ async def _live(seed: int, lines: tuple[Happening, ...]) -> tuple[list[str], str
 
 
 async def _end(world: World, drama: Drama) -> list[str]:
-    """Have mishaps stop, and the fleet come to rest; return what is not as it should be then."""
+    """Stop all mishaps, let the fleet come to rest, and return the differences to the desired state."""
     await drama.mend()
     left = await _settled(world)
     if left:
@@ -92,13 +92,13 @@ async def _settled(world: World) -> list[str]:
         before = world.store.revision
         await world.clock.sleep(2.0)
         if world.store.broken or (world.store.revision == before and not faults(world)):
-            return []  # a law that is broken says more than what comes of it
+            return []  # a broken law explains more than its consequences
         if world.clock.monotonic() > deadline:
             return faults(world) or ["it never came to rest", *world.store.since(before)]
 
 
 class _Ear(logging.Handler):
-    """Hears what is logged as an error: a defect that a loop went on after."""
+    """Collects logged errors: defects that a loop survived."""
 
     def __init__(self, heard: list[str]) -> None:
         super().__init__(logging.ERROR)

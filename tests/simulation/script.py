@@ -1,4 +1,4 @@
-"""What happens to a simulated fleet, and when: a list made from a seed, to be read by people. Pure."""
+"""The script of a simulated fleet: what happens when, as a readable list made from a seed. Pure."""
 
 import random
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NODES = {"a": 7.0, "b": 9.0, "c": 12.0, "d": 3.0}
 
 
 class What(StrEnum):
-    """What can happen."""
+    """The kinds of lines in a script."""
 
     SCALE = "scale"
     CONTEXT = "change contextLength"
@@ -70,7 +70,7 @@ _WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One line of the script; who does not need a field does not look at it."""
+    """One line of the script; each kind uses only the fields that it needs."""
 
     at_s: float
     what: What

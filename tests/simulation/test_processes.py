@@ -1,7 +1,7 @@
-"""The same with real processes and a real etcd: kill -9 of anything, again and again, then convergence.
+"""The simulation with real processes and a real etcd: kill -9 of any process, again and again, then convergence.
 
-Agents are hollow (`python -m nodeagent.hollow`), one process each: killing one takes its engines along, as a power
-cut does. By default this lasts some seconds; `pytest -m soak tests/simulation` goes on for a minute.
+Agents are hollow (`python -m nodeagent.hollow`), one process each: killing one also kills its engines, as a power cut
+does. By default this takes some seconds; `pytest -m soak tests/simulation` runs a minute.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ async def broken_laws(store: Transport, upto: int) -> list[str]:
 
 
 async def endure(root: Path, seconds: int) -> None:
-    """Kill one process a second, edit what is wanted meanwhile, and see the fleet come to rest."""
+    """Kill one process a second, edit the specs meanwhile, and wait until the fleet comes to rest."""
     dice = random.Random(seconds)
     async with running(root) as fleet:
         await fleet.joined(AGENTS)

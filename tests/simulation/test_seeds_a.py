@@ -1,6 +1,6 @@
-"""Seeds 0 to 124 of the simulated fleet, in blocks; more are beside this file, for another worker.
+"""Seeds 0 to 124 of the simulated fleet, in blocks; test_seeds_b.py has more, for another worker.
 
-A thousand of them and long ones run by `pytest -m soak tests/simulation`.
+`pytest -m soak tests/simulation` runs a thousand of them, and long ones.
 """
 
 import pytest

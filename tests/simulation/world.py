@@ -1,4 +1,4 @@
-"""The fleet that is simulated: real controllers and agents, hollow engines, one store, and lines between them."""
+"""The simulated fleet: real controllers and agents, hollow engines, one store, and the lines between them."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ class _Running:
 
 
 class World:
-    """The machines and processes of one fleet. Who uses it says what happens to them."""
+    """The machines and processes of one fleet; the script decides what happens to them."""
 
     def __init__(self, group: asyncio.TaskGroup, seed: int) -> None:
         self._group = group
@@ -110,11 +110,11 @@ class World:
         self.start_controller()
 
     def freeze_controller(self, seconds: float) -> None:
-        """Stop the oldest controller for a while; what it was about to write it writes afterwards."""
+        """Pause the oldest controller for a while; it writes its pending writes afterwards."""
         self._controllers[0].line.frozen_until = self.clock.monotonic() + seconds
 
     def break_watches(self) -> None:
-        """Have every watch break at the next thing it would tell."""
+        """Break every watch at its next event."""
         running = (*self._controllers, *self._agents.values())
         for line in (self._feed_line, *(one.line for one in running)):
             line.breaks += 1

@@ -20,7 +20,7 @@ from store.port import KeyValue, ModRevisionGuard, Put, Transport, WatchBatch
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What the counter says."""
+    """The value of the counter: the increments of each writer."""
 
     by: dict[str, int] = field(default_factory=dict)
 
@@ -29,7 +29,7 @@ class Count:
         return sum(self.by.values())
 
     def raised(self, name: str) -> bytes:
-        """Return the document with one more by this writer."""
+        """Return the document with one more increment by this writer."""
         return orjson.dumps({**self.by, name: self.by.get(name, 0) + 1})
 
 
@@ -38,7 +38,7 @@ def read(item: KeyValue | None) -> Count:
 
 
 class Writer:
-    """Increments; what it holds for certain is in `done`."""
+    """Increments the counter; `done` is the number of increments known to be applied."""
 
     def __init__(self, name: str, transport: Transport, key: str, clock: Clock) -> None:
         self.name = name
@@ -50,10 +50,10 @@ class Writer:
         self._key = key
         self._clock = clock
         self._is_open = False
-        """Whether an attempt at the present increment may have been applied, or still may be."""
+        """True if an attempt at the current increment may have been applied, or may still be."""
 
     async def increment(self) -> None:
-        """Increment once, however long it takes until that is certain."""
+        """Increment once, and retry until the result is certain."""
         while True:
             try:
                 item = await self._transport.get(self._key)
@@ -72,7 +72,7 @@ class Writer:
         self._is_open = False
 
     def _landed(self, item: KeyValue | None) -> bool:
-        """Return whether an attempt without an answer turned out to have been applied."""
+        """Return true if an attempt that got no answer was applied after all."""
         count = read(item).by.get(self.name, 0)
         assert count in (self.done, self.done + 1), (
             f"{self.name}: {count} increments instead of {self.done}"
@@ -92,7 +92,7 @@ class Writer:
 
 
 class Follower:
-    """Watches the counter and notes every change; resumes after what breaks."""
+    """Watches the counter and records every change; resumes when the watch breaks."""
 
     def __init__(self, transport: Transport, key: str, clock: Clock) -> None:
         self._transport = transport
@@ -119,7 +119,7 @@ class Follower:
 
 
 class CachedFollower:
-    """The same by an informer: what it decodes is what it was told, in order."""
+    """Does the same with an informer: records what it decodes, in order."""
 
     def __init__(self, transport: Transport, key: str, clock: Clock) -> None:
         self.seen: list[Count] = []
@@ -138,7 +138,7 @@ class CachedFollower:
 
 
 def gaps(seen: list[Count]) -> str:
-    """Return what is wrong with what a watcher saw: every total, once, in order; empty if nothing."""
+    """Check that a watcher saw every total once, in order; return the problem, or an empty string."""
     totals = [count.total for count in seen]
     wrong = [
         (before, now)
@@ -149,7 +149,7 @@ def gaps(seen: list[Count]) -> str:
 
 
 async def succeeds_soon(transport: Transport, key: str, clock: Clock) -> KeyValue | None:
-    """Read, through whatever trouble there is."""
+    """Read, and retry until it works."""
     async with asyncio.timeout(60):
         while True:
             try:

@@ -28,18 +28,18 @@ from tests.support.waiting import until
 
 T = TypeVar("T")
 
-# etcd reports progress this often, so a watch that hears nothing for IDLE_S is broken.
+# The interval of etcd's progress reports: a watch without any event for IDLE_S is broken.
 FLAGS = ("--experimental-watch-progress-notify-interval=300ms",)
 IDLE_S = 1.2
 _WRITERS, _INCREMENTS, _KEYS = 3, 3, 6
-# What a busy machine may add to a limit.
+# How much longer a call may take on a busy machine.
 _SLACK_S = 30.0
-# A connection that stands still is found out by its keep-alive: grpc asks after 10 s and waits 5 s.
+# A stalled connection is detected by keep-alive: grpc pings after 10 s and waits 5 s for the answer.
 _CONVERGES_S = 60.0
 
 
 class Seed:
-    """One client behind proxies with the fates of the seed."""
+    """One client behind proxies whose faults come from the seed."""
 
     def __init__(self, seed: int, way: str, url: str, *, corner: str = "") -> None:
         self._seed = seed
@@ -51,10 +51,10 @@ class Seed:
         self._counts: Counter[str] = Counter()
 
     async def run(self) -> Counter[str]:
-        """Run it; return what happened.
+        """Run the client; return counts of what happened.
 
         Raises:
-            AssertionError: what must never happen did; the message names the seed.
+            AssertionError: An invariant was broken; the message names the seed.
 
         """
         try:
@@ -115,7 +115,7 @@ class Seed:
         self._counts["unavailable"] += writer.unavailable
 
     async def _stir(self, transport: Transport) -> None:
-        """Put and delete some keys; what comes of each call does not matter."""
+        """Put and delete some keys, and ignore the results."""
         for _ in range(8):
             key = f"{self._prefix}k{self._dice.randrange(_KEYS)}"
             is_deleted = self._dice.random() < 0.4
@@ -123,7 +123,7 @@ class Seed:
             await self._limited(CALL_S, partial(transport.commit, [], [operation]))
 
     async def _read_along(self, transport: Transport) -> None:
-        """Call everything else, each within its limit and with errors of the store only."""
+        """Call every other method; each must end in time and raise only errors of the store."""
         lease = await self._limited(CALL_S, lambda: transport.grant(60))
         for _ in range(2):
             await self._limited(6 * CALL_S, lambda: transport.list(self._prefix))
@@ -141,7 +141,7 @@ class Seed:
             await anext(watch)
 
     async def _limited(self, limit_s: float, call: Callable[[], Awaitable[T]]) -> T | None:
-        """Return what the call returns, None if the store is away; it must not take for ever."""
+        """Return the result of the call, or None if the store is unavailable; fail if it takes too long."""
         self._counts["calls"] += 1
         started_at = self._clock.monotonic()
         try:
@@ -157,7 +157,7 @@ class Seed:
             ) from None
 
     async def _converge(self, informer: Informer[KeyValue], direct: Transport) -> None:
-        """The cache comes to equal the store once the trouble is over."""
+        """Check that the cache becomes equal to the store after the faults end."""
         end = await direct.commit([], [Put(key=f"{self._prefix}kend", value=b"")])
         try:
             async with asyncio.timeout(_CONVERGES_S):
@@ -170,7 +170,7 @@ class Seed:
     async def _judge(
         self, writers: list[Writer], watchers: list[Follower | CachedFollower], direct: Transport
     ) -> None:
-        """What was acknowledged is counted, once; who watched saw every value, once."""
+        """Check that acknowledged writes count once and that watchers saw every value once."""
         count = read(await direct.get(f"{self._prefix}counter"))
         assert count.by == {writer.name: _INCREMENTS for writer in writers}
 
@@ -182,12 +182,12 @@ class Seed:
             totals = [seen.total for seen in watcher.seen]
             if isinstance(watcher, Follower):
                 assert not gaps(watcher.seen), gaps(watcher.seen)
-            # An informer may list again, so it may skip values and meet one again, but not go back.
+            # An informer may list again: it may skip or repeat values, but never go back.
             assert totals == sorted(totals), f"{type(watcher).__name__} went back: {totals}"
 
 
 async def run_seeds(seeds: range, way: str, url: str, *, at_once: int = 16) -> Counter[str]:
-    """Run many seeds, several at once; return what happened in all of them."""
+    """Run many seeds in parallel; return the sum of their counts."""
     places = asyncio.Semaphore(at_once)
     total: Counter[str] = Counter()
     left_over: list[str] = []

@@ -16,7 +16,7 @@ from tests.support.linear import NEVER, Action, Call, Read, Swap, Value, check
 
 
 class Recording:
-    """Histories of some registers."""
+    """Records the histories of some registers."""
 
     def __init__(self, corner: str, registers: int, clock: Clock) -> None:
         self._keys = [f"{corner}{n}" for n in range(registers)]
@@ -30,7 +30,7 @@ class Recording:
         return sum(len(history) for history in self.histories.values())
 
     async def client(self, name: str, transport: Transport, dice: random.Random) -> None:
-        """Act at random until the recording is over."""
+        """Do random operations until the recording ends."""
         seen: dict[str, tuple[Value, int]] = dict.fromkeys(self._keys, (None, 0))
         number = 0
         while not self.is_over:
@@ -90,14 +90,14 @@ class Recording:
             assert self._versions.setdefault((key, version), value) == value, (key, version)
 
     async def run(self, transports: Sequence[Transport], clients: int) -> None:
-        """Run the clients until the recording is over."""
+        """Run the clients until the recording ends."""
         async with asyncio.TaskGroup() as group:
             for number in range(clients):
                 transport = transports[number % len(transports)]
                 group.create_task(self.client(f"c{number}", transport, random.Random(number)))
 
     def judge(self) -> None:
-        """Every register's history is linearizable, and there was something to judge."""
+        """Check that every register's history is linearizable and long enough to mean something."""
         calls = [call for history in self.histories.values() for call in history]
         swaps = [c.action for c in calls if isinstance(c.action, Swap)]
         assert {True, False} <= {swap.swapped for swap in swaps}

@@ -18,7 +18,7 @@ IDLE_S = 2.0
 
 
 class Listed:
-    """A transport that counts how often it was asked for a list."""
+    """A transport that counts its list requests."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -42,7 +42,7 @@ class Crowd:
         return sum(tally.lists for tally in self.tallies)
 
     async def equals(self, store: Mapping[str, KeyValue], revision: int, *, limit_s: float) -> None:
-        """Wait until every cache has come to the revision, and compare it with what is stored."""
+        """Wait until every cache has reached the revision, and compare it with the store."""
         for number, informer in enumerate(self.informers):
             try:
                 async with asyncio.timeout(limit_s):
@@ -59,7 +59,7 @@ class Crowd:
 
 @asynccontextmanager
 async def crowd(way: str, url: str, prefix: str, *, size: int = 20) -> AsyncIterator[Crowd]:
-    """Run informers, five to a transport, each transport through a proxy of its own."""
+    """Run informers, five per transport; each transport has its own proxy."""
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(proxied(url)) for _ in range(-(-size // 5))]
         tallies: list[Listed] = []
@@ -87,14 +87,14 @@ async def crowd(way: str, url: str, prefix: str, *, size: int = 20) -> AsyncIter
 
 
 async def stored(transport: Transport, prefix: str) -> tuple[dict[str, KeyValue], int]:
-    """Return what is below the prefix, and the revision of the last change there."""
+    """Return the keys below the prefix, and the revision of their last change."""
     listing = await transport.list(prefix)
     newest = max((item.mod_revision for item in listing.items), default=0)
     return {item.key: item for item in listing.items}, newest
 
 
 async def retried(transport: Transport, prefix: str) -> tuple[dict[str, KeyValue], int]:
-    """The same, through trouble."""
+    """Do the same, and retry until it works."""
     async with asyncio.timeout(60):
         while True:
             try:

@@ -21,16 +21,16 @@ from tests.support.cluster import Cluster
 from tests.support.waiting import until
 
 WRITERS, WATCHERS, OWNERS = 50, 20, 6
-# Twice that of node agents and reconcilers: on a busy machine an election takes its time as well.
+# Twice the TTL of node agents and reconcilers: elections take longer on a busy machine.
 _TTL_S = 8
-# A watcher of a frozen member must notice within a test; the members report progress twice a second.
+# Watchers of a frozen member must notice within a test; members report progress twice a second.
 IDLE_S = 2.0
 PROGRESS = "--experimental-watch-progress-notify-interval=500ms"
 _PAUSE_S = 1.5
 
 
 class Load:
-    """What runs against a cluster, and what it knows in the end."""
+    """The clients that run against a cluster, and the results they are checked against."""
 
     def __init__(self, transports: Sequence[Transport], corner: str, clock: Clock) -> None:
         self._transports = transports
@@ -60,7 +60,7 @@ class Load:
         return sum(writer.unavailable for writer in self.writers)
 
     async def run(self) -> None:
-        """Run writers until `settle()`, watchers until cancelled."""
+        """Run writers until `settle()`, and watchers until they are cancelled."""
         async with asyncio.TaskGroup() as group:
             for watcher in self.watchers:
                 group.create_task(watcher.run())
@@ -79,7 +79,7 @@ class Load:
         return self._stopping.is_set()
 
     async def goes_on(self, increments: int = 15, *, limit_s: float = 60) -> None:
-        """Wait until so many more are acknowledged and every watcher has seen them."""
+        """Wait until this many more writes are acknowledged and every watcher has seen them."""
         wanted = self.acknowledged + increments
         await until(lambda: self.acknowledged >= wanted, limit_s=limit_s, what="progress")
         await self._watchers_see(wanted, limit_s=limit_s)
@@ -91,18 +91,18 @@ class Load:
         await until(all_see, limit_s=limit_s, what=f"every watcher's sight of {total}")
 
     async def notices(self) -> None:
-        """Wait until writers are told that the store is away."""
+        """Wait until writers get an error because the store is unavailable."""
         before = self.troubles
         await until(lambda: self.troubles >= before + 5, limit_s=60, what="trouble")
 
     async def settle(self) -> None:
-        """Let every writer come to certainty, and every watcher see the last value."""
+        """Wait until every writer knows its results and every watcher has seen the last value."""
         self._stopping.set()
         await until(lambda: self._stopped == WRITERS, limit_s=60, what="the writers' end")
         await self._watchers_see(self.acknowledged, limit_s=60)
 
     async def check(self) -> None:
-        """Nothing acknowledged was lost, nothing was counted twice, nobody missed a value."""
+        """Check that no acknowledged write was lost or counted twice, and no watcher missed a value."""
         final = read(await succeeds_soon(self._transports[0], self._key, self._clock))
         assert final.by == {writer.name: writer.done for writer in self.writers}
         for number, watcher in enumerate(self.watchers):
@@ -111,7 +111,7 @@ class Load:
 
     @asynccontextmanager
     async def leases(self) -> AsyncIterator[None]:
-        """Own leases while the block runs; in the end each must be held, with its key."""
+        """Hold leases during the block; at the end each must still be held, with its key."""
         self.owners = [LeaseSession(self._any(n), self._clock, ttl_s=_TTL_S) for n in range(OWNERS)]
         keeping: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
@@ -140,7 +140,7 @@ class Load:
 
 @asynccontextmanager
 async def loaded(way: str, cluster: Cluster, corner: str) -> AsyncIterator[Load]:
-    """Put the load on the cluster for the length of the block, and judge in the end."""
+    """Run the load during the block, and check the results at its end."""
     clock = SystemClock()
     turns = len(cluster.members)
     transports = [go(way, cluster.address(n % turns), idle_s=IDLE_S) for n in range(2 * turns)]

@@ -18,7 +18,7 @@ DEFAULT = WAYS[0]
 
 
 def go(way: str, address: EtcdAddress, *, idle_s: float = IDLE_S) -> Transport:
-    """Return a transport to the address by that way."""
+    """Return a transport to the address over gRPC or HTTP."""
     return connect(_ADDRESSED[way](address), idle_s=idle_s)
 
 
@@ -26,7 +26,7 @@ def go(way: str, address: EtcdAddress, *, idle_s: float = IDLE_S) -> Transport:
 async def going(
     way: str, address: EtcdAddress, *, idle_s: float = IDLE_S
 ) -> AsyncIterator[Transport]:
-    """The same while the block runs. Closed if the block fails as well, or other tests fail for it."""
+    """Open a transport for the block, and close it even if the block fails: later tests depend on it."""
     transport = go(way, address, idle_s=idle_s)
     try:
         yield transport

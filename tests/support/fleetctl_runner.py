@@ -16,19 +16,20 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from machinery.clock import SystemClock
 from store.etcd.address import EtcdAddress
 from store.memory import MemoryTransport
 from store.port import Guard, KeyValue, Listing, Operation, ServerStatus, Transport, WatchBatch
-from tests.support.fleet import Done
+from tests.support.fleet import Done, Fleet
 
 T = TypeVar("T")
 
 _numbers = count(1)
-_stores: dict[str, "LoopBoundTransport"] = {}
-"""The stores in memory that commands can reach, by their URL."""
+_stores: "WeakValueDictionary[str, LoopBoundTransport]" = WeakValueDictionary()
+"""The stores in memory that commands can reach, by their URL; each lives as long as its fleet."""
 
 
 class MemoryFleet:
@@ -37,20 +38,24 @@ class MemoryFleet:
     def __init__(self) -> None:
         self.store = MemoryTransport(SystemClock())
         self.url = f"http://memory-{next(_numbers)}.invalid:2379"
+        self._reachable: LoopBoundTransport | None = None
 
     async def ctl(self, *words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:
         """Run fleetctl against this store; raise what a real process would print as a traceback."""
-        _stores[self.url] = LoopBoundTransport(self.store, asyncio.get_running_loop())
-        try:
-            with _stores_reachable():
-                return await run_fleetctl(*words, "--etcd", self.url, stdin=stdin, limit_s=limit_s)
-        finally:
-            _stores.pop(self.url, None)
+        if self._reachable is None:
+            self._reachable = LoopBoundTransport(self.store, asyncio.get_running_loop())
+            _stores[self.url] = self._reachable
+        with _stores_reachable():
+            return await run_fleetctl(*words, "--etcd", self.url, stdin=stdin, limit_s=limit_s)
 
     async def applied(self, manifest: str) -> None:
         """Apply a manifest given as text."""
         done = await self.ctl("apply", "-f", "-", stdin=manifest.encode())
         assert done.code == 0, done.err
+
+
+CommandFleet: TypeAlias = Fleet | MemoryFleet
+"""A fleet of either kind, for helpers that only run commands."""
 
 
 async def run_fleetctl(*words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:

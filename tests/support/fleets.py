@@ -133,7 +133,7 @@ def replica(
         # An endpoint lives under the lease of its node.
         is_ready=is_ready and not is_deleting and not is_node_lost,
         reported_ready=reported_ready,
-        # Whoever is lost stops nothing, and says nothing any more.
+        # A lost node stops nothing and reports nothing.
         is_stopped=is_stopped or is_node_lost,
         is_node_lost=is_node_lost,
     )

@@ -14,7 +14,7 @@ Before = Callable[[int], Awaitable[None]]
 
 
 class FaultyTransport(MemoryTransport):
-    """Counts calls; runs `before` ahead of every commit, `after` behind it; both may raise."""
+    """Counts calls, and runs `before` and `after` around every commit; both may raise."""
 
     def __init__(self, clock: "InstantClock") -> None:
         super().__init__(clock)
@@ -38,12 +38,12 @@ class FaultyTransport(MemoryTransport):
         return revision
 
     async def quietly(self, operations: Sequence[Operation]) -> None:
-        """Write as somebody else would."""
+        """Write as another client would."""
         await super().commit([], operations)
 
 
 class InstantClock:
-    """Time passes only by waiting, and waiting takes no time."""
+    """A clock that only advances when somebody sleeps, and never really waits."""
 
     def __init__(self) -> None:
         self.slept_s = 0.0
@@ -67,7 +67,7 @@ async def nothing(_: int) -> None:
 
 
 def lost(*turns: int) -> Before:
-    """The answers to these commits are lost."""
+    """Raise after these commits were applied, as if their answers were lost."""
 
     async def lose(turn: int) -> None:
         if turn in turns:

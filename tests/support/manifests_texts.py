@@ -14,7 +14,7 @@ def read(text: str) -> list[LoadedObject]:
 
 
 def complaints(text: str | bytes) -> list[str]:
-    """Return what is wrong with the text, without the name of the source."""
+    """Return the problems of the text, without the name of the source."""
     raw = text.encode() if isinstance(text, str) else text
     try:
         load.load_objects(["-"], stdin=BytesIO(raw))

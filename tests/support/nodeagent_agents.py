@@ -24,7 +24,7 @@ from tests.support.waiting import until_async
 CLOCK = SystemClock()
 NODE = "node-1"
 HOST = "127.0.0.1"
-# Room for the tiny model: an engine keeps to what was proven for it.
+# Enough for the tiny model: an engine keeps to the memory of its proof.
 _PROOF = MemoryProof(weights_bytes=2**30, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
 
 
@@ -52,7 +52,7 @@ class AgentProcess:
         self.child: processes.ChildProcess | None = None
 
     def start(self, *, tells_code: bool = False) -> processes.ChildProcess:
-        """Start it; only a process with its own imports tells its exit code."""
+        """Start it; the exit code is known only with `tells_code`, which starts an interpreter of its own."""
         if tells_code:
             command = [sys.executable, "-m", "nodeagent", *self._words]
             self.child = processes.spawn(command, log=self.log)
@@ -70,7 +70,7 @@ class AgentProcess:
         assert await processes.wait_ended(self.child, CLOCK, limit_s=30)
 
     async def end(self) -> None:
-        """End the agent and whatever it left running."""
+        """End the agent and its engines."""
         if self.child is not None:
             self.send(signal.SIGCONT)
             await self.kill()
@@ -82,7 +82,7 @@ class AgentProcess:
         return EngineProcesses(self.state_dir / "engines", node="", host="", first_port=0).find()
 
     async def engine(self) -> EngineProcess:
-        """Wait for the one engine that runs."""
+        """Wait until one engine runs, and return it."""
 
         async def one() -> EngineProcess | None:
             found = self.engines()
@@ -93,7 +93,7 @@ class AgentProcess:
 
 
 class Desk:
-    """Where the test writes Replicas, and reads what the agent makes of them."""
+    """Writes Replicas to the store, and reads the endpoints and reports of their agent."""
 
     def __init__(self, store: Transport) -> None:
         self.store = store
@@ -128,12 +128,12 @@ class Desk:
         return await objects.get(self.store, Endpoint, name)
 
     async def lease_of(self, name: str) -> int | None:
-        """Return the lease that the endpoint hangs on."""
+        """Return the lease of the endpoint."""
         item = await self.store.get(keys.endpoint_key(NODE, name))
         return None if item is None else item.lease
 
-    async def said(self, name: str, type_: str = "Ready") -> tuple[str, str]:
-        """Return what the agent says of a rank: truth and reason."""
+    async def condition(self, name: str, type_: str = "Ready") -> tuple[str, str]:
+        """Return status and reason of a condition of a rank; ("", "") if it is not reported."""
         item = await self.store.get(keys.rank_key(NODE, name, 0))
         if item is None:
             return "", ""
@@ -145,7 +145,7 @@ class Desk:
         return 0 if item is None else codec.decode(RankStatus, item).restarts
 
     async def peak(self, name: str) -> int:
-        """Return the most memory that the replica's engines are said to have taken, in bytes."""
+        """Return the reported peak memory of the replica in bytes."""
         item = await self.store.get(keys.rank_key(NODE, name, 0))
         return 0 if item is None else codec.decode(RankStatus, item).peak_bytes
 
@@ -168,15 +168,17 @@ class Desk:
 
         await self.until(gone, f"{name} is withdrawn")
 
-    async def until_said(self, name: str, truth: str, reason: str, type_: str = "Ready") -> None:
+    async def until_condition(
+        self, name: str, truth: str, reason: str, type_: str = "Ready"
+    ) -> None:
         async def so() -> bool:
-            return await self.said(name, type_) == (truth, reason)
+            return await self.condition(name, type_) == (truth, reason)
 
         await self.until(so, f"{name} is {type_}={truth} {reason}")
 
 
 async def answers(url: str) -> bool:
-    """Return whether the engine there makes a token."""
+    """Return whether the engine at the URL generates a token."""
     client = HealthClient(HOST)
     try:
         return await client.probe(int(url.rpartition(":")[2]), "tiny") == ""

@@ -25,8 +25,8 @@ WELL = MachineReading(
 
 
 @dataclass
-class Given:
-    """A machine that is as `now` says; the test changes it."""
+class FakeMachineReader:
+    """A reader that returns `now`, which the test changes."""
 
     now: MachineReading = field(default=WELL)
     error: OSError | None = None

@@ -1,10 +1,9 @@
-"""Agents without engines: they speak the protocol of nodeagent/ to the store, and nothing else.
+"""Agents without engines: they speak nodeagent's protocol to the store, and nothing else.
 
-What the real agent does, and what these do alike: the node's status is written when it is news; the
-node's lease is put under a lease of the store; an assigned replica is published under that same
-lease (by the node of its rank 0) and reported as Ready, both guarded by the version of the Replica that
-was read; of a replica that is being deleted the endpoint goes first, then Stopped is reported; of one that
-is gone or belongs to other nodes the endpoint of ours goes, and of a group's what was said of our rank.
+They do what the real agent does: write the node's status when it changes; put the node's lease under a lease of the
+store; publish an assigned replica under that lease (rank 0's node) and report it as Ready, guarded by the version of
+the Replica. For a deleted replica they remove the endpoint, then report Stopped. For a replica that is gone or belongs
+to other nodes they remove its endpoint, and for a group the report on their rank.
 """
 
 from machinery.clock import Clock
@@ -109,7 +108,7 @@ class FakeAgent:
             except LeaseLostError:
                 renewed_at = float("-inf")
             except StoreError:
-                pass  # somebody wrote meanwhile: look again
+                pass  # a concurrent write: read again
             await self._clock.sleep(0.1)
 
     async def _renew(self) -> None:

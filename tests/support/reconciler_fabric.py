@@ -13,7 +13,7 @@ Mac = tuple[str, NodeStatus]
 
 
 def mac(name: str, cables: Iterable[str], *, number: int = 0) -> Mac:
-    """Return a Mac with a cable to each of the named ones: "a" twice is two cables, and the n-th here is the n-th there."""
+    """Return a Mac with a cable to each named Mac: "a" twice is two cables, the n-th here is the n-th there."""
     ports, interfaces, rdma = [], [FabricInterface(name="en0", address=f"192.168.1.{number}")], []
     seen: dict[str, int] = {}
     for at, other in enumerate(cables, start=1):

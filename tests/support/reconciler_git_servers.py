@@ -1,4 +1,4 @@
-"""Git servers on loopback: dulwich's over TCP and HTTP, an ssh server of asyncssh in front of a repository on the disk."""
+"""Git servers on loopback: dulwich's over TCP and HTTP, and an ssh server of asyncssh for a repository on disk."""
 
 import asyncio
 import base64
@@ -37,13 +37,13 @@ def over_tcp(repo: Repo) -> Iterator[str]:
 
 @contextmanager
 def over_http(repo: Repo, *, password: str = "") -> Iterator[str]:
-    """Serve a repository over http, to who knows the password."""
+    """Serve a repository over http to clients with the password."""
     chain = make_wsgi_chain(_backend(repo))
 
     def guarded(environ: dict[str, Any], start: Any) -> Any:
         wanted = "Basic " + base64.b64encode(f"anna:{password}".encode()).decode()
         if password and environ.get("HTTP_AUTHORIZATION") != wanted:
-            # A server that says aloud what it was told.
+            # A server that echoes its input.
             told = environ.get("HTTP_AUTHORIZATION", "nothing")
             start("401 Unauthorized", [("WWW-Authenticate", f"Basic realm={told!r}")])
             return [b""]
@@ -84,14 +84,14 @@ class Keys:
         self.key_file.write_bytes(self.person.export_private_key())
 
     def know(self, port: int, key: asyncssh.SSHKey) -> None:
-        """Write down who the host on the port is."""
+        """Write a known_hosts file for the host on the port."""
         public = key.export_public_key().decode().strip()
         self.hosts_file.write_text(f"[127.0.0.1]:{port} {public}\n")
 
 
 @asynccontextmanager
 async def over_ssh(repo: Repo, keys: Keys) -> AsyncIterator[int]:
-    """Serve a repository to who has the person's key; yield the port."""
+    """Serve a repository over ssh to clients with the key; yield the port."""
     authorized = asyncssh.import_authorized_keys(keys.person.export_public_key().decode())
 
     async def serve(process: "asyncssh.SSHServerProcess[bytes]") -> None:
@@ -116,7 +116,7 @@ async def over_ssh(repo: Repo, keys: Keys) -> AsyncIterator[int]:
 
 
 async def _upload_pack(process: "asyncssh.SSHServerProcess[bytes]", repo: Repo) -> None:
-    """Have dulwich answer, which blocks: in a thread, joined by sockets, one pair for each way."""
+    """Let dulwich answer in a thread, because it blocks; joined by socket pairs, one per direction."""
     incoming, stdin = socket.socketpair()
     outgoing, stdout = socket.socketpair()
     await process.redirect(stdin=stdin, stdout=stdout)

@@ -1,4 +1,4 @@
-"""A controller that leads on a real etcd, and a source that it keeps."""
+"""A leading controller on a real etcd, and a source that it reconciles."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ async def leading(store: Transport, root: Path) -> AsyncIterator[asyncio.Task[No
 
 
 def source(name: str, repository: str, spec: str = "") -> str:
-    """Return the manifest of a source that looks when it is asked to (`synced`), and else once a day."""
+    """Return the manifest of a source that fetches on `synced`, and otherwise once a day."""
     return (
         "apiVersion: fleet/v1alpha1\nkind: GitSource\n"
         f"metadata:\n  name: {name}\nspec:\n  repository: {repository}\n  interval: 24h\n{spec}"
@@ -66,7 +66,7 @@ _syncs = count(1)
 
 
 async def synced(store: Transport, name: str) -> str:
-    """Have the leader look for a new commit, as `fleetctl sync` does; return the word for it."""
+    """Request a fetch, as `fleetctl sync` does; return the token of the request."""
     word = f"sync-{next(_syncs)}"
 
     def ask(one: GitSource) -> GitSource:
@@ -79,7 +79,7 @@ async def synced(store: Transport, name: str) -> str:
 
 
 async def _look_again(store: Transport, name: str, commit: str) -> None:
-    """Have a source looked at that was looked at before, if that was too early."""
+    """Queue a source again, in case its last reconcile came too early."""
     now = await status(store, name)
     if (
         now is not None
@@ -133,6 +133,6 @@ async def gone(store: Transport, kind: type[ApiObject], name: str) -> None:
 
 
 async def events(store: Transport, name: str) -> list[tuple[str, str]]:
-    """Return reasons and messages of what was recorded of a source."""
+    """Return reasons and messages of the events of a source."""
     found = await objects.list_all(store, Event)
     return [(e.spec.reason, e.spec.message) for e in found if e.spec.about.name == name]

@@ -24,7 +24,7 @@ MIXED_LAYERS = (0, 0, 0, 1) * 3
 
 
 def piped(*, layers: tuple[int, ...] = (10, 20, 30, 40), rest: int = 7) -> ModelGeometry:
-    """Return a model whose layers weigh so much, and that can be dealt out."""
+    """Return a model with layers of these sizes, which can be split by layers."""
     return ModelGeometry(
         model_type="qwen2",
         weights_bytes=sum(layers) + rest,

@@ -57,7 +57,7 @@ def group(members: str = "ab", *, name: str = "pair", **spec: object) -> GroupVi
 
 
 def sharded(wish: str = "pair", **more: object) -> ModelDeployment:
-    """Return a deployment whose replicas are split."""
+    """Return a deployment with sharding."""
     made = deployment(**more)  # type: ignore[arg-type]  # by their names
     return made.model_copy(update={"spec": made.spec.model_copy(update={"sharding": wish})})
 

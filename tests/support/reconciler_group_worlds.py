@@ -1,6 +1,6 @@
-"""A fleet with groups that lives: what the plan decides is written as the executor would, and Macs come and go.
+"""A living fleet with groups: plans are written as the executor would, and Macs come and go.
 
-Real parts decide and write (plan, writes, epochs, statuses); agents are played: they start every rank, or lose it.
+Real parts decide and write (plan, writes, epochs, statuses). Agents are simulated: they start every rank, or lose it.
 """
 
 import random
@@ -123,7 +123,7 @@ class World:
         ]
 
     def step(self) -> DeploymentPlan:
-        """Plan once, write what is planned, and the statuses after it."""
+        """Plan once, execute the plan, and write the statuses."""
         decided = plan(self.observe())
         for action in decided.actions:
             self._write(action)
@@ -171,7 +171,7 @@ class World:
         self.now += timedelta(seconds=seconds)
 
     def agents_act(self, *, ends: float = 0.0) -> None:
-        """Have living agents do their part; a rank of each epoch ends by itself with the probability `ends`."""
+        """Let live agents act; a rank of each epoch ends by itself with the probability `ends`."""
         for replica in self.replicas.values():
             spec, uid = replica.spec, replica.metadata.uid
             epoch = spec.formation.epoch if spec.formation else 0
@@ -201,7 +201,7 @@ class World:
         self._retract()
 
     def _retract(self) -> None:
-        """Have living agents remove what they said of ranks that are theirs no more, and have ended."""
+        """Let live agents remove reports on ranks that are no longer theirs and have ended."""
         there = {
             (rank.node, one.name, at)
             for one in self.replicas.values()
@@ -212,7 +212,7 @@ class World:
         }
 
     def disturb(self) -> None:
-        """Have something happen."""
+        """Let one random event happen."""
         name = self.dice.choice(sorted(self.nodes))
         match self.dice.randrange(5):
             case 0:

@@ -1,7 +1,7 @@
-"""Random fleets and wants for placement's properties: small, unlike, full of ties and of trouble.
+"""Random fleets and requests for properties of placement: small, unequal, full of ties and problems.
 
-Hypothesis draws how many nodes and a seed; the rest is rolled, because drawing each of some hundred fields would
-take longer than everything that is tested.
+Hypothesis draws the number of nodes and a seed; a random generator makes the rest, because drawing hundreds of fields
+would take longer than the tests.
 """
 
 import random
@@ -77,7 +77,7 @@ def tenants_of(dice: random.Random, name: str) -> tuple[Allocation, ...]:
 
 
 def drafts_of(dice: random.Random) -> dict[str, ModelReport]:
-    """Return what a node says of the draft model, if it looked at it."""
+    """Return a node's report on the draft model, if it inspected it."""
     drafts = (
         *[ModelReport(path="small", geometry=GEOMETRY)] * 5,
         ModelReport(path="small", geometry=GEOMETRY.model_copy(update={"max_context": 64})),
@@ -164,5 +164,5 @@ def want_from(seed: int) -> PlacementRequest:
 
 
 def wants() -> st.SearchStrategy[PlacementRequest]:
-    """Return a strategy for wants of one Mac."""
+    """Return a strategy for requests on a single Mac."""
     return st.builds(want_from, seeds)

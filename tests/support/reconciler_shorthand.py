@@ -1,4 +1,4 @@
-"""Actions in a few characters, so that a table of situations stays a table."""
+"""Actions in a few characters, so that tables of situations stay short."""
 
 from reconciler.actions import (
     Action,

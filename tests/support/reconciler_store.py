@@ -71,7 +71,7 @@ class LeaderStore:
         await self.executor.last_assignment()
 
     async def lose(self) -> None:
-        """Somebody else leads, and we have not heard of it."""
+        """Let another process lead, without notice to this one."""
         await self.transport.commit([], [Delete(key=ELECTION)])
         await self.transport.commit([], [Put(key=ELECTION, value=b"another")])
 
@@ -90,7 +90,7 @@ class LeaderStore:
         return await objects.get(self.transport, Replica, "qwen-0")
 
     async def keys(self) -> set[str]:
-        """Return what is in the store beside the election."""
+        """Return all keys of the store except the election."""
         listing = await self.transport.list(keys.ROOT)
         return {item.key.removeprefix(keys.ROOT) for item in listing.items} - {
             ELECTION.removeprefix(keys.ROOT)

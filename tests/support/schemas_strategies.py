@@ -18,24 +18,24 @@ _BIGGEST = 2**63 - 1
 
 @cache
 def objects(model: type[ApiModel]) -> st.SearchStrategy[ApiModel]:
-    """Return a strategy for whatever the model allows."""
+    """Return a strategy for valid values of the model."""
     fields = {
         name: values(field.annotation, field.metadata) for name, field in model.model_fields.items()
     }
-    # Fields that are good by themselves may not go together.
+    # Fields that are each valid may be invalid together.
     made = st.fixed_dictionaries(fields).map(partial(_made, model))
     return made.filter(lambda found: found is not None).map(lambda found: cast("ApiModel", found))
 
 
 def _made(model: type[ApiModel], given: dict[str, Any]) -> ApiModel | None:
-    """Return the object; if its fields do not go together, without one that may be left out."""
+    """Return the object; if its fields are invalid together, leave out optional ones."""
     optional = [name for name, field in model.model_fields.items() if not field.is_required()]
     for left_out in (None, *optional):
         try:
             return model(**{name: value for name, value in given.items() if name != left_out})
         except ValidationError as error:
             if any(one["type"] != "value_error" or one["loc"] for one in error.errors()):
-                raise  # what a type alone forbids must not come out of here
+                raise  # the strategy must not produce a value that the type alone forbids
     return None
 
 
@@ -105,7 +105,7 @@ def _texts(constraints: Sequence[object]) -> st.SearchStrategy[str]:
 
 
 def _passes(constraints: Sequence[object], value: Any) -> bool:
-    """Return whether the type's own validators take the value."""
+    """Return true if the type's own validators accept the value."""
     try:
         for one in constraints:
             if isinstance(one, AfterValidator):

@@ -24,13 +24,13 @@ _ROLE_DELETE = Method("/etcdserverpb.Auth/RoleDelete", pb.NameRequest, pb.Done)
 
 
 async def add_learner(address: EtcdAddress, peer_urls: Sequence[str]) -> int:
-    """Announce a member that will be started at these URLs, as a learner; return its id."""
+    """Add a member with these peer URLs as a learner, before it is started; return its id."""
     request = pb.MemberAddRequest(peer_urls=peer_urls, is_learner=True)
     return (await _call(address, _MEMBER_ADD, request)).member.id
 
 
 async def promote(address: EtcdAddress, member: int) -> bool:
-    """Give a learner its vote; return false while it has not caught up."""
+    """Promote a learner to a voting member; return false while it is still catching up."""
     try:
         await _call(address, _MEMBER_PROMOTE, pb.MemberRequest(id=member))
     except StoreError as error:
@@ -50,7 +50,7 @@ async def remove(address: EtcdAddress, member: int) -> None:
 
 
 async def move_leader(address: EtcdAddress, target: int) -> None:
-    """Make another member the leader; the address is the leader's."""
+    """Make another member the leader. `address` must be that of the current leader."""
     await _call(address, _MOVE_LEADER, pb.MoveLeaderRequest(target_id=target))
 
 

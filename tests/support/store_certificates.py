@@ -20,7 +20,7 @@ class Identity:
 
 
 class Authority:
-    """A certificate authority of the test's own."""
+    """A certificate authority that exists for one test."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -67,9 +67,9 @@ class Authority:
         )
 
     def issue(self, name: str, *, cn: str = "", is_expired: bool = False) -> Identity:
-        """Issue for 127.0.0.1 and no host name; for servers and clients, as etcd's gateway needs.
+        """Issue a certificate for 127.0.0.1, without host names, for servers and clients.
 
-        Without a CN unless asked for, which etcd with users refuses in the gateway's clients.
+        It has no CN unless one is given: etcd with users refuses gateway clients whose certificate has one.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -10,7 +10,7 @@ from store.port import Guard, KeyValue, Listing, Operation, ServerStatus, Transp
 
 
 class FaultyTransport:
-    """`store.port.Transport` with faults."""
+    """A `store.port.Transport` that fails on demand."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
@@ -27,7 +27,7 @@ class FaultyTransport:
         self._left = asyncio.Event()
 
     def leave(self) -> None:
-        """Answer nothing any more, and break what is open."""
+        """Stop answering, and break the open streams."""
         self._is_away = True
         self._left.set()
 

@@ -16,14 +16,14 @@ NODES = ("mac-1", "mac-10", "mac-2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
-    """The etcd, and everybody's passwords."""
+    """An etcd with users, and the password of each user."""
 
     etcd: TcpEtcd
     passwords: Path
     prefix: str = ""
 
     def address(self, component: str, *, way: str = "grpc") -> EtcdAddress:
-        """Return the address for `admin`, `gateway`, `node-mac-1` and so on, one of the two ways."""
+        """Return the address for a user (`admin`, `gateway`, `node-mac-1`, ...) over gRPC or HTTP."""
         who = users.read_credentials(self.file(component))
         found = replace(self.etcd.address, username=who.user, password=who.password)
         return replace(found, transport="http" if way == "http" else "grpc")
@@ -36,8 +36,8 @@ class Guarded:
 async def guarded_etcd(
     folder: Path, *flags: str, binary: Path | None = None, prefix: str = ""
 ) -> AsyncIterator[Guarded]:
-    """Run an etcd that asks for passwords."""
-    # etcd takes its time over passwords on purpose; a test has none to spare.
+    """Run an etcd that requires passwords."""
+    # etcd hashes passwords slowly on purpose; the tests use the lowest cost.
     async with TcpEtcd(folder, "--bcrypt-cost=4", *flags, binary=binary) as etcd:
         passwords = folder / "passwords"
         await guard(etcd.address, passwords, prefix=prefix)
@@ -45,7 +45,7 @@ async def guarded_etcd(
 
 
 async def guard(address: EtcdAddress, passwords: Path, *, prefix: str = "") -> None:
-    """Make users and roles, and have etcd ask for passwords."""
+    """Create users and roles, and turn authentication on."""
     accounts = AuthClient(address)
     try:
         setup = AccountSetup(accounts, PasswordFolder(passwords), lambda _: None, is_on=False)

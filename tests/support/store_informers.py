@@ -51,7 +51,7 @@ async def running(
 
 
 async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
-    """Forget the history up to now."""
+    """Compact the history up to the current revision."""
     bare = transport.inner if isinstance(transport, NamespacedTransport) else transport
     if isinstance(bare, MemoryTransport):
         bare.compact()
@@ -63,7 +63,7 @@ async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
 
 
 async def watchers(url: str) -> int:
-    """Return how many watches etcd has, by its own count."""
+    """Return how many watches etcd counts."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
         lines = (await response.text()).splitlines()
     name = "etcd_debugging_mvcc_watcher_total "

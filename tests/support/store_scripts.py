@@ -11,7 +11,7 @@ _ROOT = _HERE.parent.parent
 
 
 class Script:
-    """One running script; what it said so far is in `lines`."""
+    """One running script; `lines` holds its output so far."""
 
     def __init__(self, name: str, python: str, folder: Path, *arguments: str) -> None:
         self._log = folder / f"{name}-{arguments[-1]}.log"
@@ -25,10 +25,10 @@ class Script:
         return self._log.read_text().splitlines()
 
     def said(self, word: str) -> str:
-        """Return the last line that begins with the word; empty if there is none yet."""
+        """Return the last line that begins with the word, or an empty string."""
         return next((line for line in reversed(self.lines) if line.startswith(word)), "")
 
     async def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill it, and wait until it has exited."""
         self.child.send(signal.SIGKILL)
         assert await wait_ended(self.child, SystemClock(), limit_s=10)

@@ -13,7 +13,7 @@ from tests.support.waiting import until_async
 
 
 class TcpEtcd:
-    """One member; as an async context manager it runs while the block runs."""
+    """One member; it runs inside its async context."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TcpEtcd:
         )
 
     async def start(self) -> None:
-        """Start it and wait until it answers, be it with a refusal."""
+        """Start it and wait until it answers; a refusal counts as an answer."""
         await self.supervisor.start()
         transport = connect(self.address)
 

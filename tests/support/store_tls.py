@@ -13,7 +13,7 @@ from tests.support.store_tcp_etcd import TcpEtcd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsEtcd:
-    """An etcd with TLS, its authority, and another authority that it does not know."""
+    """An etcd with TLS, its certificate authority, and an authority that it does not trust."""
 
     address: EtcdAddress
     ours: Authority

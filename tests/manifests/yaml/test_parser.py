@@ -103,7 +103,7 @@ def both(text: str) -> None:
         return
     slow = parser.parse(text, "f")
     assert slow.problems == ()
-    # NaN is no NaN's equal, and True is 1's.
+    # Compare by repr: NaN != NaN, and True == 1.
     assert repr([plain_value(root) for root in slow.documents]) == repr(fast)
 
 

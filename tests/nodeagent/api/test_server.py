@@ -158,7 +158,7 @@ async def test_vitals_without_engines(agent: Asked) -> None:
 async def test_the_agents_own_log(agent: Asked) -> None:
     assert await agent.text("/v1/logs/agent") == (200, "one\ntwo\nthree\n")
     assert await agent.text("/v1/logs/agent", tail="1") == (200, "three\n")
-    # Lines without a time: nobody can say that they are too old.
+    # Lines without a time are never too old.
     assert (await agent.text("/v1/logs/agent", since="5m"))[0] == 200
 
 

@@ -1,4 +1,4 @@
-"""Facts of a Linux machine: this one, and small file trees."""
+"""Facts and readings of a Linux machine: this one, and small file trees."""
 
 import platform
 import sys
@@ -8,7 +8,14 @@ import pytest
 
 from machinery import linux_memory
 from nodeagent.hardware import linux
-from nodeagent.hardware.readings import HardwareError, MemoryLimitSource
+from nodeagent.hardware.linux import PowerSupply
+from nodeagent.hardware.readings import (
+    HardwareError,
+    HeatReading,
+    MachineReading,
+    MemoryLimitSource,
+    RebootReading,
+)
 from tests.support.linux_files import CGROUP_V1, CGROUP_V2, write_tree
 
 GIB = 2**30
@@ -194,3 +201,110 @@ def test_os_release(text: str, expected: str) -> None:
 )
 def test_arm_cpu_name(text: str, expected: str | None) -> None:
     assert linux.parse_cpu_name(text) == expected
+
+
+ZONE = "sys__class__thermal__thermal_zone"
+
+
+def zone(number: int, kind: str, celsius: float, **trips: float) -> dict[str, str]:
+    found = {f"{ZONE}{number}__type": kind, f"{ZONE}{number}__temp": f"{celsius * 1000:.0f}\n"}
+    for at, (trip, limit) in enumerate(trips.items()):
+        found[f"{ZONE}{number}__trip_point_{at}_type"] = f"{trip}\n"
+        found[f"{ZONE}{number}__trip_point_{at}_temp"] = f"{limit * 1000:.0f}\n"
+    return found
+
+
+THROTTLE = "sys__devices__system__cpu__cpu{}__thermal_throttle__{}_throttle_count"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, HeatReading(has_sensor=False), id="nothing"),
+        pytest.param(
+            zone(0, "acpitz", 40, active=30), HeatReading(has_sensor=False), id="a-fan-is-no-limit"
+        ),
+        pytest.param(
+            {
+                **zone(0, "acpitz", 50, critical=110),
+                **zone(1, "x86_pkg_temp", 80, passive=95, hot=90),
+            },
+            HeatReading(hottest="x86_pkg_temp", celsius=80, limit_celsius=90),
+            id="the-nearest-to-its-limit",
+        ),
+        pytest.param(
+            {**zone(0, "broken", -274, passive=95), **zone(1, "", 96, passive=95)},
+            HeatReading(hottest="thermal_zone1", celsius=96, limit_celsius=95),
+            id="a-broken-sensor",
+        ),
+        pytest.param(
+            {
+                THROTTLE.format(0, "core"): "3\n",
+                THROTTLE.format(1, "core"): "4\n",
+                THROTTLE.format(0, "package"): "2\n",
+            },
+            HeatReading(throttle_count=9),
+            id="counters-alone",
+        ),
+    ],
+)
+def test_heat_of_linux(tmp_path: Path, files: dict[str, str], expected: HeatReading) -> None:
+    assert linux.read_reading(write_tree(tmp_path, **files)).heat == expected
+
+
+def test_memory_of_linux(tmp_path: Path) -> None:
+    pressure = (
+        "some avg10=9.00 avg60=8.00 avg300=7.00 total=6\n"
+        "full avg10=5.00 avg60=4.25 avg300=3.00 total=2\n"
+    )
+    seen = linux.read_reading(write_tree(tmp_path, proc__pressure__memory=pressure)).memory
+    assert seen is not None
+    assert (seen.total_bytes, seen.available_bytes) == (16 * GIB, 8 * GIB)
+    assert (seen.level, seen.stalled_percent) == (None, 4.25)
+
+
+def test_memory_of_a_cgroup(tmp_path: Path) -> None:
+    files = {"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__memory.max": f"{4 * GIB}"}
+    seen = linux.read_reading(write_tree(tmp_path, **files)).memory
+    assert seen is not None
+    assert seen.total_bytes == 4 * GIB
+
+
+def test_a_linux_machine_without_any_file_is_unknown(tmp_path: Path) -> None:
+    assert linux.read_reading(tmp_path) == MachineReading(
+        heat=HeatReading(has_sensor=False), reboot=RebootReading()
+    )
+
+
+def test_a_restart_that_an_update_waits_for(tmp_path: Path) -> None:
+    files = {"run__reboot-required": "*** System restart required ***\n"}
+    assert linux.read_reboot(write_tree(tmp_path, **files)) == RebootReading(wanted_by="an update")
+    files["run__reboot-required.pkgs"] = "linux-image\nlibc6\nlinux-image\n"
+    assert linux.read_reboot(write_tree(tmp_path, **files)).wanted_by == "libc6, linux-image"
+
+
+def supply(kind: str, online: bool = False, status: str = "", scope: str = "") -> PowerSupply:
+    return PowerSupply(type=kind, is_online=online, status=status, scope=scope)
+
+
+@pytest.mark.parametrize(
+    ("supplies", "power"),
+    [
+        ([], "Mains"),
+        ([supply("Mains", online=True), supply("Battery", status="Charging")], "Mains"),
+        ([supply("Mains"), supply("Battery", status="Discharging")], "Battery"),
+        ([supply("USB", online=True), supply("Battery", status="Discharging")], "Mains"),
+        ([supply("Battery", status="Discharging")], "Battery"),
+        ([supply("Battery", status="Full")], "Mains"),
+        ([supply("Battery", status="Discharging", scope="Device")], "Mains"),
+    ],
+)
+def test_power_of_linux(supplies: list[PowerSupply], power: str) -> None:
+    assert linux.parse_power(supplies) == power
+
+
+def test_power_supplies_are_files(tmp_path: Path) -> None:
+    folder = "sys__class__power_supply__"
+    files = {f"{folder}AC__type": "Mains\n", f"{folder}AC__online": "0\n"}
+    files |= {f"{folder}BAT0__type": "Battery\n", f"{folder}BAT0__status": "Discharging\n"}
+    assert linux.read_reading(write_tree(tmp_path, **files)).power == "Battery"

@@ -1,4 +1,4 @@
-"""The macOS readers, on captured output of six machines and on missing or damaged output."""
+"""Facts and readings of a Mac, from captured output of six machines and from missing or damaged output."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.hardware import macos
-from nodeagent.hardware.macos import FactsOutput
-from nodeagent.hardware.readings import HardwareError, HardwareFacts, MemoryLimitSource
+from nodeagent.hardware import linux, macos
+from nodeagent.hardware.macos import FactsOutput, ReadingOutput
+from nodeagent.hardware.readings import (
+    HardwareError,
+    HardwareFacts,
+    HeatReading,
+    MachineReading,
+    MemoryLimitSource,
+    MemoryPressure,
+    RebootReading,
+)
 
 CAPTURES = Path(__file__).parent / "captures"
 GIB = 2**30
@@ -144,7 +152,7 @@ def test_each_command_alone_may_fail(machine: str) -> None:
     seen, whole = captured(machine), MACHINES[machine]
     without_sysctl = replace(
         whole,
-        performance_cores=None,  # nobody else says it reliably
+        performance_cores=None,  # no other source is reliable
         gpu_memory_limit_bytes=macos.gpu_memory_limit(whole.memory_bytes, None)[0],
         gpu_memory_limit_source=MemoryLimitSource.ESTIMATE,
     )
@@ -260,3 +268,126 @@ async def test_this_mac() -> None:
     assert facts.chip.startswith("Apple")
     assert facts.hardware_uuid
     assert 0 < facts.gpu_memory_limit_bytes <= facts.memory_bytes
+
+
+VM_STAT = (Path(__file__).parent / "captures" / "vm_stat.txt").read_text()
+
+
+PAGE = 16384
+
+
+FREE = (17490 + 4916) * PAGE
+
+
+INACTIVE = 468488 * PAGE
+
+
+@pytest.mark.parametrize(
+    ("sysctl", "pressure", "available"),
+    [
+        ("kern.memorystatus_vm_pressure_level: 1\n", MemoryPressure.NORMAL, FREE + INACTIVE),
+        ("kern.memorystatus_vm_pressure_level: 2\n", MemoryPressure.WARNING, FREE),
+        ("kern.memorystatus_vm_pressure_level: 4\n", MemoryPressure.CRITICAL, 0),
+        ("kern.memorystatus_vm_pressure_level: 3\n", MemoryPressure.WARNING, FREE),
+        ("", MemoryPressure.WARNING, FREE),
+    ],
+)
+def test_mac_memory(sysctl: str, pressure: MemoryPressure, available: int) -> None:
+    seen = macos.parse_mac_memory(VM_STAT, sysctl)
+    assert seen is not None
+    assert seen.pressure is pressure
+    assert seen.wired_bytes == 251554 * PAGE
+    assert macos.mac_available_bytes(seen) == available
+
+
+def test_the_page_size_is_read() -> None:
+    small = macos.parse_mac_memory(VM_STAT.replace("16384", "4096"), "")
+    assert small is not None
+    assert small.free_bytes == FREE // 4
+
+
+@pytest.mark.parametrize("vm_stat", ["", "nonsense", VM_STAT.splitlines()[0]])
+def test_no_vm_stat_is_not_known(vm_stat: str) -> None:
+    assert macos.parse_mac_memory(vm_stat, "") is None
+
+
+LEVEL = "com.apple.system.thermalpressurelevel"
+
+
+SYSCTL = f"kern.memorystatus_vm_pressure_level: 2\nhw.memsize: {24 * GIB}\n"
+
+
+def live(name: str) -> str:
+    return (CAPTURES / "live" / name).read_text()
+
+
+def test_a_reading_of_a_mac() -> None:
+    seen = macos.assemble_reading(
+        ReadingOutput(
+            vm_stat=(CAPTURES / "vm_stat.txt").read_text(),
+            sysctl=SYSCTL,
+            thermal_level=f"{LEVEL} 0\n",
+            therm=live("therm_calm.txt"),
+            batt=live("batt_battery.txt"),
+            hid=live("hid.txt"),
+        )
+    )
+    assert seen.memory is not None
+    assert (seen.memory.total_bytes, seen.memory.level) == (24 * GIB, MemoryPressure.WARNING)
+    assert seen.memory.available_bytes == (17490 + 4916 + 468488) * 16384
+    assert seen.reboot == RebootReading(total_bytes=24 * GIB, wired_bytes=251554 * 16384)
+    assert (seen.heat, seen.power) == (HeatReading(), "Battery")
+    assert seen.owner_idle_s == pytest.approx(42.1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("level", "therm", "throttled"),
+    [
+        ("0", "therm_calm.txt", ""),
+        ("1", "therm_full_speed.txt", ""),
+        ("2", "therm_calm.txt", "macOS reports the thermal level heavy"),
+        ("3", "therm_calm.txt", "macOS reports the thermal level trapping"),
+        ("7", "therm_calm.txt", "macOS reports the thermal level sleeping"),
+        ("", "therm_slow.txt", "macOS holds the processor at 63 % of its speed"),
+        ("0", "therm_slow.txt", "macOS holds the processor at 63 % of its speed"),
+    ],
+)
+def test_heat_of_a_mac(level: str, therm: str, throttled: str) -> None:
+    found = macos.parse_heat(f"{LEVEL} {level}\n" if level else "", live(therm))
+    assert found == HeatReading(throttled=throttled)
+
+
+@pytest.mark.parametrize(
+    ("name", "power"),
+    [
+        ("batt_mains.txt", "Mains"),
+        ("batt_desktop.txt", "Mains"),
+        ("batt_battery.txt", "Battery"),
+        ("batt_ups.txt", "Battery"),
+        ("therm_calm.txt", "Unknown"),
+    ],
+)
+def test_power_of_a_mac(name: str, power: str) -> None:
+    assert macos.parse_power(live(name)) == power
+
+
+def test_a_mac_without_any_output_is_unknown() -> None:
+    assert macos.assemble_reading(ReadingOutput()) == MachineReading()
+
+
+texts = st.one_of(
+    st.text(),
+    st.builds(lambda a, b: f"{LEVEL} {a}\nCPU_Speed_Limit = {b}", st.integers(), st.integers()),
+    st.builds('"HIDIdleTime" = {}'.format, st.integers()),
+    st.builds("Now drawing from '{}'".format, st.text()),
+    st.builds("full avg60={} full avg60={}".format, st.floats(), st.integers()),
+)
+
+
+@given(texts, texts, texts)
+def test_no_text_stops_the_agent(one: str, two: str, three: str) -> None:
+    macos.assemble_reading(
+        ReadingOutput(vm_stat=one, sysctl=two, thermal_level=one, therm=two, batt=three, hid=three)
+    )
+    linux.parse_stalled(one)
+    linux.parse_celsius(two)

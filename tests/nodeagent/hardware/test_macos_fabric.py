@@ -207,7 +207,7 @@ def test_other_trees_have_no_ports(profiler: str) -> None:
 
 
 async def test_a_mac_without_its_commands_was_not_looked_at() -> None:
-    """None leaves what was reported before: half a picture would be cables that nobody pulled."""
+    """None keeps the last report: a partial result would look like unplugged cables."""
     assert await macos_fabric.read_fabric() is None
 
 

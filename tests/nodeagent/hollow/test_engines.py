@@ -74,7 +74,7 @@ class Room:
         item = await self.store.get(keys.rank_key(node, "qwen-0", rank))
         return None if item is None else codec.decode(RankStatus, item)
 
-    async def said(self, node: str, rank: int, type_: str = "Ready") -> str:
+    async def condition(self, node: str, rank: int, type_: str = "Ready") -> str:
         """Return the epoch and the reason that the node's agent reports."""
         status = await self.report(node, rank)
         found = find_condition(status.conditions, type_) if status is not None else None
@@ -111,9 +111,15 @@ def test_ranks_join_load_and_serve_behind_a_golden_answer() -> None:
     async def scene(it: Room) -> None:
         await it.assign("a", "b")
         await it.clock.sleep(3)
-        assert (await it.said("a", 0), await it.said("b", 1)) == ("1 Loading", "1 Loading")
+        assert (await it.condition("a", 0), await it.condition("b", 1)) == (
+            "1 Loading",
+            "1 Loading",
+        )
         await it.clock.sleep(6)
-        assert (await it.said("a", 0), await it.said("b", 1)) == ("1 Serving", "1 Following")
+        assert (await it.condition("a", 0), await it.condition("b", 1)) == (
+            "1 Serving",
+            "1 Following",
+        )
         found = await it.endpoint()
         assert found is not None
         assert found.spec.node == "a"
@@ -126,8 +132,8 @@ def test_ranks_join_load_and_serve_behind_a_golden_answer() -> None:
         await it.assign("a", "b", is_deleting=True)
         await it.clock.sleep(4)
         assert it.running() == ""
-        assert await it.said("a", 0, "Stopped") == "1 EngineEnded"
-        assert await it.said("b", 1, "Stopped") == "1 EngineEnded"
+        assert await it.condition("a", 0, "Stopped") == "1 EngineEnded"
+        assert await it.condition("b", 1, "Stopped") == "1 EngineEnded"
         assert await it.endpoint() is None
 
     played(scene)
@@ -138,10 +144,10 @@ def test_ranks_wait_for_each_other() -> None:
         it.agents["b"].cancel()
         await it.assign("a", "b")
         await it.clock.sleep(30)
-        assert await it.said("a", 0) == "1 Joining"
+        assert await it.condition("a", 0) == "1 Joining"
         it.start("b")
         await it.clock.sleep(9)
-        assert await it.said("a", 0) == "1 Serving"
+        assert await it.condition("a", 0) == "1 Serving"
 
     played(scene)
 
@@ -151,7 +157,7 @@ def test_a_rank_that_waits_too_long_gives_up() -> None:
         it.agents["b"].cancel()
         await it.assign("a", "b")
         await it.clock.sleep(160)
-        assert await it.said("a", 0, "EpochOver") == "1 RankStuck"
+        assert await it.condition("a", 0, "EpochOver") == "1 RankStuck"
         assert it.running() == ""
 
     played(scene)
@@ -182,19 +188,22 @@ def test_a_loss_is_noticed_and_the_next_epoch_serves(
         act(it.rank(victim))
         await it.clock.sleep(after_s)
         number = "ab".index(victim)
-        assert await it.said(victim, number, "EpochOver") == f"1 {reason}"
+        assert await it.condition(victim, number, "EpochOver") == f"1 {reason}"
         await it.clock.sleep(4)
         assert await it.endpoint() is None
         other = "ab"[1 - number]
-        assert await it.said(other, 1 - number, "EpochOver") == "1 RankEnded"
+        assert await it.condition(other, 1 - number, "EpochOver") == "1 RankEnded"
         assert it.running() == ""
         # Nothing begins by itself.
         await it.clock.sleep(60)
         assert it.running() == ""
         await it.assign("a", "b", epoch=2, golden=GOLDEN_ANSWER)
         await it.clock.sleep(9)
-        assert (await it.said("a", 0), await it.said("b", 1)) == ("2 Serving", "2 Following")
-        assert await it.said("a", 0, "EpochOver") == ""
+        assert (await it.condition("a", 0), await it.condition("b", 1)) == (
+            "2 Serving",
+            "2 Following",
+        )
+        assert await it.condition("a", 0, "EpochOver") == ""
 
     played(scene)
 
@@ -205,12 +214,12 @@ def test_a_higher_epoch_ends_the_one_that_serves() -> None:
         before = it.rank("a")
         await it.assign("a", "b", epoch=2)
         await it.clock.sleep(0.5)
-        # The rank of the first epoch is still ending: whoever counts memory must not be told otherwise.
-        assert await it.said("a", 0) == "1 Serving"
+        # The rank of the first epoch is still ending: its memory must still be counted.
+        assert await it.condition("a", 0) == "1 Serving"
         assert await it.endpoint() is None
         assert it.running() == "ab"
         await it.clock.sleep(10)
-        assert await it.said("a", 0) == "2 Serving"
+        assert await it.condition("a", 0) == "2 Serving"
         assert it.rank("a") is not before
 
     played(scene)
@@ -223,12 +232,15 @@ def test_a_member_is_replaced_by_a_spare() -> None:
         await it.clock.sleep(3)
         await it.assign("b", "c", epoch=2)
         await it.clock.sleep(10)
-        assert (await it.said("b", 0), await it.said("c", 1)) == ("2 Serving", "2 Following")
+        assert (await it.condition("b", 0), await it.condition("c", 1)) == (
+            "2 Serving",
+            "2 Following",
+        )
         # The other rank's report, and the other Mac's, are gone: nothing of the first epoch is left.
         assert await it.report("b", 1) is None
         assert await it.report("a", 0) is None
         assert it.running() == "bc"
-        # Also if nobody was there when it happened.
+        # Also if no agent was running when it happened.
         it.agents["c"].cancel()
         left = LeavingRank(node="c", rank=1, memory_bytes=1)
         await it.assign("b", "a", epoch=3, leaving=(left,))
@@ -237,7 +249,7 @@ def test_a_member_is_replaced_by_a_spare() -> None:
         it.start("c")
         await it.clock.sleep(5)
         assert await it.report("c", 1) is None
-        assert await it.said("a", 1) == "3 Following"
+        assert await it.condition("a", 1) == "3 Following"
 
     played(scene)
 
@@ -251,7 +263,7 @@ def test_a_restarted_agent_continues_or_reports_the_end() -> None:
         it.agents["b"] = it.start("b")
         await it.clock.sleep(3)
         assert it.rank("b") is rank
-        assert await it.said("b", 1) == "1 Following"
+        assert await it.condition("b", 1) == "1 Following"
         assert await it.endpoint() is not None
         it.agents["b"].cancel()
         it.macs["b"].lose_power()
@@ -260,7 +272,7 @@ def test_a_restarted_agent_continues_or_reports_the_end() -> None:
         it.start("b")
         await it.clock.sleep(3)
         # It knows that it has had its rank of this epoch, and does not start it a second time.
-        assert await it.said("b", 1, "EpochOver") == "1 RankEnded"
+        assert await it.condition("b", 1, "EpochOver") == "1 RankEnded"
         assert it.running() == ""
 
     played(scene)
@@ -271,13 +283,13 @@ def test_an_engine_that_cannot_start_is_reported_once() -> None:
         it.macs["b"].engines.start_error = "no space left on device"
         await it.assign("a", "b")
         await it.clock.sleep(2)
-        assert await it.said("b", 1, "EpochOver") == "1 CannotStart"
+        assert await it.condition("b", 1, "EpochOver") == "1 CannotStart"
         it.macs["b"].engines.start_error = ""
         await it.clock.sleep(5)
         assert it.running() == "a"
         await it.assign("a", "b", epoch=2)
         await it.clock.sleep(12)
-        assert await it.said("b", 1) == "2 Following"
+        assert await it.condition("b", 1) == "2 Following"
 
     played(scene)
 
@@ -289,7 +301,7 @@ def test_a_wrong_answer_is_never_served(golden: GoldenAnswer | None) -> None:
         it.macs["a"].health.answer = insane if golden is None else _WRONG
         await it.assign("a", "b", golden=golden)
         await it.clock.sleep(9)
-        assert await it.said("a", 0, "EpochOver") == "1 GoldenFailed"
+        assert await it.condition("a", 0, "EpochOver") == "1 GoldenFailed"
         assert await it.endpoint() is None
         await it.clock.sleep(4)
         assert it.running() == ""
@@ -302,10 +314,10 @@ def test_a_reference_is_made_first_where_the_model_fits_one_mac() -> None:
         it.macs["a"].health.answer = _WRONG
         await it.assign("a", "b", fits_single=True)
         await it.clock.sleep(3)
-        assert await it.said("a", 0) == "1 MakingReference"
-        assert await it.said("b", 1) == "1 Joining"
+        assert await it.condition("a", 0) == "1 MakingReference"
+        assert await it.condition("b", 1) == "1 Joining"
         await it.clock.sleep(12)
-        assert await it.said("a", 0, "EpochOver") == "1 GoldenFailed"
+        assert await it.condition("a", 0, "EpochOver") == "1 GoldenFailed"
         status = await it.report("a", 0)
         assert status is not None
         assert status.golden is not None
@@ -313,7 +325,7 @@ def test_a_reference_is_made_first_where_the_model_fits_one_mac() -> None:
         it.macs["a"].health.answer = GOLDEN_ANSWER
         await it.assign("a", "b", epoch=2, fits_single=True, golden=status.golden)
         await it.clock.sleep(12)
-        assert await it.said("a", 0) == "2 Serving"
+        assert await it.condition("a", 0) == "2 Serving"
         assert it.macs["a"].references.made == 1
 
     played(scene)
@@ -324,7 +336,7 @@ def test_without_a_reference_the_first_answer_has_to_do() -> None:
         it.macs["a"].references.error = "out of memory"
         await it.assign("a", "b", fits_single=True)
         await it.clock.sleep(16)
-        assert await it.said("a", 0) == "1 Serving"
+        assert await it.condition("a", 0) == "1 Serving"
 
     played(scene)
 
@@ -339,7 +351,7 @@ def test_a_reference_ends_with_its_replica() -> None:
         # Another replica of the name begins anew.
         await it.assign("a", "b", uid="u2", fits_single=True)
         await it.clock.sleep(16)
-        assert await it.said("a", 0) == "1 Serving"
+        assert await it.condition("a", 0) == "1 Serving"
         assert it.macs["a"].references.made == 2
 
     played(scene)
@@ -350,10 +362,10 @@ def test_a_rank_that_loses_its_probe_answers_tries_again() -> None:
         it.macs["a"].health.probe_error = "no memory for that now"
         await it.assign("a", "b")
         await it.clock.sleep(8)
-        assert await it.said("a", 0) == "1 ProbeFailed"
+        assert await it.condition("a", 0) == "1 ProbeFailed"
         it.macs["a"].health.probe_error = ""
         await it.clock.sleep(4)
-        assert await it.said("a", 0) == "1 Serving"
+        assert await it.condition("a", 0) == "1 Serving"
 
     played(scene)
 

@@ -77,7 +77,7 @@ class Room:
     async def endpoint(self) -> Endpoint | None:
         return await objects.get(self.store, Endpoint, "qwen-0")
 
-    async def said(self, node: str, type_: str = "Ready") -> str:
+    async def condition(self, node: str, type_: str = "Ready") -> str:
         item = await self.store.get(keys.rank_key(node, "qwen-0", 0))
         assert item is not None
         found = find_condition(codec.decode(RankStatus, item).conditions, type_)
@@ -111,7 +111,7 @@ def test_an_engine_loads_answers_drains_and_ends() -> None:
     async def scene(it: Room) -> None:
         await it.assign("mac-0")
         await it.clock.sleep(4)
-        assert await it.said("mac-0") == "Loading"
+        assert await it.condition("mac-0") == "Loading"
         await it.clock.sleep(4)
         found = await it.endpoint()
         assert found is not None
@@ -124,9 +124,9 @@ def test_an_engine_loads_answers_drains_and_ends() -> None:
         )
         await it.assign("mac-0", is_deleting=True)
         await it.clock.sleep(1)
-        assert await it.said("mac-0", "Stopped") == "EngineEnding"
+        assert await it.condition("mac-0", "Stopped") == "EngineEnding"
         await it.clock.sleep(3)
-        assert await it.said("mac-0", "Stopped") == "EngineEnded"
+        assert await it.condition("mac-0", "Stopped") == "EngineEnded"
         assert it.macs[0].engines.running() == []
 
     played(scene)
@@ -161,7 +161,7 @@ def test_engines_outlive_their_agent_and_not_the_power() -> None:
         found = await it.endpoint()
         assert found is not None
         assert it.macs[0].engines.running() == [engine]
-        # Also by who has not looked at the model yet when it adopts the engine; and once is enough.
+        # Also by an agent that adopts the engine before it has inspected the model; and only once.
         assert found.spec.parameters == 596
         await it.clock.sleep(20)
         assert await it.endpoint() == found
@@ -181,7 +181,7 @@ def test_a_crash_and_a_hang_are_seen() -> None:
         assert await it.endpoint() is not None  # started again, after a second's backoff
         it.macs[0].engines.running()[0].is_silent = True
         await it.clock.sleep(12)
-        assert await it.said("mac-0") == "EngineSilent"
+        assert await it.condition("mac-0") == "EngineSilent"
         assert await it.endpoint() is None
 
     played(scene)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from machinery import processes
 from nodeagent.engines.engine_processes import EngineProcess
@@ -26,7 +25,7 @@ from nodeagent.replicas.engine_tracker import (
 from nodeagent.replicas.observed import ObservedEngine, ObservedRank, ObservedReplica, ProbeState
 from schemas.replica import RankStatus
 from tests.support.clock import FakeClock
-from tests.support.nodeagent_groups import GOLDEN
+from tests.support.nodeagent_engine import TOKEN, FakeEngine
 from tests.support.nodeagent_plans import wanted
 from tests.support.waiting import until
 
@@ -91,57 +90,8 @@ def test_a_new_state_starts_a_new_time() -> None:
     assert (seen.state_s, seen.stalled_s, seen.loaded, seen.slowest_s) == (1.0, 0.0, 0.25, 2.0)
 
 
-HEALTHY = b'{"state":"Ready","replicaUid":"u1"}'
-TOKEN = b'{"usage":{"completion_tokens":1}}'
-
-
-class Port:
-    """Something that listens where an engine should, and says what the test wants."""
-
-    def __init__(self) -> None:
-        self.health = HEALTHY
-        self.completion = TOKEN
-        self.embedding = b'{"usage":{"prompt_tokens":1}}'
-        self.status = 200
-        self.number = 0
-        self.asked = 0
-
-    async def on_health(self, _: web.Request) -> web.Response:
-        self.asked += 1
-        return web.Response(body=self.health)
-
-    async def on_completion(self, _: web.Request) -> web.Response:
-        return web.Response(body=self.completion, status=self.status)
-
-    async def on_embedding(self, _: web.Request) -> web.Response:
-        return web.Response(body=self.embedding)
-
-
 @pytest.fixture
-async def port() -> AsyncIterator[Port]:
-    made = Port()
-    app = web.Application()
-    app.router.add_get("/health", made.on_health)
-    app.router.add_post("/v1/completions", made.on_completion)
-    app.router.add_post("/v1/embeddings", made.on_embedding)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.number = runner.addresses[0][1]
-    yield made
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[HealthClient]:
-    made = HealthClient("127.0.0.1")
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def engine(tmp_path: Path, port: Port) -> AsyncIterator[EngineTracker]:
+async def engine(tmp_path: Path, port: FakeEngine) -> AsyncIterator[EngineTracker]:
     """Return an engine whose process does nothing; `port` speaks for it."""
     log = tmp_path / "engine.log"
     child = processes.spawn([sys.executable, "-c", "import signal; signal.pause()"], log=log)
@@ -153,53 +103,6 @@ async def engine(tmp_path: Path, port: Port) -> AsyncIterator[EngineTracker]:
     await until(lambda: not child.running())
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"[]",
-        b'"Ready"',
-        b"{}",
-        b"\xff",
-        b'{"state":"Ready"}',
-        b'{"replicaUid":"u1"}',
-        b'{"state":"Ready","replicaUid":"u2"}',
-    ],
-)
-async def test_answers_of_other_processes_are_ignored(
-    port: Port, client: HealthClient, said: bytes
-) -> None:
-    port.health = said
-    assert await client.ask(port.number, "u1") is None
-
-
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"", 200),
-        (b"[]", 200),
-        (b'{"usage":{"completion_tokens":null}}', 200),
-        (b'{"usage":{"completion_tokens":"many"}}', 200),
-        (b'{"usage":{"completion_tokens":0}}', 200),
-        (b'{"error":{"message":"no memory"}}', 507),
-    ],
-)
-async def test_what_is_no_token_fails_the_probe(
-    port: Port, client: HealthClient, said: bytes, status: int
-) -> None:
-    port.completion, port.status = said, status
-    assert await client.probe(port.number, "x") != ""
-
-
-async def test_a_model_that_only_makes_embeddings_is_asked_for_one(
-    port: Port, client: HealthClient
-) -> None:
-    port.completion, port.status = b'{"error":{"message":"m","code":"not_a_text_model"}}', 400
-    assert await client.probe(port.number, "x") == ""
-    port.embedding = b'{"usage":{"prompt_tokens":0}}'
-    assert await client.probe(port.number, "x") != ""
-
-
 async def probe(engine: EngineTracker, client: HealthClient, clock: FakeClock) -> ObservedEngine:
     async with asyncio.TaskGroup() as group:
         EngineProber(client, group, clock).start(engine)
@@ -208,7 +111,7 @@ async def probe(engine: EngineTracker, client: HealthClient, clock: FakeClock) -
 
 
 async def test_failed_probes_back_off_and_are_reported_once(
-    port: Port, client: HealthClient, engine: EngineTracker
+    port: FakeEngine, client: HealthClient, engine: EngineTracker
 ) -> None:
     clock = FakeClock()
     port.completion = b"{}"
@@ -236,7 +139,7 @@ async def test_failed_probes_back_off_and_are_reported_once(
 
 
 async def test_health_is_asked_no_more_than_needed(
-    port: Port, client: HealthClient, engine: EngineTracker
+    port: FakeEngine, client: HealthClient, engine: EngineTracker
 ) -> None:
     clock = FakeClock()
     for _ in range(5):
@@ -248,7 +151,7 @@ async def test_health_is_asked_no_more_than_needed(
 
 
 async def test_silence_is_counted_from_the_last_answer(
-    port: Port, client: HealthClient, engine: EngineTracker
+    port: FakeEngine, client: HealthClient, engine: EngineTracker
 ) -> None:
     clock = FakeClock()
     await clock.advance(5)
@@ -294,37 +197,6 @@ async def test_an_end_that_was_asked_for_is_no_crash(
     await engine.observe(client, clock)
     seen = engine.view(clock)
     assert (seen.start_again_in_s, seen.restarts, seen.stopping_s) == (0, 0, 0)
-
-
-ANSWER = b'{"choices":[{"logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1.0]}}]}'
-
-
-async def test_the_golden_answer_is_read(port: Port, client: HealthClient) -> None:
-    port.completion = ANSWER
-    assert await client.golden(port.number, "x") == (GOLDEN, "")
-    # A model that only reads is asked to read.
-    port.completion, port.status = b'{"error":{"message":"m","code":"not_a_text_model"}}', 400
-    assert await client.golden(port.number, "x") == (None, "")
-
-
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"", 200),
-        (b"[]", 200),
-        (b'{"choices":[]}', 200),
-        (b'{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[null]}}]}', 200),
-        (b'{"error":{"message":"no memory"}}', 507),
-        (b"[]", 400),
-    ],
-)
-async def test_what_is_no_golden_answer(
-    port: Port, client: HealthClient, said: bytes, status: int
-) -> None:
-    port.completion, port.status = said, status
-    answer, error = await client.golden(port.number, "x")
-    assert answer is None
-    assert error.startswith("the golden answer failed: ")
 
 
 async def test_an_engine_that_outlives_its_killing(engine: EngineTracker) -> None:

@@ -1,4 +1,4 @@
-"""How many replicas: situations one by one, and what holds for every history of load."""
+"""The autoscaler: single situations, and properties of every history of load."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -32,7 +32,7 @@ def load(requests: int, *, waiting: int = 0, finished: int = 0) -> Demand:
 
 @dataclass
 class Scaled:
-    """A deployment whose status says what was decided last."""
+    """A deployment whose status has the last decision."""
 
     autoscaling: Autoscaling | None
     replicas: int = 1
@@ -90,7 +90,7 @@ def test_the_target_is_three_quarters_of_the_concurrency(concurrency: int, targe
         pytest.param(3, Demand(in_flight=9, silent=("a",)), 5, id="half-known-may-add"),
     ],
 )
-def test_what_is_recommended(current: int, demand: Demand | None, expected: int) -> None:
+def test_recommended_replicas(current: int, demand: Demand | None, expected: int) -> None:
     assert recommended_replicas(demand, current, 2) == expected
 
 
@@ -112,7 +112,7 @@ def test_it_scales_up_at_once_and_down_after_the_window() -> None:
     assert (down.desired, down.reason) == (2, "ScaledDown")
 
 
-def test_a_short_dip_takes_nothing_away() -> None:
+def test_a_short_dip_removes_no_replica() -> None:
     one = scaled(current=5)
     one.look(load(10))
     for _ in range(100):
@@ -129,14 +129,14 @@ def test_scaling_up_waits_for_its_window_too() -> None:
     assert one.look(load(8), after_s=30.05).desired == 3
 
 
-def test_a_new_leader_takes_nothing_away_before_a_whole_window() -> None:
+def test_a_new_leader_removes_no_replica_for_a_whole_window() -> None:
     one = scaled(current=8)
     assert one.look(load(0)).desired == 8
     assert one.look(load(0), after_s=299).desired == 8
     assert one.look(load(0), after_s=1).desired == 1
 
 
-def test_while_a_gateway_is_silent_nothing_is_taken_away() -> None:
+def test_a_silent_gateway_prevents_removal() -> None:
     one = scaled(current=5)
     one.look(load(2))
     unknown = one.look(Demand(in_flight=2, silent=("http://10.0.0.9:4000",)), after_s=400)
@@ -153,7 +153,7 @@ def test_to_zero_and_back() -> None:
     assert one.look(load(1)).desired == 1
     idle = one.look(load(0), after_s=60)
     assert (idle.desired, idle.requeue_after_s) == (1, 840.05)
-    # A request that came and went between two looks shows in the counts.
+    # A request between two decisions shows in the counts.
     assert one.look(load(0, finished=1), after_s=840.05).desired == 1
     gone = one.look(load(0, finished=1), after_s=900.05)
     assert (gone.desired, gone.reason) == (0, "Idle")
@@ -165,7 +165,7 @@ def test_to_zero_and_back() -> None:
     assert one.look(load(0, waiting=6, finished=1), after_s=1).desired == 3
 
 
-def test_nothing_goes_to_zero_while_somebody_may_be_asking() -> None:
+def test_no_scale_to_zero_with_incomplete_demand() -> None:
     one = scaled(low=0, current=1)
     one.look(load(0))
     for _ in range(10):
@@ -247,7 +247,7 @@ def test_more_load_never_asks_for_less(current: int, one: int, other: int) -> No
 
 @given(loads=st.lists(st.tuples(st.integers(0, 50), st.floats(0.1, 60)), max_size=60))
 def test_the_window_forgets_no_peak(loads: list[tuple[int, float]]) -> None:
-    """Whatever comes and goes: nobody is taken away whom any moment of the window had use for."""
+    """For every load: no replica is removed that any moment of the window needed."""
     one = scaled(low=1, high=100, current=1)
     told: list[tuple[float, int]] = []
     for requests, after_s in loads:

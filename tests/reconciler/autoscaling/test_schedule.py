@@ -1,4 +1,4 @@
-"""Windows of a schedule, held against a scan of every minute."""
+"""Windows of a schedule, compared with a scan of every minute."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -65,7 +65,7 @@ def test_bounds(
     )
 
 
-def test_what_a_window_leaves_open_is_stretched() -> None:
+def test_bounds_that_a_window_leaves_out_are_moved_to_fit() -> None:
     many, few = window("0 0 * * *", "0 0 1 1 *", minReplicas=9), window("0 0 * * *", "0 0 1 1 *")
     assert bounds_at(scaling(many), at("2026-03-02 12:00")).high == 9
     assert bounds_at(scaling(few), at("2026-03-02 12:00")).low == 2
@@ -81,11 +81,11 @@ def test_one_window_after_the_other_leaves_no_gap() -> None:
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        # 2026-03-29: from 02:00 to 03:00 in a moment; what was due in between comes then.
+        # 2026-03-29: from 02:00 to 03:00 in a moment; times in between come then.
         ("2026-03-29 00:59", False),
         ("2026-03-29 01:00", True),
         ("2026-03-29 02:00", False),
-        # 2026-10-25: 02:00 to 03:00 twice; what is due in it comes once.
+        # 2026-10-25: 02:00 to 03:00 twice; times in it come once.
         ("2026-10-25 00:29", False),
         ("2026-10-25 00:30", True),
         ("2026-10-25 01:10", True),

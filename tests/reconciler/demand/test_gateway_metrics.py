@@ -1,4 +1,4 @@
-"""What gateways show becomes demand and counts: restarts, silence, and text that nobody should trust."""
+"""Metrics of gateways become demand and counts: restarts, silence, and text that is not trusted."""
 
 from math import inf
 
@@ -34,7 +34,7 @@ fleet_gateway_version_output_seconds_total{deployment="m",template="t1"} 4.50000
 NEEDED = frozenset({"m"})
 
 
-def test_what_a_gateway_shows() -> None:
+def test_the_metrics_of_a_gateway() -> None:
     sample = parse(TEXT, NEEDED)
     assert (sample.in_flight, sample.waiting) == ({"m": 3}, {"m": 2})
     assert sample.finished("m") == 16
@@ -58,11 +58,11 @@ def test_what_a_gateway_shows() -> None:
         ' fleet_gateway_deployment_in_flight{deployment="m"} 1',
     ],
 )
-def test_what_makes_no_sense_is_passed_by(line: str) -> None:
+def test_senseless_lines_are_skipped(line: str) -> None:
     assert parse(f"{line}\n", NEEDED) == GatewaySample()
 
 
-def test_what_is_made_up_costs_no_memory() -> None:
+def test_made_up_metrics_cost_no_memory() -> None:
     name = "fleet_gateway_version_first_token_seconds_bucket"
     lines = [f'{name}{{deployment="m",template="{n}",le="{n}"}} 1' for n in range(500)]
     lines += [f'{name}{{deployment="m",template="0",le="{n}"}} 1' for n in range(500)]
@@ -103,7 +103,7 @@ def noted(tally: DemandTotals, now_s: float, **answers: GatewaySample | None) ->
     return demand
 
 
-def test_gateways_add_up() -> None:
+def test_gateways_are_added_up() -> None:
     tally = DemandTotals()
     assert tally.demand("m") is None
     assert tally.measured("m", "t") is None
@@ -111,7 +111,7 @@ def test_gateways_add_up() -> None:
     assert found == Demand(in_flight=3, waiting=4, is_complete=True)
 
 
-def test_the_last_word_of_a_silent_gateway_counts_for_ten_seconds() -> None:
+def test_the_last_answer_of_a_silent_gateway_counts_for_ten_seconds() -> None:
     tally = DemandTotals()
     noted(tally, 0, a=sample(busy=2), b=sample(busy=1))
     found = noted(tally, 10, a=sample(busy=2), b=None)
@@ -120,12 +120,12 @@ def test_the_last_word_of_a_silent_gateway_counts_for_ten_seconds() -> None:
     assert noted(tally, 11, a=sample(busy=2)).is_complete, "its lease is over: it is gone"
 
 
-def test_without_a_gateway_nothing_is_known() -> None:
+def test_without_a_gateway_the_demand_is_incomplete() -> None:
     assert noted(DemandTotals(), 0) == Demand(is_complete=False)
     assert noted(DemandTotals(), 0, a=None) == Demand(silent=("http://a",))
 
 
-def test_counts_begin_when_one_begins_to_look_and_survive_restarts() -> None:
+def test_counts_start_with_scraping_and_survive_restarts() -> None:
     tally = DemandTotals()
 
     def seen(**answers: GatewaySample | None) -> tuple[int, float, float]:
@@ -141,7 +141,7 @@ def test_counts_begin_when_one_begins_to_look_and_survive_restarts() -> None:
     assert seen(b=sample(9)) == (7, 7, 7)
 
 
-def test_a_new_version_of_a_known_gateway_counts_from_nothing() -> None:
+def test_a_new_version_of_a_known_gateway_counts_from_zero() -> None:
     tally = DemandTotals()
     noted(tally, 0, a=sample(100))
     noted(tally, 1, a=GatewaySample(versions={"m": sample(4, template="new").versions["m"]}))
@@ -150,7 +150,7 @@ def test_a_new_version_of_a_known_gateway_counts_from_nothing() -> None:
     assert measured.requests == 4
 
 
-def test_who_is_needed_later_begins_later() -> None:
+def test_a_deployment_that_is_needed_later_starts_later() -> None:
     tally = DemandTotals()
     tally.record({"a": sample(5)}, {"a": "u"}, frozenset({"other"}), 0)
     assert noted(tally, 1, a=sample(9)).finished == 0
@@ -171,7 +171,7 @@ def test_who_is_needed_later_begins_later() -> None:
         (Demand(finished=1), Demand(finished=1), 99, False),
     ],
 )
-def test_what_is_news(told: Demand, now: Demand, since_s: float, *, expected: bool) -> None:
+def test_significant_changes(told: Demand, now: Demand, since_s: float, *, expected: bool) -> None:
     assert is_significant(told, now, since_s=since_s) is expected
 
 
@@ -179,7 +179,7 @@ counters = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_si
 
 
 @given(steps=counters)
-def test_what_was_counted_never_shrinks(steps: list[tuple[str, int]]) -> None:
+def test_counts_never_decrease(steps: list[tuple[str, int]]) -> None:
     tally, before = DemandTotals(), 0.0
     for id_, ok in steps:
         noted(tally, 0, **{"a": None, "b": None, id_: sample(ok)})

@@ -1,4 +1,4 @@
-"""Gateways are found by their leases and asked: real ones, dead ones, and ones that lie."""
+"""Gateways are found by their leases and scraped: real ones, dead ones, and ones with wrong answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -46,7 +46,7 @@ async def says(
     return await until(found, what=what)
 
 
-async def test_a_real_gateway_is_found_and_asked() -> None:
+async def test_a_real_gateway_is_found_and_scraped() -> None:
     world, free = World(MemoryTransport(SystemClock())), asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -161,7 +161,7 @@ BUSY = 'fleet_gateway_deployment_in_flight{deployment="m"} 5\n'
         ),
     ],
 )
-async def test_who_does_not_answer_properly_is_silent_and_disturbs_nobody(answer: Answer) -> None:
+async def test_a_gateway_with_a_bad_answer_is_silent_and_disturbs_no_other(answer: Answer) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await answer(writer)
@@ -183,7 +183,7 @@ async def test_who_does_not_answer_properly_is_silent_and_disturbs_nobody(answer
         liar.close()
 
 
-async def test_who_answers_with_nonsense_is_heard_without_it() -> None:
+async def test_a_gateway_with_nonsense_counts_without_it() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await plain("{}}{\x00 NaN\n" * 10 + BUSY + "fleet_gateway_deployment_in_flight{")(writer)
@@ -198,7 +198,7 @@ async def test_who_answers_with_nonsense_is_heard_without_it() -> None:
         liar.close()
 
 
-async def test_while_nothing_is_needed_nobody_is_asked() -> None:
+async def test_without_needed_deployments_no_gateway_is_scraped() -> None:
     asked = asyncio.Event()
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

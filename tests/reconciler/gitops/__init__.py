@@ -1,1 +1,1 @@
-"""GitSources: fetching from real servers, and what a leader makes of commits."""
+"""Tests of reconciler.gitops."""

@@ -1,4 +1,4 @@
-"""A real etcd and a controller that leads, for all tests of a file: each uses names of its own."""
+"""A real etcd and a leading controller for all tests of a file; each test uses names of its own."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Repositories that mean harm, or were made by accident: nothing of them reaches the leader or the disk."""
+"""Malicious and broken repositories: nothing of them reaches the leader or the disk."""
 
 import asyncio
 import hashlib
@@ -48,7 +48,7 @@ from tests.support.reconciler_fetch import fetched, message, reason
         ),
     ],
 )
-def test_what_is_not_taken(
+def test_strange_trees_are_refused(
     tmp_path: Path, files: dict[str, str | bytes | Link | Module], said: str
 ) -> None:
     repo = Repository(tmp_path / "r.git")
@@ -59,7 +59,7 @@ def test_what_is_not_taken(
 
 
 def read(repo: Repository, commit: str) -> list[str]:
-    """Return the files whose manifests a commit has."""
+    """Return the manifest files of a commit."""
     files = CommitTree(repo.repo, commit_of(repo.repo, commit.encode()), repo.url)
     return [one.source for one in files.documents("").documents]
 
@@ -70,7 +70,7 @@ def refused(repo: Repository, commit: str) -> FetchFailure:
     return caught.value.failure
 
 
-def test_links_that_are_no_manifests_are_nobodys_business(tmp_path: Path) -> None:
+def test_links_that_are_no_manifests_are_ignored(tmp_path: Path) -> None:
     repo = Repository(tmp_path / "r.git")
     commit = repo.commit(
         {"a.yaml": pool("a"), "README.md": "x", "docs/README": Link("../README.md")}
@@ -107,7 +107,7 @@ def test_a_tree_that_repeats_itself_is_counted(tmp_path: Path) -> None:
     assert refused(repo, repo.commit_tree(below)).reason == "TooLarge"
 
 
-async def test_a_pack_bomb_ends_the_process_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_pack_bomb_ends_only_the_process(tmp_path: Path) -> None:
     """A delta that copies sixteen megabytes of zeros 256 times: four gigabytes in seventeen kilobytes."""
     server = await asyncio.start_server(_serve_bomb, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -120,7 +120,7 @@ _SHA = b"1" * 40
 
 
 async def _serve_bomb(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Speak the oldest protocol: one branch, and the bomb for who wants it."""
+    """Speak the oldest protocol: one branch with the bomb."""
     writer.write(_line(_SHA + b" refs/heads/main\0shallow ofs-delta\n") + b"0000")
     await reader.readuntil(b"done\n")
     writer.write(_line(b"shallow " + _SHA) + b"0000" + _line(b"NAK\n"))

@@ -1,4 +1,4 @@
-"""The real fetching process against real servers on loopback, and against what hostile ones hold."""
+"""The real fetch process against real servers on loopback, and against hostile repositories."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.reconciler_fetch import fetched, message, reason
 from tests.support.reconciler_git_servers import Keys, over_http, over_ssh, over_tcp
 
 
-async def test_over_tcp_only_news_are_fetched(tmp_path: Path) -> None:
+async def test_over_tcp_only_new_commits_are_fetched(tmp_path: Path) -> None:
     repo = Repository(tmp_path / "r.git")
     first = repo.commit({"a.yaml": pool("a"), "b.yaml": pool("b")})
     with over_tcp(repo.repo) as url:
@@ -36,7 +36,7 @@ async def test_over_tcp_only_news_are_fetched(tmp_path: Path) -> None:
     assert (found.answer.revision, message(found)) == (second, "")
 
 
-async def test_over_http_a_password_is_told_to_nobody_else(tmp_path: Path) -> None:
+async def test_over_http_a_password_goes_only_to_its_server(tmp_path: Path) -> None:
     repo = Repository(tmp_path / "r.git")
     first = repo.commit({"a.yaml": pool("a")})
     secret = tmp_path / "token"
@@ -61,7 +61,7 @@ async def test_over_http_a_password_is_told_to_nobody_else(tmp_path: Path) -> No
     assert "no cannot be read in the reconciler's --git-credentials folder" in message(gone)
 
 
-async def test_over_ssh_both_sides_show_who_they_are(tmp_path: Path) -> None:
+async def test_over_ssh_server_and_client_authenticate(tmp_path: Path) -> None:
     repo, keys = Repository(tmp_path / "r.git"), Keys(tmp_path / "keys")
     first = repo.commit({"a.yaml": pool("a")})
     files = FetchCredentials(ssh_key_file=str(keys.key_file), known_hosts_file=str(keys.hosts_file))
@@ -90,7 +90,7 @@ async def test_over_ssh_both_sides_show_who_they_are(tmp_path: Path) -> None:
     assert "credentials.knownHostsFile" in message(unknown)
 
 
-async def test_nobody_there(tmp_path: Path) -> None:
+async def test_no_server(tmp_path: Path) -> None:
     port = free_port()
     for scheme in ("git", "http"):
         found = await fetched(f"{scheme}://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
@@ -98,7 +98,7 @@ async def test_nobody_there(tmp_path: Path) -> None:
         assert "refused" in message(found).lower()
 
 
-async def test_who_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_silent_server_times_out(tmp_path: Path) -> None:
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await asyncio.sleep(60)

@@ -1,6 +1,6 @@
-"""GitSources from end to end: real repositories on the disk, the real fetching process, a real etcd, a leader.
+"""GitSources from end to end: real repositories on disk, the real fetch process, a real etcd, a leader.
 
-What others change, suspension, the order of sources and the health of what they say; with real repositories.
+Drift, suspension, dependencies and health checks.
 """
 
 from pathlib import Path
@@ -40,9 +40,7 @@ async def priority(store: Transport, name: str) -> int | None:
     return None if found is None else found.spec.priority
 
 
-async def test_a_commit_converges_and_then_nothing_is_written(
-    store: Transport, folder: Path
-) -> None:
+async def test_a_commit_converges_without_further_writes(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "a.git")
     both = pool("a1") + "---\n" + deployment("a-qwen")
     first = repo.commit({"sites/a.yaml": both, "README.md": "x", ".ci/x.yaml": "no: manifest"})
@@ -77,7 +75,7 @@ async def _written(store: Transport) -> list[int]:
     return [item.mod_revision for item in found if item is not None]
 
 
-async def test_a_broken_commit_changes_nothing_and_says_where(
+async def test_a_broken_commit_changes_nothing_and_names_the_line(
     store: Transport, folder: Path
 ) -> None:
     repo = Repository(folder / "b.git")
@@ -95,7 +93,7 @@ async def test_a_broken_commit_changes_nothing_and_says_where(
     assert now is not None
     assert now.applied_revision == f"main@{good}"
     assert await priority(store, "b1") == 1
-    # What was applied before is kept meanwhile.
+    # The applied revision is kept.
     await mutate(store, CLOCK, NodePool, "b1", lambda one: _with_priority(one, 7))
     await _becomes(store, "b1", 1)
     worse = repo.commit({"more.yaml": "a: [b"})
@@ -107,7 +105,7 @@ async def test_a_broken_commit_changes_nothing_and_says_where(
 
 
 def _with_priority(one: NodePool, number: int) -> NodePool:
-    """Return the pool as somebody who keeps no record would change it."""
+    """Return the pool as a client without field management would change it."""
     metadata = one.metadata.model_copy(update={"generation": one.metadata.generation + 1})
     spec = one.spec.model_copy(update={"priority": number})
     return one.model_copy(update={"spec": spec, "metadata": metadata})
@@ -131,7 +129,7 @@ async def test_a_force_push_is_followed(store: Transport, folder: Path) -> None:
     assert await priority(store, "c1") == 3
 
 
-async def test_what_is_removed_is_pruned_if_asked(store: Transport, folder: Path) -> None:
+async def test_removed_objects_are_pruned_if_prune_is_set(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "d.git")
     first = repo.commit({"d1.yaml": pool("d1"), "d2.yaml": pool("d2"), "d3.yaml": pool("d3")})
     await applied(store, source("d", repo.url))
@@ -167,7 +165,7 @@ async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path
     assert await priority(store, "e-other") is None  # all, or nothing
 
 
-async def test_a_source_that_is_away_for_a_while(store: Transport, folder: Path) -> None:
+async def test_a_repository_that_is_away_for_a_while(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "f.git")
     first = repo.commit({"f.yaml": pool("f", priority=1)})
     await applied(store, source("f", repo.url))
@@ -175,7 +173,7 @@ async def test_a_source_that_is_away_for_a_while(store: Transport, folder: Path)
     repo.path.rename(folder / "elsewhere")
     away = await said(store, "f", "Ready", reason="RepositoryNotFound")
     assert away.message.endswith(f"main@{first} stays applied")
-    # What was applied is kept meanwhile.
+    # The applied revision is kept.
     await mutate(store, CLOCK, NodePool, "f", lambda one: _with_priority(one, 7))
     await _becomes(store, "f", 1)
     (folder / "elsewhere").rename(repo.path)
@@ -258,7 +256,7 @@ async def recorded(store: Transport, name: str, reason: str) -> str:
     return await until_async(look, what=f"event {reason} of {name}")
 
 
-async def test_drift_is_put_back_and_told(store: Transport, folder: Path) -> None:
+async def test_drift_is_corrected_with_an_event(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "k.git")
     first = repo.commit({"k.yaml": pool("k", priority=2)})
     await applied(store, source("k", repo.url))
@@ -270,12 +268,12 @@ async def test_drift_is_put_back_and_told(store: Transport, folder: Path) -> Non
 
     await until_async(is_back, what="2 again")
     told = await recorded(store, "k", "DriftCorrected")
-    assert told == (f"put back as main@{first[:7]} says: nodepool/k spec.priority (fleetctl-edit)")
+    assert told == (f"corrected to main@{first[:7]}: nodepool/k spec.priority (fleetctl-edit)")
     await delete(store, "NodePool", "k", CLOCK)
     await until_async(is_back, what="it again")
 
 
-async def test_drift_is_only_shown_if_asked(store: Transport, folder: Path) -> None:
+async def test_drift_is_only_reported_with_warn(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "l.git")
     first = repo.commit({"l.yaml": pool("l1", priority=2) + "---\n" + pool("l2")})
     await applied(store, source("l", repo.url, "  driftPolicy: Warn\n"))
@@ -298,14 +296,14 @@ async def test_drift_is_only_shown_if_asked(store: Transport, folder: Path) -> N
         "nodepool/l1 spec.priority (fleetctl-edit); nodepool/l2, which was deleted"
     )
     assert await priority(store, "l1") == 5
-    # Another commit does not take it either, unless it says something else there.
+    # Another commit does not take it either, unless it sets another value there.
     second = repo.commit({"l.yaml": pool("l1", priority=2, labels="{a: b}") + "---\n" + pool("l2")})
     await ready(store, "l", second)
     assert await priority(store, "l1") == 5
     assert await priority(store, "l2") == 0
 
 
-async def test_a_conflict_names_who_it_is_with(store: Transport, folder: Path) -> None:
+async def test_a_conflict_names_the_other_manager(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "m.git")
     first = repo.commit({"m.yaml": pool("m", priority=1)})
     await applied(store, pool("m", priority=3))

@@ -1,4 +1,4 @@
-"""What is said of a source, and when it is looked at: pure, so without any repository."""
+"""Status and schedule of a source: pure, without a repository."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -84,12 +84,12 @@ def test_conditions(
 ) -> None:
     made = source_status.compute_status(source(old), found, NOW)
     assert {type_: truth for type_, (truth, _) in told(made).items()} == wanted
-    # The same again is no news, whenever it is found.
+    # An equal result changes nothing, at any time.
     again = source_status.compute_status(source(made), found, NOW + timedelta(hours=1))
     assert again == made
 
 
-def test_what_was_applied_stays_said() -> None:
+def test_the_applied_revision_stays_in_the_status() -> None:
     applied = SourceResult(observed="main@aa", applied="main@aa", inventory=ONE)
     first = source_status.compute_status(source(), applied, NOW)
     found = SourceResult(observed="main@bb", problem=BROKEN)
@@ -143,7 +143,7 @@ def test_health(there: ApiObject | None, said: tuple[str, ...]) -> None:
     assert source_status.failing_health_checks([check], {ObjectKey("NodePool", "a"): there}) == said
 
 
-def test_a_circle_is_found_from_whom_it_goes_through() -> None:
+def test_a_dependency_cycle_is_found_from_each_of_its_sources() -> None:
     every = {
         "a": source(depends_on=("b",)),
         "b": source(depends_on=("c", "d")),
@@ -161,7 +161,7 @@ def memory(*, fetched_at: float | None = 100.0, failures: int = 0) -> SourceStat
     )
 
 
-def test_when_to_look() -> None:
+def test_a_source_is_due_after_its_interval_or_retry() -> None:
     assert source_status.is_fetch_due(memory(fetched_at=None), source(), 0.0)
     assert not source_status.is_fetch_due(memory(), source(), 159.0)
     assert source_status.is_fetch_due(memory(), source(), 160.0)
@@ -173,7 +173,7 @@ def test_when_to_look() -> None:
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
-def test_another_spec_is_another_memory() -> None:
+def test_a_changed_spec_starts_with_a_new_state() -> None:
     one = memory()
     assert source_status.current_state(one, source()) is one
     edited = source().model_copy(update={"metadata": ObjectMeta(name="f", uid="u", generation=4)})

@@ -1,1 +1,1 @@
-"""Several Macs as one: how they are chosen, formed and formed again."""
+"""Tests of reconciler.groups."""

@@ -1,4 +1,4 @@
-"""When an epoch is over, what is tried next and when: a table of situations, and what is written of it."""
+"""Epochs: when one is over, the next shapes and delays, and the conditions that are written."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,10 @@ from datetime import timedelta
 import pytest
 
 from reconciler.groups.epochs import (
+    TRANSITIONS,
     Epoch,
+    EpochEvent,
+    EpochState,
     count_failures,
     epoch_of,
     epoch_requeue_after_s,
@@ -82,7 +85,7 @@ def test_whether_it_is_over(
     assert (found.over, found.is_lost) == wanted
 
 
-def test_who_says_so_is_named() -> None:
+def test_the_reporting_rank_is_named() -> None:
     assert look(SERVES, ENDED).message == "rank 1 on b: so it is"
     assert look(None, None, lost="b").message == "b is away"
 
@@ -128,7 +131,7 @@ def test_waits_grow_to_a_minute() -> None:
         (formation(fallback=7), LOST, (2, 0, 1)),
     ],
 )
-def test_what_is_tried_next(before: Formation, epoch: Epoch, wanted: tuple[int, ...]) -> None:
+def test_the_next_shapes(before: Formation, epoch: Epoch, wanted: tuple[int, ...]) -> None:
     assert next_shapes(before, epoch, 3) == wanted
 
 
@@ -151,7 +154,7 @@ def test_an_epoch_is_steady_after_a_minute_and_stays_so() -> None:
     assert look(SERVES, ENDED, old=old, later_s=100).is_steady
 
 
-def test_what_was_written_of_another_epoch_says_nothing() -> None:
+def test_conditions_of_another_epoch_do_not_count() -> None:
     old = written(look(SERVES, FOLLOWS), None, 0)
     stale = old.model_copy(
         update={
@@ -178,7 +181,7 @@ def test_the_wait_runs_from_when_it_was_first_seen() -> None:
     assert epoch_requeue_after_s(PAIR, again) is None
 
 
-def test_a_crash_loop_is_written_down_and_holds() -> None:
+def test_a_crash_loop_is_stored_and_persists() -> None:
     failing = PAIR.model_copy(
         update={"spec": PAIR.spec.model_copy(update={"formation": formation(failures=2)})}
     )
@@ -217,7 +220,7 @@ def test_the_answer_of_rank_0_is_kept() -> None:
         ),
     ],
 )
-def test_any_rank_may_be_what_is_not_ready(
+def test_any_rank_may_be_not_ready(
     reports: tuple[RankStatus | None, ...], wanted: tuple[str, str]
 ) -> None:
     view = replace(on("ab"), is_ready=False, epoch=look(*reports))
@@ -225,3 +228,26 @@ def test_any_rank_may_be_what_is_not_ready(
     found = find_condition(made.conditions, "Ready")
     assert found is not None
     assert (found.reason, found.message) == wanted
+
+
+STATES = [
+    pytest.param(Epoch(), EpochState.STARTING, id="starting"),
+    pytest.param(Epoch(served_s=1), EpochState.SERVING, id="serving"),
+    pytest.param(Epoch(served_s=61, is_steady=True), EpochState.STEADY, id="steady"),
+    pytest.param(Epoch(over="RankEnded", is_steady=True), EpochState.FAILED, id="failed"),
+    pytest.param(Epoch(over="NodeLost", is_lost=True), EpochState.LOST, id="lost"),
+    pytest.param(Epoch(over="RankEnded", is_given_up=True), EpochState.GIVEN_UP, id="given-up"),
+]
+
+
+@pytest.mark.parametrize(("epoch", "state"), STATES)
+def test_the_state_of_an_epoch(epoch: Epoch, state: EpochState) -> None:
+    assert epoch.state is state
+    is_over = state in (EpochState.FAILED, EpochState.LOST)
+    assert epoch.allows(EpochEvent.NEXT_EPOCH) is is_over
+
+
+def test_transitions_reach_every_state_and_only_a_given_up_epoch_is_final() -> None:
+    assert {to for _, _, to in TRANSITIONS} == set(EpochState)
+    assert {source for source, _, _ in TRANSITIONS} == set(EpochState) - {EpochState.GIVEN_UP}
+    assert {event for _, event, _ in TRANSITIONS} == set(EpochEvent)

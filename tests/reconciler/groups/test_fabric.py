@@ -1,4 +1,4 @@
-"""Which Macs may be one group by their cables and settings, what is missing for the others, and the devices of each rank."""
+"""The fabric of a group: faults of cables and settings, and the devices of each rank."""
 
 import random
 from collections.abc import Callable
@@ -137,7 +137,7 @@ BREAKS = [
 
 @pytest.mark.parametrize("backend", ["jaccl", "jaccl-ring"])
 @pytest.mark.parametrize(("make", "reasons", "words"), BREAKS)
-def test_what_is_missing_is_named(
+def test_missing_settings_are_named(
     make: Callable[[list[Mac]], list[Mac]], reasons: list[str], words: str, backend: Backend
 ) -> None:
     macs = make(meshed(3) if backend == "jaccl" else ringed(3))
@@ -148,7 +148,7 @@ def test_what_is_missing_is_named(
     assert assign_seats(spec, macs) == found[0]
 
 
-def test_a_cable_that_is_not_there_and_what_would_do() -> None:
+def test_a_missing_cable_and_a_possible_ring() -> None:
     macs = ringed(4)
     (found,) = find_faults(group("jaccl", macs), macs)
     assert found.reason == "NoCable"
@@ -173,7 +173,7 @@ def test_one_end_that_saw_the_cable_is_enough() -> None:
     assert seated("jaccl", macs)[0].rdma == ((), ("rdma_en2",))
 
 
-def test_a_dead_cable_beside_a_good_one_is_left_out() -> None:
+def test_a_dead_cable_besides_a_good_one_is_skipped() -> None:
     macs = with_device(ringed(2, wires=2), 1, state="Down")
     assert [seat.rdma for seat in seated("jaccl", macs)] == [
         ((), ("rdma_en3",)),

@@ -1,6 +1,6 @@
-"""The plan for deployments that are split over groups: a table of situations, with the words that people read.
+"""Plans for deployments on groups: a table of situations with their messages.
 
-A Mac that can do no RDMA gives its place in a group over JACCL to a spare.
+A Mac that cannot do RDMA is replaced by a spare in a group over JACCL.
 """
 
 from dataclasses import replace
@@ -267,8 +267,8 @@ def test_the_next_epoch(where: object, replica: object, nodes: object, wanted: s
     assert [short(action) for action in decided.actions] == ([wanted] if wanted else [])
 
 
-def test_the_next_epoch_remembers_what_may_still_be_there() -> None:
-    """Where the Mac is alive its old rank may be; where it is away nobody can tell, and it comes back to nothing."""
+def test_the_next_epoch_keeps_leaving_ranks() -> None:
+    """On a live Mac the old rank may still run; an absent Mac comes back without it."""
     replica = on("ab", epoch=replace(OVER, is_steady=True))
     nodes = (A, replace(B, holds=(REBOOT,)), C)
     (action,) = plan(seen(sharded(), [replica], nodes, [SPARE])).actions
@@ -283,7 +283,7 @@ def test_the_next_epoch_remembers_what_may_still_be_there() -> None:
     assert [left.node for left in action.leaving] == ["a"]
 
 
-def test_what_leaves_is_counted_until_it_has_ended() -> None:
+def test_leaving_ranks_count_until_they_have_ended() -> None:
     replica = on("ab", epoch=replace(OVER, is_steady=True))
     nodes = (A, replace(B, holds=(REBOOT,)), C)
     placer = Placer(NodeTable(seen(sharded(), [replica], nodes, [SPARE]).nodes), [SPARE])
@@ -312,7 +312,7 @@ def test_the_answer_goes_with_the_model() -> None:
     assert new.form.golden == golden
 
 
-def test_a_crash_loop_is_told_and_ends() -> None:
+def test_a_crash_loop_is_reported_and_ends() -> None:
     replica = on("ab", epoch=replace(OVER, is_given_up=True), failures=2)
     decided = plan(seen(sharded(), [replica], (A, B), [PAIR]))
     assert decided.actions == ()
@@ -327,7 +327,7 @@ def test_a_crash_loop_is_told_and_ends() -> None:
     assert "-qwen-0 Outdated" in [short(action) for action in decided.actions]
 
 
-def test_auto_looks_for_another_group() -> None:
+def test_auto_tries_another_group() -> None:
     auto = sharded("Auto")
     nodes = (A, AWAY, C, mac("d"))
     groups = [PAIR, group("cd", name="second")]
@@ -357,7 +357,7 @@ def test_any_rank_on_a_drained_node_counts(
     assert [short(action) for action in decided.actions] == [wanted]
 
 
-def test_a_taint_drives_the_whole_replica_out() -> None:
+def test_a_taint_evicts_the_whole_replica() -> None:
     tainted = replace(B, taints=(Taint(key="owner", effect="NoExecute"),))
     decided = plan(seen(sharded(), [on("ab")], (A, tainted), [PAIR]))
     assert [short(action) for action in decided.actions] == ["-qwen-0 Evicted"]
@@ -419,13 +419,13 @@ def three(backend: Backend, *, off: tuple[int, ...]) -> GroupView:
         pytest.param("ring", (0, 1, 2), "+qwen-0@mac-0,mac-1", id="a-ring-needs-none"),
     ],
 )
-def test_who_can_is_taken(backend: Backend, off: tuple[int, ...], taken: str) -> None:
+def test_healthy_members_are_chosen(backend: Backend, off: tuple[int, ...], taken: str) -> None:
     situation = seen(sharded(), (), [mac(n) for n in NAMES], [three(backend, off=off)])
     actions = plan(situation).actions
     assert [short(one) for one in actions if isinstance(one, CreateReplica)] == [taken]
 
 
-def test_nobody_left_is_told_per_mac() -> None:
+def test_a_refusal_names_each_mac() -> None:
     situation = seen(sharded(), (), [mac(n) for n in NAMES], [three("jaccl", off=(0, 2))])
     refused = plan(situation).unschedulable
     assert refused is not None

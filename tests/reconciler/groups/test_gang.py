@@ -1,4 +1,4 @@
-"""Groups among others: who is displaced for them, what is kept for them, and who chooses before."""
+"""Groups among other replicas: preemption, reserved room, and the order of priorities."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def crowded(view: NodeView, *allocations: Allocation) -> NodeView:
     return replace(view, allocations=allocations, used_bytes=sum(one.bytes for one in allocations))
 
 
-def test_a_whole_group_displaces_once_whoever_is_in_its_way() -> None:
+def test_a_whole_group_preempts_each_victim_once() -> None:
     both = tenant("low-0", 4, "a", "b")
     nodes = [crowded(A, both), crowded(B, both, tenant("tiny-0", 0.1))]
     decided = plan(seen(sharded(priority=10), nodes=nodes, groups=[PAIR]))
@@ -39,7 +39,7 @@ def test_a_whole_group_displaces_once_whoever_is_in_its_way() -> None:
     assert decided.unschedulable.note == "preempts low-0, which frees 4.0 GiB"
 
 
-def test_what_a_group_waits_for_is_kept_for_it() -> None:
+def test_the_room_that_a_group_waits_for_is_reserved() -> None:
     ends = replace(tenant("low-0", 4), is_ending=True)
     placer = Placer(NodeTable([crowded(A, ends), B]), [SMALLER])
     outcome = placer.claim(request_for(sharded()))
@@ -49,7 +49,7 @@ def test_what_a_group_waits_for_is_kept_for_it() -> None:
     assert placer.assumed.promised.tolist() == [rank.memory.total_bytes for rank in outcome.ranks]
 
 
-def test_who_displaces_one_rank_ends_them_all() -> None:
+def test_preempting_one_rank_ends_all_ranks() -> None:
     spread = tenant("low-0", 6, "a", "b")
     placer = Placer(NodeTable([crowded(A, spread), crowded(B, spread)]))
     outcome = placer.claim(request_for(sharded("Never", priority=10, memory="6Gi")))

@@ -1,4 +1,4 @@
-"""A group under the controller, on a real etcd: it is formed, re-formed on a spare, and at rest nothing is written."""
+"""A group under the controller on a real etcd: it forms, reforms on a spare, and writes nothing at rest."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embedd
 
 
 def status_of(name: str) -> NodeStatus:
-    """Return what a Mac says that has half the room for the model."""
+    """Return the status of a Mac with half the room for the model."""
     made = node_status(name, memory_gib=10)
     models = (ModelReport(path="qwen", geometry=BIG),)
     return made.model_copy(update={"address": f"10.0.0.{ord(name)}", "models": models})
@@ -88,7 +88,7 @@ async def test_a_group_is_formed_and_formed_again(etcd: EmbeddedEtcd) -> None:
         await until_async(lambda: serves(1, "ab"))
         group = await objects.get(store, ShardGroup, "pair")
         assert group is not None
-        # A rank that is not the first says that the epoch is over; its Mac is fine.
+        # A rank other than the first reports the epoch as over; its Mac is healthy.
         first = await replica_of(store)
         assert first is not None
         await store.commit([], [put_rank(first, "EpochOver", rank=1)])

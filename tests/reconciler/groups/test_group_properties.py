@@ -1,4 +1,4 @@
-"""What holds of groups whatever happens: all ranks or none, no memory given twice, nothing written for nothing."""
+"""Properties of groups: all ranks or none, no memory assigned twice, no needless writes."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ def test_no_group_is_ever_half_assigned_nor_memory_given_twice(seed: int, steps:
 
 @settings(max_examples=few(25), deadline=None)
 @given(seeds, st.integers(0, 6))
-def test_planning_again_writes_nothing(seed: int, steps: int) -> None:
+def test_a_repeated_plan_writes_nothing(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
     for _ in range(steps):
         world.step()

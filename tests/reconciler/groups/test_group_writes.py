@@ -1,4 +1,4 @@
-"""What is written of replicas with several ranks, and what is seen of them, through real caches."""
+"""Writes for replicas with several ranks, and their views through real caches."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -72,7 +72,7 @@ async def test_all_ranks_are_written_at_once() -> None:
     assert other.spec.formation.secret != formation.secret
 
 
-async def test_an_epoch_is_another_start_of_the_same_replica() -> None:
+async def test_an_epoch_restarts_the_same_replica() -> None:
     store = LeaderStore()
     before, version = await created(store)
     old = before.spec.formation
@@ -102,7 +102,7 @@ async def test_an_epoch_is_another_start_of_the_same_replica() -> None:
     assert now.secret != old.secret
     assert found.metadata.generation == before.metadata.generation + 1
     assert found.spec.leaving == (left,)
-    # Of b nobody expects anything any more; what a said stays until its rank has ended.
+    # Reports of b are removed; the report of a stays until its rank has ended.
     assert {key for key in await store.keys() if key.startswith("/rank/")} == {"/rank/a/qwen-0/0"}
     with pytest.raises(ConflictError):
         await store.executor.do(again, deployment, {"qwen-0": before})
@@ -114,7 +114,7 @@ async def test_an_epoch_is_another_start_of_the_same_replica() -> None:
     assert not any(key.startswith("/rank/") for key in await store.keys())
 
 
-async def test_a_fallback_may_be_another_model() -> None:
+async def test_a_fallback_may_use_another_model() -> None:
     store = LeaderStore()
     before, version = await created(store)
     again = ReformReplica(
@@ -159,7 +159,7 @@ def observed(world: CachedStore, looked: Now = LATER) -> ReplicaView:
     return found
 
 
-async def test_every_rank_is_heard(world: CachedStore) -> None:
+async def test_the_report_of_every_rank_counts(world: CachedStore) -> None:
     replica = on("ab").replica
     await world.have(sharded(), replica)
     await world.write(put_rank(replica, 0, "Ready"), put_endpoint(replica))
@@ -168,7 +168,7 @@ async def test_every_rank_is_heard(world: CachedStore) -> None:
     found = observed(world)
     assert found.epoch is not None
     assert (found.epoch.over, found.is_ready, found.is_idle) == ("Fake", False, True)
-    # What was said of another epoch is void.
+    # Conditions of another epoch do not count.
     await world.write(put_rank(replica, 1, "EpochOver", epoch=7))
     found = observed(world)
     assert found.epoch is not None
@@ -198,7 +198,7 @@ async def test_it_has_stopped_when_all_of_it_has(world: CachedStore) -> None:
     assert observed(world).is_stopped
 
 
-async def test_what_leaves_is_waited_for(world: CachedStore) -> None:
+async def test_leaving_memory_is_waited_for(world: CachedStore) -> None:
     left = LeavingRank(node="c", rank=1, memory_bytes=4 * GIB)
     there = on("ab").replica
     spec = there.spec.model_copy(update={"leaving": (left,)})
@@ -213,7 +213,7 @@ async def test_what_leaves_is_waited_for(world: CachedStore) -> None:
         for view in NodeViewCache().refresh(world.fleet, Now(time=NOW)).nodes
     }
     assert allocations == {"a": [9], "b": [9], "c": [4]}
-    # Its agent removes what it said once the rank has ended; one that does not has had its time.
+    # The agent removes its report once the rank has ended; without that, the time limit counts.
     assert observed(world, Now(time=NOW + timedelta(seconds=37))).leaving_ranks == ()
     await world.write(Delete(key=key))
     assert observed(world).leaving_ranks == ()

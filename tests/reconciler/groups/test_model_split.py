@@ -1,9 +1,4 @@
-"""Which sizes and modes a model can be split by, and what is said of the others.
-
-Layers dealt out: all of them once, within rooms, and as even in time as any way there is.
-
-A rank's proof: shares and runs of layers, against the proof of the whole.
-"""
+"""Splits of a model: supported sizes, layers of each rank, and the memory proof of a rank."""
 
 from itertools import combinations, pairwise
 from math import inf
@@ -83,7 +78,7 @@ ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
 
 
 @pytest.mark.parametrize(("geometry", "way", "size", "words"), ROWS)
-def test_a_refusal_names_the_nearest_thing_that_works(
+def test_a_refusal_names_the_nearest_supported_size(
     geometry: ModelGeometry, way: Parallelism, size: int, words: str
 ) -> None:
     assert model_split.unsupported_reason(geometry, way, size) == words
@@ -106,7 +101,7 @@ splittings = st.builds(
 
 @settings(max_examples=few(200))
 @given(splitting=splittings | st.none(), size=st.integers(2, MOST_RANKS))
-def test_what_is_refused_in_words_is_no_way_and_the_other_way_round(
+def test_a_way_is_supported_exactly_if_it_has_no_reason_against_it(
     splitting: SplitOptions | None, size: int
 ) -> None:
     geometry = split_as(splitting)
@@ -128,11 +123,11 @@ PLENTY = 10**9
 
 TABLE: list[tuple[tuple[int, ...], int, tuple[int, ...], tuple[float, ...], tuple[int, ...] | None]] = [
     ((5,) * 30, 0, (PLENTY,) * 3, (1, 1, 1), (10, 10, 10)),
-    # Twice as fast, twice as many; and a speed that nobody knows makes all equal.
+    # Twice as fast, twice as many; and one unknown speed makes all equal.
     ((5,) * 30, 0, (PLENTY,) * 2, (800, 400), (20, 10)),
     ((5,) * 30, 0, (PLENTY,) * 2, (800, 0), (15, 15)),
     ((5,) * 30, 0, (PLENTY,) * 2, (), (15, 15)),
-    # A small Mac takes what it has room for, whatever its speed.
+    # A small Mac takes what fits, at any speed.
     ((5,) * 30, 10, (35, PLENTY), (800, 100), (5, 25)),
     # Rank 0 has the last layers: the heavy one here.
     ((1, 1, 1, 9), 0, (PLENTY,) * 2, (1, 1), (1, 3)),
@@ -181,7 +176,7 @@ def cases(draw: st.DrawFn) -> tuple[list[int], int, list[int], list[float]]:
 
 @settings(max_examples=few(400))
 @given(case=cases())
-def test_it_is_the_best_of_all_ways(case: tuple[list[int], int, list[int], list[float]]) -> None:
+def test_the_split_is_the_best_of_all(case: tuple[list[int], int, list[int], list[float]]) -> None:
     layers, fixed, rooms, speeds = case
 
     def slowest(way: tuple[int, ...]) -> float:
@@ -205,12 +200,12 @@ def test_it_is_the_best_of_all_ways(case: tuple[list[int], int, list[int], list[
 LOAD = RankLoad(context_length=512, concurrency=2)
 
 
-def test_a_share_weighs_what_mlx_lm_made_of_it() -> None:
+def test_a_share_has_the_size_that_mlx_lm_reports() -> None:
     proof = prove_rank(SMOL, LOAD, size=3, layers=None)
     assert proof.weights_bytes == 254_944_512
     whole = prove(SMOL, context_length=512, concurrency=2)
     assert proof.kv_cache_bytes * 3 == whole.kv_cache_bytes
-    # Nobody said what a share of this size weighs: what the tensors' names let expect.
+    # The size of this share is unknown: it is estimated from the tensors' names.
     bare = SMOL.model_copy(update={"splitting": None})
     assert prove_rank(bare, LOAD, size=3, layers=None).weights_bytes == 254_944_512
 
@@ -225,7 +220,7 @@ def test_a_run_of_layers_has_its_own_weights_and_caches_and_the_rest() -> None:
     assert proof.overhead_bytes == whole.overhead_bytes
 
 
-def test_layers_of_other_kinds_keep_what_theirs_do() -> None:
+def test_layer_caches_depend_on_the_kind_of_layer() -> None:
     known, unknown = mixed(), mixed(is_order_known=False)
     whole = prove(known, context_length=512, concurrency=2).kv_cache_bytes
     full, state = 2 * (16 + 16) * 2 * 512 * 2, 1000 * 2
@@ -236,12 +231,12 @@ def test_layers_of_other_kinds_keep_what_theirs_do() -> None:
     assert prove_rank(known, LOAD, size=2, layers=(0, 12)).kv_cache_bytes == whole
 
 
-def test_who_was_not_weighed_layer_by_layer_counts_as_whole() -> None:
+def test_a_model_without_layer_sizes_counts_as_a_whole() -> None:
     whole = prove(SMOL, context_length=512, concurrency=2)
     assert prove_rank(SMOL, LOAD, size=2, layers=(0, 15)) == whole
 
 
-def test_what_a_person_says_counts_for_every_rank() -> None:
+def test_an_override_counts_for_every_rank() -> None:
     load = RankLoad(context_length=512, concurrency=2, override_bytes=1000)
     assert prove_rank(piped(), load, size=2, layers=(0, 1)).total_bytes == 1000
     assert prove_rank(piped(), load, size=2, layers=None).total_bytes == 1000
@@ -263,7 +258,7 @@ rooms = st.lists(st.integers(0, 3 * 2**20), min_size=2, max_size=4)
     window=st.none() | st.just(64),
     prefix=st.integers(0, 100_000),
 )
-def test_what_is_dealt_out_fits_rank_by_rank(
+def test_dealt_layers_fit_each_rank(
     geometry: ModelGeometry, spare: list[int], window: int | None, prefix: int
 ) -> None:
     extras = ProofExtras(kv_window=window, prefix_cache_bytes=prefix)

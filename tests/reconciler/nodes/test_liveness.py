@@ -1,4 +1,4 @@
-"""How long nodes are away, and how often they came back."""
+"""Node liveness: how long nodes are away, and how often they come back."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -23,14 +23,14 @@ def test_grace() -> None:
     assert life.requeue_after_s(["a", "b"], 130) is None
 
 
-def test_looking_again_does_not_start_the_grace_anew() -> None:
+def test_a_repeated_update_does_not_restart_the_grace_period() -> None:
     life = NodeLiveness(30)
     life.update(["a"], set(), 0)
     life.update(["a"], set(), 29)
     assert life.lost(30) == {"a"}
 
 
-def test_a_node_that_came_back_has_the_whole_grace_again() -> None:
+def test_a_returned_node_gets_the_whole_grace_period() -> None:
     life = NodeLiveness(30)
     life.update(["a"], set(), 0)
     assert life.update(["a"], {"a"}, 20) == {"a"}
@@ -39,7 +39,7 @@ def test_a_node_that_came_back_has_the_whole_grace_again() -> None:
     assert life.lost(55) == {"a"}
 
 
-def test_the_first_grace_to_end_is_the_next_look() -> None:
+def test_the_first_grace_period_that_ends_requeues() -> None:
     life = NodeLiveness(30)
     life.update(["a"], set(), 0)
     life.update(["a", "b"], set(), 10)
@@ -57,7 +57,7 @@ times = st.floats(0, 1e6, allow_nan=False)
 
 
 @given(since=times, grace=times, passed=times)
-def test_a_node_away_is_lost_or_looked_at_again(since: float, grace: float, passed: float) -> None:
+def test_an_absent_node_is_lost_or_requeued(since: float, grace: float, passed: float) -> None:
     life = NodeLiveness(grace)
     life.update(["a"], set(), since)
     for now in (since + passed, since + grace):
@@ -70,7 +70,7 @@ WALL = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 def come_and_go(
     life: NodeLiveness, times_: int, *, every_s: float = 10.0, start: float = 0.0
 ) -> float:
-    """Have node a go away and come back so often; return when it came back last."""
+    """Let node a go away and come back `times` times; return the time of its last return."""
     now = start
     for _ in range(times_):
         life.update(["a"], set(), now)
@@ -98,7 +98,7 @@ def test_each_return_is_held_against_it_for_longer(returns: int, held_s: float) 
         assert flap.until_at == WALL + timedelta(seconds=1)
 
 
-def test_what_people_read_does_not_change_while_nothing_does() -> None:
+def test_messages_do_not_change_without_a_change() -> None:
     life = NodeLiveness(30)
     back = come_and_go(life, 3)
     first = life.flapping(back + 1, WALL)["a"]
@@ -136,7 +136,7 @@ def test_a_node_that_is_deleted_is_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 3000), st.booleans()), max_size=40))
-def test_who_is_held_back_is_there_and_is_released_in_time(
+def test_a_held_back_node_is_ready_and_released_in_time(
     steps: list[tuple[float, bool]],
 ) -> None:
     life, now = NodeLiveness(30), 0.0

@@ -1,4 +1,4 @@
-"""What follows from a node's state, with the words that people read; and what is written about it."""
+"""Holds of a node with their messages, and the document that is written about it."""
 
 import re
 import tomllib
@@ -155,7 +155,7 @@ def test_holds(found: Node, there: NodeContext, reason: str, message: str) -> No
     assert (hold.reason, hold.message) == (reason, message)
 
 
-def test_what_is_short_of_disk_says_how_much() -> None:
+def test_a_short_disk_names_the_amounts() -> None:
     found = node(disk_bytes=500 * GIB, disk_free_bytes=12 * GIB)
     (hold,) = judged(found, around(pool(reserved={"disk": "50Gi"}))).holds
     assert (hold.need, hold.have) == (50 * GIB, 12 * GIB)
@@ -169,7 +169,7 @@ def test_what_is_short_of_disk_says_how_much() -> None:
         (node(power="Mains", is_owner_active=True), around(policy(mains_only=True))),
         (node(power="Unknown"), around(policy(mains_only=True, owner_active="Yield"))),
         (node(power="Battery"), around(pool())),
-        # The elder of two keeps what it has; of equally old ones, and unregistered ones, the name decides.
+        # The older of two nodes keeps its replicas; for equal age and unregistered nodes the name decides.
         (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=1),))),
         (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=0),))),
         (node("a", hardware_uuid="M", created=0), around(peers=(node("0", created=None),))),
@@ -254,7 +254,7 @@ def test_conditions_that_are_true(
     assert said.observed_generation == document.observed_generation == 1
 
 
-def test_a_node_that_is_well_has_all_conditions_and_no_news() -> None:
+def test_a_healthy_node_has_all_conditions_and_no_events() -> None:
     document = life(node(mlx_lm_version=f"{MLX_LM}.7"), around())
     assert [(c.type, str(c.status), c.reason) for c in document.conditions] == [
         ("DuplicateHardware", "False", "NothingFound"),
@@ -274,7 +274,7 @@ def test_a_node_that_is_well_has_all_conditions_and_no_news() -> None:
     ]
 
 
-def test_another_mlx_lm_holds_nothing_back() -> None:
+def test_a_different_mlx_lm_holds_no_node_back() -> None:
     state = judged(node(mlx_lm_version="0.1.0"), around())
     assert state.holds == ()
     assert state.skew

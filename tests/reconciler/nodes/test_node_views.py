@@ -1,6 +1,6 @@
-"""Whatever changed, in whatever order: the nodes that are kept are the nodes that a new look at everything finds.
+"""The cached nodes equal a fresh read after every change, in any order.
 
-Nodes that change though nothing is written about them: time passes, they come and go, others are the same machine.
+Also without a write: time passes, nodes flap, nodes share a machine.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ POLICIES = ({"mains_only": True}, {"quiet_hours": ({"start": "20:00", "end": "07
 
 
 def spec_of(dice: random.Random) -> ApiObject:
-    """Return an object of a kind that placement looks at."""
+    """Return an object of a kind that placement depends on."""
     node = dice.choice(NODES)
     taint = Taint(key="owner", effect="NoSchedule")
     owner = deployment(name=dice.choice(MODELS), priority=dice.randrange(2))
@@ -104,7 +104,7 @@ def moment_of(dice: random.Random) -> Now:
 
 
 def change_of(dice: random.Random) -> Operation:
-    """Return a write of whatever kind: something new, something else, or the end of something."""
+    """Return a random write: a new object, a change, or a deletion."""
     node = dice.choice(NODES)
     put: Put = dice.choice(
         (
@@ -171,13 +171,13 @@ async def check(seed: int, *, looks: float, limit: int) -> None:
 @pytest.mark.parametrize("limit", [3, 1000], ids=["forgetful", "mindful"])
 @settings(max_examples=12)
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 1.0]))
-def test_what_is_kept_is_what_is_there(limit: int, seed: int, looks: float) -> None:
-    """Forgetful: the journal is too short, and everything is looked at again and again."""
+def test_the_cache_equals_a_fresh_read(limit: int, seed: int, looks: float) -> None:
+    """Forgetful: the journal is too short, so everything is read again and again."""
     asyncio.run(check(seed, looks=looks, limit=limit))
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from("abcdefgh"), max_size=12), st.integers(0, 12))
-def test_a_journal_tells_what_changed_or_that_it_forgot(
+def test_a_journal_returns_changed_keys_or_none_if_it_dropped_some(
     limit: int, changes: list[str], at: int
 ) -> None:
     journal = ChangeJournal(limit)
@@ -224,7 +224,7 @@ def peak(of: Replica, size: int, *, uid: str = "") -> Put:
 async def reasons(
     store: CachedStore, memory: NodeViewCache, moment: Now, *operations: Operation
 ) -> dict[str, list[str]]:
-    """Return what holds each node back after these changes, as a look at everything finds it too."""
+    """Return the holds of each node after these changes, equal to those of a fresh read."""
     if operations:
         await store.write(*operations)
     table = memory.refresh(store.fleet, moment)
@@ -243,7 +243,7 @@ async def test_doubles(store: CachedStore) -> None:
     assert await reasons(store, memory, moment, machine("b", "M", is_part=True)) == double
     assert await reasons(store, memory, moment, machine("a", "M", is_part=True)) == {}
     assert await reasons(store, memory, moment, machine("b", "M")) == double
-    # Whoever was there first keeps what it has, and being registered again is being young.
+    # The first node keeps its replicas; a node that registers again is young.
     again = registered("b", NOW + timedelta(days=2))
     assert await reasons(store, memory, moment, again) == {"b": ["DuplicateHardware"]}
     gone = Delete(key=keys.status_key("Node", "a"))
@@ -272,7 +272,7 @@ async def test_time_passes(store: CachedStore) -> None:
     assert memory.next_change_s(evening) is None
 
 
-async def test_who_comes_and_goes_is_held_back_and_released(store: CachedStore) -> None:
+async def test_a_flapping_node_is_held_back_and_released(store: CachedStore) -> None:
     memory = NodeViewCache("1.0.0")
     await store.write(put_node("a"), put_node("b"))
     flap = Flapping(returns=3, until=30.0, until_at=NOW)
@@ -282,7 +282,7 @@ async def test_who_comes_and_goes_is_held_back_and_released(store: CachedStore) 
     assert await reasons(store, memory, Now(time=NOW)) == {}
 
 
-async def test_what_was_measured_counts_where_it_is_more(store: CachedStore) -> None:
+async def test_a_peak_above_the_proof_counts(store: CachedStore) -> None:
     memory, moment, mine = NodeViewCache(), Now(time=NOW), replica(0).replica
     await store.have(mine)
     await store.write(put_node("a"))

@@ -1,1 +1,1 @@
-"""Tests of reconciler/placement."""
+"""Tests of reconciler.placement."""

@@ -1,7 +1,4 @@
-"""Every reason against a node, with the words that people read.
-
-What a node must have on its disk for a deployment, and what adapters, draft models and cache options take.
-"""
+"""Every reason against a node with its message: the node's own state, its folders, and the deployment's options."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +33,7 @@ GPU = Taint(key="gpu", value="x", effect="NoSchedule")
 NEED = "needs 2.8 GiB (weights 2.0 GiB, KV cache 32.0 MiB for 1 x 1024 tokens, activations 62.5 MiB"
 BROKEN = ModelReport(path="qwen", reason="ModelNotFound", message="/models/qwen is not a directory")
 
-# Want, node, reason, what the node says, what the line says.
+# Request, node, reason, the node's message, the summary line.
 REFUSALS = [
     pytest.param(
         ANYWHERE,
@@ -254,7 +251,7 @@ def test_a_byte_decides() -> None:
     assert (rejected.reason, rejected.need, rejected.have) == ("InsufficientMemory", need, need - 1)
 
 
-def test_what_is_wrong_is_said_in_order() -> None:
+def test_the_first_failing_check_is_reported() -> None:
     """Cure one reason after the other: each time the next one is named, and none comes back."""
     wanted = replace(
         make_request(
@@ -442,7 +439,7 @@ def test_model_refusals(
         model_request(ModelSource(path="qwen", adapter="law", draft=DraftModel(path="small"))),
     ],
 )
-def test_what_is_there_is_taken(wanted: PlacementRequest) -> None:
+def test_complete_folders_are_accepted(wanted: PlacementRequest) -> None:
     found = place_replica(wanted, [node("b"), replace(WHOLE, allocatable_bytes=16 * GIB)])
     assert isinstance(found, Assignment)
     if wanted.spec.model != ModelSource(path="qwen"):
@@ -450,7 +447,7 @@ def test_what_is_there_is_taken(wanted: PlacementRequest) -> None:
     assert found.memory == memory_proof.proof_of(wanted, WHOLE)
 
 
-def test_a_shape_nobody_knows_is_left_to_the_engine() -> None:
+def test_an_unknown_shape_is_left_to_the_engine() -> None:
     there = of_shape(unknown="what is it")
     wanted = replace(model_request(kv_cache=KvCache(bits=8)))
     spec = deployment(memory="3Gi").spec.model_copy(update={"kv_cache": KvCache(bits=8)})

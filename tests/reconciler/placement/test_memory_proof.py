@@ -1,7 +1,4 @@
-"""The memory proof: every kind of layer by hand, and what holds for all of them.
-
-What engines were seen to take against what was proven: what is said, counted and shown.
-"""
+"""The memory proof: every kind of layer by hand, properties of all, and the comparison with an engine's peak."""
 
 import pytest
 from hypothesis import given
@@ -125,7 +122,7 @@ def test_ranks_share_heads_but_not_latent_vectors() -> None:
     assert cache(of_groups(LATENT), context=256, ranks=2) == cache(of_groups(LATENT), context=256)
 
 
-def test_ranks_share_weights_but_for_what_each_must_hold() -> None:
+def test_ranks_share_weights_except_replicated_ones() -> None:
     shape = GEOMETRY.model_copy(update={"weights_bytes": 1000, "replicated_bytes": 100})
     found = prove(shape, context_length=256, concurrency=1, ranks=4)
     assert found.weights_bytes == 900 // 4 + 100
@@ -137,7 +134,7 @@ def test_a_person_may_say_more_or_less() -> None:
     assert found.sum_bytes == prove(GEOMETRY, context_length=256, concurrency=1).total_bytes
 
 
-def test_prefill_counts_what_flows_and_the_scores_where_they_are_written_out() -> None:
+def test_prefill_counts_activations_and_unfused_attention_scores() -> None:
     shape = of_groups(FULL, hidden_size=512, ffn_size=2048, heads=8)
     fused = prove(shape, context_length=4096, concurrency=8)
     logits = 2 * 8 * 32_000 * 4
@@ -195,13 +192,13 @@ def of(peak_bytes: int, *, memory: MemoryProof = PROOF, old: Status | None = Non
         (120 * CENTI, "20 % more than proven: the measured value counts", True),
     ],
 )  # fmt: skip
-def test_what_describe_shows(peak: int, shown: str, *, is_corrected: bool) -> None:
+def test_the_comparison_with_a_peak(peak: int, shown: str, *, is_corrected: bool) -> None:
     assert memory_proof.compare_with_peak(PROOF, peak) == shown
     found = find_condition(of(peak).conditions, "ProofCorrected")
     assert (found is not None) is is_corrected
 
 
-def test_what_a_correction_says() -> None:
+def test_the_message_of_a_correction() -> None:
     found = find_condition(of(5 * GIB // 4).conditions, "ProofCorrected")
     assert found is not None
     assert (found.status, found.reason) == (ConditionStatus.TRUE, "MeasuredMore")
@@ -216,7 +213,7 @@ def test_what_a_correction_says() -> None:
     assert "50 % more than the 2.0 GiB of spec.resources.memory. " in found.message
 
 
-async def test_a_correction_is_told_once_for_each_step() -> None:
+async def test_a_correction_is_recorded_once_per_step() -> None:
     clock = FakeClock()
     transport = MemoryTransport(clock)
     recorder = EventRecorder(transport, clock, source="reconciler")

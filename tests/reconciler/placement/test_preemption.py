@@ -1,4 +1,4 @@
-"""Who has to go: the fewest, of those the lowest, never an equal; and who waits."""
+"""Preemption: the fewest victims, of those the lowest priority, never an equal one."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -113,7 +113,7 @@ def test_of_nodes_alike_the_one_where_they_are_lower() -> None:
     assert names(claim(high, low)) == ("y-0",)
 
 
-def test_what_is_done_is_said() -> None:
+def test_the_note_names_the_victims() -> None:
     found = claim(crowded("a", tenant("low-0", 4)))
     assert isinstance(found, PreemptingAssignment)
     assert summary_line(found.why) == (
@@ -135,19 +135,19 @@ def test_an_equal_or_higher_stays() -> None:
     assert isinstance(claim(there), Unschedulable)
 
 
-def test_nobody_is_displaced_for_a_label() -> None:
+def test_labels_cause_no_preemption() -> None:
     picky = deployment(priority=10, placement=Placement(node_selector={"rack": "1"}))
     assert isinstance(claim(crowded("a", tenant("low-0", 4)), of=request_for(picky)), Unschedulable)
 
 
-def test_each_replica_displaces_somebody_else() -> None:
+def test_each_replica_preempts_another_victim() -> None:
     placer = Placer(NodeTable([crowded("a", tenant("x-0", 4)), crowded("b", tenant("y-0", 4))]))
     wanted = request_for(deployment(priority=10))
     assert [names(placer.claim(wanted)) for _ in range(2)] == [("x-0",), ("y-0",)]
     assert isinstance(placer.claim(wanted), Unschedulable)
 
 
-def test_what_is_kept_for_one_is_not_given_to_another() -> None:
+def test_reserved_room_is_not_assigned_to_others() -> None:
     placer = Placer(NodeTable([crowded("a", tenant("x-0", 2), free_gib=2)]))
     assert names(placer.claim(request_for(deployment(priority=10)))) == ("x-0",)
     small = request_for(deployment(name="small", memory="1500Mi"))
@@ -157,7 +157,7 @@ def test_what_is_kept_for_one_is_not_given_to_another() -> None:
 
 
 @given(fleets, wants())
-def test_what_is_displaced_makes_room_enough(
+def test_the_victims_free_enough_memory(
     fleet: tuple[NodeView, ...], want: PlacementRequest
 ) -> None:
     outcome = Placer(NodeTable(fleet)).claim(want)

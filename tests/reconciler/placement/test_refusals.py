@@ -1,6 +1,6 @@
-"""Every reason that a node itself has to take nothing new, as people read it of a deployment that has no place.
+"""Every hold of a node, as the message of a deployment that has no place.
 
-The reasons that depend on the deployment are in test_filters.py; the words of each node in test_nodestate.py.
+Reasons that depend on the deployment are in test_filters.py; the messages of each node in nodes/test_node_state.py.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def held(name: str, reason: str, **more: int) -> NodeView:
 
 
 @pytest.mark.parametrize(("reason", "line"), LINES)
-def test_what_a_node_says(reason: str, line: str) -> None:
+def test_the_phrase_of_each_reason(reason: str, line: str) -> None:
     there = held("a", reason)
     rejected = find_rejection(WANT, there)
     assert rejected is not None
@@ -44,7 +44,7 @@ def test_what_a_node_says(reason: str, line: str) -> None:
     assert summary_line(verdict) == f"0/1 nodes fit: {line}"
 
 
-def test_disk_is_counted_by_who_has_most() -> None:
+def test_disk_names_the_node_with_the_most() -> None:
     nodes = [
         held(name, "InsufficientDisk", need=50 * GIB, have=have * GIB)
         for name, have in (("a", 10), ("b", 40), ("c", 20))
@@ -55,17 +55,17 @@ def test_disk_is_counted_by_who_has_most() -> None:
     assert summary_line(verdict) == line
 
 
-def test_who_is_away_is_away_whatever_else_holds() -> None:
+def test_not_ready_comes_before_all_holds() -> None:
     rejected = find_rejection(WANT, replace(held("a", "NeedsReboot"), is_ready=False))
     assert rejected is not None
     assert rejected.reason == "NodeNotReady"
 
 
-def test_others_take_what_a_held_back_node_does_not() -> None:
+def test_other_nodes_take_the_replicas_of_a_held_back_node() -> None:
     verdict = place_replica(WANT, [held("a", "NodeFlapping"), node("b", memory_gib=4)])
     assert isinstance(verdict, Assignment)
     assert verdict.node == "b"
 
 
-def test_a_reason_to_leave_alone_keeps_nothing_away() -> None:
+def test_a_reason_to_leave_does_not_keep_replicas_away() -> None:
     assert find_rejection(WANT, replace(node("a"), leave_reason="draining: fleetctl drain")) is None

@@ -1,4 +1,4 @@
-"""Which node is best, by each reason alone and by the profiles; gangs; what an explanation holds."""
+"""Scores: each one alone, the profiles, size tiers, and explanations."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_the_node_without_a_sibling_wins() -> None:
     assert where(crowded, node("b", memory_gib=4)) == "b"
 
 
-def test_replicas_of_others_are_no_siblings() -> None:
+def test_replicas_of_other_deployments_are_no_siblings() -> None:
     assert where(replace(node("a"), replicas={"other": 9}), node("b")) == "a"
 
 

@@ -1,4 +1,4 @@
-"""What the columns decide is what the readable functions decide, node by node, on any fleet."""
+"""The columns decide as the readable functions do node by node, on random fleets."""
 
 import math
 from dataclasses import replace

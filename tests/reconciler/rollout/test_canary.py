@@ -1,4 +1,4 @@
-"""The trial of a new version: when a step begins and ends, and what makes it fail."""
+"""Canary analysis: when a step begins and ends, and what makes it fail."""
 
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -132,11 +132,11 @@ def test_a_bad_version_fails_at_once(found: VersionMetrics, said: str) -> None:
         pytest.param(measured(20, ttft=(0, 19, 0)), id="too-few-streams"),
     ],
 )
-def test_what_says_nothing_changes_nothing(found: VersionMetrics | None) -> None:
+def test_metrics_without_figures_change_nothing(found: VersionMetrics | None) -> None:
     assert look(under_way(), found, after_s=1) == (under_way(), 59)
 
 
-def test_at_the_end_of_a_step_what_was_streamed_has_to_do() -> None:
+def test_at_the_end_of_a_step_few_streams_are_enough() -> None:
     failed, _ = look(under_way(), measured(20, ttft=(0, 5, 0)), after_s=60)
     assert failed.outcome == "Failed"
     passed, _ = look(under_way(), measured(20, ttft=(0, 4, 0)), after_s=60)
@@ -153,7 +153,7 @@ def test_without_a_least_number_five_requests_judge_and_none_are_waited_for() ->
     assert look(under_way(), None, after_s=60, canary=canary)[0].step == 0, "nobody was asked yet"
 
 
-def test_a_step_does_not_end_while_its_replicas_are_gone() -> None:
+def test_a_step_does_not_end_without_its_replicas() -> None:
     assert look(under_way(), measured(), after_s=600, is_ready=False) == (under_way(), None)
 
 
@@ -168,7 +168,7 @@ def test_a_step_of_the_same_weight_needs_no_replicas() -> None:
     assert (second.step, second.weight, again_s) == (1, 10, 180)
 
 
-def test_another_template_begins_anew() -> None:
+def test_a_new_template_restarts_the_analysis() -> None:
     old = under_way(step=1, weight=50, template="older", outcome="Failed")
     fresh, _ = look(old, measured(), after_s=9, is_ready=False)
     assert (fresh.template, fresh.step, fresh.weight, fresh.outcome) == ("new", 0, 0, "Running")

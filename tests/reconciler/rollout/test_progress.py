@@ -1,4 +1,4 @@
-"""What people read about a rollout: the condition Progressing, and what a status remembers."""
+"""The condition Progressing, and the rollout's part of a status."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -55,7 +55,7 @@ def old(ordinal: int) -> ReplicaView:
     return replica(ordinal, of=BEFORE)
 
 
-def test_a_rollout_that_is_under_way_says_how_far_it_is() -> None:
+def test_a_running_rollout_shows_its_progress() -> None:
     made = look(seen(old(0), old(1), replica(2, is_ready=False)))
     assert said(made) == (
         "True",
@@ -68,7 +68,7 @@ def test_a_rollout_that_is_under_way_says_how_far_it_is() -> None:
     assert said(made)[2].endswith("revision 2 are ready, 1 of earlier ones is still there")
 
 
-def test_a_rollout_that_is_done_is_what_later_ones_go_back_to() -> None:
+def test_a_completed_rollout_becomes_the_stable_version() -> None:
     made = look(seen(replica(0), replica(2)))
     assert said(made) == ("True", "RolloutComplete", "every replica runs revision 2")
     assert made.stable_template == template_hash(WANTED)
@@ -95,13 +95,13 @@ def test_without_progress_it_stalls_and_says_why() -> None:
     assert said(look(seen(old(1), replica(2)), stalled, now=after(601)))[1] == "RollingOut"
 
 
-def test_what_has_no_place_stalls_with_the_reason_in_one_line() -> None:
+def test_an_unplaced_replica_stalls_with_a_reason() -> None:
     first = look(seen(replica(0)), why=NO_ROOM)
     stalled = look(seen(replica(0)), first, now=after(700), why=NO_ROOM)
     assert said(stalled)[2].endswith("(progressDeadline): 0/1 nodes fit: 1 cordoned")
 
 
-def test_the_deadline_is_when_to_look_again() -> None:
+def test_the_deadline_requeues() -> None:
     first = look(seen(old(0), old(1)))
     found = seen(old(0), old(1))
     moved = progress.compute_progress(WANTED, found, None, canary=None, old=first, now=after(100))
@@ -126,7 +126,7 @@ def trial(**changes: object) -> CanaryStatus:
     return found.model_copy(update=changes)
 
 
-def test_a_trial_that_is_under_way() -> None:
+def test_a_running_canary() -> None:
     made = look(seen(old(0), old(1), replica(2, of=TRIED), of=TRIED, canary=trial(weight=10)))
     assert said(made) == ("True", "CanaryRunning", "step 1 of 1")
     assert made.canary == trial(weight=10)
@@ -136,13 +136,13 @@ def test_a_trial_that_waits_on_purpose_does_not_stall() -> None:
     found = seen(old(0), old(1), replica(2, of=TRIED), of=TRIED, canary=trial(weight=10))
     first = look(found)
     assert said(look(found, first, now=after(7200)))[1] == "CanaryRunning"
-    # But one whose replicas do not come does.
+    # But a rollout without its replicas does.
     found = seen(old(0), old(1), replica(2, of=TRIED, is_ready=False), of=TRIED, canary=trial())
     first = look(found)
     assert said(look(found, first, now=after(7200)))[1] == "Stalled"
 
 
-def test_what_holds_a_rollout_up_is_said_at_once() -> None:
+def test_an_obstacle_is_reported_at_once() -> None:
     made = look(seen(old(0), old(1)), why=NO_ROOM)
     assert said(made)[1:] == (
         "RollingOut",
@@ -151,7 +151,7 @@ def test_what_holds_a_rollout_up_is_said_at_once() -> None:
     )
 
 
-def test_a_trial_that_failed_says_what_runs_now() -> None:
+def test_a_failed_canary_names_the_running_revision() -> None:
     failed = trial(outcome="Failed", message="40.0% of the requests failed, 5% is allowed")
     made = look(seen(old(0), old(1), of=TRIED, canary=failed))
     assert said(made) == (
@@ -161,7 +161,7 @@ def test_a_trial_that_failed_says_what_runs_now() -> None:
     )
 
 
-def test_who_made_way_says_for_whom_until_all_have_a_place_again() -> None:
+def test_the_condition_preempted_names_the_winner_until_all_are_placed() -> None:
     victim = replica(1, is_deleting=True)
     note = {ENDED_BECAUSE: "Preempted: big-0 has priority 9, qwen-1 has 0"}
     metadata = victim.replica.metadata.model_copy(update={"annotations": note})

@@ -1,4 +1,4 @@
-"""Rolling from one version to the next: a table of situations."""
+"""Rollouts from one version to the next: a table of situations."""
 
 from dataclasses import replace
 
@@ -156,7 +156,7 @@ def test_rolling(seen: DeploymentView, wanted: list[str]) -> None:
     assert [short(action) for action in plan(seen).actions] == wanted
 
 
-def test_a_surge_displaces_nobody_and_is_no_shortage() -> None:
+def test_a_surge_preempts_nothing_and_is_no_shortage() -> None:
     decided = plan(observed(rolling(2), (old(0), old(1)), (FULL,)))
     assert decided.unschedulable is None
 
@@ -167,7 +167,7 @@ def test_new_replicas_are_spread_without_regard_to_old_ones() -> None:
     b = replace(B, replicas={"qwen": 1}, used_bytes=2**30)
     seen = observed(rolling(2), (fresh(2), replica(1, on="b", is_outdated=True)), (a, b))
     assert [short(action) for action in plan(seen).actions] == ["+qwen-0@b"]
-    # But where a node may have one only, the old one counts until it is gone.
+    # With one replica per node, the old one counts until it has ended.
     alone = rolling(2)
     placement = Placement(max_replicas_per_node=1)
     alone = alone.model_copy(
@@ -177,7 +177,7 @@ def test_new_replicas_are_spread_without_regard_to_old_ones() -> None:
     assert [short(action) for action in plan(seen).actions] == ["-qwen-1 OutdatedInPlace"]
 
 
-def test_what_would_fit_nowhere_ends_nothing() -> None:
+def test_a_version_that_fits_nowhere_ends_no_replica() -> None:
     tight = replace(node("a"), used_bytes=int(7.5 * 2**30))
     decided = plan(observed(rolling(2), (old(0), old(1)), (tight,)))
     assert decided.actions == ()
@@ -186,18 +186,18 @@ def test_what_would_fit_nowhere_ends_nothing() -> None:
 
 
 def away(ordinal: int) -> ReplicaView:
-    """Return an old one whose agent is away: it has no endpoint, and serves on all the same."""
+    """Return an outdated replica with an absent agent: it has no endpoint, but still serves."""
     return replica(ordinal, is_outdated=True, is_ready=False, reported_ready=True)
 
 
-def test_whose_agent_is_away_is_not_idle() -> None:
+def test_a_replica_with_an_absent_agent_is_not_idle() -> None:
     seen = observed(rolling(2), (away(0), away(1)), (A,))
     assert [short(action) for action in plan(seen).actions] == ["+qwen-2@a"]
     tight = replace(node("a"), used_bytes=int(7.5 * 2**30))
     assert plan(replace(seen, nodes=(tight,))).actions == ()
 
 
-def test_what_is_lost_while_the_new_version_fits_nowhere_is_made_as_it_was() -> None:
+def test_a_lost_replica_keeps_its_version_if_the_new_one_fits_nowhere() -> None:
     now = deployment(replicas=2, context_length=9000)  # the model was made for 8192
     running = replica(1, of=BEFORE)
     seen = observed(now, (running,), (A,), revisions=(revision(BEFORE, 1), revision(now, 2)))
@@ -214,13 +214,13 @@ def test_what_is_lost_while_the_new_version_fits_nowhere_is_made_as_it_was() -> 
     assert made_of(seen) == 512
 
 
-def test_what_is_missing_for_want_of_room_holds_up_nobody() -> None:
+def test_replicas_that_miss_room_do_not_block_others() -> None:
     decided = plan(observed(rolling(3), (old(0), old(1)), (FULL,)))
     assert [short(action) for action in decided.actions] == ["-qwen-0 OutdatedInPlace"]
     assert decided.unschedulable is not None
 
 
-def test_both_limits_may_be_percentages_of_nothing() -> None:
+def test_both_limits_may_round_to_zero() -> None:
     seen = observed(rolling(0, maxSurge="25%", maxUnavailable="25%"), (old(0),), (A,))
     assert [short(action) for action in plan(seen).actions] == ["-qwen-0 ScaledDown"]
 
@@ -230,7 +230,7 @@ def test_both_limits_may_be_percentages_of_nothing() -> None:
 BEFORE = deployment(replicas=2, context_length=512)
 
 
-def test_a_new_version_is_saved_before_anything_is_made_of_it() -> None:
+def test_a_new_version_is_saved_before_its_replicas_are_created() -> None:
     seen = observed(deployment(), (), (A,), revisions=(revision(BEFORE),))
     assert [short(action) for action in plan(seen).actions] == ["r2", "+qwen-0@a"]
 
@@ -266,7 +266,7 @@ def test_only_so_many_earlier_versions_are_kept() -> None:
         f"xr {kept[0].name}",
         f"xr {kept[1].name}",
     ]
-    # What still runs can be gone back to.
+    # A version that still runs can be rolled back to.
     running = replica(1, of=versions[0])
     seen = replace(seen, replicas=(replica(0), replace(running, is_ready=True)))
     removed = [short(action) for action in plan(seen).actions if short(action).startswith("xr")]
@@ -297,7 +297,7 @@ def test_revisions_of_an_earlier_deployment_of_the_name_go() -> None:
 def stable(
     wanted: int, *replicas: ReplicaView, canary: CanaryStatus | None = None
 ) -> DeploymentView:
-    """Return a fleet that ran BEFORE, and whose deployment tries another version."""
+    """Return a fleet with the version BEFORE, whose deployment analyses another one."""
     steps = (CanaryStep(weight=10), CanaryStep(weight=60))
     now = deployment(replicas=wanted, rollout=Rollout(canary=Canary(steps=steps)))
     seen = observed(now, replicas, (A, B), revisions=(revision(BEFORE, 1), revision(now, 2)))
@@ -320,7 +320,7 @@ def made_of(seen: DeploymentView, action_number: int = 0) -> int:
     return int(content.context_length)
 
 
-def test_a_paused_rollout_makes_and_moves_what_ran_before() -> None:
+def test_a_paused_rollout_creates_and_moves_the_old_version() -> None:
     now = deployment(replicas=2, rollout=Rollout(paused=True))
     lost = before(0, on="gone", is_node_lost=True)
     seen = observed(now, (lost,), (GONE, A), revisions=(revision(BEFORE, 1), revision(now, 2)))
@@ -329,13 +329,13 @@ def test_a_paused_rollout_makes_and_moves_what_ran_before() -> None:
     assert (made_of(seen, 0), made_of(seen, 1)) == (512, 512)
 
 
-def test_a_trial_begins_beside_what_runs() -> None:
+def test_a_canary_starts_besides_the_stable_replicas() -> None:
     seen = stable(2, before(0), before(1))
     assert [short(action) for action in plan(seen).actions] == ["+qwen-2@a"]
     assert made_of(seen) == 1024
 
 
-def test_a_trial_that_is_under_way_leaves_the_others_alone() -> None:
+def test_a_running_canary_does_not_touch_the_stable_replicas() -> None:
     assert plan(stable(2, before(0), before(1), fresh(2), canary=trial(weight=10))).actions == ()
 
 
@@ -378,6 +378,6 @@ def test_without_room_a_trial_takes_the_place_of_one() -> None:
     assert plan(stable(2, before(1), fresh(0), canary=trial(weight=10))).actions == ()
 
 
-def test_a_first_version_has_nothing_to_be_compared_with() -> None:
+def test_a_first_version_has_no_canary() -> None:
     seen = replace(stable(2), stable_template="")
     assert [short(action) for action in plan(seen).actions] == ["+qwen-0@a", "+qwen-1@b"]

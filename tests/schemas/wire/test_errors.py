@@ -16,7 +16,7 @@ def test_the_envelope_has_all_four_fields() -> None:
         "code": "too_long",
     }
     assert refusal.envelope() == {"error": error}
-    # The same bytes as orjson's, which responses are written with.
+    # The same bytes as orjson, which serializes the responses.
     assert refusal.body() == orjson.dumps({"error": error})
     assert refusal.event() == b"data: " + refusal.body() + b"\n\n"
 

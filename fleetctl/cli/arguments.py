@@ -1,0 +1,110 @@
+"""Click options that several verbs share, and the parsers of their values."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from machinery.typing_compat import override
+
+# kubectl's meaning of a negative --timeout.
+_WEEK_S = 7 * 24 * 3600.0
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+selector_option = click.option(
+    "-l", "--selector", default="", help="Select objects by label: k=v,k!=v,k,!k."
+)
+files_option = click.option(
+    "-f", "--filename", "files", multiple=True, help="Select the objects named in these manifests."
+)
+manifests_option = click.option(
+    "-f",
+    "--filename",
+    "files",
+    multiple=True,
+    required=True,
+    help="Manifest file, folder, or - for standard input. Can be repeated.",
+)
+recursive_option = click.option(
+    "-R", "--recursive", is_flag=True, help="With -f: include subfolders."
+)
+all_option = click.option("--all", "is_all", is_flag=True, help="Select all objects of the kind.")
+version_option = click.option(
+    "--resource-version", help="Fail unless the object has this resourceVersion."
+)
+manager_option = click.option(
+    "--field-manager",
+    "manager",
+    default="fleetctl",
+    show_default=True,
+    help="Field manager to record as the owner of the fields.",
+)
+
+
+class DryRunChoice(click.Choice[str]):
+    """The values of --dry-run; the error for a missing or unknown value shows the valid forms."""
+
+    @override
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            forms = " or ".join(f"--dry-run={one}" for one in self.choices if one != "none")
+            known = ", ".join(map(repr, self.choices))
+            problem = f"{value!r} is not one of {known}" if value else "a value is required"
+            self.fail(f"{problem}; write {forms}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def dry_run(
+    values: Sequence[str], help_text: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator for a --dry-run option with these values; the first is the default."""
+    return click.option(
+        "--dry-run",
+        type=DryRunChoice(values),
+        default=values[0],
+        show_default=True,
+        is_flag=False,
+        flag_value="",  # the flag alone, as in old kubectl: DryRunChoice shows the valid forms
+        metavar=f"[{'|'.join(values)}]",
+        help=help_text,
+    )
+
+
+def dry_run_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --dry-run."""
+    help_text = "Write nothing. client: only show what would be written; server: also check it against the store."
+    return dry_run(("none", "client", "server"), help_text)(command)
+
+
+def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add -o and --dry-run."""
+    output = click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["name", "yaml", "json"]),
+        help="Print each object instead of a status line.",
+    )
+    return output(dry_run_option(command))
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of "90", "30s", "5m" or "1h30m".
+
+    Raises:
+        click.UsageError: the text is not a duration.
+
+    """
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return float(text)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", text)
+    if not parts or "".join(n + u for n, u in parts) != text:
+        raise click.UsageError(f"{text!r} is not a duration; write 30s, 5m or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def parse_timeout(text: str) -> float:
+    """Return the seconds of a --timeout value; a negative one means a week. Raises as `parse_duration`."""
+    if not text.startswith("-"):
+        return parse_duration(text)
+    return _WEEK_S if parse_duration(text[1:]) else 0.0

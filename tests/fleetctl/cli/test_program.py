@@ -1,0 +1,167 @@
+"""Exit codes of fleetctl: Ctrl-C, a full disk, a missing store; `fleetctl help`; hints for users of kubectl."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from fleetctl.cli.program import RootGroup
+from machinery.typing_compat import override
+from store.etcd.error_mapping import explain_connection_error
+from tests.support.fleet import fleetctl
+
+
+def fails_with(error: BaseException) -> RootGroup:
+    """Return a program whose only verb raises this."""
+
+    class Failing(RootGroup):
+        @override
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            raise error
+
+    return Failing(name="program", verbs={"fail": "nowhere:nothing"})
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        pytest.param(KeyboardInterrupt(), 130, "error: interrupted\n", id="ctrl-c-while-a-verb-is-imported"),
+        pytest.param(FULL, 1, "error: cannot write the output: No space left on device\n", id="full"),
+        pytest.param(
+            ExceptionGroup("tasks", [ExceptionGroup("more", [FULL])]),
+            1,
+            "error: cannot write the output: No space left on device\n",
+            id="full-in-a-task",
+        ),
+        pytest.param(
+            OSError(errno.EIO, "Input/output error", "/x/file"),
+            1,
+            "error: cannot write /x/file: Input/output error\n",
+            id="a-file",
+        ),
+    ],
+)  # fmt: skip
+def test_exit_codes(
+    error: BaseException,
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / "out").open("w") as out:
+        # What cannot be written is given up: not the tests' own output.
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as ended:
+            fails_with(error).main(["fail"])
+    assert (ended.value.code, capsys.readouterr().err) == (code, said)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOENT, "gone"), ExceptionGroup("x", [KeyError()])]
+)
+def test_other_errors_pass_through(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        fails_with(error).main(["fail"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here that is always full")
+def test_unwritable_output_is_an_error() -> None:
+    code = (
+        "import sys\n"
+        "from fleetctl.__main__ import main\n"
+        "main(['api-resources'], prog_name='fleetctl')"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"error: cannot write the output: No space left on device\n",
+    )
+
+
+async def test_a_data_folder_without_a_fleet(tmp_path: Path) -> None:
+    advice = (
+        ". Is the fleet up? `fleetctl up` starts a fleet on this machine; for another fleet, pass the address of its "
+        "etcd with --etcd, FLEET_ETCD or a context (`fleetctl config`).\n"
+    )
+    for words in (("get", "md"), ("label", "md", "x", "a=b")):
+        done = await fleetctl(*words, "--data-dir", str(tmp_path))
+        assert (done.code, done.err) == (1, f"error: no fleet runs in {tmp_path}{advice}")
+    named = await fleetctl("get", "md", "--etcd", f"unix:{tmp_path}/sock")
+    assert named.err == f"error: etcd at unix:{tmp_path}/sock: no etcd runs there{advice}"
+    for transport in ("grpc", "http"):
+        refused = await fleetctl(
+            "get", "md", "--etcd", "http://127.0.0.1:1", "--etcd-transport", transport
+        )
+        assert refused.err == (
+            f"error: etcd at http://127.0.0.1:1: connection refused: no etcd listens there{advice}"
+        )
+
+
+def test_messages_do_not_quote_grpc() -> None:
+    said = "FAILED_PRECONDITION: unix:/x/client:1: connect failed: addr: unix:/x/client:1 error: No such file or directory"
+    assert explain_connection_error("unix:/x/client:1", said) == "no etcd runs there"
+
+
+async def test_help_verb() -> None:
+    assert (await fleetctl("help")).out == (await fleetctl("--help")).out
+    shown = await fleetctl("help", "config", "use-context")
+    assert shown.out == (await fleetctl("config", "use-context", "--help")).out
+    typo = await fleetctl("help", "aply")
+    assert (typo.code, typo.err.splitlines()[-1]) == (
+        2,
+        "Error: unknown command 'aply'. Did you mean apply?",
+    )
+    deep = await fleetctl("help", "get", "md")
+    assert "fleetctl get has no subcommand md" in deep.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("apply", "-k", "dir"), "-k/--kustomize is not supported: use -f DIR, where DIR has an overlay.yaml"),
+        (("apply", "--server-side", "-f", "x"), "apply is always a three-way merge by field owner; remove the flag"),
+        (("delete", "md", "x", "--force"), "an object is removed when its engines have ended"),
+        (("delete", "md", "x", "--grace-period=0"), "an engine finishes its requests"),
+        (("delete", "md", "x", "--now"), "an object is removed when its engines have ended"),
+        (("drain", "mac-1", "--ignore-daemonsets"), "there are no daemon sets; remove the flag"),
+        (("drain", "mac-1", "--delete-emptydir-data"), "replicas keep no data on a node"),
+        (("drain", "mac-1", "--force"), "change it there"),
+        (("drain", "mac-1", "--disable-eviction"), "the reconciler manages all replicas"),
+        (("logs", "qwen-0", "-c", "engine"), "--rank N says which Mac"),
+        (("get", "md", "--chunk-size=500"), "long lists are always read in pages"),
+        (("version", "--short"), "the output is short"),
+        (("explain", "md..spec"), "md..spec: a name is missing next to a dot; write KIND.FIELD.FIELD"),
+        (("explain", "md.spec."), "a name is missing next to a dot"),
+        (("get", "foo"), "unknown kind 'foo'; available: apikeys, endpoints, events, fabrictests,"),
+        (("delete", "foo", "x"), "available: apikeys, endpoints,"),
+        (("label", "foo", "x", "a=b"), "available: gitsources, modeldeployments, modelroutes, nodepools, nodes, shardgroups\n"),
+    ],
+)  # fmt: skip
+async def test_flags_of_other_tools_get_hints(words: tuple[str, ...], sentence: str) -> None:
+    done = await fleetctl(*words)
+    assert done.code == 2
+    assert sentence in done.err
+    assert "ep," not in done.err
+
+
+async def test_a_url_is_not_a_file() -> None:
+    done = await fleetctl("apply", "-f", "https://example.org/a.yaml")
+    assert done.code == 1
+    assert done.err == (
+        "error: nothing was written:\nhttps://example.org/a.yaml: is a URL, not a file. Pipe it: "
+        "curl -fsSL https://example.org/a.yaml | fleetctl ... -f -\n"
+    )

@@ -1,0 +1,111 @@
+"""Unknown verbs, the sections of the help, and start-up imports."""
+
+import asyncio
+import json
+import sys
+
+import click
+import pytest
+
+from fleetctl.__main__ import main
+from fleetctl.cli.summaries import SUMMARIES
+from fleetctl.cli.verb_table import SECTIONS
+from tests.support.fleet import fleetctl, from_scratch
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("aply",), "unknown command 'aply'. Did you mean apply?"),
+        (("desribe",), "unknown command 'desribe'. Did you mean describe?"),
+        (("ls",), "unknown command 'ls'. Did you mean get?"),
+        (("rm", "md", "x"), "unknown command 'rm'. Did you mean delete?"),
+        (("xyzzy",), "unknown command 'xyzzy'"),
+        (("__complte",), "unknown command '__complte'"),
+        (("rollout", "stauts", "x"), "status"),
+        (("config", "use-contxt", "x"), "use-context"),
+        (("config", "use"), "unknown command 'use'. Did you mean use-context?"),
+        (("config", "foo"), "unknown command 'foo'; available: current-context, "),
+        (("rollout", "foo"), "unknown command 'foo'; available: history, pause, restart, resume, status, undo"),
+        (("import", "hostfiel", "x"), "unknown command 'hostfiel'. Did you mean hostfile?"),
+        (("import", "foo"), "unknown command 'foo'; available: hostfile, localai, mesh, ring, serving"),
+        (("export", "foo"), "unknown command 'foo'; available: hostfile"),
+        (("fabric", "foo"), "unknown command 'foo'; available: bench, check, matrix"),
+        (("fabric", "chek"), "unknown command 'chek'. Did you mean check?"),
+        (("get", "modeldeploymets"), "unknown kind 'modeldeploymets'; did you mean modeldeployments?"),
+        (("get", "md", "--wacth"), "--watch"),
+        (("--contxt", "x", "get"), "--context"),
+    ],
+)  # fmt: skip
+async def test_typos_get_suggestions(words: tuple[str, ...], refusal: str) -> None:
+    done = await fleetctl(*words)
+    assert done.code == 2
+    assert refusal in done.err
+    assert done.err.startswith("Usage: fleetctl")
+
+
+async def test_the_whole_error_about_an_unknown_verb() -> None:
+    done = await fleetctl("aply")
+    assert done.err == (
+        "Usage: fleetctl [OPTIONS] COMMAND [ARGS]...\n"
+        "Try 'fleetctl --help' for help.\n"
+        "\n"
+        "Error: unknown command 'aply'. Did you mean apply?\n"
+    )
+
+
+def test_every_verb_is_in_one_section_of_the_help() -> None:
+    shown = [name for names in SECTIONS.values() for name in names]
+    verbs = [name for name in main.list_commands(click.Context(main)) if not name.startswith("_")]
+    assert sorted(shown) == verbs
+    assert set(SUMMARIES) == set(verbs)
+
+
+_MODULES = "import json, sys\n{}\nprint(json.dumps(sorted(sys.modules)))"
+# Each takes longer to import than `fleetctl get` should take as a whole, or a good part of it.
+_DEAR = {
+    "pydantic",
+    "asyncio",
+    "platformdirs",
+    "importlib.metadata",
+    "grpc",
+    "ssl",
+    "tomllib",
+    "aiohttp",
+    "ruamel",
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("import fleetctl.cli.connect, fleetctl.cli.errors, fleetctl.cli.terminal", id="what-all-verbs-import"),
+        pytest.param(
+            "from fleetctl.__main__ import main; main(['--help'], standalone_mode=False)", id="help"
+        ),
+        pytest.param(
+            "from fleetctl.__main__ import main\n"
+            "try: main(['aply'], standalone_mode=False)\n"
+            "except Exception: pass",
+            id="typo",
+        ),
+    ],
+)  # fmt: skip
+async def test_help_imports_no_verb(code: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _MODULES.format(code)), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    modules = set(json.loads(out.splitlines()[-1]))
+    assert "click" in modules
+    assert modules & _DEAR == set()
+
+
+async def test_the_version_and_the_help() -> None:
+    assert (await fleetctl("--version")).out.startswith("fleetctl: ")
+    code, out, err = await from_scratch(("--help",), b"")
+    assert (code, err) == (0, b"")
+    text = out.decode()
+    for title in SECTIONS:
+        assert f"\n{title}:\n" in text
+    assert "__complete" not in text

@@ -1,0 +1,125 @@
+"""Tables of `fleetctl get`, from objects without a store."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from fleetctl.objects.query import TableContext
+from fleetctl.output import printers
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.route import (
+    Backend,
+    HeaderMatch,
+    ModelRoute,
+    ModelRouteSpec,
+    ModelRouteStatus,
+    RouteRule,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RULE = RouteRule(
+    headers=(HeaderMatch(name="x-team", value="research"), HeaderMatch(name="x-beta")),
+    backends=(Backend(deployment="next", weight=2), Backend(deployment="big")),
+)
+REFUSED = Condition(
+    type="Accepted",
+    status=ConditionStatus.FALSE,
+    reason="BackendNotFound",
+    message="there is no ModelDeployment big",
+    last_transition_time=NOW,
+    observed_generation=1,
+)
+
+
+def route(name: str, status: ModelRouteStatus | None = None, **more: object) -> ModelRoute:
+    fields = {"model": name, "backends": (Backend(deployment="qwen", weight=9),), **more}
+    meta = ObjectMeta(name=name, creation_timestamp=NOW)
+    return ModelRoute(metadata=meta, spec=ModelRouteSpec.model_validate(fields), status=status)
+
+
+@pytest.mark.parametrize(
+    ("is_wide", "rows"),
+    [
+        (
+            False,
+            [
+                "NAME    MODEL    ACCEPTED    BACKENDS    FALLBACKS    AGE",
+                "chat    chat     False       qwen=9      small,tiny   0s",
+                "plain   plain    Unknown     qwen=9                   0s",
+            ],
+        ),
+        (
+            True,
+            [
+                "NAME    MODEL    ACCEPTED    BACKENDS    FALLBACKS    AGE    RULES"
+                "                                     WHY",
+                "chat    chat     False       qwen=9      small,tiny   0s     "
+                "x-team=research,x-beta -> next=2,big=1    "
+                "BackendNotFound: there is no ModelDeployment big",
+                "plain   plain    Unknown     qwen=9                   0s",
+            ],
+        ),
+    ],
+    ids=["narrow", "wide"],
+)
+def test_the_columns_of_a_route(is_wide: bool, rows: list[str]) -> None:
+    status = ModelRouteStatus(conditions=(REFUSED,))
+    full = route("chat", status, rules=(RULE,), fallbacks=("small", "tiny"))
+    shown = printers.table([full, route("plain")], TableContext(now=NOW), is_wide=is_wide)
+    assert [line.split() for line in shown.splitlines()] == [row.split() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "titles", "expected"),
+    [
+        ([["a", "b"]], ["NAME", "X"], "NAME   X\na      b"),
+        ([["a", ""], ["long", "b"]], [], "a\nlong   b"),
+        ([["a", "b"]], [], "a     b"),
+        ([["東京", "b"], ["abcd", "c"]], [], "東京   b\nabcd   c"),
+        ([["e\u0301", "b"], ["ab", "c"]], [], "e\u0301     b\nab    c"),
+        ([["one\ntwo words", "b"]], [], "one         b\ntwo words"),
+        ([], ["NAME", "X"], "NAME   X"),
+        ([], [], ""),
+    ],
+)
+def test_columns_are_aligned(rows: list[list[str]], titles: list[str], expected: str) -> None:
+    assert printers.align_columns(rows, titles) == expected
+
+
+def test_columns_never_get_narrower() -> None:
+    wide = printers.widths([("a-long-name", "b")], ("NAME", "X"))
+    assert wide == (11, 3)
+    assert printers.align_columns([("a", "b")], least=wide) == "a             b"
+    assert printers.widths([("a", "longer", "new")], before=wide) == (11, 6, 3)
+
+
+def test_control_characters_are_removed_from_cells() -> None:
+    tree = {
+        "kind": "Event",
+        "metadata": {"name": "a"},
+        "spec": {
+            "lastSeen": NOW.isoformat(),
+            "type": "Warning",
+            "reason": "X\x1b[2J",
+            "message": "one\ntwo",
+            "about": {"kind": "Node", "name": "mac-1"},
+        },
+    }
+    shown = printers.table([tree], TableContext(now=NOW), is_wide=False, headers=False)
+    assert shown == "0s    Warning   X [2J   Node/mac-1   one..."
+
+
+def test_commits_are_shortened_except_in_wide_tables() -> None:
+    revision = f"main@{'0123456789' * 4}"
+    tree = {
+        "kind": "GitSource",
+        "metadata": {"name": "home", "creationTimestamp": NOW.isoformat()},
+        "status": {"appliedRevision": revision},
+    }
+    shown = {
+        is_wide: printers.table(
+            [tree], TableContext(now=NOW), is_wide=is_wide, headers=False
+        ).split()[2]
+        for is_wide in (False, True)
+    }
+    assert shown == {False: "main@012345678901", True: revision}

@@ -1,0 +1,184 @@
+"""`fleetctl describe`: the sections of each kind."""
+
+import pytest
+
+from machinery.clock import SystemClock
+from schemas.gitsource import Drift, GitSourceStatus, InventoryEntry
+from schemas.node import NodeLease
+from schemas.shardgroup import ShardGroupStatus
+from store import codec, keys
+from store.port import Delete, Put, Transport
+from tests.support.fleetctl_runner import MemoryFleet
+
+pytestmark = pytest.mark.timeout(180)
+
+MANIFESTS = b"""
+apiVersion: fleet/v1alpha1
+kind: Node
+metadata: {name: mac-1, labels: {site: home}}
+---
+apiVersion: fleet/v1alpha1
+kind: Node
+metadata: {name: mac-2}
+---
+apiVersion: fleet/v1alpha1
+kind: NodePool
+metadata: {name: desk}
+spec: {nodes: [mac-1]}
+---
+apiVersion: fleet/v1alpha1
+kind: ShardGroup
+metadata: {name: pair}
+spec:
+  members: [{node: mac-1}, {node: mac-2, addresses: [10.0.0.2]}, {node: mac-9}]
+  size: 2
+---
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: qwen, annotations: {note: hello}}
+spec: {model: {path: none}}
+---
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: gone}
+spec: {model: {path: none}}
+---
+apiVersion: fleet/v1alpha1
+kind: ModelRoute
+metadata: {name: main}
+spec:
+  model: best
+  backends: [{deployment: qwen, weight: 3}, {deployment: gone, weight: 1}]
+  rules: [{headers: [{name: x-beta}], backends: [{deployment: qwen}]}]
+  fallbacks: [qwen]
+---
+apiVersion: fleet/v1alpha1
+kind: GitSource
+metadata: {name: home}
+spec: {repository: "https://example.org/fleet.git"}
+"""
+
+
+@pytest.fixture(scope="module")
+async def described(shared_fleet: MemoryFleet, shared_transport: Transport) -> MemoryFleet:
+    """Return a fleet of declared objects, and of what the reconciler and agents would have said of them."""
+    done = await shared_fleet.ctl("apply", "-f", "-", stdin=MANIFESTS)
+    assert done.code == 0, done.err
+    now = SystemClock().now()
+    source = GitSourceStatus(
+        observed_revision="main@2222",
+        applied_revision="main@1111",
+        applied_at=now,
+        inventory=(InventoryEntry(kind="ModelDeployment", name="qwen"),),
+        drift=(
+            Drift(
+                kind="ModelDeployment",
+                name="qwen",
+                fields=("spec.replicas",),
+                managers=("fleetctl-scale",),
+            ),
+        ),
+    )
+    group = ShardGroupStatus(members=3, ready_members=1)
+    await shared_transport.commit(
+        [],
+        [
+            Delete(key=keys.spec_key("ModelDeployment", "gone")),
+            Put(key=keys.status_key("GitSource", "home"), value=codec.encode(source)),
+            Put(key=keys.status_key("ShardGroup", "pair"), value=codec.encode(group)),
+            Put(
+                key=keys.node_lease_key("mac-1"),
+                value=codec.encode(NodeLease(uid="one", session="s")),
+            ),
+        ],
+    )
+    return shared_fleet
+
+
+def part(text: str, title: str) -> list[list[str]]:
+    """Return the lines of one part, each as its cells."""
+    _, _, rest = text.partition(f"\n{title}:\n")
+    lines = []
+    for line in rest.splitlines():
+        if not line.startswith("  "):
+            break
+        lines.append([cell.strip() for cell in line.strip().split("   ") if cell.strip()])
+    return lines
+
+
+async def shown(fleet: MemoryFleet, what: str) -> str:
+    done = await fleet.ctl("describe", what)
+    assert (done.code, done.err) == (0, "")
+    return done.out
+
+
+async def test_a_group(described: MemoryFleet) -> None:
+    assert part(await shown(described, "sg/pair"), "Members") == [
+        ["NODE", "STATUS", "CHIP", "FOR MODELS", "ROLE", "ADDRESSES"],
+        ["mac-1", "Ready", "-", "-", "member", "as reported by its agent"],
+        ["mac-2", "NotReady", "-", "-", "member", "10.0.0.2"],
+        ["mac-9", "not in the fleet", "-", "-", "spare", "as reported by its agent"],
+    ]
+
+
+async def test_a_route(described: MemoryFleet) -> None:
+    assert part(await shown(described, "mr/main"), "Backends") == [
+        ["FROM", "DEPLOYMENT", "SHARE", "READY", "AVAILABLE"],
+        ["backends", "qwen", "75%", "?", "Unknown"],
+        ["backends", "gone", "25%", "-", "no such deployment"],
+        ["rule 1", "qwen", "100%", "?", "Unknown"],
+        ["fallback 1", "qwen", "-", "?", "Unknown"],
+    ]
+
+
+async def test_pools_and_their_nodes(described: MemoryFleet) -> None:
+    pool = part(await shown(described, "np/desk"), "Nodes")
+    assert [line[:2] for line in pool[1:]] == [["mac-1", "Ready"]]
+    done = await described.ctl("describe", "nodes", "mac-1", "mac-2")
+    first, second = done.out.split("\n\n\n")
+    assert "\nPools: desk\n" in first
+    assert "\nPools: <none>\n" in second
+    labelled = await described.ctl("describe", "nodes", "-l", "site=home")
+    assert labelled.out.count("Kind:") == 1
+
+
+async def test_a_source(described: MemoryFleet) -> None:
+    text = await shown(described, "gs/home")
+    assert [line[:2] for line in part(text, "Revisions")[1:]] == [
+        ["Newest", "main@2222"],
+        ["Applied", "main@1111"],
+    ]
+    assert part(text, "Drift")[1:] == [["modeldeployment/qwen", "spec.replicas", "fleetctl-scale"]]
+    assert part(text, "Inventory")[1:] == [["ModelDeployment", "qwen"]]
+
+
+async def test_owners_of_fields(described: MemoryFleet, shared_transport: Transport) -> None:
+    scaled = await described.ctl("scale", "md/qwen", "--replicas=3")
+    assert scaled.code == 0, scaled.err
+    text = await shown(described, "md/qwen")
+    assert "Annotations:   note=hello" in text
+    [title, *owners] = part(text, "Field owners")
+    assert title == ["MANAGER", "BY", "AGE", "FIELDS"]
+    found = {(line[0], line[1]): line[3] for line in owners}
+    assert found["fleetctl", "Apply"] == "the fields of its manifest"
+    assert found["fleetctl-scale", "Update"] == "spec.replicas"
+
+
+async def test_a_whole_kind_and_no_match(described: MemoryFleet) -> None:
+    every = await described.ctl("describe", "md")
+    assert every.out.count("Kind:") >= 1
+    missing = await described.ctl("describe", "md/qwne")
+    assert (missing.code, missing.out) == (1, "")
+    assert "did you mean qwen?" in missing.err
+
+
+async def test_the_objects_in_files(described: MemoryFleet) -> None:
+    pool = b"apiVersion: fleet/v1alpha1\nkind: NodePool\nmetadata: {name: desk}\nspec: {nodes: [mac-1]}\n"
+    done = await described.ctl("describe", "-f", "-", stdin=pool)
+    assert (done.code, done.err) == (0, "")
+    assert "desk" in done.out.splitlines()[0]
+    broken = await described.ctl("describe", "-f", "-", stdin=pool.replace(b"nodes:", b"nods:"))
+    assert (broken.code, broken.out) == (1, "")
+    assert broken.err.startswith("error: standard input:4:")
+    both = await described.ctl("describe", "np/desk", "-f", "-", stdin=pool)
+    assert both.code == 2

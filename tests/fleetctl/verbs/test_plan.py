@@ -1,0 +1,236 @@
+"""plan and explain placement without a reconciler: output, and that nothing is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeSpec, Taint
+from store import codec
+from store.port import Transport
+from tests.models.test_adapter_files import CONFIG as ADAPTER
+from tests.models.test_adapter_files import TENSORS
+from tests.models.test_model_files import CONFIG, safetensors
+from tests.support.fleet import fleetctl
+from tests.support.fleetctl_manifests import put_replica
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.fleets import PROOF, deployment
+from tests.support.model_folders import ADAPTER_CONFIG as ADAPTER
+from tests.support.model_folders import ADAPTER_TENSORS as TENSORS
+from tests.support.model_folders import CONFIG, safetensors
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+
+pytestmark = pytest.mark.timeout(120)
+
+TAINT = Taint(key="owner", value="anna", effect="NoSchedule")
+
+
+@pytest.fixture(scope="module")
+async def fleet(shared_fleet: MemoryFleet, shared_transport: Transport) -> MemoryFleet:
+    """Return a fleet of six nodes, one of which runs one of two replicas of qwen."""
+    for name, gib, chip, spec in (
+        ("mac-1", 24, "Apple M4", NodeSpec()),
+        ("mac-2", 16, "Apple M4 Pro", NodeSpec()),
+        ("mac-3", 8, "Apple M4", NodeSpec(unschedulable=True)),
+        ("mac-4", 8, "Apple M4", NodeSpec()),
+        ("mac-5", 8, "Apple M4", NodeSpec(taints=(TAINT,))),
+        ("mac-6", 2, "Apple M4", NodeSpec()),
+    ):
+        node = Node(metadata=ObjectMeta(name=name, uid=f"uid-{name}", generation=1), spec=spec)
+        status = node_status(name, memory_gib=gib, chip=chip)
+        await shared_transport.commit([], [codec.put_spec(node), put_node(name, status)])
+        if name != "mac-4":
+            await shared_transport.commit([], [put_lease(name)])
+    owner = deployment(name="qwen", replicas=2)
+    await shared_transport.commit([], [codec.put_spec(owner), put_replica(owner, 0, "mac-1")])
+    return shared_fleet
+
+
+REFUSED = (
+    "1 short of memory (need 2.8 GiB, best has 2.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint "
+    "owner=anna:NoSchedule, which spec.placement.tolerations does not name)"
+)
+EXPLAINED = f"""\
+modeldeployment/qwen: 1 of 2 replicas are placed; for one more, 2/6 nodes fit: {REFUSED}
+
+Nodes that fit, best first:
+NODE    SCORE   SPEED x10   POOL x10   TAINTS x20   HEADROOM x20   SIBLINGS x50   SPREADING x40   MOVEMENT x5   NEED      FREE       PREFERRED   REPLICAS
+mac-2   83.7    33          0          100          82             100            100             0             2.8 GiB   16.0 GiB   yes         -
+mac-1   66.6    15          0          100          84             50             100             0             2.8 GiB   23.0 GiB   yes         qwen-0
+
+Nodes that do not fit:
+NODE    REASON               NEED      HAVE      REPLICAS   MESSAGE
+mac-3   NodeCordoned         -         -         -          it is cordoned (spec.unschedulable)
+mac-4   NodeNotReady         -         -         -          its agent does not renew its lease
+mac-5   NodeTainted          -         -         -          it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does not name
+mac-6   InsufficientMemory   2.8 GiB   2.0 GiB   -          needs 2.8 GiB (weights 2.0 GiB, KV cache 32.0 MiB for 1 x 1024 tokens, activations 62.5 MiB, process 768 MiB), has 2.0 GiB free of 2.0 GiB
+
+On mac-2 it would use 2.8 GiB: weights 2.0 GiB, KV cache 32.0 MiB for 1 x 1024 tokens, activations 62.5 MiB, process 768 MiB
+"""
+
+
+async def test_explain_placement(fleet: MemoryFleet, shared_transport: Transport) -> None:
+    before = (await shared_transport.status()).revision
+    done = await fleet.ctl("explain", "placement", "qwen")
+    assert (done.code, done.out, done.err) == (0, EXPLAINED, "")
+    tree = json.loads((await fleet.ctl("explain", "placement", "md/qwen", "-o", "json")).out)
+    assert tree["summary"] == f"2/6 nodes fit: {REFUSED}"
+    best, second, *others = tree["nodes"]
+    assert (best["node"], best["fits"], best["memory"]["totalBytes"]) == ("mac-2", True, 3051880448)
+    assert {"name": "siblings", "score": 50.0, "weight": 50} in second["parts"]
+    assert second["replicas"] == ["qwen-0"]
+    assert others[-1]["refusal"]["need"] == 3051880448
+    printed = await fleet.ctl("explain", "placement", "md", "qwen", "-o", "yaml")
+    assert printed.out.startswith("deployment: qwen\nsummary: ")
+    assert (await shared_transport.status()).revision == before
+
+
+PLANNED = """
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: qwen}
+spec: {model: {path: qwen}, replicas: 2, contextLength: 2048, concurrency: 1}
+---
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: big}
+spec: {model: {path: qwen}, replicas: 4, priority: 10, resources: {memory: 14Gi}}
+"""
+
+PLACED = """\
+
+Placement, highest priority first:
+REPLICA   CHANGE     FROM    TO      NEED       WEIGHTS   KV CACHE   ACTIVATIONS   PROCESS   WHY
+big-0     new        -       mac-1   14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
+big-1     new        -       mac-2   14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
+big-2     new        -       -       -          -         -          -             -         no node fits
+big-3     new        -       -       -          -         -          -             -         no node fits
+qwen-0    replaced   mac-1   mac-1   2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   it runs an older version
+qwen-1    new        -       mac-1   2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   -
+
+modeldeployment/big: 2 replicas cannot be placed: 0/6 nodes fit: 3 short of memory (need 14.0 GiB, best has 9.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does not name)
+"""
+
+
+async def test_plan_shows_differences_and_places_and_writes_nothing(
+    fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    before = (await shared_transport.status()).revision
+    done = await fleet.ctl("plan", "-f", "-", stdin=PLANNED.encode())
+    assert (done.code, done.err) == (1, "")
+    diff = await fleet.ctl("diff", "-f", "-", stdin=PLANNED.encode())
+    assert done.out == diff.out + PLACED
+    assert "-  contextLength: 1024\n+  contextLength: 2048\n" in diff.out
+    assert (await shared_transport.status()).revision == before
+
+
+async def test_plan_without_changes_reports_unplaced_replicas(
+    fleet: MemoryFleet, tmp_path: Path
+) -> None:
+    printed = (await fleet.ctl("get", "md/qwen", "-o", "yaml")).out
+    (tmp_path / "manifests").mkdir(exist_ok=True)
+    (tmp_path / "manifests" / "qwen.yaml").write_text(printed)
+    done = await fleet.ctl("plan", "-R", "-f", str(tmp_path / "manifests"))
+    assert (done.code, done.err) == (0, "")
+    # The replica in the store is of the version "t", which nobody knows any more.
+    assert [line.split()[:4] for line in done.out.splitlines()[2:]] == [
+        ["qwen-0", "replaced", "mac-1", "mac-2"],
+        ["qwen-1", "new", "-", "mac-1"],
+    ]
+    cordoned = "apiVersion: fleet/v1alpha1\nkind: Node\nmetadata: {name: mac-2}\nspec: {unschedulable: true}\n"
+    other = await fleet.ctl("plan", "-f", "-", stdin=cordoned.encode())
+    assert [line.split()[:4] for line in other.out.splitlines()[-2:]] == [
+        ["qwen-0", "replaced", "mac-1", "mac-1"],
+        ["qwen-1", "new", "-", "mac-1"],
+    ]
+
+
+async def test_a_model_that_no_node_has_inspected(fleet: MemoryFleet, tmp_path: Path) -> None:
+    manifest = (
+        b"apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: fresh}\n"
+        b"spec: {model: {path: tiny}, contextLength: 64}\n"
+    )
+    unseen = await fleet.ctl("plan", "-f", "-", stdin=manifest)
+    assert unseen.out.splitlines()[-1] == (
+        "modeldeployment/fresh: 1 replica cannot be placed: 0/6 nodes fit: 3 yet to look at the model, 1 cordoned, "
+        "1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does "
+        "not name); agents inspect the model after the apply. Use --models-dir to inspect files on this machine"
+    )
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "tiny" / "model.safetensors").write_bytes(safetensors())
+    supposed = await fleet.ctl("plan", "-f", "-", "--models-dir", str(tmp_path), stdin=manifest)
+    row = next(line for line in supposed.out.splitlines() if line.startswith("fresh-0"))
+    assert row.split()[:4] == ["fresh-0", "new", "-", "mac-2"]
+    assert "768 MiB" in row
+
+
+async def test_draft_model_and_adapter_are_parts_of_the_proof(
+    fleet: MemoryFleet, tmp_path: Path
+) -> None:
+    manifest = (
+        b"apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: fresh}\n"
+        b"spec: {model: {path: tiny, adapter: law, draft: {path: small}}, contextLength: 64, "
+        b"kvCache: {prefixBytes: 1Gi}}\n"
+    )
+    for name in ("tiny", "small"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
+        (tmp_path / name / "model.safetensors").write_bytes(safetensors())
+    (tmp_path / "law").mkdir()
+    (tmp_path / "law" / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    (tmp_path / "law" / "adapters.safetensors").write_bytes(safetensors(TENSORS))
+    done = await fleet.ctl("plan", "-f", "-", "--models-dir", str(tmp_path), stdin=manifest)
+    head, row = (
+        next(line for line in done.out.splitlines() if line.startswith(word))
+        for word in ("REPLICA", "fresh-0")
+    )
+    assert "PROCESS   EXTRAS" in head
+    assert "prefix cache 1.0 GiB, adapter 600 B, draft model " in row
+    unseen = await fleet.ctl("plan", "-f", "-", stdin=manifest)
+    assert "3 yet to inspect the model" in unseen.out
+
+
+async def test_describe_shows_optional_parts_of_the_proof(
+    fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    memory = PROOF.model_copy(update={"adapter_bytes": 2**20, "draft_bytes": 2**30})
+    owner = deployment(name="both")
+    replicas = [
+        put_replica(owner, 0, "mac-4", memory=memory),
+        put_replica(owner, 1, "mac-4", memory=PROOF),
+    ]
+    await shared_transport.commit([], replicas)
+    rich, plain = [(await fleet.ctl("describe", "replica", f"both-{n}")).out for n in (0, 1)]
+    titles = next(line for line in rich.splitlines() if "WEIGHTS" in line).split()
+    assert titles[-4:] == ["EXTRAS", "SUM", "OVERRIDE", "MEASURED"]
+    assert "adapter 1.0 MiB, draft model 1.0 GiB" in rich
+    assert "EXTRAS" not in plain
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("explain",), 2, "Missing argument"),
+        (("explain", "placement"), 2, "name a deployment: explain placement NAME"),
+        (("explain", "placement", "np/a"), 2, "nodepools have no placement and no rollout"),
+        (("explain", "placement", "qwem"), 1, 'modeldeployments "qwem" not found; did you mean qwen?'),
+        (("plan",), 2, "Missing option '-f'"),
+        (("plan", "-f", "/nowhere.yaml"), 2, "/nowhere.yaml"),
+        (("plan", "-f", "-", "--models-dir", "/nowhere"), 2, "does not exist"),
+    ],
+)  # fmt: skip
+async def test_errors_have_hints(
+    fleet: MemoryFleet, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = await fleet.ctl(*words)
+    assert done.code == code
+    assert said in done.err
+    assert done.out == ""
+
+
+async def test_a_missing_etcd_is_exit_code_2() -> None:
+    done = await fleetctl("plan", "-f", "-", "--etcd", "unix:/nowhere", stdin=PLANNED.encode())
+    assert done.code == 2
+    assert "Is the fleet up?" in done.err

@@ -1,0 +1,309 @@
+"""rollout status, history, undo, pause, resume and restart."""
+
+from datetime import timedelta
+
+import pytest
+
+from machinery.clock import SystemClock
+from reconciler.rollout.revisions import content_of, revision_name, template_hash
+from schemas.deployment import (
+    CanaryStatus,
+    ModelDeployment,
+    ModelDeploymentStatus,
+    Revision,
+    RevisionSpec,
+)
+from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, ObjectMeta, OwnerReference
+from store import codec, keys, objects
+from store.port import Put, Transport
+from tests.support.fleet import Fleet
+from tests.support.fleetctl_manifests import DEPLOYMENT
+from tests.support.fleetctl_runner import CommandFleet, MemoryFleet
+from tests.support.fleetctl_stream import streaming
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
+
+
+async def applied(
+    shared_fleet: CommandFleet, name: str, *, change: tuple[str, str] = ("", "")
+) -> None:
+    await shared_fleet.applied(DEPLOYMENT.replace("NAME", name).replace(*change))
+
+
+async def read(shared_transport: Transport, name: str) -> ModelDeployment:
+    found = await objects.get(shared_transport, ModelDeployment, name)
+    assert found is not None
+    return found
+
+
+async def keep(shared_transport: Transport, name: str, number: int, cause: str = "") -> None:
+    """Keep what the deployment runs now, as the reconciler does."""
+    owner = await read(shared_transport, name)
+    hash_ = template_hash(owner)
+    await shared_transport.commit(
+        [],
+        [
+            codec.put_spec(
+                Revision(
+                    metadata=ObjectMeta(
+                        name=revision_name(name, hash_),
+                        creation_timestamp=SystemClock().now() - timedelta(hours=5, minutes=1),
+                        owner_references=(
+                            OwnerReference(
+                                kind="ModelDeployment", name=name, uid=owner.metadata.uid
+                            ),
+                        ),
+                    ),
+                    spec=RevisionSpec(
+                        deployment=name,
+                        template=hash_,
+                        revision=number,
+                        content=content_of(owner),
+                        change_cause=cause,
+                    ),
+                )
+            )
+        ],
+    )
+
+
+async def say(
+    shared_transport: Transport, name: str, truth: ConditionStatus, reason: str, message: str = ""
+) -> None:
+    """Write the condition Progressing, as the reconciler does."""
+    generation = (await read(shared_transport, name)).metadata.generation
+    found = Condition(
+        type="Progressing",
+        status=truth,
+        reason=reason,
+        message=message,
+        observed_generation=generation,
+    )
+    status = ModelDeploymentStatus(observed_generation=generation, conditions=(found,))
+    key = keys.status_key("ModelDeployment", name)
+    await shared_transport.commit([], [Put(key=key, value=codec.encode(status))])
+
+
+async def test_status_waits_and_prints_progress(shared: Fleet, transport: Transport) -> None:
+    await applied(shared, "waits")
+    unseen = await shared.ctl("rollout", "status", "md/waits", "--timeout", "300ms")
+    assert unseen.code == 1
+    assert unseen.out == (
+        "Waiting for the reconciler to look at the deployment; no reconciler is running: start fleet-reconciler...\n"
+    )
+    assert unseen.err == (
+        "error: timed out after 0.3 s waiting for the rollout of modeldeployment/waits. "
+        "`fleetctl describe md/waits` shows details\n"
+    )
+    await say(transport, "waits", ConditionStatus.TRUE, "RollingOut", "1 of 2 replicas updated")
+    head = 'Waiting for modeldeployment "waits" rollout to finish: '
+    async with streaming(shared, "rollout", "status", "waits") as running:
+        assert await running.line() == f"{head}1 of 2 replicas updated...\n"
+        await say(transport, "waits", ConditionStatus.UNKNOWN, "Paused", "1 of 2")
+        paused = "it is paused (1 of 2); `fleetctl rollout resume waits` resumes it...\n"
+        assert await running.line() == head + paused
+        await say(transport, "waits", ConditionStatus.TRUE, "RolloutComplete")
+        assert await running.line() == 'modeldeployment "waits" successfully rolled out\n'
+        assert await running.ended() == 0
+    # A status that speaks of an older spec says nothing about this one.
+    await applied(shared, "waits", change=("small", "large"))
+    now = await shared.ctl("rollout", "status", "md", "waits", "--no-watch")
+    assert (now.code, now.out.startswith("Waiting for the reconciler")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("truth", "reason", "message", "code", "said"),
+    [
+        (ConditionStatus.TRUE, "CanaryRunning", "step 1 of 2", 0,
+         'Waiting for modeldeployment "ends" rollout to finish: step 1 of 2...\n'),
+        (ConditionStatus.FALSE, "Stalled", "no progress for 10m", 1,
+         'error: rollout of modeldeployment "ends" failed (Stalled): no progress for 10m\n'),
+        (ConditionStatus.FALSE, "CanaryFailed", "8 of 20 requests failed", 1,
+         'error: modeldeployment "ends" was rolled back: 8 of 20 requests failed\n'),
+    ],
+)  # fmt: skip
+async def test_final_states(
+    shared_fleet: MemoryFleet,
+    shared_transport: Transport,
+    truth: ConditionStatus,
+    reason: str,
+    message: str,
+    code: int,
+    said: str,
+) -> None:
+    await applied(shared_fleet, "ends")
+    await say(shared_transport, "ends", truth, reason, message)
+    done = await shared_fleet.ctl("rollout", "status", "ends", "-w" if code else "--no-watch")
+    assert (done.code, done.err or done.out) == (code, said)
+
+
+async def test_history_and_undo(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
+    await applied(shared_fleet, "back")
+    none = await shared_fleet.ctl("rollout", "history", "back")
+    assert none.out.splitlines()[1].startswith("no revisions yet")
+    nothing = await shared_fleet.ctl("rollout", "undo", "back")
+    assert nothing.err == (
+        "error: no rollout history found for modeldeployment/back: the reconciler has not recorded a "
+        "revision yet\n"
+    )
+    await keep(shared_transport, "back", 1)
+    alone = await shared_fleet.ctl("rollout", "undo", "back")
+    assert alone.err == (
+        "error: modeldeployment/back has no earlier revision; "
+        "`fleetctl rollout history back` shows the recorded ones\n"
+    )
+    await applied(shared_fleet, "back", change=("small}, servedNames: [fast]", "large}"))
+    await keep(shared_transport, "back", 2, "model.path small -> large")
+    assert (
+        await shared_fleet.ctl("rollout", "restart", "back")
+    ).out == "modeldeployment/back restarted\n"
+    await keep(shared_transport, "back", 3, "a new etcd")
+    first, second, third = [
+        one.spec.template
+        for one in sorted(
+            await objects.list_all(shared_transport, Revision), key=lambda one: one.spec.revision
+        )
+        if one.spec.deployment == "back"
+    ]
+    shown = await shared_fleet.ctl("rollout", "history", "back")
+    assert shown.out.splitlines() == [
+        "modeldeployment/back",
+        "CURRENT   REVISION   TEMPLATE       AGE   CHANGE-CAUSE",
+        f"          1          {first}   5h    <none>",
+        f"          2          {second}   5h    model.path small -> large",
+        f"*         3          {third}   5h    a new etcd",
+    ]
+    await fail(shared_transport, "back", bad=third, good=second)
+    failed = await shared_fleet.ctl("rollout", "history", "back")
+    assert failed.out.splitlines()[-1] == (
+        "revision 3 failed as a canary (3 of 40 requests failed); revision 2 serves. To roll back the spec: "
+        "fleetctl rollout undo back"
+    )
+    await goes_back(shared_fleet, shared_transport, first)
+
+
+async def fail(shared_transport: Transport, name: str, *, bad: str, good: str) -> None:
+    """Write that the trial of a version failed, as the reconciler does."""
+    trial = CanaryStatus(
+        template=bad,
+        since=SystemClock().now(),
+        outcome="Failed",
+        message="3 of 40 requests failed",
+    )
+    status = ModelDeploymentStatus(template=bad, stable_template=good, canary=trial)
+    key = keys.status_key("ModelDeployment", name)
+    await shared_transport.commit([], [Put(key=key, value=codec.encode(status))])
+
+
+async def goes_back(shared_fleet: CommandFleet, shared_transport: Transport, first: str) -> None:
+    """From revision 3 (large, restarted) to 2 and 1, and not anywhere else."""
+    absent = await shared_fleet.ctl("rollout", "undo", "back", "--to-revision", "7")
+    assert absent.err == (
+        "error: unable to find revision 7 of modeldeployment/back; available: 1, 2, 3\n"
+    )
+    same = await shared_fleet.ctl("rollout", "undo", "back", "--to-revision", "3")
+    assert (same.code, same.out) == (
+        0,
+        "modeldeployment/back skipped rollback (current template already matches revision 3)\n",
+    )
+    before = await read(shared_transport, "back")
+    dry = await shared_fleet.ctl("rollout", "undo", "md/back", "--dry-run=client")
+    assert dry.out == "modeldeployment/back rolled back (dry run)\n"
+    assert await read(shared_transport, "back") == before
+    assert (
+        await shared_fleet.ctl("rollout", "undo", "md/back")
+    ).out == "modeldeployment/back rolled back\n"
+    after = await read(shared_transport, "back")
+    assert RESTARTED_AT not in after.metadata.annotations
+    assert after.spec == before.spec
+    assert after.metadata.generation == before.metadata.generation + 1
+    assert (await shared_fleet.ctl("rollout", "undo", "back", "--to-revision", "1")).code == 0
+    small = await read(shared_transport, "back")
+    assert (small.spec.model.path, small.spec.served_names) == ("small", ("fast",))
+    full = await shared_fleet.ctl("rollout", "history", "back", "--revision", "1")
+    assert full.out == (
+        f"modeldeployment/back with revision #1 (template {first})\n"
+        "  model:\n    path: small\n  servedNames:\n  - fast\n  contextLength: 4096\n  concurrency: 4\n"
+    )
+    printed = await shared_fleet.ctl("rollout", "history", "back", "--revision", "1", "-o", "yaml")
+    assert "kind: Revision" in printed.out
+    listed = await shared_fleet.ctl("get", "revisions")
+    assert f"back-{first}" in listed.out
+    no_such = await shared_fleet.ctl("rollout", "history", "back", "--revision", "9")
+    assert no_such.err == (
+        "error: unable to find revision 9 of modeldeployment/back; available: 1, 2, 3\n"
+    )
+
+
+async def test_pause_resume_restart(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
+    await applied(shared_fleet, "one")
+    await applied(shared_fleet, "two")
+    paused = await shared_fleet.ctl("rollout", "pause", "md", "one", "two")
+    assert paused.out == "modeldeployment/one paused\nmodeldeployment/two paused\n"
+    seen = await read(shared_transport, "one")
+    assert (seen.spec.rollout.paused, seen.metadata.generation) == (True, 2)
+    await keep(shared_transport, "one", 1)
+    for words, said in (
+        (("pause", "one"), "modeldeployment/one is already paused"),
+        (("undo", "one"), "cannot roll back modeldeployment/one while it is paused; resume it first "
+         "with `fleetctl rollout resume one`"),
+        (("restart", "one"), "cannot restart modeldeployment/one while it is paused; resume it first "
+         "with `fleetctl rollout resume one`"),
+    ):  # fmt: skip
+        refused = await shared_fleet.ctl("rollout", *words)
+        assert (refused.code, refused.err) == (1, f"error: {said}\n")
+    assert (
+        await shared_fleet.ctl("rollout", "resume", "one")
+    ).out == "modeldeployment/one resumed\n"
+    again = await shared_fleet.ctl("rollout", "resume", "md/one")
+    assert again.err == "error: modeldeployment/one is not paused\n"
+    assert (await shared_fleet.ctl("rollout", "restart", "one")).code == 0
+    seen = await read(shared_transport, "one")
+    assert seen.metadata.generation == 4
+    # The manifest does not name the annotation, and must not take it back.
+    same = await shared_fleet.ctl(
+        "apply", "-f", "-", stdin=DEPLOYMENT.replace("NAME", "one").encode()
+    )
+    assert same.out == "modeldeployment/one unchanged\n"
+    assert (await read(shared_transport, "one")).metadata.annotations == seen.metadata.annotations
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("status",), 2, "Missing argument"),
+        (("status", "a", "b"), 2, "give one deployment"),
+        (
+            ("status", "nodes/a"),
+            2,
+            "nodes have no placement and no rollout; give a ModelDeployment: NAME or modeldeployment/NAME",
+        ),
+        (("restart", "np", "a"), 2, "nodepools have no placement and no rollout"),
+        (("status", "nobdy"), 1, 'modeldeployments "nobdy" not found; did you mean nobody?'),
+        (("pause", "nobdy"), 1, 'modeldeployments "nobdy" not found'),
+        (("undo", "nobody", "--to-revision", "-1"), 2, "-1"),
+        (("undoo", "nobody"), 2, "undoo"),
+    ],
+)
+async def test_errors_have_hints(
+    shared_fleet: MemoryFleet,
+    shared_transport: Transport,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    await applied(shared_fleet, "nobody")
+    done = await shared_fleet.ctl("rollout", *words)
+    assert done.code == code
+    assert said in done.err
+
+
+async def test_deployments_being_deleted_are_not_changed(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    await applied(shared_fleet, "going")
+    await shared_fleet.ctl("delete", "md/going", "--no-wait")
+    done = await shared_fleet.ctl("rollout", "pause", "going")
+    assert done.err == "error: modeldeployment/going is being deleted; nothing was changed\n"
+    told = await shared_fleet.ctl("rollout", "status", "going")
+    assert told.err == "error: modeldeployment/going is being deleted\n"

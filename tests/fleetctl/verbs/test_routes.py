@@ -1,0 +1,144 @@
+"""`fleetctl routes` with real gateways."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from machinery.clock import SystemClock
+from store import keys
+from store.memory import MemoryTransport
+from store.port import Transport
+from tests.gateway.fake_engine import FakeEngine, running
+from tests.gateway.scripts import chat, dies_at_once
+from tests.gateway.test_http import CHAT
+from tests.gateway.world import Running, World, running_gateway
+from tests.support.fleet import fleetctl
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.waiting import until_async
+
+
+@asynccontextmanager
+async def two_gateways(shared_transport: Transport) -> AsyncIterator[tuple[Running, Running]]:
+    """Have two requests served by one of them, one by the other, and one by nobody."""
+    world = World(shared_transport)
+    async with (
+        running(FakeEngine("m-0", dies_at_once)) as bad,
+        running(FakeEngine("m-1", chat)) as good,
+        running_gateway(shared_transport) as one,
+        running_gateway(shared_transport) as two,
+    ):
+        await world.serve("m", bad, good)
+        for gateway in (one, two):
+            await gateway.knows("m", ready=2)
+        async with aiohttp.ClientSession() as http:
+            for gateway, model in ((one, "m"), (two, "m"), (one, "nobody"), (one, "m")):
+                async with http.post(gateway.url + CHAT, json={"model": model}) as response:
+                    await response.read()
+        yield one, two
+
+
+@pytest.mark.etcd
+async def test_all_registered_gateways_are_read(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    async with two_gateways(shared_transport) as (_, two):
+
+        async def registered() -> bool:
+            return len((await shared_transport.list(keys.GATEWAY_LEASE_PREFIX)).items) == 2
+
+        await until_async(registered, what="both gateways to be registered")
+        done = await shared_fleet.ctl("routes")
+        assert (done.code, done.err) == (0, "")
+        title, *lines = done.out.splitlines()
+        assert title.split()[:4] == ["TIME", "MODEL", "NODE", "REPLICA"]
+        shown = [line.split()[2:7] for line in lines]
+        assert shown == [
+            ["m", "mac-1", "m-1", "ok", "2"],
+            ["m", "mac-1", "m-1", "ok", "2"],
+            ["nobody", "-", "-", "refused", "0"],
+            ["m", "mac-1", "m-1", "ok", "1"],
+        ]
+        last = await shared_fleet.ctl("routes", "--last", "1", "--no-headers", "-o", "wide")
+        assert len(last.out.splitlines()) == 1
+        failed = await shared_fleet.ctl("routes", "--outcome", "refused", "-o", "json")
+        assert [item["model"] for item in json.loads(failed.out)["items"]] == ["nobody"]
+        only = await shared_fleet.ctl("routes", "--gateway", two.url, "-o", "wide", "--no-headers")
+        assert len(only.out.splitlines()) == 1
+        assert "m-0:broken" in only.out
+
+
+async def test_a_gateway_without_an_answer_is_a_warning() -> None:
+    async with two_gateways(MemoryTransport(SystemClock())) as (one, _):
+        silent = "http://127.0.0.1:9"
+        words = ("routes", "--gateway", one.url, "--gateway", silent, "--node", "mac-1")
+        done = await fleetctl(*words)
+        assert done.code == 0
+        assert len(done.out.splitlines()) == 3
+        assert done.err.startswith(f"warning: a gateway does not answer: {silent}: ")
+        nothing = await fleetctl("routes", "--gateway", one.url, "--model", "zzz")
+        assert (nothing.code, nothing.out, nothing.err) == (0, "", "no requests found\n")
+
+
+async def test_a_gateway_that_requires_a_key_is_a_warning() -> None:
+    async with (
+        two_gateways(MemoryTransport(SystemClock())) as (one, _),
+        answering(401, b"") as locked,
+    ):
+        done = await fleetctl("routes", "--gateway", one.url, "--gateway", locked)
+        assert (done.code, len(done.out.splitlines())) == (0, 4)
+        assert done.err.startswith("warning: a gateway denies access: ")
+        assert f"{locked} requires an admin API key" in done.err
+        assert "FLEET_API_KEY" in done.err
+
+
+async def test_no_gateway_answers() -> None:
+    done = await fleetctl("routes", "--gateway", "http://127.0.0.1:9")
+    assert done.code == 1
+    assert done.err.startswith("error: no gateway answers (http://127.0.0.1:9: ")
+    wrong = await fleetctl("routes", "--gateway", "10.0.0.5:4000")
+    assert wrong.code == 2
+    assert "http://HOST:PORT" in wrong.err
+
+
+@pytest.mark.etcd
+async def test_no_gateway_is_registered(shared_fleet: MemoryFleet) -> None:
+    done = await shared_fleet.ctl("routes", "--etcd-prefix", "/nobody")
+    assert done.code == 1
+    assert "no gateway is registered" in done.err
+
+
+@asynccontextmanager
+async def answering(status: int, body: bytes) -> AsyncIterator[str]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, body=body)
+
+    app = web.Application()
+    app.router.add_get("/api/dashboard/requests", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        pytest.param(401, b"", "FLEET_API_KEY", id="no-key"),
+        pytest.param(403, b"", "not an admin key", id="another-key"),
+        pytest.param(500, b"", "status 500", id="ill"),
+        pytest.param(200, b"<html>", "not a journal", id="something-else"),
+        pytest.param(200, b'{"requests":[{"id":7}]}', "not a journal", id="another-shape"),
+    ],
+)
+async def test_invalid_responses_are_errors(status: int, body: bytes, says: str) -> None:
+    async with answering(status, body) as url:
+        done = await fleetctl("routes", "--gateway", url)
+        assert done.code == 1
+        assert says in done.err

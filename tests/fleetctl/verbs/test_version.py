@@ -1,0 +1,138 @@
+"""`fleetctl version`: all parts of a fleet, and warnings about version skew."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetctl.fleets import version_skew
+from fleetctl.fleets.version_skew import UNKNOWN, ComponentVersion, FleetVersions, leader_version
+from machinery.version import is_compatible, parse_release
+from machinery.version import version as ours
+from schemas.records import GatewayLease
+from store import codec, keys
+from store.port import Put, Transport
+from tests.support.fleet import fleetctl
+from tests.support.fleetctl_runner import MemoryFleet
+
+SOUND = "3.5.16"
+
+
+def versions(
+    client: str = "1.4.0",
+    reconciler: str | None = "1.4.2",
+    gateway: str = "1.4.0",
+    agents: Sequence[tuple[str, str]] = (("1.4.0", "0.32.2"),),
+    etcd: str = SOUND,
+) -> FleetVersions:
+    leader = ComponentVersion(part="reconciler", name="mac-1/7", version=reconciler or "")
+    return FleetVersions(
+        client=ComponentVersion(part="fleetctl", version=client),
+        etcd=ComponentVersion(part="etcd", version=etcd),
+        reconciler=leader if reconciler is not None else None,
+        gateways=(ComponentVersion(part="gateway", name="g", version=gateway),),
+        agents=[
+            ComponentVersion(part="nodeagent", name=f"mac-{n}", version=version, mlx_lm=mlx)
+            for n, (version, mlx) in enumerate(agents, 1)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (versions(), []),
+        (versions(client="1.5.0", gateway="1.3.9"), []),
+        (versions(client="checkout", reconciler=UNKNOWN), []),
+        (versions(reconciler=None, gateway="1.5.0"), []),
+        (
+            versions(client="1.2.0"),
+            [
+                "fleetctl is 1.2.0, reconciler is 1.4.2; at most one minor version apart is supported: upgrade fleetctl"
+            ],
+        ),
+        (
+            versions(gateway="2.4.0"),
+            [
+                "gateway g is 2.4.0, reconciler is 1.4.2; at most one minor version apart is supported: "
+                "upgrade reconciler mac-1/7"
+            ],
+        ),
+        (
+            versions(agents=(("1.4.0", "0.32.9"), ("1.1.0", "0.31.0"))),
+            [
+                "nodeagent mac-2 is 1.1.0, reconciler is 1.4.2; at most one minor version apart is supported: "
+                "upgrade nodeagent mac-2",
+                "nodeagent mac-2 has mlx-lm 0.31.0; install 0.32, with which memory proofs were checked",
+            ],
+        ),
+        (
+            versions(etcd="3.5.1"),
+            [
+                "etcd 3.5.1 can lose acknowledged writes when it is killed; 3.4.21 and 3.5.5 are the first that do "
+                'not. docs/operations/store.md, "Which etcd", says how to change it'
+            ],
+        ),
+    ],
+)
+def test_version_skew_warnings(found: FleetVersions, said: list[str]) -> None:
+    assert version_skew.warnings(found, mlx_lm="0.32") == said
+
+
+def test_nodes_of_one_version_share_a_line() -> None:
+    found = versions(agents=[("1.4.0", "0.32.2")] * 7 + [("1.3.0", "")], reconciler=None)
+    assert version_skew.lines(found) == [
+        "fleetctl: 1.4.0",
+        "etcd: 3.5.16",
+        "reconciler: none leads",
+        "gateway g: 1.4.0",
+        "nodeagent mac-8: 1.3.0",
+        "nodeagent mac-1, mac-2, mac-3, mac-4, mac-5 and 2 more: 1.4.0 (mlx-lm 0.32.2)",
+    ]
+
+
+numbers = st.integers(0, 20)
+
+
+@given(numbers, numbers, numbers, numbers)
+def test_compatibility_is_symmetric(major: int, minor: int, other: int, another: int) -> None:
+    one, two = f"{major}.{minor}.0", f"{other}.{another}.1-rc"
+    assert is_compatible(one, two) is is_compatible(two, one)
+    assert is_compatible(one, two) is (major == other and abs(minor - another) <= 1)
+    assert parse_release(one) == (major, minor)
+    assert is_compatible(one, "a checkout")
+
+
+def test_the_leader_version() -> None:
+    assert leader_version(b"mac-1/77 0.3.1") == ComponentVersion(
+        part="reconciler", name="mac-1/77", version="0.3.1"
+    )
+    assert leader_version(b"mac-1/77").version == UNKNOWN
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(180)
+async def test_all_parts(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
+    lease = GatewayLease(url="http://127.0.0.1:9", version="99.0.0")
+    gateway = keys.named(keys.GATEWAY_LEASE_PREFIX, "odd")
+    leader = Put(key=keys.ELECTION_RECONCILER, value=f"mac-1/7 {ours()}".encode())
+    await shared_transport.commit([], [leader, Put(key=gateway, value=codec.encode(lease))])
+    done = await shared_fleet.ctl("version")
+    assert done.code == 0
+    assert f"reconciler mac-1/7: {ours()}\ngateway odd: 99.0.0\n" in done.out
+    assert f"warning: gateway odd is 99.0.0, reconciler is {ours()}; " in done.err
+    tree = json.loads((await shared_fleet.ctl("version", "-o", "json")).out)
+    assert tree["reconciler"] == {"name": "mac-1/7", "version": ours()}
+    assert (tree["gateways"], len(tree["warnings"]) > 0) == (
+        [{"name": "odd", "version": "99.0.0"}],
+        True,
+    )
+
+
+async def test_client_only() -> None:
+    plain = await fleetctl("version", "--client")
+    assert (plain.code, plain.out) == (0, f"fleetctl: {ours()}\n")
+    told = await fleetctl("version", "--client", "-o", "yaml")
+    assert told.out == f'fleetctl: "{ours()}"\n'

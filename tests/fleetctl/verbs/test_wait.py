@@ -1,0 +1,189 @@
+"""`fleetctl wait`: goals, and several objects at once."""
+
+import asyncio
+from typing import Any
+
+import click
+import pytest
+
+from fleetctl.cli.arguments import parse_timeout
+from fleetctl.objects import wait_conditions
+from schemas.deployment import ModelDeploymentStatus
+from schemas.meta import Condition, ConditionStatus
+from store import codec, keys
+from store.port import Put, Transport
+from tests.support.fleet import Fleet, fleetctl
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.fleetctl_stream import streaming
+from tests.support.terminal import terminal
+
+MANIFEST = """
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {{name: {name}, labels: {{set: {set}}}}}
+spec: {{model: {{path: none}}}}
+"""
+
+
+def tree(status: dict[str, Any], generation: int = 1) -> dict[str, Any]:
+    return {"metadata": {"name": "x", "generation": generation}, "status": status}
+
+
+def condition(truth: str, generation: int = 1) -> dict[str, Any]:
+    one = {"type": "Available", "status": truth, "reason": "Because", "message": "so it is"}
+    return {"conditions": [{**one, "observedGeneration": generation}]}
+
+
+@pytest.mark.parametrize(
+    ("goal", "seen", "holds", "now"),
+    [
+        ("condition=Available", tree(condition("True")), True, None),
+        ("condition=Available=false", tree(condition("False")), True, None),
+        (
+            "condition=Available",
+            tree(condition("False")),
+            False,
+            "; it is False (Because: so it is)",
+        ),
+        (
+            *("condition=Available", tree(condition("True"), 2), False),
+            "; it is True (Because: so it is, of an older generation)",
+        ),
+        (
+            "condition=Redy",
+            tree(condition("True")),
+            False,
+            "; it has no such condition, only Available",
+        ),
+        ("condition=available", tree(condition("True")), True, None),
+        ("condition=AVAILABLE=false", tree(condition("False")), True, None),
+        ("condition=Available", None, False, "; it does not exist"),
+        ("jsonpath={.status.n}=2", tree({"n": 2}), True, None),
+        ("jsonpath={.status.n}='2'", tree({"n": 2}), True, None),
+        ("jsonpath={.status.n}=2", tree({"n": 3}), False, "; it is '3'"),
+        ("jsonpath={.status.n}", tree({"n": 0}), True, None),
+        ("jsonpath={.status.n}", tree({}), False, "; the field does not exist"),
+        ("jsonpath=.status.n=2", tree({"n": 2}), True, None),
+        ("jsonpath=status.n=3", tree({"n": 2}), False, "; it is '2'"),
+        ("jsonpath=.status.n", tree({"n": 2}), True, None),
+        ("jsonpath=.status.a[?(@.b=='c=d')].n=1", tree({"a": [{"b": "c=d", "n": 1}]}), True, None),
+        ("jsonpath={.status.ok}=true", tree({"ok": True}), True, None),
+        (
+            "jsonpath={.status.a[?(@.b=='c=d')].n}=1",
+            tree({"a": [{"b": "c=d", "n": 1}]}),
+            True,
+            None,
+        ),
+        ("create", tree({}), True, None),
+        ("create", None, False, "; it does not exist"),
+        ("delete", None, True, None),
+        ("delete", tree({}), False, ""),
+    ],
+)
+def test_goals(goal: str, seen: Any, holds: bool, now: str | None) -> None:
+    wanted = wait_conditions.parse(goal)
+    assert wait_conditions.is_met(wanted, seen) is holds
+    if now is not None:
+        assert wait_conditions.state_text(wanted, seen) == now
+
+
+@pytest.mark.parametrize(
+    "goal", ["ready", "condition=", "jsonpath=", "jsonpath=.a=", "jsonpath={.a}=", "creat"]
+)
+def test_invalid_goals_are_errors(goal: str) -> None:
+    with pytest.raises(click.UsageError, match="--for="):
+        wait_conditions.parse(goal)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit_s"), [("90s", 90), ("0", 0), ("-1s", 604_800), ("-1", 604_800), ("-0s", 0)]
+)
+def test_timeouts(text: str, limit_s: float) -> None:
+    assert parse_timeout(text) == limit_s
+
+
+async def say(shared_transport: Transport, name: str, *, ready: int) -> None:
+    truth = ConditionStatus.TRUE if ready else ConditionStatus.FALSE
+    known = Condition(type="Available", status=truth, reason="Counted", observed_generation=1)
+    status = ModelDeploymentStatus(observed_generation=1, conditions=(known,), ready_replicas=ready)
+    key = keys.status_key("ModelDeployment", name)
+    await shared_transport.commit([], [Put(key=key, value=codec.encode(status))])
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(180)
+async def test_several_at_once(shared: Fleet, transport: Transport) -> None:
+    await shared.applied(
+        "---".join(MANIFEST.format(name=name, set="pair") for name in ("wait-a", "wait-b"))
+    )
+    await say(transport, "wait-a", ready=1)
+    await say(transport, "wait-b", ready=0)
+    words = ("wait", "md", "-l", "set=pair", "--for=condition=Available")
+    late = await shared.ctl(*words, "--timeout=0")
+    assert (late.code, late.out) == (1, "modeldeployment/wait-a condition met\n")
+    assert late.err == (
+        "error: timed out after 0 s waiting for condition Available=True of modeldeployment/wait-b; "
+        "it is False (Counted). `fleetctl describe modeldeployment/wait-b` shows details\n"
+    )
+    async with streaming(shared, *words) as running:
+        assert await running.line() == "modeldeployment/wait-a condition met\n"
+        await say(transport, "wait-b", ready=2)
+        assert await running.line() == "modeldeployment/wait-b condition met\n"
+        assert await running.ended() == 0
+    path = "--for=jsonpath={.status.readyReplicas}=2"
+    field = await shared.ctl("wait", "md/wait-b", path, "--timeout=0")
+    assert (field.code, field.out) == (0, "modeldeployment/wait-b condition met\n")
+    missing = await shared.ctl("wait", "md/wait-a", "md/wait-c", "--for=condition=Available")
+    assert (missing.code, missing.out) == (1, "")
+    assert missing.err.startswith('error: modeldeployments "wait-c" not found; did you mean wait-')
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(180)
+async def test_a_terminal_shows_the_progress(shared: Fleet, transport: Transport) -> None:
+    await shared.applied(MANIFEST.format(name="wait-seen", set="seen"))
+    await say(transport, "wait-seen", ready=0)
+    words = ("wait", "md/wait-seen", "--for=condition=available")
+    async with terminal(*words, "--etcd", str(shared.etcd.address)) as shown:
+        await shown.until(
+            "modeldeployment/wait-seen: waiting for condition available=True; it is False (Counted)"
+        )
+        await say(transport, "wait-seen", ready=1)
+        met = await shown.until("modeldeployment/wait-seen condition met\r\n")
+        assert met.endswith("\r\x1b[Kmodeldeployment/wait-seen condition met\r\n")
+        assert await shown.ended() == 0
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(180)
+async def test_create_and_delete(shared_fleet: MemoryFleet) -> None:
+    async with asyncio.TaskGroup() as group:
+        named = group.create_task(shared_fleet.ctl("wait", "md/wait-new", "--for=create"))
+        labelled = group.create_task(
+            shared_fleet.ctl("wait", "md", "-l", "set=new", "--for=create")
+        )
+        await shared_fleet.applied(MANIFEST.format(name="wait-new", set="new"))
+    for done in (named.result(), labelled.result()):
+        assert (done.code, done.out) == (0, "modeldeployment/wait-new created\n")
+    never = await shared_fleet.ctl("wait", "md/wait-none", "--for=create", "--timeout=0")
+    assert (never.code, never.err) == (
+        1,
+        "error: timed out after 0 s waiting for creation of modeldeployment/wait-none; it does not exist. "
+        "`fleetctl get modeldeployment` lists all\n",
+    )
+    gone = await shared_fleet.ctl("wait", "md/wait-none", "--for=delete")
+    assert (gone.code, gone.out) == (0, "modeldeployment/wait-none deleted\n")
+    nobody = await shared_fleet.ctl("wait", "md", "-l", "set=none", "--for=delete")
+    assert (nobody.code, nobody.out) == (0, "")
+    vain = await shared_fleet.ctl("wait", "md", "-l", "set=none", "--for=condition=Available")
+    assert (vain.code, vain.err) == (
+        1,
+        "error: no matching modeldeployments found to wait for\n",
+    )
+
+
+async def test_selection() -> None:
+    done = await fleetctl("wait", "--for=delete")
+    assert done.code == 2
+    which = await fleetctl("wait", "md", "--for=delete")
+    assert (which.code, "Give their names" in which.err) == (2, True)

@@ -1,0 +1,71 @@
+"""Registration of a node: its name, other holders of it, and sessions."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.node.registration import NameTakenError, NodeRegistration, session_name
+from schemas.node import NodeLease
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.support.clock import FakeClock
+
+
+async def held_by(uid: str, session: str) -> NodeRegistration:
+    """Return the registration of (u, folder/2) in a store where the given holder has the name."""
+    clock = FakeClock()
+    transport = MemoryTransport(clock)
+    value = codec.encode(NodeLease(uid=uid, session=session))
+    await transport.commit([], [Put(key=keys.node_lease_key("n"), value=value)])
+    return NodeRegistration(transport, clock, node="n", uid="u", session="folder/2")
+
+
+@pytest.mark.parametrize(
+    ("uid", "session", "words"),
+    [
+        ("other", "folder/1", "another identity"),
+        ("u", "elsewhere/1", "another --state-dir"),
+        ("u", "1", "another --state-dir"),
+    ],
+)
+async def test_a_name_of_another_agent_is_refused(uid: str, session: str, words: str) -> None:
+    presence = await held_by(uid, session)
+    with pytest.raises(NameTakenError, match=words):
+        await presence.keep(lambda: None)
+    assert presence.lease is None
+
+
+async def test_a_name_that_another_version_held_is_taken_when_its_lease_ends() -> None:
+    clock = FakeClock()
+    transport = MemoryTransport(clock)
+    lease = await transport.grant(4)
+    newer = Put(key=keys.node_lease_key("n"), value=b'{"storedVersion":9}', lease=lease)
+    await transport.commit([], [newer])
+    presence = NodeRegistration(transport, clock, node="n", uid="u", session="folder/2")
+    async with asyncio.TaskGroup() as group:
+        keeping = group.create_task(presence.keep(lambda: None))
+        await clock.advance(2)
+        before = await transport.get(newer.key)
+        await clock.advance(4)
+        after = await transport.get(newer.key)
+        keeping.cancel()
+    assert before is not None
+    assert before.value == newer.value
+    assert after is not None
+    assert codec.decode(NodeLease, after).session == "folder/2"
+
+
+@given(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
+    st.integers(1, 2**22),
+)
+def test_a_folder_has_one_name_for_all_runs(folder: str, pid: int) -> None:
+    path = Path("/") / folder
+    name, _, run = session_name(path, pid).partition("/")
+    assert (len(name), run) == (12, str(pid))
+    assert session_name(path, pid + 1).startswith(f"{name}/")
+    assert not session_name(path / "other", pid).startswith(name)

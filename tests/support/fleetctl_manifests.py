@@ -1,0 +1,58 @@
+"""Manifests and values that several tests of fleetctl's verbs use."""
+
+from hypothesis import strategies as st
+
+from schemas.deployment import ModelDeployment
+from schemas.meta import ObjectMeta
+from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
+from store import codec
+from store.port import Put
+from tests.support.fleets import PROOF
+
+DEPLOYMENT = """
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: NAME}
+spec: {model: {path: small}, servedNames: [fast], replicas: 2}
+"""
+"""A ModelDeployment; replace NAME."""
+
+SCALARS = st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "a", "x/y", "~"])
+"""Scalars of JSON."""
+
+
+def deployment_manifest(name: str, *, replicas: int = 2, labels: str = "team: a") -> str:
+    """Return the manifest of a ModelDeployment."""
+    return (
+        "---\napiVersion: fleet/v1alpha1\nkind: ModelDeployment\n"
+        f"metadata: {{name: {name}, labels: {{{labels}}}}}\n"
+        f"spec:\n  model: {{path: qwen}}\n  replicas: {replicas}\n"
+    )
+
+
+def pool_manifest(name: str) -> str:
+    """Return the manifest of a NodePool with one node."""
+    return (
+        "---\napiVersion: fleet/v1alpha1\nkind: NodePool\n"
+        f"metadata: {{name: {name}}}\nspec: {{nodes: [mac-1]}}\n"
+    )
+
+
+def put_replica(
+    of: ModelDeployment, ordinal: int, node: str, *, memory: MemoryProof = PROOF
+) -> Put:
+    """Return the write of a replica with one rank on the node."""
+    return codec.put_spec(
+        Replica(
+            metadata=ObjectMeta(name=f"{of.name}-{ordinal}", uid="u"),
+            spec=ReplicaSpec(
+                deployment=of.name,
+                template="t",
+                model=of.spec.model,
+                served_names=(of.name,),
+                context_length=1024,
+                concurrency=1,
+                ranks=(RankAssignment(node=node, memory=memory),),
+            ),
+        )
+    )

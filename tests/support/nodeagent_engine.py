@@ -1,0 +1,30 @@
+"""A fake engine: answers on a port as a test wants."""
+
+from aiohttp import web
+
+HEALTHY = b'{"state":"Ready","replicaUid":"u1"}'
+
+
+TOKEN = b'{"usage":{"completion_tokens":1}}'
+
+
+class FakeEngine:
+    """A server in place of an engine; a test sets its answers."""
+
+    def __init__(self) -> None:
+        self.health = HEALTHY
+        self.completion = TOKEN
+        self.embedding = b'{"usage":{"prompt_tokens":1}}'
+        self.status = 200
+        self.number = 0
+        self.asked = 0
+
+    async def on_health(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(body=self.health)
+
+    async def on_completion(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.completion, status=self.status)
+
+    async def on_embedding(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.embedding)
