@@ -48,15 +48,15 @@ def router(engines: int, strategy: Strategy = "Scored") -> Router:
         )
         for n in range(engines)
     ]
-    share = BackendBuilder().share(("m",), leased=targets, routing=routing)
+    share = BackendBuilder().backend(("m",), leased=targets, routing=routing)
     model = ServedModel(
         name="m",
         created=0,
-        shares=(share,),
+        backends=(share,),
         reason="",
         routing=routing,
         session_s=300.0,
-        is_prefix_aware=share.minds_prefixes,
+        is_prefix_aware=share.uses_prefixes,
     )
     clock = SystemClock()
     keeper = TableCache(MemoryTransport(clock), clock)
@@ -66,8 +66,8 @@ def router(engines: int, strategy: Strategy = "Scored") -> Router:
         loads.begin(target)
     for target in targets[::2]:
         told = {b"x-fleet-in-flight": b"%d" % draws.randint(0, 9), b"x-fleet-queued": b"0"}
-        loads.hear(target.origin, told, clock.monotonic())
-    return Router(keeper=keeper, loads=loads, clock=clock, random=draws)
+        loads.record_report(target.origin, told, clock.monotonic())
+    return Router(table_cache=keeper, load_tracker=loads, clock=clock, random=draws)
 
 
 def asks(size: int = 100, sessions: int = 0) -> list[InferenceRequest]:

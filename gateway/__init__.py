@@ -1,1 +1,1 @@
-"""The stateless OpenAI endpoint: routes requests to endpoints that live as long as their leases."""
+"""The gateway: a stateless OpenAI-compatible endpoint that routes requests to leased engine endpoints."""

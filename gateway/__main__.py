@@ -1,6 +1,7 @@
-"""The gateway's process: flags, environment, socket, exit codes. The only file here that sees them.
+"""Entry point of the gateway process: flags, environment, socket and exit codes.
 
-Exit codes: 0 asked to stop, 1 crashed, 2 a flag is wrong, 3 the address cannot be listened on.
+Exit codes (schemas/wire/exit_codes.py): 0 asked to stop, 1 crashed, 2 a flag is wrong, 3 the
+address cannot be listened on.
 """
 
 import asyncio
@@ -29,11 +30,12 @@ from machinery import environment
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
 from machinery.process_log import LogRing
+from schemas.wire.exit_codes import ExitCode
 from store.etcd.connect import connect
 from store.etcd.flags import address_from_flags, etcd_options
 
-_EXIT_ADDRESS = 3
-# What macOS allows a process as long as nobody raised it (OPEN_MAX in sys/syslimits.h), whatever the hard limit is.
+# The default limit of open files on macOS (OPEN_MAX in sys/syslimits.h). It holds whatever the hard
+# limit is.
 _FILES_OF_MACOS = 10_240
 
 
@@ -50,8 +52,8 @@ _FILES_OF_MACOS = 10_240
     "--advertise-address",
     envvar="FLEET_GATEWAY_ADVERTISE_ADDRESS",
     metavar="HOST[:PORT]",
-    help="Where the reconciler reaches this gateway for its figures (else --host; for 0.0.0.0 the "
-    "address of this machine that leads to etcd).",
+    help="Address at which the reconciler reads this gateway's metrics. Default: --host, or for 0.0.0.0 the "
+    "local address of the route to etcd.",
 )
 @etcd_options
 @click.option(
@@ -75,7 +77,7 @@ _FILES_OF_MACOS = 10_240
     default=600.0,
     envvar="FLEET_GATEWAY_REQUEST_TIMEOUT",
     show_default=True,
-    help="Longest silence of an engine, in seconds.",
+    help="Longest time without data from an engine, in seconds.",
 )
 @click.option(
     "--drain-timeout",
@@ -83,7 +85,7 @@ _FILES_OF_MACOS = 10_240
     default=30.0,
     envvar="FLEET_GATEWAY_DRAIN_TIMEOUT",
     show_default=True,
-    help="How long open streams may go on after SIGTERM, in seconds.",
+    help="Time for running streams to finish after SIGTERM, in seconds.",
 )
 @click.option(
     "--hold-timeout",
@@ -91,7 +93,7 @@ _FILES_OF_MACOS = 10_240
     default=120.0,
     envvar="FLEET_GATEWAY_HOLD_TIMEOUT",
     show_default=True,
-    help="How long a request waits for a model that was scaled to zero, in seconds.",
+    help="Longest wait of a request for a model that is scaled to zero, in seconds.",
 )
 @click.option(
     "--hold-limit",
@@ -99,7 +101,7 @@ _FILES_OF_MACOS = 10_240
     default=64,
     envvar="FLEET_GATEWAY_HOLD_LIMIT",
     show_default=True,
-    help="How many requests may wait for one such model.",
+    help="Number of requests that may wait for one such model.",
 )
 @click.option(
     "--auth",
@@ -107,19 +109,19 @@ _FILES_OF_MACOS = 10_240
     default="auto",
     envvar="FLEET_GATEWAY_AUTH",
     show_default=True,
-    help="Whether requests need an API key (`fleetctl create apikey`); auto: unless it listens on loopback.",
+    help="Require API keys (`fleetctl create apikey`). auto: unless the gateway listens on loopback.",
 )
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FLEET_GATEWAY_STATE_DIR",
-    help="Folder of this fleet's gateways here: what they know is kept in it for a start without etcd.",
+    help="Folder for the saved fleet state, with which a gateway starts while etcd is unreachable.",
 )
 @click.option(
     "--site",
     default="",
     envvar="FLEET_GATEWAY_SITE",
-    help="Where this gateway is: Macs with the same label `site` are asked first.",
+    help="Site of this gateway: Macs with the same label `site` are preferred.",
 )
 @click.option(
     "--journal-size",
@@ -127,21 +129,21 @@ _FILES_OF_MACOS = 10_240
     default=10_000,
     envvar="FLEET_GATEWAY_JOURNAL_SIZE",
     show_default=True,
-    help="How many of the last requests are kept in memory for `fleetctl routes`.",
+    help="Number of requests kept in memory for `fleetctl routes`.",
 )
 @click.option(
     "--journal-file",
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="FLEET_GATEWAY_JOURNAL_FILE",
-    help="File that all requests are written to as JSON lines, without prompts and answers; with four older ones.",
+    help="File for all requests as JSON lines, without prompts and answers; four older files are kept.",
 )
 @click.option(
     "--cors-origin",
     multiple=True,
     envvar="FLEET_GATEWAY_CORS_ORIGIN",
     metavar="ORIGIN",
-    help="Whose web pages may use this gateway besides those of this machine, such as https://chat.example.com, "
-    "or * for all; may be repeated.",
+    help="Origin of web pages that may use this gateway besides those of this machine, such as "
+    "https://chat.example.com, or * for all; may be repeated.",
 )
 @click.option(
     "--handover",
@@ -151,8 +153,8 @@ _FILES_OF_MACOS = 10_240
     "path, --host and --port: no connection is refused in between.",
 )
 def main(**flags: Any) -> None:
-    """Serve the fleet's models as one OpenAI endpoint."""
-    where = address_from_flags(flags)
+    """Serve the models of the fleet as one OpenAI-compatible endpoint."""
+    etcd = address_from_flags(flags)
     ring = LogRing()
     fleet_logging.setup("gateway", flags["log_level"], ring=ring)
     tracer = _tracer()
@@ -185,11 +187,11 @@ def main(**flags: Any) -> None:
     )
     path, clock = flags["handover"], SystemClock()
     handover = None if path is None else HandOver(path, claimed, bound, clock)
-    url = registration.advertised_url(advertised, bound, where.endpoints)
+    url = registration.advertised_url(advertised, bound, etcd.endpoints)
 
     async def run() -> None:
-        transport = connect(where)
-        # Request ids and routes' draws must differ between two gateways started at once.
+        transport = connect(etcd)
+        # Two gateways that start at the same time must draw different request ids and routes.
         entropy = random.Random(secrets.randbits(128))
         try:
             gateway = Gateway(transport, clock, entropy, limits, url=url, tracer=tracer)
@@ -197,7 +199,8 @@ def main(**flags: Any) -> None:
         finally:
             await transport.close()
 
-    # What was imported stays for ever: looking through it again and again costs pauses of 50 ms.
+    # Imported objects stay for the life of the process. Scanning them again and again would cost
+    # pauses of 50 ms.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -207,23 +210,26 @@ def main(**flags: Any) -> None:
 
 
 def _claimed(flags: dict[str, Any]) -> ListenerClaim:
-    """Return the socket to listen on, from the gateway that runs if there is one; else exit."""
-    where = Origin(flags["host"], flags["port"])
+    """Return the socket to listen on: from the running gateway if there is one, else a new one.
+
+    Exit if neither works.
+    """
+    address = Origin(flags["host"], flags["port"])
     try:
-        return asyncio.run(claim_listener(flags["handover"], where, SystemClock()))
+        return asyncio.run(claim_listener(flags["handover"], address, SystemClock()))
     except HandOverError as error:
-        said = str(error)
+        message = str(error)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            said = f"port {where.port} is in use on {where.host}; choose another with --port"
+            message = f"port {address.port} is in use on {address.host}; choose another with --port"
         else:
-            said = f"cannot listen on {where.host}:{where.port}: {error.strerror or error}"
-    click.echo(f"gateway: {said}", err=True)
-    sys.exit(_EXIT_ADDRESS)
+            message = f"cannot listen on {address.host}:{address.port}: {error.strerror or error}"
+    click.echo(f"gateway: {message}", err=True)
+    sys.exit(ExitCode.ADDRESS_IN_USE)
 
 
 def _allow_many_connections() -> None:
-    """Raise the number of open files to what the system allows: each connection is one."""
+    """Raise the limit of open files to what the system allows. Each connection takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, _FILES_OF_MACOS):
         if soft == resource.RLIM_INFINITY or 0 <= wanted <= soft:
@@ -234,13 +240,13 @@ def _allow_many_connections() -> None:
 
 
 def _tracer() -> Tracer | None:
-    """Return who records traces; None if nobody wants any."""
+    """Return the tracer, or None if tracing is not configured."""
     try:
         if not environment.are_traces_enabled():
             return None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    # Loading OpenTelemetry takes 90 ms and 4 MB, which is nothing to ask of those who do not use it.
+    # Importing OpenTelemetry takes 90 ms and 4 MB, so only gateways that trace pay for it.
     tracer: Tracer = importlib.import_module("gateway.telemetry.otel").OtelTracer()
     return tracer
 

@@ -1,6 +1,6 @@
-"""Everything but the hot path: the list of models, health, metrics, and what is not there.
+"""FastAPI application for everything but requests to models: the list of models, health, metrics and the admin API.
 
-No request to a model passes through FastAPI; those are answered by `gateway/http/`.
+Requests to models never reach FastAPI; `gateway/http/protocol.py` takes them.
 """
 
 from collections.abc import AsyncIterator
@@ -25,18 +25,19 @@ from gateway.apis.anthropic import response_translator as anthropic
 from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
 from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
-from gateway.errors import Refusal, RefusedError
 from gateway.routing.selection import nearest
 from gateway.routing.table import ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.state.table_cache import TableCache
 from machinery.prometheus import CONTENT_TYPE
+from schemas.wire import headers as wire_headers
+from schemas.wire.errors import Refusal, RefusedError
 
 Json: TypeAlias = dict[str, object]
 
-# A millisecond.
+# Rendering this many lines takes about a millisecond.
 _LINES_AT_ONCE = 200
-# For who asks for the address that clients are given.
+# Endpoints that the answer to GET /v1 lists.
 _V1 = (
     "GET /v1/models",
     *(f"POST {path}" for path in (*PATHS, *registry.PATHS) if path.startswith("/v1/")),
@@ -44,13 +45,13 @@ _V1 = (
 _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def make_app(sight: AdminContext) -> FastAPI:
+def make_app(context: AdminContext) -> FastAPI:
     """Return the FastAPI application."""
-    known = sight.known
+    fleet_state = context.fleet_state
     app = FastAPI(title="mlx-fleet gateway", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
-    app.add_middleware(AuthMiddleware, access=known.access, refuse=refuse)
-    routes = AppRoutes(sight)
+    app.add_middleware(AuthMiddleware, access=fleet_state.access, refuse=refuse)
+    routes = AppRoutes(context)
     for path, answer in (
         ("/v1/models", routes.models),
         ("/v1/models/", routes.models),
@@ -60,13 +61,14 @@ def make_app(sight: AdminContext) -> FastAPI:
         ("/metrics/demand", routes.demand_text),
     ):
         app.add_api_route(path, answer, methods=["GET", "HEAD"])
-    # Only so that another method than POST is told so; clients/protocol.py takes the POSTs.
+    # Registered only to answer other methods with 405; http/protocol.py takes POST before it gets
+    # here.
     for path in sorted((*PATHS, *registry.PATHS)):
         app.add_api_route(path, routes.only_post, methods=list(_NOT_POST))
-    ollama.add_routes(app, known.keeper, known.access)
-    app.include_router(admin.make_admin_router(sight))
-    app.include_router(admin_routes.make_model_router(sight))
-    app.include_router(gateway_log.make_log_router(sight.log))
+    ollama.add_routes(app, fleet_state.table_cache, fleet_state.access)
+    app.include_router(admin.make_admin_router(context))
+    app.include_router(admin_routes.make_model_router(context))
+    app.include_router(gateway_log.make_log_router(context.log))
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(RequestValidationError, on_wrong_query)
@@ -74,7 +76,7 @@ def make_app(sight: AdminContext) -> FastAPI:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer a wrong path or method."""
+    """Answer a request with an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     more = {name.lower(): value for name, value in (error.headers or {}).items()}
     allowed = f"; use {more['allow']}" if "allow" in more else ""
@@ -86,13 +88,13 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_refused(request: Request, error: Exception) -> Response:
-    """Answer what a route, or what it depends on, refuses."""
+    """Answer a request that a route or one of its dependencies refused."""
     assert isinstance(error, RefusedError)
     return refuse(request.scope, error.refusal)
 
 
 async def on_wrong_query(request: Request, error: Exception) -> Response:
-    """Answer a query whose values are none that the route takes."""
+    """Answer a request whose query parameters are invalid."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])
@@ -101,45 +103,45 @@ async def on_wrong_query(request: Request, error: Exception) -> Response:
 
 
 def refuse(scope: Scope, refusal: Refusal) -> Response:
-    """Return a refusal as a response, in the words of the API that was asked."""
+    """Return a refusal as a response in the format of the API that the path belongs to."""
     status, headers, body = refusal.status, refusal.headers(), refusal.body()
-    telling = registry.error_translator(scope["path"], scope["headers"])
-    if telling is not None:
-        status, headers, body = telling.whole(status, headers, body)
-    told = {name.decode(): value.decode() for name, value in headers}
-    return Response(body, status_code=status, headers=told)
+    translator = registry.error_translator(scope["path"], scope["headers"])
+    if translator is not None:
+        status, headers, body = translator.whole(status, headers, body)
+    fields = {name.decode(): value.decode() for name, value in headers}
+    return Response(body, status_code=status, headers=fields)
 
 
 @dataclass(frozen=True, slots=True)
 class AppRoutes:
-    """One method a route."""
+    """Route handlers of the application, one method for each route."""
 
-    sight: AdminContext
-
-    @property
-    def known(self) -> FleetState:
-        return self.sight.known
+    context: AdminContext
 
     @property
-    def keeper(self) -> TableCache:
-        return self.known.keeper
+    def fleet_state(self) -> FleetState:
+        return self.context.fleet_state
+
+    @property
+    def table_cache(self) -> TableCache:
+        return self.fleet_state.table_cache
 
     async def models(self, request: Request) -> Response:
-        """List every name that the client may use."""
-        if not self.keeper.is_synced:
+        """List the models that the client may use."""
+        if not self.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
-        models = sorted(self.keeper.table.models.values(), key=lambda model: model.name)
+        models = sorted(self.table_cache.table.models.values(), key=lambda model: model.name)
         models = [model for model in models if can_see(request, model.name)]
         if registry.VERSION in request.headers:
             return _json(anthropic.model_page(models, request.query_params))
         return _json({"object": "list", "data": [_model_body(model) for model in models]})
 
     async def model(self, name: str, request: Request) -> Response:
-        """Tell of one name."""
-        if not self.keeper.is_synced:
+        """Describe one model."""
+        if not self.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
-        self.known.access.allow(principal_of(request), name)
-        table = self.keeper.table
+        self.fleet_state.access.allow(principal_of(request), name)
+        table = self.table_cache.table
         found = table.models.get(name)
         if found is None:
             near = nearest(table, name)
@@ -151,62 +153,63 @@ class AppRoutes:
         )
 
     async def health(self, request: Request) -> Response:
-        """Say how the gateway is; 200 as soon as it has ever heard from the store.
+        """Report the health of the gateway; 200 once the gateway has a routing table.
 
-        No key is asked for, so that names are told only to who shows an admin's, or where nobody needs one.
+        The route needs no key. Model names are therefore shown only to admin keys, or where keys
+        are not required.
         """
-        keeper = self.keeper
-        staleness_s, age_s = keeper.staleness_s(), self.known.snapshot_age_s()
+        table_cache = self.table_cache
+        staleness_s, age_s = table_cache.staleness_s(), self.fleet_state.snapshot_age_s()
         body: Json = {
-            "status": _status(keeper),
-            "source": keeper.source,
+            "status": _status(table_cache),
+            "source": table_cache.source,
             "storeStalenessSeconds": None if staleness_s is None else round(staleness_s, 3),
-            "isStale": keeper.is_stale,
+            "isStale": table_cache.is_stale,
             "snapshotAgeSeconds": None if age_s is None else round(age_s, 1),
-            "endpoints": keeper.table.endpoints,
-            "endpointsKept": keeper.table.kept,
+            "endpoints": table_cache.table.endpoints,
+            "endpointsKept": table_cache.table.kept,
         }
-        models = sorted(keeper.table.models.items())
+        models = sorted(table_cache.table.models.items())
         ready = {name: model.ready() for name, model in models}
         body["modelsKnown"] = len(ready)
         body["modelsReady"] = sum(count > 0 for count in ready.values())
-        if self.known.access.sees_all(request.scope["headers"]):
+        if self.fleet_state.access.sees_all(request.scope["headers"]):
             body["models"] = {
                 name: {"ready": ready[name], "kept": model.kept()} for name, model in models
             }
-        return _json(body, 200 if keeper.is_synced else 503)
+        return _json(body, 200 if table_cache.is_synced else 503)
 
     async def metrics_text(self) -> Response:
-        """Return the metrics for Prometheus."""
+        """Return the metrics in Prometheus text format."""
         return StreamingResponse(self._metrics(), media_type=CONTENT_TYPE)
 
     async def _metrics(self) -> AsyncIterator[str]:
-        """Yield them in pieces: a thousand replicas are megabytes, and requests go on in between."""
-        lines = self.sight.recorder.metrics.lines()
+        """Yield the metrics in pieces. A thousand replicas make megabytes, and requests are served in between."""
+        lines = self.context.recorder.metrics.lines()
         while piece := list(islice(lines, _LINES_AT_ONCE)):
             yield "\n".join(piece) + "\n"
-            await self.sight.clock.sleep(0)
+            await self.context.clock.sleep(0)
 
     async def demand_text(self) -> Response:
-        """Return the part of it that the reconciler reads."""
-        # With it the reconciler tells us from another gateway that goes by the same address.
-        headers = {"x-fleet-gateway": self.sight.id}
-        text = self.sight.recorder.metrics.demand_text()
+        """Return the metrics that the reconciler reads."""
+        # The reconciler detects by this id that another gateway answers at the same address.
+        headers = {wire_headers.GATEWAY: self.context.id}
+        text = self.context.recorder.metrics.demand_text()
         return Response(text, media_type=CONTENT_TYPE, headers=headers)
 
     async def only_post(self) -> Response:
-        """Refuse what is not a POST."""
+        """Refuse methods other than POST."""
         raise HTTPException(405, headers={"allow": "POST"})
 
 
-def _status(keeper: TableCache) -> str:
-    """Return how the gateway is, in words that begin with one word."""
-    if not keeper.is_synced:
+def _status(table_cache: TableCache) -> str:
+    """Return the health as text whose first word is the state."""
+    if not table_cache.is_synced:
         return "not synced: etcd was not reached yet"
-    if keeper.source == "snapshot":
-        return "degraded: etcd was not reached since the start; going by what was kept of it"
-    if keeper.is_stale:
-        return "degraded: etcd is not heard; going by what it said last"
+    if table_cache.source == "snapshot":
+        return "degraded: etcd was not reached since the start; using the saved fleet state"
+    if table_cache.is_stale:
+        return "degraded: etcd is unreachable; using the last known fleet state"
     return "ok"
 
 

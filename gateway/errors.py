@@ -1,82 +1,28 @@
-"""Refusals: what a client is told, in OpenAI's envelope. Decides nothing and sends nothing.
+"""Errors that clients of the gateway get. The envelope is in schemas/wire/errors.py."""
 
-What clients are told of requests that never became one: their HTTP was wrong. Decides nothing.
-"""
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TypeAlias
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from schemas.wire import headers
+from schemas.wire.errors import ErrorBody, Refusal, RefusedError
 
-import orjson
+HeaderList: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-ErrorType: TypeAlias = Literal["invalid_request_error", "rate_limit_error", "server_error"]
-
-# A fleet may serve hundreds of names; a message is read by a person.
+# A fleet may serve hundreds of models, and a person reads the message.
 _NAMES_SHOWN = 20
-# Long enough to load a small model, short enough that nobody waits for nothing.
+# Long enough to load a small model.
 _NOT_READY_RETRY_S = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """One refusal as clients see it."""
-
-    status: int
-    message: str
-    type: ErrorType = "invalid_request_error"
-    param: str | None = None
-    code: str | None = None
-    retry_after_s: int | None = None
-    more: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers of its own."""
-
-    def body(self) -> bytes:
-        """Return OpenAI's error envelope."""
-        error = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
-        return orjson.dumps({"error": error})
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that belong to the body, but for its length."""
-        found = [(b"content-type", b"application/json")]
-        if self.retry_after_s is not None:
-            found.append((b"retry-after", b"%d" % self.retry_after_s))
-        found += self.more
-        return found
-
-    def event(self) -> bytes:
-        """Return it as the last event of a stream that cannot go on."""
-        return b"data: " + self.body() + b"\n\n"
-
-
-class RefusedError(Exception):
-    """Carries a refusal to the edge, where it becomes a response."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-
-
-def invalid(message: str, param: str | None = None) -> RefusedError:
-    """Return the refusal of a request that no repetition makes right."""
-    return RefusedError(Refusal(status=400, message=message, param=param))
-
-
-def too_large(limit: int) -> RefusedError:
-    """Return the refusal of a body over the limit."""
-    return RefusedError(
-        Refusal(
-            status=413, message=f"The body is larger than {limit} bytes.", code="body_too_large"
-        )
-    )
+# Refusals of access control. No message contains a key or a part of one.
+_CHALLENGE = ((b"www-authenticate", b'Bearer realm="mlx-fleet"'),)
+_HOW = "send it as `Authorization: Bearer KEY` (or as `x-api-key` or `api-key`)"
+_MAKE = "`fleetctl create apikey NAME` makes one"
 
 
 def unknown_model(name: str, known: Sequence[str], nearest: str | None) -> Refusal:
-    """Return what to say of a model name that nobody declared."""
+    """Return the refusal of a model name that is not declared."""
     shown = name if len(name) <= 200 else f"{name[:200]}..."
     message = f"The model '{shown}' does not exist. "
     if nearest is not None:
@@ -91,7 +37,7 @@ def unknown_model(name: str, known: Sequence[str], nearest: str | None) -> Refus
 
 
 def nothing_ready(name: str, reason: str) -> Refusal:
-    """Return what to say of a model that exists and that nobody serves right now."""
+    """Return the refusal for a declared model without a ready replica."""
     return Refusal(
         status=503,
         message=f"No replica of '{name}' is ready. {reason}",
@@ -102,7 +48,7 @@ def nothing_ready(name: str, reason: str) -> Refusal:
 
 
 def model_starting(name: str, waited_s: float, reason: str) -> Refusal:
-    """Return what to say of a model that was brought back from zero, and is not there yet."""
+    """Return the refusal for a model that is scaling up from zero and is not ready in time."""
     return Refusal(
         status=503,
         message=f"The model '{name}' is starting and was not ready within {waited_s:g} s; repeat the "
@@ -114,7 +60,7 @@ def model_starting(name: str, waited_s: float, reason: str) -> Refusal:
 
 
 def too_many_waiting(name: str, limit: int) -> Refusal:
-    """Return what to say when as many as may be wait for the model already."""
+    """Return the refusal when the maximum number of requests already waits for the model."""
     return Refusal(
         status=429,
         message=f"The model '{name}' is starting, and {limit} requests wait for it already; repeat the "
@@ -126,7 +72,7 @@ def too_many_waiting(name: str, limit: int) -> Refusal:
 
 
 def not_synced() -> Refusal:
-    """Return what to say before the first word from the store."""
+    """Return the refusal before the first read of the store."""
     return Refusal(
         status=503,
         message="The gateway has not reached etcd since it started, so it knows no models yet.",
@@ -137,7 +83,7 @@ def not_synced() -> Refusal:
 
 
 def unreachable(name: str, attempts: int, why: str) -> Refusal:
-    """Return what to say when no engine of the model took the connection."""
+    """Return the refusal when no engine of the model accepted a connection."""
     return Refusal(
         status=503,
         message=f"No replica of '{name}' could be reached ({attempts} tried; the last: {why}).",
@@ -148,7 +94,7 @@ def unreachable(name: str, attempts: int, why: str) -> Refusal:
 
 
 def upstream_failed(name: str, attempts: int, why: str) -> Refusal:
-    """Return what to say when engines took the request and did not answer it."""
+    """Return the refusal when engines accepted the request and failed to answer it."""
     return Refusal(
         status=503,
         message=f"The replicas of '{name}' failed ({attempts} tried; the last: {why}).",
@@ -159,7 +105,7 @@ def upstream_failed(name: str, attempts: int, why: str) -> Refusal:
 
 
 def upstream_silent(name: str, why: str) -> Refusal:
-    """Return what to say when an engine took longer than anybody waits."""
+    """Return the refusal when an engine sent nothing for too long."""
     return Refusal(
         status=504,
         message=f"The replica of '{name}' did not answer in time: {why}.",
@@ -169,7 +115,7 @@ def upstream_silent(name: str, why: str) -> Refusal:
 
 
 def shutting_down() -> Refusal:
-    """Return what to say to requests that outlast the gateway's drain."""
+    """Return the refusal for requests that outlast the gateway's drain."""
     return Refusal(
         status=503,
         message="The gateway is shutting down; repeat the request.",
@@ -180,13 +126,15 @@ def shutting_down() -> Refusal:
 
 
 def internal() -> Refusal:
-    """Return what to say when it is a mistake of ours; the log has more."""
-    message = "The gateway made a mistake; the request was not answered. Its log says more."
+    """Return the refusal for an error of the gateway; the log has the details."""
+    message = (
+        "An internal error of the gateway: the request was not answered. Its log has the details."
+    )
     return Refusal(status=500, message=message, type="server_error", code="internal_error")
 
 
 def interrupted(why: str) -> Refusal:
-    """Return what ends a stream whose engine is gone; its status was sent long ago."""
+    """Return the error that ends a stream after its status was sent."""
     return Refusal(
         status=502,
         message=f"The stream was interrupted: {why}.",
@@ -196,25 +144,25 @@ def interrupted(why: str) -> Refusal:
 
 
 def head_too_large(limit: int) -> Refusal:
-    """Return the refusal of headers over the limit."""
+    """Return the refusal of request headers over the limit."""
     message = f"The request's headers are larger than {limit} bytes."
     return Refusal(status=431, message=message, code="headers_too_large")
 
 
 def too_many_headers(limit: int) -> Refusal:
-    """Return the refusal of more headers than anybody needs."""
+    """Return the refusal of a request with too many headers."""
     message = f"The request has more than {limit} headers."
     return Refusal(status=431, message=message, code="headers_too_large")
 
 
 def not_http() -> Refusal:
-    """Return what to say to bytes that are no HTTP/1.1."""
+    """Return the refusal of bytes that are not HTTP/1.1."""
     message = "This is not a valid HTTP/1.1 request; the connection is closed."
     return Refusal(status=400, message=message, code="invalid_http")
 
 
 def wrong_origin(origin: str) -> Refusal:
-    """Return the refusal of a web page that may not use the gateway."""
+    """Return the refusal of a web page whose origin is not allowed."""
     message = (
         f"Web pages from {origin[:200]} may not use this gateway; its operator can allow them with "
         f"--cors-origin {origin[:200]}."
@@ -223,15 +171,198 @@ def wrong_origin(origin: str) -> Refusal:
 
 
 def compressed(coding: str) -> Refusal:
-    """Return the refusal of a body that is not plain."""
+    """Return the refusal of a compressed body."""
     message = (
-        f"The body is compressed ('content-encoding: {coding[:50]}'), and compressed bodies are not taken here; "
-        "send it plain, and leave that header out."
+        f"The body is compressed ('content-encoding: {coding[:50]}'), which is not supported; "
+        "send it uncompressed and without that header."
     )
     return Refusal(status=415, message=message, code="body_compressed")
 
 
 def too_slow(seconds: float) -> Refusal:
-    """Return what to say of a request that does not come."""
+    """Return the refusal of a request that arrives too slowly."""
     message = f"The request did not arrive within {seconds:g} s."
     return Refusal(status=408, message=message, code="body_timeout")
+
+
+def request_timeout(name: str, timeout_s: float, attempts: int) -> Refusal:
+    """Return the refusal when the request's deadline has passed."""
+    tried = f"{attempts} replicas were tried" if attempts != 1 else "1 replica was tried"
+    return Refusal(
+        status=504,
+        message=f"The response of '{name}' was not complete within {timeout_s:g} s ({tried}); allow more time in the "
+        f"header '{headers.REQUEST_TIMEOUT}', or in spec.routing.timeouts.request if that is the limit.",
+        type="server_error",
+        code="request_timeout",
+    )
+
+
+def queue_full(name: str, *, running: int, waiting: int, retry_after_s: int) -> Refusal:
+    """Return the refusal when the queue is full."""
+    return Refusal(
+        status=429,
+        message=f"The queue of '{name}' is full: {running} {_requests(running)} running and {waiting} "
+        f"{_requests(waiting)} waiting, the limits of spec.routing.queueing; try again in {retry_after_s} s.",
+        type="rate_limit_error",
+        code="queue_full",
+        retry_after_s=retry_after_s,
+    )
+
+
+def _requests(count: int) -> str:
+    return "request" if count == 1 else "requests"
+
+
+def queue_timeout(name: str, waited_s: float, retry_after_s: int) -> Refusal:
+    """Return the refusal of a request that waited too long for a slot."""
+    return Refusal(
+        status=503,
+        message=f"The request waited {waited_s:g} s for a slot of '{name}', the limit of "
+        f"spec.routing.queueing.timeout; try again in {retry_after_s} s.",
+        type="server_error",
+        code="queue_timeout",
+        retry_after_s=retry_after_s,
+    )
+
+
+def not_retried(refusal: Refusal) -> Refusal:
+    """Return the last refusal, with the note that the retry budget is used up."""
+    message = (
+        f"{refusal.message} No other replica was tried: too many requests fail at the moment, and retrying all of "
+        "them would make it worse (spec.routing.retries.budget)."
+    )
+    return replace(refusal, message=message, retry_after_s=refusal.retry_after_s or 1)
+
+
+def engine_refusal(status: int, body: bytes) -> Refusal:
+    """Return an engine's error as a refusal, for a response whose status was sent already."""
+    error = ErrorBody.parse(body)
+    if error is None:
+        error = ErrorBody(
+            message=f"The replica answered a request for a stream with status {status}.",
+            type=None,
+            code=None,
+        )
+    return Refusal(
+        status=status,
+        message=error.message,
+        type="server_error" if status >= 500 else "invalid_request_error",
+        code=error.code,
+    )
+
+
+def no_key(*, is_any: bool) -> RefusedError:
+    """Return the refusal of a request without a key. `is_any`: the fleet has keys."""
+    if is_any:
+        message = f"This gateway requires an API key: {_HOW}. Ask the operator of the fleet for one; {_MAKE}."
+    else:
+        message = (
+            f"This gateway requires an API key, and the fleet has none yet: {_MAKE}, then {_HOW}. A gateway "
+            "that listens only on loopback, or was started with --auth off, requires none."
+        )
+    return RefusedError(_refusal(401, message, "invalid_api_key", _CHALLENGE))
+
+
+def no_scheme() -> RefusedError:
+    """Return the refusal of an `authorization` header without `Bearer`."""
+    message = (
+        "The header `authorization` does not begin with `Bearer `: send it as `Authorization: Bearer KEY`, "
+        "or the key alone as `x-api-key` or `api-key`."
+    )
+    return RefusedError(_refusal(401, message, "invalid_api_key", _CHALLENGE))
+
+
+def wrong_key(*, is_any: bool) -> RefusedError:
+    """Return the refusal of an unknown or revoked key."""
+    also = "" if is_any else " The fleet has no keys yet."
+    message = (
+        "The API key is unknown: it was mistyped or revoked, or belongs to another fleet."
+        f"{also} `fleetctl get apikeys` lists the fleet's keys; {_MAKE}."
+    )
+    return RefusedError(_refusal(401, message, "invalid_api_key", _CHALLENGE))
+
+
+def expired(key: str, at: datetime) -> RefusedError:
+    """Return the refusal of an expired key."""
+    message = f"The API key '{key}' expired on {at:%Y-%m-%d %H:%M} UTC; {_MAKE}."
+    return RefusedError(_refusal(401, message, "api_key_expired", _CHALLENGE))
+
+
+def keys_unknown() -> RefusedError:
+    """Return the refusal before the keys were read from the store."""
+    refusal = Refusal(
+        status=503,
+        message="The gateway could not read the fleet's API keys from etcd yet. If this persists, its etcd user may "
+        "lack the right to read them: run `fleetctl init-auth` again.",
+        type="server_error",
+        code="not_synced",
+        retry_after_s=2,
+    )
+    return RefusedError(refusal)
+
+
+def wrong_model(key: str, allowed: Iterable[str], name: str) -> RefusedError:
+    """Return the refusal of a model outside the key's list; it does not tell whether the model exists."""
+    shown = name if len(name) <= 200 else f"{name[:200]}..."
+    known = sorted(allowed)
+    more = len(known) - _NAMES_SHOWN
+    listed = ", ".join(known[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    message = f"The API key '{key}' may not use the model '{shown}'; it may use: {listed}."
+    return RefusedError(
+        Refusal(status=403, message=message, param="model", code="model_not_allowed")
+    )
+
+
+def not_admin(key: str) -> RefusedError:
+    """Return the refusal of the admin API for keys without admin rights."""
+    message = (
+        f"The API key '{key}' may not use the admin API; `fleetctl create apikey NAME --admin` makes one "
+        "that may."
+    )
+    return RefusedError(_refusal(403, message, "admin_required"))
+
+
+def too_many_at_once(key: str, in_flight: int, rates: HeaderList) -> RefusedError:
+    """Return the refusal of a request over the key's concurrency."""
+    message = (
+        f"The API key '{key}' has {in_flight} requests in progress at this gateway, its limit; "
+        "repeat the request when one has ended."
+    )
+    return _rate_limited(message, 1.0, rates)
+
+
+def too_many_requests(
+    key: str, per_minute: float, wait_s: float, rates: HeaderList
+) -> RefusedError:
+    """Return the refusal of a request over the key's request rate."""
+    message = (
+        f"The API key '{key}' has used up its requests for now (at this gateway "
+        f"{per_minute:.6g} per minute); repeat the request in {math.ceil(wait_s)} s."
+    )
+    return _rate_limited(message, wait_s, rates)
+
+
+def too_many_tokens(key: str, per_minute: float, wait_s: float, rates: HeaderList) -> RefusedError:
+    """Return the refusal of a request over the key's token rate."""
+    message = (
+        f"The API key '{key}' has used up its tokens for now (at this gateway "
+        f"{per_minute:.6g} per minute, prompts and answers); repeat the request in "
+        f"{math.ceil(wait_s)} s."
+    )
+    return _rate_limited(message, wait_s, rates)
+
+
+def _rate_limited(message: str, wait_s: float, rates: HeaderList) -> RefusedError:
+    refusal = Refusal(
+        status=429,
+        message=message,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after_s=max(1, math.ceil(wait_s)),
+        extra_headers=tuple(rates),
+    )
+    return RefusedError(refusal)
+
+
+def _refusal(status: int, message: str, code: str, extra: HeaderList = ()) -> Refusal:
+    return Refusal(status=status, message=message, code=code, extra_headers=tuple(extra))

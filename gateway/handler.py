@@ -1,4 +1,4 @@
-"""Where requests to models are answered: read, have carried, told. One `serve` is one request's life."""
+"""Handler of requests to models. One call of `serve` is the life of one request."""
 
 import asyncio
 import itertools
@@ -13,8 +13,6 @@ from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.apis.openai import find_model_name
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Principal
-from gateway.errors import Refusal, RefusedError
-from gateway.forwarding.admission import engine_refusal
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.retry_state import WholeResponse
@@ -25,16 +23,25 @@ from gateway.request import RawHeaders
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.connection import BrokenResponseError, Headers
+from machinery.clock import NEVER
+from schemas.wire import headers as wire_headers
+from schemas.wire.errors import Refusal, RefusedError
 
-_NEVER = float("inf")
-_SWEEP_S = 1.0
-# A request may be on its way on a connection that looks idle.
+_STALL_CHECK_S = 1.0
+# A request may be in transit on a connection that looks idle.
 IDLE_LINGER_S = 1.0
-# What is known of the fleet may be out of date: the store has not been heard for a while.
-_STALE = (b"x-fleet-store", b"stale")
+# The routing table may be out of date because the store has been unreachable for a while.
+_STALE = (wire_headers.STORE.encode(), wire_headers.STORE_STALE.encode())
+_REQUEST_ID = wire_headers.REQUEST_ID.encode()
+_ATTEMPTS = wire_headers.ATTEMPTS.encode()
+_NODE = wire_headers.NODE.encode()
+_REPLICA = wire_headers.REPLICA.encode()
+_FLEET_PREFIX = wire_headers.FLEET_PREFIX.encode()
+_RESPONSE_HEAD = b"%%b%b: %%b\r\n%%b%b: %%d\r\n%%b" % (_REQUEST_ID, _ATTEMPTS)
 
-# Hop by hop, or set by ourselves; x-fleet-* is ours to say, and those of it that engines always send are here, too.
-_NOT_PASSED_ON = frozenset(
+# Hop-by-hop headers, headers that the gateway sets itself, and the x-fleet-* headers that every
+# engine sends. Other x-fleet-* headers are dropped by their prefix.
+_DROPPED_HEADERS = frozenset(
     {
         b"connection",
         b"content-length",
@@ -45,24 +52,24 @@ _NOT_PASSED_ON = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
-        b"x-fleet-in-flight",
-        b"x-fleet-memory-free",
-        b"x-fleet-queued",
-        b"x-fleet-replica",
-        b"x-request-id",
+        wire_headers.IN_FLIGHT.encode(),
+        wire_headers.MEMORY_FREE.encode(),
+        wire_headers.QUEUED.encode(),
+        _REPLICA,
+        _REQUEST_ID,
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerOptions:
-    """What holds for every request."""
+    """Options that apply to every request."""
 
     max_body: int
-    """Bytes."""
+    """In bytes."""
     origins: AllowedOrigins
     id_prefix: str
-    """What our request ids begin with."""
+    """Prefix of generated request ids."""
 
 
 class InferenceHandler(RequestHandler):
@@ -70,222 +77,224 @@ class InferenceHandler(RequestHandler):
 
     def __init__(
         self,
-        failover: Forwarder,
-        surfaces: Mapping[bytes, ApiAdapter],
+        forwarder: Forwarder,
+        adapters: Mapping[bytes, ApiAdapter],
         access: AccessControl,
         recorder: RequestRecorder,
-        rules: HandlerOptions,
+        options: HandlerOptions,
     ) -> None:
-        self._failover = failover
+        self._forwarder = forwarder
         self._access = access
         self._recorder = recorder
-        self.clock = failover.clock
-        self.surfaces = surfaces
-        self.max_body = rules.max_body
-        self.origins = rules.origins
-        self._id_prefix = rules.id_prefix.encode()
+        self.clock = forwarder.clock
+        self.adapters = adapters
+        self.max_body = options.max_body
+        self.origins = options.origins
+        self._id_prefix = options.id_prefix.encode()
         self.is_stopping = False
         self.linger_s = IDLE_LINGER_S
         self._count = itertools.count(1)
         self._common: Headers = []
-        self._stamp = b""
-        self._visits: set[RequestContext] = set()
+        self._common_block = b""
+        self._contexts: set[RequestContext] = set()
 
     @override
     def next_id(self) -> bytes:
         return b"%b-%x" % (self._id_prefix, next(self._count))
 
     @override
-    def stamp(self, common: Headers) -> bytes:
-        # uvicorn makes a new list every second, with the date.
+    def common_headers(self, common: Headers) -> bytes:
+        # uvicorn makes a new list, with a new date, every second.
         if common is not self._common:
-            self._common, self._stamp = common, header_lines(common)
-        return self._stamp
+            self._common, self._common_block = common, header_lines(common)
+        return self._common_block
 
     @override
-    async def serve(self, visit: RequestContext) -> None:
-        self._visits.add(visit)
-        telling = visit.surface.telling()
+    async def serve(self, context: RequestContext) -> None:
+        self._contexts.add(context)
+        translator = context.adapter.error_translator()
         try:
-            self._recorder.begin(visit)
-            # The key first: nobody else's body is read.
-            visit.holder = holder = self._access.enter(visit.heard.headers)
-            if self._failover.keeper.is_stale or (holder is not None and holder.is_limited):
-                visit.more = self._more(holder)
-            ask, telling = visit.surface.read(visit.heard)
-            visit.ask = ask
-            if holder is not None and holder.models:
-                self._access.allow(holder, ask.model)
-            if ask.model in self._failover.keeper.table.models:
-                visit.model = ask.model
-            visit.telling = telling
-            result = await self._failover.serve(ask, visit.trail, visit)
+            self._recorder.begin(context)
+            # Check the key first: bodies of clients without a valid key are not parsed.
+            context.principal = principal = self._access.enter(context.http_request.headers)
+            if self._forwarder.table_cache.is_stale or (
+                principal is not None and principal.is_limited
+            ):
+                context.extra_headers = self._extra_headers(principal)
+            request, translator = context.adapter.read(context.http_request)
+            context.request = request
+            if principal is not None and principal.models:
+                self._access.allow(principal, request.model)
+            if request.model in self._forwarder.table_cache.table.models:
+                context.model = request.model
+            context.translator = translator
+            result = await self._forwarder.serve(request, context.retry_state, context)
             if isinstance(result, EngineStream):
-                await self._stream(result, visit, telling)
+                await self._stream(result, context, translator)
             else:
-                self._answer(result, visit, telling)
+                self._send_whole(result, context, translator)
         except RefusedError as error:
-            self._note_model(visit)
-            self._tell(visit, telling, error.refusal)
+            self._record_model(context)
+            self._send_refusal(context, translator, error.refusal)
         except asyncio.CancelledError:
-            # Its client left, or it is cut off; nothing else cancels it.
-            if visit.ending is not None and not visit.reply.is_gone:
-                self._break_off(visit, telling, visit.ending)
+            # The client left or the request was cut off; nothing else cancels this task.
+            if context.cut_off_reason is not None and not context.response.is_gone:
+                self._break_off(context, translator, context.cut_off_reason)
         finally:
-            if not visit.reply.is_complete and not visit.reply.is_gone:
-                # A mistake of ours, which is raised on; nobody is left without an answer for it.
-                self._break_off(visit, telling, errors.internal())
-            self._visits.discard(visit)
-            self._failover.leave(visit.trail)
-            if visit.holder is not None:
-                trail = visit.trail
-                self._access.leave(visit.holder, trail.prompt_tokens + trail.output_tokens)
-            self._recorder.ended(visit)
-            visit.forget()
+            if not context.response.is_complete and not context.response.is_gone:
+                # An error of the gateway, which propagates. The client still gets an answer.
+                self._break_off(context, translator, errors.internal())
+            self._contexts.discard(context)
+            self._forwarder.leave(context.retry_state)
+            if context.principal is not None:
+                prompt, _, output = context.retry_state.usage
+                self._access.leave(context.principal, prompt + output)
+            self._recorder.record(context)
+            context.release()
 
-    def _note_model(self, visit: RequestContext) -> None:
-        """Note for whom a body was that was refused, if it names a model that there is; not strangers' bodies."""
-        if visit.ask is None and (visit.holder is not None or not self._access.is_on):
-            name = find_model_name(visit.heard.body)
-            if name in self._failover.keeper.table.models:
-                visit.model = name
+    def _record_model(self, context: RequestContext) -> None:
+        """Record the model of a refused body, if it exists and the client is authenticated."""
+        if context.request is None and (context.principal is not None or not self._access.is_on):
+            name = find_model_name(context.http_request.body)
+            if name in self._forwarder.table_cache.table.models:
+                context.model = name
 
-    def _more(self, holder: Principal | None) -> RawHeaders:
-        more = self._access.headers(holder)
-        return (*more, _STALE) if self._failover.keeper.is_stale else more
+    def _extra_headers(self, principal: Principal | None) -> RawHeaders:
+        more = self._access.headers(principal)
+        return (*more, _STALE) if self._forwarder.table_cache.is_stale else more
 
     @override
-    def refuse(self, visit: RequestContext, refusal: Refusal) -> None:
-        self._tell(visit, visit.surface.telling(), refusal)
-        self._recorder.ended(visit)
-        visit.forget()
+    def refuse(self, context: RequestContext, refusal: Refusal) -> None:
+        self._send_refusal(context, context.adapter.error_translator(), refusal)
+        self._recorder.record(context)
+        context.release()
 
     def cut_off(self) -> None:
-        """End what still runs; clients are told."""
-        for visit in tuple(self._visits):
-            visit.cut(errors.shutting_down())
+        """End all running requests and tell their clients."""
+        for context in tuple(self._contexts):
+            context.cut_off(errors.shutting_down())
 
-    async def keep(self, *, patience_s: float) -> None:
-        """Give up clients that read nothing for so long: they hold a place at an engine."""
+    async def abort_stalled(self, *, timeout_s: float) -> None:
+        """Abort clients that stop reading for `timeout_s`; they hold a slot at an engine. Runs forever."""
         while True:
-            await self.clock.sleep(_SWEEP_S)
-            oldest_s = self.clock.monotonic() - patience_s
-            for visit in tuple(self._visits):
-                if visit.sending_since_s < oldest_s:
-                    visit.reply.abort()
+            await self.clock.sleep(_STALL_CHECK_S)
+            oldest_s = self.clock.monotonic() - timeout_s
+            for context in tuple(self._contexts):
+                if context.blocked_since_s < oldest_s:
+                    context.response.abort()
 
-    def _answer(
+    def _send_whole(
         self,
         result: WholeResponse | Refusal,
-        visit: RequestContext,
-        telling: ResponseTranslator | None,
+        context: RequestContext,
+        translator: ResponseTranslator | None,
     ) -> None:
         match result:
             case WholeResponse(status=status, body=body):
-                if visit.reply.status:
-                    self._break_off(visit, telling, engine_refusal(status, body))
+                if context.response.status:
+                    self._break_off(context, translator, errors.engine_refusal(status, body))
                     return
-                visit.outcome = "ok" if status < 400 else outcome_of(status)
-                if telling is None:
-                    head = _header_block(result.headers, result.target, visit)
+                context.outcome = "ok" if status < 400 else outcome_of(status)
+                if translator is None:
+                    head = _header_block(result.headers, result.endpoint, context)
                 else:
-                    headers = _header_list(result.headers, result.target, visit)
-                    status, headers, body = telling.whole(status, headers, body)
+                    headers = _header_list(result.headers, result.endpoint, context)
+                    status, headers, body = translator.whole(status, headers, body)
                     head = header_lines(headers)
-                visit.reply.whole(status, head, body)
+                context.response.whole(status, head, body)
             case Refusal():
-                self._break_off(visit, telling, result)
+                self._break_off(context, translator, result)
             case _:
                 assert_never(result)
 
     async def _stream(
-        self, result: EngineStream, visit: RequestContext, telling: ResponseTranslator | None
+        self, result: EngineStream, context: RequestContext, translator: ResponseTranslator | None
     ) -> None:
-        """Pass an engine's stream through, event by event as it comes."""
-        visit.first_s, reply = self.clock.monotonic(), visit.reply
+        """Pass the stream of an engine through, event by event."""
+        context.first_s, response = self.clock.monotonic(), context.response
         try:
-            if telling is None:
-                head = _header_block(result.headers, result.target, visit)
+            if translator is None:
+                head = _header_block(result.headers, result.endpoint, context)
             else:
                 head = header_lines(
-                    telling.begin(_header_list(result.headers, result.target, visit))
+                    translator.begin(_header_list(result.headers, result.endpoint, context))
                 )
-            if not reply.status:
-                reply.begin(result.status, head)
+            if not response.status:
+                response.begin(result.status, head)
             while piece := await result.read():
-                if reply.piece(piece if telling is None else telling.events(piece)):
-                    visit.sending_since_s = self.clock.monotonic()
-                    await reply.drained()
-                    visit.sending_since_s = _NEVER
+                if response.piece(piece if translator is None else translator.events(piece)):
+                    context.blocked_since_s = self.clock.monotonic()
+                    await response.drained()
+                    context.blocked_since_s = NEVER
         except BrokenResponseError as error:
-            self._break_off(visit, telling, errors.interrupted(str(error)))
+            self._break_off(context, translator, errors.interrupted(str(error)))
             return
         finally:
             result.close()
-        visit.outcome = "ok" if result.is_whole else "interrupted"
-        visit.reply.end(b"" if telling is None else telling.end())
+        context.outcome = "ok" if result.is_whole else "interrupted"
+        context.response.end(b"" if translator is None else translator.end())
 
-    def _tell(
-        self, visit: RequestContext, telling: ResponseTranslator | None, refusal: Refusal
+    def _send_refusal(
+        self, context: RequestContext, translator: ResponseTranslator | None, refusal: Refusal
     ) -> None:
         status, body = refusal.status, refusal.body()
         headers = [
             *refusal.headers(),
-            (b"x-request-id", visit.heard.request_id),
-            (b"x-fleet-attempts", b"%d" % visit.trail.attempts),
-            *visit.more,
+            (_REQUEST_ID, context.http_request.request_id),
+            (_ATTEMPTS, b"%d" % context.retry_state.started),
+            *context.extra_headers,
         ]
-        visit.outcome = outcome_of(status)
-        if telling is not None:
-            status, headers, body = telling.whole(status, headers, body)
-        visit.reply.whole(status, header_lines(headers), body)
+        context.outcome = outcome_of(status)
+        if translator is not None:
+            status, headers, body = translator.whole(status, headers, body)
+        context.response.whole(status, header_lines(headers), body)
 
     def _break_off(
-        self, visit: RequestContext, telling: ResponseTranslator | None, refusal: Refusal
+        self, context: RequestContext, translator: ResponseTranslator | None, refusal: Refusal
     ) -> None:
-        """Say why it ends: by status if there is none yet, by a last event if there is.
+        """End the response with an error: by status before the response starts, else by a last event.
 
-        No [DONE] after that event: the client must not take it for the end of the text.
+        No [DONE] follows that event, or the client would take it for the end of the text.
         """
-        if not visit.reply.is_started:
-            self._tell(visit, telling, refusal)
+        if not context.response.is_started:
+            self._send_refusal(context, translator, refusal)
             return
-        visit.outcome = "interrupted" if visit.first_s else outcome_of(refusal.status)
-        visit.reply.end(refusal.event() if telling is None else telling.broken(refusal))
+        context.outcome = "interrupted" if context.first_s else outcome_of(refusal.status)
+        context.response.end(refusal.event() if translator is None else translator.broken(refusal))
 
 
-def _header_block(headers: Headers, target: EngineEndpoint, visit: RequestContext) -> bytes:
-    """Return the same as `_passed_on`, as it is written: most answers are told as they came."""
+def _header_block(headers: Headers, endpoint: EngineEndpoint, context: RequestContext) -> bytes:
+    """Return the response headers as they are written. The common case, without building a list."""
     found = b""
     for name, value in headers:
-        if name not in _NOT_PASSED_ON and not name.startswith(b"x-fleet-"):
+        if name not in _DROPPED_HEADERS and not name.startswith(_FLEET_PREFIX):
             found += b"%b: %b\r\n" % (name, value)
-    return b"%bx-request-id: %b\r\n%bx-fleet-attempts: %d\r\n%b" % (
+    return _RESPONSE_HEAD % (
         found,
-        visit.heard.request_id,
-        target.lines,
-        visit.trail.attempts,
-        header_lines(visit.more) if visit.more else b"",
+        context.http_request.request_id,
+        endpoint.lines,
+        context.retry_state.started,
+        header_lines(context.extra_headers) if context.extra_headers else b"",
     )
 
 
-def _header_list(headers: Headers, target: EngineEndpoint, visit: RequestContext) -> Headers:
+def _header_list(headers: Headers, endpoint: EngineEndpoint, context: RequestContext) -> Headers:
     return [
         *[
             header
             for header in headers
-            if header[0] not in _NOT_PASSED_ON and not header[0].startswith(b"x-fleet-")
+            if header[0] not in _DROPPED_HEADERS and not header[0].startswith(_FLEET_PREFIX)
         ],
-        (b"x-request-id", visit.heard.request_id),
-        (b"x-fleet-node", target.node.encode()),
-        (b"x-fleet-replica", target.replica.encode()),
-        (b"x-fleet-attempts", b"%d" % visit.trail.attempts),
-        *visit.more,
+        (_REQUEST_ID, context.http_request.request_id),
+        (_NODE, endpoint.node.encode()),
+        (_REPLICA, endpoint.replica.encode()),
+        (_ATTEMPTS, b"%d" % context.retry_state.started),
+        *context.extra_headers,
     ]
 
 
 def outcome_of(status: int) -> str:
-    """Return how a request ended that got this status."""
+    """Return the request outcome that a response status stands for."""
     if status < 400:
         return "ok"
     if status < 500 and status != 429:

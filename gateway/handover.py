@@ -1,12 +1,12 @@
-"""How a new gateway gets the listening socket of the one that runs, so that no connection is refused in between.
+"""Handover of the listening socket from a running gateway to its successor, without refusing a connection.
 
-Both talk over a unix socket that only their user may open: a line of JSON each time, the listening
-socket along with one of them. See docs/adr/0025-hand-over.md.
+Both processes talk over a unix socket that only their user may open. Each message is a line of
+JSON; one carries the listening socket. See docs/adr/0025-hand-over.md.
 
     new                                 old
     {"versions": [1]}               ->
                                     <-  {"version": 1, "host", "port"} and the listening socket
-    ... learns the fleet; both take connections as they come ...
+    ... reads the fleet state; both accept connections ...
     {"take": true}                  ->
                                     <-  {"taken": true}; drains, ends
 """
@@ -33,42 +33,42 @@ log = logging.getLogger(__name__)
 
 _VERSION = 1
 _LINE_LIMIT = 4096
-# What the other process does not answer within this, it never will.
-_PATIENCE_S = 5.0
-_AGAIN_S = 0.1
+# A process that does not answer within this time is considered hung.
+_TIMEOUT_S = 5.0
+_POLL_S = 0.1
 _BACKLOG = 16
 
 
 class HandOverError(Exception):
-    """The socket cannot be had; says why and what to do."""
+    """The listening socket is not available; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerClaim:
-    """A listening socket, and the way to who has it as well."""
+    """A listening socket and the channel to the gateway that also holds it."""
 
     listener: socket.socket
-    before: socket.socket | None = None
-    """To the gateway that ran before, which waits for our word; None if there is none."""
+    predecessor: socket.socket | None = None
+    """Channel to the running gateway, which waits for our message; None if no gateway runs."""
 
 
 async def claim_listener(path: Path | None, where: Origin, clock: Clock) -> ListenerClaim:
-    """Return the listening socket of the gateway behind `path`, else a new one.
+    """Return the listening socket of the gateway behind `path`, or a new one.
 
     Raises:
-        HandOverError: who is there does not give it away.
-        OSError: nobody is there, and it cannot be listened on the address.
+        HandOverError: the gateway behind `path` does not hand over.
+        OSError: no gateway is there, and the address cannot be listened on.
 
     """
-    deadline_s = clock.monotonic() + _PATIENCE_S
+    deadline_s = clock.monotonic() + _TIMEOUT_S
     while True:
-        hung: HandOverError | None = None
+        timeout: HandOverError | None = None
         if path is not None:
             try:
-                found = _asked(path, where)
+                found = _request_listener(path, where)
             except TimeoutError:
-                hung = HandOverError(
-                    f"the gateway behind {path} does not answer within {_PATIENCE_S:g} s and still "
+                timeout = HandOverError(
+                    f"the gateway behind {path} does not answer within {_TIMEOUT_S:g} s but still "
                     "listens; end it with kill -9 and start again"
                 )
             else:
@@ -77,133 +77,138 @@ async def claim_listener(path: Path | None, where: Origin, clock: Clock) -> List
         try:
             return ListenerClaim(listen(*where))
         except OSError as error:
-            if hung is not None:
-                raise hung from error
-            # Who has the address may be about to offer it: two that start at once, one that ends.
+            if timeout is not None:
+                raise timeout from error
+            # The process that has the address may be about to offer it: another starting gateway,
+            # or one that ends.
             is_over = path is None or clock.monotonic() >= deadline_s
             if is_over or error.errno != errno.EADDRINUSE:
                 raise
-        await clock.sleep(_AGAIN_S)
+        await clock.sleep(_POLL_S)
 
 
-def _asked(path: Path, where: Origin) -> ListenerClaim | None:
-    """Ask who is behind the path; return None if nobody is. Raises HandOverError, TimeoutError."""
+def _request_listener(path: Path, where: Origin) -> ListenerClaim | None:
+    """Ask the gateway behind the path; return None if there is none. Raises HandOverError, TimeoutError."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return None
     if not stat.S_ISSOCK(found.st_mode):
-        raise HandOverError(f"{path} is no socket; give --handover a path of its own")
+        raise HandOverError(f"{path} is not a socket; give --handover a path of its own")
     if found.st_uid != os.geteuid():
         raise HandOverError(
             f"{path} belongs to another user (uid {found.st_uid}); give --handover a path of its own"
         )
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        channel.settimeout(_PATIENCE_S)
+        channel.settimeout(_TIMEOUT_S)
         try:
             channel.connect(str(path))
             channel.sendall(_line({"versions": [_VERSION]}))
             data, fds, _, _ = socket.recv_fds(channel, _LINE_LIMIT, 1)
         except (ConnectionError, FileNotFoundError):
-            return None  # it is gone, only its file is left
-        given = [stack.enter_context(socket.socket(fileno=fd)) for fd in fds]
+            return None  # the gateway is gone, only its file is left
+        sockets = [stack.enter_context(socket.socket(fileno=fd)) for fd in fds]
         answer = _parsed(data)
         if "refused" in answer:
             raise HandOverError(f"the gateway behind {path} says: {answer['refused']}")
-        if not given or answer.get("version") != _VERSION:
-            return None  # it ended in the middle
+        if not sockets or answer.get("version") != _VERSION:
+            return None  # the gateway ended during the exchange
         theirs = Origin(str(answer.get("host")), int(answer.get("port", 0)))
         if where.host != theirs.host or where.port not in (0, theirs.port):
             raise HandOverError(
                 f"the gateway behind {path} listens on {theirs.host}:{theirs.port}, not on "
                 f"{where.host}:{where.port}; stop it first, or give --handover another path"
             )
-        given[0].set_inheritable(False)
+        sockets[0].set_inheritable(False)
         channel.settimeout(0)
         stack.pop_all()
-        return ListenerClaim(given[0], channel)
+        return ListenerClaim(sockets[0], channel)
 
 
 class HandOver:
-    """A gateway's part in it, from its start to when it gives its socket to the next."""
+    """One gateway's side of the handover, from its start until it passes its socket on."""
 
     def __init__(self, path: Path, claimed: ListenerClaim, where: Origin, clock: Clock) -> None:
         self._path = path
         self._claimed = claimed
         self._where = where
         self._clock = clock
-        self._before = claimed.before
+        self._predecessor = claimed.predecessor
         self._inode = 0
 
-    async def until(self, is_ready: Callable[[], bool]) -> None:
-        """Wait for as long as another gateway serves, until we are ready."""
-        while self._before is not None and not is_ready():
-            if not _lives(self._before):
-                self._before.close()
-                self._before = await self._next()
-            await self._clock.sleep(_AGAIN_S)
+    async def wait_ready(self, is_ready: Callable[[], bool]) -> None:
+        """Wait while another gateway serves, until this one is ready."""
+        while self._predecessor is not None and not is_ready():
+            if not _is_alive(self._predecessor):
+                self._predecessor.close()
+                self._predecessor = await self._new_predecessor()
+            await self._clock.sleep(_POLL_S)
 
     async def run(self, on_taken: Callable[[], None]) -> None:
-        """Tell who was before us to go, then wait for who comes after us, and call `on_taken`."""
-        while self._before is not None and not await self._took_over(self._before):
-            self._before = await self._next()
+        """Take over from the predecessor, then wait for the successor and call `on_taken`."""
+        while self._predecessor is not None and not await self._take_over(self._predecessor):
+            self._predecessor = await self._new_predecessor()
         try:
-            offer = self._offered()
+            offer = self._listen()
         except OSError as error:
-            log.exception("cannot hand over later", extra={"path": str(self._path)}, exc_info=error)
+            log.exception(
+                "cannot offer the socket to a successor",
+                extra={"path": str(self._path)},
+                exc_info=error,
+            )
             return
-        taken = asyncio.Event()
+        is_taken = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                serving = group.create_task(self._serve(offer, taken))
-                await taken.wait()
+                serving = group.create_task(self._serve(offer, is_taken))
+                await is_taken.wait()
                 serving.cancel()
-            log.info("handed over; finishing what runs")
+            log.info("handed over; finishing running requests")
             on_taken()
         finally:
             offer.close()
-            if not taken.is_set():
+            if not is_taken.is_set():
                 self._remove()
 
-    async def _next(self) -> socket.socket | None:
-        """Return the way to who took over from who was before us; None if it has just ended.
+    async def _new_predecessor(self) -> socket.socket | None:
+        """Return the channel to the gateway that took over predecessor us; None if the predecessor just ended.
 
-        Whoever was quicker than we were needs a moment until it can be found.
+        A gateway that was quicker than this one needs a moment until it can be found.
         """
-        deadline_s = self._clock.monotonic() + _PATIENCE_S
+        deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while self._clock.monotonic() < deadline_s:
             with contextlib.suppress(HandOverError, TimeoutError):
-                found = await asyncio.to_thread(_asked, self._path, self._where)
+                found = await asyncio.to_thread(_request_listener, self._path, self._where)
                 if found is not None:
-                    found.listener.close()  # the same as ours
-                    return found.before
-            await self._clock.sleep(_AGAIN_S)
+                    found.listener.close()  # the same socket as ours
+                    return found.predecessor
+            await self._clock.sleep(_POLL_S)
         return None
 
-    async def _took_over(self, before: socket.socket) -> bool:
-        """Return whether who was before us gives way, or is past answering."""
+    async def _take_over(self, predecessor: socket.socket) -> bool:
+        """Return whether the predecessor gave way or no longer answers."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await loop.sock_sendall(before, _line({"take": True}))
-                answer = _parsed(await loop.sock_recv(before, _LINE_LIMIT))
+            async with asyncio.timeout(_TIMEOUT_S):
+                await loop.sock_sendall(predecessor, _line({"take": True}))
+                answer = _parsed(await loop.sock_recv(predecessor, _LINE_LIMIT))
         except TimeoutError:
-            log.warning("the gateway before us does not answer; going on without")
+            log.warning("predecessor does not answer; continuing without it")
             return True
         except ConnectionError:
             return False
         finally:
-            before.close()
+            predecessor.close()
         return answer.get("taken") is True
 
-    def _offered(self) -> socket.socket:
-        """Listen on the path, in place of whoever did. Raises OSError."""
+    def _listen(self) -> socket.socket:
+        """Listen on the path, replacing the previous listener. Raises OSError."""
         own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         own.unlink(missing_ok=True)
         offer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         offer.settimeout(0)
-        mask = os.umask(0o177)  # from its first moment on nobody else may open it
+        mask = os.umask(0o177)  # no other user may open it from the first moment on
         try:
             offer.bind(str(own))
         except OSError:
@@ -221,47 +226,47 @@ class HandOver:
             if self._path.lstat().st_ino == self._inode:
                 self._path.unlink()
 
-    async def _serve(self, offer: socket.socket, taken: asyncio.Event) -> None:
+    async def _serve(self, offer: socket.socket, is_taken: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             while True:
-                newcomer, _ = await loop.sock_accept(offer)
-                group.create_task(self._meet(newcomer, taken))
+                successor, _ = await loop.sock_accept(offer)
+                group.create_task(self._serve_successor(successor, is_taken))
 
-    async def _meet(self, newcomer: socket.socket, taken: asyncio.Event) -> None:
-        """Give a newcomer the socket; once it says so, the fleet's requests are its business."""
+    async def _serve_successor(self, successor: socket.socket, is_taken: asyncio.Event) -> None:
+        """Pass the socket to a successor; when it confirms, it serves the fleet's requests."""
         loop = asyncio.get_running_loop()
-        with newcomer, contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                hello = _parsed(await loop.sock_recv(newcomer, _LINE_LIMIT))
-            if _VERSION not in hello.get("versions", []):
+        with successor, contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                greeting = _parsed(await loop.sock_recv(successor, _LINE_LIMIT))
+            if _VERSION not in greeting.get("versions", []):
                 refused = "our versions have no way to hand over in common; stop this one first"
-                await loop.sock_sendall(newcomer, _line({"refused": refused}))
+                await loop.sock_sendall(successor, _line({"refused": refused}))
                 return
-            said = {"version": _VERSION, "host": self._where.host, "port": self._where.port}
-            socket.send_fds(newcomer, [_line(said)], [self._claimed.listener.fileno()])
-            # It takes its time to learn the fleet; if it dies, this ends, too.
-            if _parsed(await loop.sock_recv(newcomer, _LINE_LIMIT)).get("take") is True:
-                await loop.sock_sendall(newcomer, _line({"taken": True}))
-                taken.set()
+            response = {"version": _VERSION, "host": self._where.host, "port": self._where.port}
+            socket.send_fds(successor, [_line(response)], [self._claimed.listener.fileno()])
+            # The successor takes its time to read the fleet state. If it dies, this call ends too.
+            if _parsed(await loop.sock_recv(successor, _LINE_LIMIT)).get("take") is True:
+                await loop.sock_sendall(successor, _line({"taken": True}))
+                is_taken.set()
 
 
-def _lives(before: socket.socket) -> bool:
+def _is_alive(predecessor: socket.socket) -> bool:
     try:
-        # It says nothing before we do; an empty answer is its end.
-        return before.recv(1, socket.MSG_PEEK) != b""
+        # The predecessor sends nothing predecessor we do; an empty read means that it ended.
+        return predecessor.recv(1, socket.MSG_PEEK) != b""
     except BlockingIOError:
         return True
     except ConnectionError:
         return False
 
 
-def _line(said: dict[str, Any]) -> bytes:
-    return orjson.dumps(said) + b"\n"
+def _line(message: dict[str, Any]) -> bytes:
+    return orjson.dumps(message) + b"\n"
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    """Return what was said; nothing if it is no message of ours."""
+    """Return the message; empty if the data is not a message."""
     with contextlib.suppress(orjson.JSONDecodeError):
         found = orjson.loads(data)
         if isinstance(found, dict):

@@ -1,6 +1,6 @@
-"""By which address the reconciler reaches this gateway. Sends nothing.
+"""Registration of this gateway in the store, so that the reconciler finds its metrics.
 
-The gateway's sign of life in the store, so that the reconciler finds its figures. Nothing waits for it.
+Serving does not depend on it.
 """
 
 import asyncio
@@ -22,19 +22,24 @@ from store.leases import LeaseSession
 from store.port import Put, Transport
 
 _LOCAL = "127.0.0.1"
+log = logging.getLogger(__name__)
+# Same as the leases of nodes (docs/architecture.md, section 3): a dead gateway delays nothing for
+# longer.
+LEASE_TTL_S = 4
+_CLOSE_S = 1.0
 
 
 def parse_address(text: str) -> Origin | None:
-    """Return host and port (0 if it is left out) of HOST[:PORT]; None for an empty text.
+    """Return host and port of HOST[:PORT], port 0 if it is missing; None for an empty text.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has another form.
 
     """
     if not text:
         return None
     wrong = f"{text} is no address; write HOST or HOST:PORT, such as 10.0.0.5:4000 or [fd00::5]"
-    # With more than one colon it is IPv6, which needs its brackets.
+    # A text with more than one colon is IPv6, which needs brackets.
     parts = urlsplit(f"//{text}") if text.count(":") < 2 or text.startswith("[") else None
     if parts is None or not parts.hostname or parts.netloc != text or "@" in text:
         raise ValueError(wrong)
@@ -45,10 +50,10 @@ def parse_address(text: str) -> Origin | None:
 
 
 def advertised_url(advertised: Origin | None, bound: Origin, etcd: Sequence[str]) -> str:
-    """Return the gateway's base address: what its owner says, else what it listens on.
+    """Return the base URL at which the reconciler reaches this gateway.
 
-    Who listens on every address has none to tell; then it is the one that leads to etcd, which the
-    reconciler reaches as well.
+    The configured address wins, then the bound one. If the gateway listens on every address, the
+    local address of the route to etcd is used, because the reconciler reaches etcd too.
     """
     host, port = advertised or bound
     if advertised is None and _is_any(host):
@@ -65,7 +70,7 @@ def _is_any(host: str) -> bool:
 
 
 def _leads_to(endpoint: str) -> str:
-    """Return the address of ours that packets to etcd would come from; empty if there is no way."""
+    """Return the local address of the route to the endpoint; empty if there is no route."""
     parts = urlsplit(endpoint)
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)
@@ -77,15 +82,8 @@ def _leads_to(endpoint: str) -> str:
     return ""
 
 
-log = logging.getLogger(__name__)
-
-# As nodes' leases (docs/architecture.md, section 3): a dead gateway holds nothing up for longer.
-LEASE_TTL_S = 4
-_GOODBYE_S = 1.0
-
-
 class Registration:
-    """Keeps the gateway's key under a lease for as long as it runs. The gateway serves without it, too."""
+    """Keeps the gateway's key under a lease for as long as the gateway runs."""
 
     def __init__(
         self, transport: Transport, clock: Clock, *, id_: str, url: str, asks_for_keys: bool = True
@@ -97,34 +95,37 @@ class Registration:
         self._value = codec.encode(lease)
 
     async def run(self) -> None:
-        """Hold a lease for ever, a new one whenever one is lost; give it back at the end."""
-        told: str | None = None
+        """Hold a lease forever, replacing a lost one; revoke it at the end."""
+        last_reason: str | None = None
         while True:
             session = LeaseSession(self._transport, self._clock, ttl_s=LEASE_TTL_S)
-            failed: StoreError | None = None
+            error_: StoreError | None = None
             try:
                 await self._hold(session)
             except StoreError as error:
-                failed = error
+                error_ = error
             finally:
-                # At the end of the process an etcd that is away must not keep it.
+                # An unreachable etcd must not delay the end of the process.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_GOODBYE_S):
+                    async with asyncio.timeout(_CLOSE_S):
                         await session.close()
-            if failed is None:
-                told = None
+            if error_ is None:
+                last_reason = None
                 continue
-            if str(failed) != told:
-                told = str(failed)
-                log.warning("not registered; autoscaling does not see us", extra={"why": told})
-            # Rights are mended by a person, an etcd that is away comes back by itself.
-            is_refused = isinstance(failed, PermissionDeniedError)
+            if str(error_) != last_reason:
+                last_reason = str(error_)
+                log.warning(
+                    "gateway not registered; autoscaling does not see its load",
+                    extra={"why": last_reason},
+                )
+            # A person has to fix permissions; an unreachable etcd comes back by itself.
+            is_refused = isinstance(error_, PermissionDeniedError)
             await self._clock.sleep(random.uniform(0.5, 1.5) * (20 if is_refused else 1))
 
     async def _hold(self, session: LeaseSession) -> None:
-        """Register, and stay so until the lease is lost. Raises StoreError."""
+        """Register, and return when the lease is lost. Raises StoreError."""
         await session.open()
         put = Put(key=self._key, value=self._value, lease=session.id)
         await self._transport.commit([], [put])
-        log.info("registered", extra={"lease": session.id})
+        log.info("gateway registered", extra={"lease": session.id})
         await session.keep()

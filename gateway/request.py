@@ -1,11 +1,11 @@
-"""What a client asks, as far as the gateway cares. Values only."""
+"""Requests of clients, as far as the gateway reads them. Values only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 RawHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
-"""Names in lower case, in the order they came in."""
+"""Header names in lower case and values, in the order of arrival."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,12 +16,12 @@ class HttpRequest:
     query: bytes
     headers: RawHeaders
     request_id: bytes
-    """The client's own if it is a sane one, else ours."""
+    """The client's id if it is valid, else a generated one."""
     body: bytes = b""
-    """There once all of it came."""
+    """Empty until all of the body has arrived."""
 
     def header(self, name: bytes) -> bytes:
-        """Return a header's value; empty if it is not there."""
+        """Return the value of a header; empty if it is missing."""
         for key, value in self.headers:
             if key == name:
                 return value
@@ -30,21 +30,24 @@ class HttpRequest:
 
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest:
-    """One request to a model, in OpenAI's words. Never changed; not frozen, which costs as much as reading it."""
+    """One request to a model, in OpenAI's format.
+
+    Never changed, but not frozen: freezing costs as much as parsing.
+    """
 
     path: str
-    """Where the engine takes it."""
+    """Path of the request to the engine."""
     model: str
     body: bytes
     request_id: bytes
     headers: RawHeaders = ()
-    """The client's, for routes that go by them."""
+    """Headers of the client, for header rules of routes."""
     is_streamed: bool = False
     is_resumable: bool = False
-    """Whether it is one text of a chat or a completion, as a stream: another engine can go on with it."""
+    """True for streams with one choice of a chat or completion: another engine can continue them."""
     session: str = ""
-    """What the conversation sticks by; empty if nothing tells one from another."""
+    """Key for session affinity; empty if the request has none."""
     prompt: bytes = b""
-    """The messages or the prompt, as JSON: prompts that begin alike have read the same tokens."""
+    """The messages or the prompt as JSON. Prompts with equal beginnings share cached tokens."""
     cache_key: str = ""
-    """What the client says its prompts have in common; empty if nothing."""
+    """The client's `prompt_cache_key`; empty if it sent none."""

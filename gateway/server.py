@@ -1,7 +1,4 @@
-"""The gateway's parts put together, and its life from listening to drained. Reads no environment.
-
-What a gateway shows of engines' standing and of its own queues. Counts nothing itself.
-"""
+"""Composition and life of one gateway, from listening to drained. Reads no environment."""
 
 import asyncio
 import random
@@ -19,7 +16,7 @@ from gateway.admin.gateway_log import GatewayLog
 from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
-from gateway.forwarding.admission import QUIET_S, Activator
+from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.health_checks import HealthChecker
@@ -42,50 +39,51 @@ from machinery.clock import Clock
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
 from machinery.prometheus import LabelledGauge
+from schemas.wire import metrics as wire_metrics
 from store.port import Transport
 from store.tickets import TicketChecker
 
 _SWEEP_S = 1.0
-# Most clients have closed their idle connections by then themselves (httpx: 5 s, aiohttp: 15 s).
-_GIVE_WAY_S = 15.0
-# After the drain: for the last events of streams that were cut off to get out.
-_CLOSE_S = 2
+# Most clients have closed their idle connections by then (httpx: 5 s, aiohttp: 15 s).
+_HANDOVER_LINGER_S = 15.0
+# Time after the drain to write the last events of streams that were cut off.
+_LAST_EVENTS_S = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """What a gateway puts up with."""
+    """Limits and options of one gateway."""
 
     max_body_bytes: int = 8 << 20
     request_timeout_s: float = 600.0
     """The longest silence of an engine, and of a client that reads nothing."""
     drain_timeout_s: float = 30.0
     hold_timeout_s: float = 120.0
-    """How long a request waits for a deployment to come back from zero."""
-    quiet_s: float = QUIET_S
-    """How long the client of a stream waits for its turn, or for a replica, without a sign of life."""
+    """The longest wait of a request for a deployment that is scaled to zero."""
+    keep_alive_s: float = KEEP_ALIVE_S
+    """Interval of keep-alive events to a client that waits for a slot or a replica."""
     hold_limit: int = 64
-    """How many may wait for one deployment."""
+    """The number of requests that may wait for one deployment."""
     resume_timeout_s: float = 10.0
-    """How long a stream whose engine died waits for another: small models are restarted within it."""
+    """The longest wait of a stream for another engine after its engine died. Small models restart within it."""
     origins: AllowedOrigins = field(default_factory=AllowedOrigins)
-    """Where web pages may come from."""
+    """Web origins that may use the gateway."""
     asks_for_keys: bool = False
-    """Whether only holders of API keys are served."""
+    """True if requests need an API key."""
     state_dir: Path | None = None
-    """Where what is known is kept for a start without the store; None: nowhere."""
+    """Folder for the state that a start without the store needs; None: not saved."""
     site: str = ""
-    """Where the gateway is: engines of the same site are asked first."""
+    """Site of the gateway; engines of the same site are preferred."""
     journal_size: int = 10_000
-    """How many of the last requests are kept in memory."""
+    """The number of requests that the journal keeps in memory."""
     journal_file: Path | None = None
-    """Where all requests are written down; None: nowhere."""
+    """File for the journal of all requests; None: not written."""
     ring: LogRing = field(default_factory=LogRing)
     """The last lines of the gateway's own log."""
 
 
 class Gateway:
-    """One gateway. `run()` is its life; `stop()` ends it after a drain, `stop()` again at once."""
+    """One gateway. `run()` is its life; `stop()` ends it after a drain, a second `stop()` ends it at once."""
 
     def __init__(
         self,
@@ -97,68 +95,83 @@ class Gateway:
         url: str,
         tracer: Tracer | None = None,
     ) -> None:
-        """`url`: where the reconciler reaches us; `tracer`: who records traces."""
+        """`url`: the address at which the reconciler reaches this gateway."""
         self._clock = clock
         self._limits = limits
-        self.known = FleetState(
+        self.fleet_state = FleetState(
             transport,
             clock,
             asks_for_keys=limits.asks_for_keys,
             state_dir=limits.state_dir,
             site=limits.site,
         )
-        self.keeper = self.known.keeper
-        self.loads = LoadTracker(entropy)
+        self.table_cache = self.fleet_state.table_cache
+        self.load_tracker = LoadTracker(entropy)
         self.pool = ConnectionPool(clock, silence_s=limits.request_timeout_s)
-        self.room = Activator(
-            self.keeper, clock, limit=limits.hold_limit, patience_s=limits.hold_timeout_s
+        self.activator = Activator(
+            self.table_cache, clock, limit=limits.hold_limit, max_wait_s=limits.hold_timeout_s
         )
-        names = ModelStates(clock, silence_s=limits.request_timeout_s, quiet_s=limits.quiet_s)
+        model_states = ModelStates(
+            clock, silence_s=limits.request_timeout_s, keep_alive_s=limits.keep_alive_s
+        )
         self.versions = VersionMetrics()
         id_ = f"{entropy.getrandbits(48):012x}"
-        asks = limits.asks_for_keys
-        self.presence = Registration(transport, clock, id_=id_, url=url, asks_for_keys=asks)
-        self.recorder = self._recorder(id_, names, tracer)
+        requires_keys = limits.asks_for_keys
+        self.registration = Registration(
+            transport, clock, id_=id_, url=url, asks_for_keys=requires_keys
+        )
+        self.recorder = self._recorder(id_, model_states, tracer)
         self.metrics = self.recorder.metrics
-        self.known.access.on_refusal(self.metrics.limited.add)
-        router = Router(keeper=self.keeper, loads=self.loads, clock=clock, random=entropy)
-        failover = self._failover(names, router)
+        self.fleet_state.access.on_refusal(self.metrics.limited.add)
+        router = Router(
+            table_cache=self.table_cache,
+            load_tracker=self.load_tracker,
+            clock=clock,
+            random=entropy,
+        )
+        forwarder = self._forwarder(model_states, router)
         openai = OpenAiAdapter()
-        self.desk = InferenceHandler(
-            failover,
+        self.handler = InferenceHandler(
+            forwarder,
             {
                 **{path.encode(): openai for path in PATHS},
-                **translated_adapters(self.keeper, clock),
+                **translated_adapters(self.table_cache, clock),
             },
-            self.known.access,
+            self.fleet_state.access,
             self.recorder,
             HandlerOptions(max_body=limits.max_body_bytes, origins=limits.origins, id_prefix=id_),
         )
         self._stopping = asyncio.Event()
-        self._server = self._listening(make_app(self._sight(transport, id_, names)))
+        self._server = self._http_server(
+            make_app(self._admin_context(transport, id_, model_states))
+        )
 
-    def _sight(self, transport: Transport, id_: str, names: ModelStates) -> AdminContext:
-        """Return what the admin API looks at."""
+    def _admin_context(
+        self, transport: Transport, id_: str, model_states: ModelStates
+    ) -> AdminContext:
+        """Return the context of the admin API."""
         clock = self._clock
         return AdminContext(
             id=id_,
-            known=self.known,
-            loads=self.loads,
-            room=self.room,
-            names=names,
+            fleet_state=self.fleet_state,
+            load_tracker=self.load_tracker,
+            activator=self.activator,
+            model_states=model_states,
             recorder=self.recorder,
             nodes=NodeCache(transport, clock),
             log=GatewayLog(
                 ring=self._limits.ring,
                 tickets=TicketChecker(transport, clock, f"Gateway/{id_}"),
                 clock=clock,
-                is_stopping=lambda: self.desk.is_stopping,
+                is_stopping=lambda: self.handler.is_stopping,
             ),
             clock=clock,
         )
 
-    def _recorder(self, id_: str, names: ModelStates, tracer: Tracer | None) -> RequestRecorder:
-        """Return who writes requests down."""
+    def _recorder(
+        self, id_: str, model_states: ModelStates, tracer: Tracer | None
+    ) -> RequestRecorder:
+        """Return the recorder of finished requests."""
         file = (
             JournalWriter(self._limits.journal_file, self._clock, gateway=id_)
             if self._limits.journal_file
@@ -172,18 +185,18 @@ class Gateway:
             ),
         )
         metrics = GatewayMetrics(
-            in_flight=self.loads.total,
-            endpoints=lambda: self.keeper.table.endpoints,
-            more=(*_deployment_gauges(self.loads, self.room), self.versions),
+            in_flight=self.load_tracker.total,
+            endpoints=lambda: self.table_cache.table.endpoints,
+            more=(*_deployment_gauges(self.load_tracker, self.activator), self.versions),
             others=(
-                self.known.keyring,
+                self.fleet_state.keyring,
                 process,
                 *([file] if file else ()),
-                *_forwarding_gauges(self.loads, names, self._clock),
+                *_forwarding_gauges(self.load_tracker, model_states, self._clock),
             ),
         )
         return RequestRecorder(
-            keeper=self.keeper,
+            table_cache=self.table_cache,
             metrics=metrics,
             clock=self._clock,
             journal=RequestJournal(self._limits.journal_size),
@@ -192,33 +205,33 @@ class Gateway:
             tracer=tracer,
         )
 
-    def _failover(self, names: ModelStates, router: Router) -> Forwarder:
-        """Return who carries requests to engines."""
+    def _forwarder(self, model_states: ModelStates, router: Router) -> Forwarder:
+        """Return the forwarder of requests to engines."""
         attempts = AttemptRunner(
             upstream=self.pool,
-            loads=self.loads,
+            load_tracker=self.load_tracker,
             versions=self.versions,
-            keeper=self.keeper,
+            table_cache=self.table_cache,
             metrics=self.metrics,
             clock=self._clock,
         )
-        self.prober = HealthChecker(attempts, self.pool, names)
+        self.health_checker = HealthChecker(attempts, self.pool, model_states)
         return Forwarder(
             attempts=attempts,
-            names=names,
-            room=self.room,
+            model_states=model_states,
+            activator=self.activator,
             router=router,
             resumer=Resumer(
-                attempts=attempts, router=router, patience_s=self._limits.resume_timeout_s
+                attempts=attempts, router=router, max_search_s=self._limits.resume_timeout_s
             ),
         )
 
-    def _listening(self, app: FastAPI) -> SignalServer:
-        """Return the server of clients' connections."""
+    def _http_server(self, app: FastAPI) -> SignalServer:
+        """Return the HTTP server for clients."""
         return SignalServer(
             uvicorn.Config(
                 CorsMiddleware(app, self._limits.origins),
-                http=cast("type[ClientProtocol]", partial(ClientProtocol, self.desk)),
+                http=cast("type[ClientProtocol]", partial(ClientProtocol, self.handler)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -226,40 +239,42 @@ class Gateway:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=int(self._limits.drain_timeout_s) + 1 + _CLOSE_S,
+                timeout_graceful_shutdown=int(self._limits.drain_timeout_s) + 1 + _LAST_EVENTS_S,
             ),
             self.stop,
         )
 
     def stop(self) -> None:
-        """Take no more connections, finish what runs; asked again, finish nothing."""
+        """Accept no more connections and finish running requests; if called again, cut them off."""
         if self._stopping.is_set():
-            self.desk.cut_off()
-        self.desk.is_stopping = True
+            self.handler.cut_off()
+        self.handler.is_stopping = True
         self._stopping.set()
 
     def give_way(self) -> None:
-        """Stop: another gateway serves on the same socket now, so that clients need not hurry."""
-        self.desk.linger_s = min(_GIVE_WAY_S, self._limits.drain_timeout_s)
+        """Stop because another gateway now serves on the same socket: clients get time to finish."""
+        self.handler.linger_s = min(_HANDOVER_LINGER_S, self._limits.drain_timeout_s)
         self.stop()
 
     async def run(self, listener: socket.socket, handover: HandOver | None = None) -> None:
-        """Serve until stopped and drained, or until the next gateway does."""
+        """Serve until stopped and drained, or until a successor takes over."""
         async with asyncio.TaskGroup() as group:
             background = [
-                group.create_task(self.known.run()),
-                group.create_task(self.presence.run()),
-                group.create_task(self.pool.keep()),
-                group.create_task(self.prober.run()),
-                group.create_task(self.recorder.keep()),
-                group.create_task(self.desk.keep(patience_s=self._limits.request_timeout_s)),
-                group.create_task(self._hurry()),
+                group.create_task(self.fleet_state.run()),
+                group.create_task(self.registration.run()),
+                group.create_task(self.pool.run()),
+                group.create_task(self.health_checker.run()),
+                group.create_task(self.recorder.run()),
+                group.create_task(
+                    self.handler.abort_stalled(timeout_s=self._limits.request_timeout_s)
+                ),
+                group.create_task(self._close_late()),
                 group.create_task(self._drain()),
             ]
-            # Until then connections wait in the socket, which refuses none.
-            await self.known.settled()
+            # Until then connections wait in the socket's queue, which refuses none.
+            await self.fleet_state.wait_settled()
             if handover is not None:
-                await handover.until(self._is_ready)
+                await handover.wait_ready(self._is_ready)
                 background.append(group.create_task(handover.run(self.give_way)))
             await self._server.serve(sockets=[listener])
             for task in background:
@@ -267,58 +282,60 @@ class Gateway:
         self.pool.close()
 
     def _is_ready(self) -> bool:
-        knows_keys = self.known.keyring.is_known or not self._limits.asks_for_keys
-        return (self.keeper.is_synced and knows_keys) or self._stopping.is_set()
+        knows_keys = self.fleet_state.keyring.is_known or not self._limits.asks_for_keys
+        return (self.table_cache.is_synced and knows_keys) or self._stopping.is_set()
 
-    async def _hurry(self) -> None:
-        """Give up clients that do not get on with their request."""
+    async def _close_late(self) -> None:
+        """Close connections of clients that do not complete their request in time."""
         while True:
             await self._clock.sleep(_SWEEP_S)
             now_s = self._clock.monotonic()
             for connection in tuple(self._server.server_state.connections):
                 if isinstance(connection, ClientProtocol) and connection.deadline_s < now_s:
-                    connection.late(now_s)
+                    connection.on_deadline(now_s)
 
     async def _drain(self) -> None:
         await self._stopping.wait()
         self._server.should_exit = True
         await self._clock.sleep(self._limits.drain_timeout_s)
-        self.desk.cut_off()
+        self.handler.cut_off()
 
 
-def _deployment_gauges(loads: LoadTracker, room: Activator) -> tuple[LabelledGauge, LabelledGauge]:
-    """Return how busy deployments are."""
+def _deployment_gauges(
+    load_tracker: LoadTracker, activator: Activator
+) -> tuple[LabelledGauge, LabelledGauge]:
+    """Return the gauges of the load by deployment."""
     return (
         LabelledGauge(
-            "fleet_gateway_deployment_in_flight",
-            "Requests at engines now.",
-            "deployment",
-            loads.by_deployment,
+            wire_metrics.DEPLOYMENT_IN_FLIGHT,
+            "Requests at engines.",
+            wire_metrics.DEPLOYMENT_LABEL,
+            load_tracker.by_deployment,
         ),
         LabelledGauge(
-            "fleet_gateway_deployment_waiting",
-            "Requests held because no replica is ready.",
-            "deployment",
-            room.waiting,
+            wire_metrics.DEPLOYMENT_WAITING,
+            "Requests that wait for a replica.",
+            wire_metrics.DEPLOYMENT_LABEL,
+            activator.waiting,
         ),
     )
 
 
 def _forwarding_gauges(
-    loads: LoadTracker, names: ModelStates, clock: Clock
+    load_tracker: LoadTracker, model_states: ModelStates, clock: Clock
 ) -> tuple[LabelledGauge, LabelledGauge]:
-    """Return who is asked last, and how many wait for their turn."""
+    """Return the gauges of ejected endpoints and waiting requests."""
     return (
         LabelledGauge(
             "fleet_gateway_endpoint_breaker",
-            "0 closed; 1 half open, one request may try it; 2 open: others are asked first.",
+            "0 closed; 1 half open: one trial request; 2 open: ejected.",
             "replica",
-            lambda: loads.circuits.phases(clock.monotonic()),
+            lambda: load_tracker.outliers.phases(clock.monotonic()),
         ),
         LabelledGauge(
             "fleet_gateway_queue_waiting",
-            "Requests that wait for their turn here.",
+            "Requests that wait for a slot.",
             "model",
-            names.waiting,
+            model_states.waiting,
         ),
     )

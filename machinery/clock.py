@@ -1,9 +1,13 @@
 """The only reader of time. All other code takes a `Clock`, so that tests control time."""
 
+import math
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
+
+NEVER: Final = math.inf
+"""A time that no clock reaches: the deadline of anything without one."""
 
 # The clock that also counts while the machine sleeps. Linux: clock_gettime(2). macOS: clock_gettime(3) says that
 # CLOCK_MONOTONIC_RAW continues in sleep. time.monotonic() there is mach_absolute_time(), like CLOCK_UPTIME_RAW, which

@@ -197,7 +197,9 @@ def _print_outcomes(applied: ApplyResult, results: ResultPrinter) -> None:
 
 def _warn_kept(kept: Sequence[FieldConflict]) -> None:
     for conflict in kept:
-        click.echo(f"warning: {conflict.kept_message}. Use --force-conflicts to overwrite it", err=True)
+        click.echo(
+            f"warning: {conflict.kept_message}. Use --force-conflicts to overwrite it", err=True
+        )
 
 
 @click.command()

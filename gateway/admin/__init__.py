@@ -1,1 +1,1 @@
-"""What operators and dashboards ask a gateway: workers, figures, requests. Reads; changes nothing."""
+"""Admin API: workers, statistics, requests, log. Read-only."""

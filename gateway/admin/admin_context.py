@@ -1,9 +1,4 @@
-"""The fleet's Macs as their agents report them, listed when somebody looks.
-
-No informer: a thousand agents report often, and routing needs none of it.
-
-What the admin API looks at. Values and live views; changes nothing.
-"""
+"""Data sources of the admin API: the fleet's nodes, and live views of one gateway."""
 
 import asyncio
 import logging
@@ -27,37 +22,44 @@ from store.port import KeyValue, Transport
 
 log = logging.getLogger(__name__)
 
-# A dashboard asks every two seconds, and several may be open; a thousand reports are some megabytes.
+# A dashboard polls every two seconds, and several may be open. A thousand node statuses are some
+# megabytes.
 _FRESH_S = 5.0
-# Some 3 ms; requests to models go on between two such pieces.
+# Decoding this many takes about 3 ms; requests to models are served in between.
 _DECODED_AT_ONCE = 20
 _LONGEST_S = 3.0
+DAY_S = 24 * 3600.0
+RECENT_S = 60.0
+"""Window of current rates: long enough to be steady, short enough to follow changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeList:
-    """All nodes as of one moment."""
+    """All nodes at one moment."""
 
     statuses: Mapping[str, NodeStatus] = field(default_factory=lambda: MappingProxyType({}))
     alive: frozenset[str] = frozenset()
-    """Those whose agents renew their leases."""
-    why_not: str = ""
-    """Why nothing newer is known; empty if this is fresh."""
+    """Nodes whose agents renew their leases."""
+    error: str = ""
+    """The reason why the list is not current; empty if it is."""
 
 
 class NodeCache:
-    """Lists nodes at most every few seconds, however many ask."""
+    """Lists the nodes at most every few seconds, however many requests ask.
+
+    No informer: a thousand agents report often, and routing does not need their reports.
+    """
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport = transport
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._found = NodeList(why_not="not asked yet")
+        self._found = NodeList(error="not read yet")
         self._read_s = float("-inf")
         self._decoded: dict[str, tuple[int, NodeStatus | None]] = {}
 
-    async def macs(self) -> NodeList:
-        """Return the nodes; what was known last if the store does not answer."""
+    async def nodes(self) -> NodeList:
+        """Return the nodes; the last known ones if the store does not answer."""
         async with self._lock:
             if self._clock.monotonic() - self._read_s > _FRESH_S:
                 self._found = await self._read()
@@ -72,7 +74,7 @@ class NodeCache:
                 reports = await self._transport.list(keys.status_prefix("Node"))
         except (StoreError, TimeoutError) as error:
             why = str(error) or f"the store did not answer within {_LONGEST_S:g} s"
-            return NodeList(statuses=before.statuses, alive=before.alive, why_not=why)
+            return NodeList(statuses=before.statuses, alive=before.alive, error=why)
         statuses = await self._statuses(reports.items)
         alive = (item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in leases.items)
         return NodeList(statuses=MappingProxyType(statuses), alive=frozenset(alive))
@@ -97,47 +99,44 @@ def _decoded(item: KeyValue) -> NodeStatus | None:
     try:
         return codec.decode(NodeStatus, item)
     except codec.UndecodableError as error:
-        log.warning("a node's report cannot be read", extra={"key": item.key, "why": str(error)})
+        log.warning(
+            "cannot decode the status of a node", extra={"key": item.key, "why": str(error)}
+        )
         return None
-
-
-DAY_S = 24 * 3600.0
-RECENT_S = 60.0
-"""What "now" means for rates: long enough to be steady, short enough to follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminContext:
-    """One gateway from within."""
+    """One gateway, as the admin API reads it."""
 
     id: str
-    known: FleetState
-    loads: LoadTracker
-    room: Activator
-    names: ModelStates
+    fleet_state: FleetState
+    load_tracker: LoadTracker
+    activator: Activator
+    model_states: ModelStates
     recorder: RequestRecorder
     nodes: NodeCache
     log: GatewayLog
     clock: Clock
 
     def over(self, duration_s: float) -> IntervalSums:
-        """Return what the last so many seconds add up to."""
+        """Return the sums over the last `duration_s` seconds."""
         return self.recorder.series.over(self.clock.now().timestamp(), duration_s)
 
     def uptime_s(self) -> float:
-        """Return for how long the gateway runs."""
+        """Return the seconds since the gateway started."""
         return max(0.0, self.clock.now().timestamp() - self.recorder.since_s)
 
     def waiting(self) -> int:
-        """Return how many requests wait here, for their turn or for a replica."""
-        return sum(self.names.waiting().values()) + sum(self.room.waiting().values())
+        """Return the number of requests that wait for a slot or a replica."""
+        return sum(self.model_states.waiting().values()) + sum(self.activator.waiting().values())
 
 
 def endpoints_of(model: ServedModel) -> Iterator[tuple[EngineEndpoint, bool]]:
-    """Yield who may be asked for the name, and whether its lease is there; some more than once."""
-    ruled = (share for rule in model.rules for share in rule.shares)
-    for share in (*model.shares, *ruled, *model.fallbacks):
-        for target in share.leased:
-            yield target, True
-        for target in share.orphans:
-            yield target, False
+    """Yield each endpoint of the model and whether it is leased; an endpoint may occur more than once."""
+    ruled = (backend for rule in model.rules for backend in rule.backends)
+    for backend in (*model.backends, *ruled, *model.fallbacks):
+        for endpoint in backend.leased:
+            yield endpoint, True
+        for endpoint in backend.orphans:
+            yield endpoint, False

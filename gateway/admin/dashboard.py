@@ -1,9 +1,7 @@
-"""Macs as workers, in the words of dashboards: who is online, what it serves, what it has to do. Pure.
+"""Bodies of the admin API's answers: workers, sums and counts as JSON.
 
-A gateway sees requests and leases; what only a Mac itself could say (CPU and GPU load, memory in use, uptime) is
-null here. docs/operations/gateway.md says which.
-
-What the admin API's answers are made of: workers, sums, counts, as JSON. Reads one gateway; sends nothing.
+A gateway sees requests and leases. Values that only a Mac itself can measure (CPU and GPU load,
+memory in use, uptime) are null; docs/operations/gateway.md lists them.
 """
 
 from collections import Counter
@@ -22,34 +20,36 @@ from schemas.node import NodeStatus
 Json: TypeAlias = dict[str, object]
 
 _GIB = 1 << 30
+# Same as the sparkline of the dashboard that this format comes from.
+_GENERATIONS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInputs:
-    """Everything that workers are made of."""
+    """Input of the list of workers."""
 
-    macs: NodeList
-    targets: Mapping[EngineEndpoint, bool]
-    """Who may be asked, and whether its lease is there."""
+    nodes: NodeList
+    endpoints: Mapping[EngineEndpoint, bool]
+    """Endpoints, and whether they are leased."""
     names: Mapping[str, AbstractSet[str]]
-    """What clients call that which a replica serves."""
-    standing: EndpointHealth
+    """Names of the models that each replica serves."""
+    health: EndpointHealth
     served: Mapping[str, tuple[int, float]]
-    """Requests since this gateway started, and the seconds that they took, by replica."""
+    """Requests since the gateway started and their total duration in seconds, by replica."""
 
 
-def list_workers(seen: WorkerInputs) -> list[Json]:
-    """Return all of them by name."""
-    by_node: dict[str, list[EngineEndpoint]] = {name: [] for name in seen.macs.statuses}
-    for name in seen.macs.alive:
+def list_workers(inputs: WorkerInputs) -> list[Json]:
+    """Return all workers, sorted by name."""
+    by_node: dict[str, list[EngineEndpoint]] = {name: [] for name in inputs.nodes.statuses}
+    for name in inputs.nodes.alive:
         by_node.setdefault(name, [])
-    for target in seen.targets:
-        by_node.setdefault(target.node, []).append(target)
-    return [_worker(name, by_node[name], seen) for name in sorted(by_node)]
+    for endpoint in inputs.endpoints:
+        by_node.setdefault(endpoint.node, []).append(endpoint)
+    return [_worker(name, by_node[name], inputs) for name in sorted(by_node)]
 
 
 def count_workers(found: Iterable[Json]) -> dict[str, int]:
-    """Return how many are in which state."""
+    """Return the number of workers in each state."""
     counts = {"total": 0, "online": 0, "degraded": 0, "offline": 0}
     for worker in found:
         counts["total"] += 1
@@ -57,47 +57,54 @@ def count_workers(found: Iterable[Json]) -> dict[str, int]:
     return counts
 
 
-def _worker(name: str, here: list[EngineEndpoint], seen: WorkerInputs) -> Json:
-    report = seen.macs.statuses.get(name)
-    status, why = _status(name, here, seen)
-    served = [seen.served.get(target.replica, (0, 0.0)) for target in here]
+def _worker(name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInputs) -> Json:
+    report = inputs.nodes.statuses.get(name)
+    status, why = _status(name, endpoints_here, inputs)
+    served = [inputs.served.get(endpoint.replica, (0, 0.0)) for endpoint in endpoints_here]
     handled = sum(requests for requests, _ in served)
     spent_s = sum(seconds for _, seconds in served)
     names: set[str] = set()
-    for target in here:
-        names |= seen.names.get(target.replica, frozenset())
+    for endpoint in endpoints_here:
+        names |= inputs.names.get(endpoint.replica, frozenset())
     return {
         "id": name,
         "name": name,
         "hostname": report.hostname if report is not None else None,
-        "ip": report.address if report is not None else _host(here),
+        "ip": report.address if report is not None else _host(endpoints_here),
         "status": status,
         "statusReason": why or None,
         "hardware": _hardware(report),
         "cpuUsagePercent": None,
         "gpuUtilizationPercent": None,
         "memoryUsedGB": None,
-        "memoryFreePercent": _free_percent(here, seen.standing),
+        "memoryFreePercent": _free_percent(endpoints_here, inputs.health),
         "uptimeSeconds": None,
-        "activeRequests": sum(_active(target.origin, seen.standing) for target in here),
+        "activeRequests": sum(
+            _active_requests(endpoint.origin, inputs.health) for endpoint in endpoints_here
+        ),
         "totalRequestsHandled": handled,
         "avgLatencyMs": round(spent_s / handled * 1000, 3) if handled else None,
         "modelsLoaded": sorted(names),
         "endpoints": [
-            _endpoint(target, seen) for target in sorted(here, key=lambda one: one.replica)
+            _endpoint(endpoint, inputs)
+            for endpoint in sorted(endpoints_here, key=lambda one: one.replica)
         ],
     }
 
 
-def _status(name: str, here: list[EngineEndpoint], seen: WorkerInputs) -> tuple[str, str]:
-    if seen.macs.why_not and name not in seen.macs.alive:
-        # Nobody says how its agent is: its engines' leases do.
-        is_there = any(seen.targets[target] for target in here)
+def _status(
+    name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInputs
+) -> tuple[str, str]:
+    if inputs.nodes.error and name not in inputs.nodes.alive:
+        # The agent's lease is unknown, so the leases of its engines decide.
+        is_there = any(inputs.endpoints[endpoint] for endpoint in endpoints_here)
     else:
-        is_there = name in seen.macs.alive
-    failing = [target.replica for target in here if target.origin in seen.standing.penalised]
+        is_there = name in inputs.nodes.alive
+    failing = [
+        endpoint.replica for endpoint in endpoints_here if endpoint.origin in inputs.health.ejected
+    ]
     if not is_there:
-        if not here:
+        if not endpoints_here:
             return "offline", "its agent does not renew its lease"
         return "degraded", "its agent does not renew its lease; its engines may still answer"
     if failing:
@@ -118,61 +125,61 @@ def _hardware(report: NodeStatus | None) -> Json | None:
     }
 
 
-def _host(here: list[EngineEndpoint]) -> str | None:
-    return here[0].origin.host if here else None
+def _host(endpoints_here: list[EngineEndpoint]) -> str | None:
+    return endpoints_here[0].origin.host if endpoints_here else None
 
 
-def _active(origin: Origin, standing: EndpointHealth) -> int:
-    """Return how many requests are there: ours, and those of others by the engine's word."""
-    return standing.in_flight.get(origin, 0) + round(standing.elsewhere.get(origin, 0.0))
+def _active_requests(origin: Origin, health: EndpointHealth) -> int:
+    """Return the requests at an engine: this gateway's, and those that the engine reported of others."""
+    return health.in_flight.get(origin, 0) + round(health.others_in_flight.get(origin, 0.0))
 
 
-def _free_percent(here: list[EngineEndpoint], standing: EndpointHealth) -> float | None:
-    """Return the part of its memory that the fullest engine has left; None if none has said so."""
-    told = [standing.headroom[t.origin] for t in here if t.origin in standing.headroom]
-    return round(min(told) * 100, 1) if told else None
+def _free_percent(endpoints_here: list[EngineEndpoint], health: EndpointHealth) -> float | None:
+    """Return the free memory in percent of the fullest engine; None if no engine reported it."""
+    reported = [health.headroom[t.origin] for t in endpoints_here if t.origin in health.headroom]
+    return round(min(reported) * 100, 1) if reported else None
 
 
-def _endpoint(target: EngineEndpoint, seen: WorkerInputs) -> Json:
-    host, port = target.origin
+def _endpoint(endpoint: EngineEndpoint, inputs: WorkerInputs) -> Json:
+    host, port = endpoint.origin
     return {
-        "replica": target.replica,
-        "deployment": target.deployment,
+        "replica": endpoint.replica,
+        "deployment": endpoint.deployment,
         "url": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
-        "site": target.site or None,
-        "hasLease": seen.targets[target],
-        "isEjected": target.origin in seen.standing.penalised,
-        "activeRequests": _active(target.origin, seen.standing),
-        "concurrency": target.concurrency,
+        "site": endpoint.site or None,
+        "hasLease": inputs.endpoints[endpoint],
+        "isEjected": endpoint.origin in inputs.health.ejected,
+        "activeRequests": _active_requests(endpoint.origin, inputs.health),
+        "concurrency": endpoint.concurrency,
     }
 
 
-def all_workers(sight: AdminContext, macs: NodeList) -> list[Json]:
-    """Return every Mac as dashboards see it."""
+def all_workers(context: AdminContext, nodes: NodeList) -> list[Json]:
+    """Return every Mac as a worker."""
     found: dict[EngineEndpoint, bool] = {}
     names: dict[str, set[str]] = {}
-    for model in sight.known.keeper.table.models.values():
-        for target, is_leased in endpoints_of(model):
-            found[target] = is_leased
-            names.setdefault(target.replica, set()).add(model.name)
-    seen = WorkerInputs(
-        macs=macs,
-        targets=found,
+    for model in context.fleet_state.table_cache.table.models.values():
+        for endpoint, is_leased in endpoints_of(model):
+            found[endpoint] = is_leased
+            names.setdefault(endpoint.replica, set()).add(model.name)
+    inputs = WorkerInputs(
+        nodes=nodes,
+        endpoints=found,
         names=names,
-        standing=sight.loads.standing(sight.clock.monotonic()),
-        served=sight.recorder.metrics.served.by_replica(),
+        health=context.load_tracker.health(context.clock.monotonic()),
+        served=context.recorder.metrics.served.by_replica(),
     )
-    return list_workers(seen)
+    return list_workers(inputs)
 
 
-def overview(sight: AdminContext, counts: dict[str, int]) -> Json:
-    """Return the cards: who is there, how fast, how much; of this gateway alone."""
-    recent, day = sight.over(RECENT_S), sight.over(DAY_S)
+def overview(context: AdminContext, counts: dict[str, int]) -> Json:
+    """Return the totals of this gateway for a dashboard's cards."""
+    recent, day = context.over(RECENT_S), context.over(DAY_S)
     return {
-        "gateway": sight.id,
+        "gateway": context.id,
         "workers": counts,
-        "activeRequests": sight.loads.total(),
-        "queuedRequests": sight.waiting(),
+        "activeRequests": context.load_tracker.total(),
+        "queuedRequests": context.waiting(),
         "totalRequests24h": int(day.requests),
         "totalTokens24h": int(day.prompt_tokens + day.output_tokens),
         "requestsPerSecond": SERIES_METRICS["rps"][1](recent),
@@ -183,77 +190,73 @@ def overview(sight: AdminContext, counts: dict[str, int]) -> Json:
     }
 
 
-def cluster(sight: AdminContext, counts: dict[str, int], macs: NodeList) -> Json:
+def cluster(context: AdminContext, counts: dict[str, int], nodes: NodeList) -> Json:
     """Return the state of the fleet as this gateway knows it."""
-    keeper = sight.known.keeper
-    staleness_s = keeper.staleness_s()
-    models = sorted(keeper.table.models.values(), key=lambda model: model.name)
+    table_cache = context.fleet_state.table_cache
+    staleness_s = table_cache.staleness_s()
+    models = sorted(table_cache.table.models.values(), key=lambda model: model.name)
     return {
-        "status": _fleet_health(sight, counts),
-        "gateway": sight.id,
+        "status": _fleet_health(context, counts),
+        "gateway": context.id,
         "version": version(),
-        "uptimeSeconds": round(sight.uptime_s(), 1),
+        "uptimeSeconds": round(context.uptime_s(), 1),
         "store": {
-            "source": keeper.source,
-            "isStale": keeper.is_stale,
+            "source": table_cache.source,
+            "isStale": table_cache.is_stale,
             "stalenessSeconds": None if staleness_s is None else round(staleness_s, 3),
-            "nodesUnknownBecause": macs.why_not or None,
+            "nodesUnknownBecause": nodes.error or None,
         },
         "workers": counts,
-        "endpoints": keeper.table.endpoints,
-        "endpointsKept": keeper.table.kept,
+        "endpoints": table_cache.table.endpoints,
+        "endpointsKept": table_cache.table.kept,
         "models": [
             {"name": model.name, "ready": model.ready(), "kept": model.kept()} for model in models
         ],
-        "activeRequests": sight.loads.total(),
-        "queuedRequests": sight.waiting(),
+        "activeRequests": context.load_tracker.total(),
+        "queuedRequests": context.waiting(),
     }
 
 
-def _fleet_health(sight: AdminContext, counts: dict[str, int]) -> str:
-    if not sight.known.keeper.is_synced:
+def _fleet_health(context: AdminContext, counts: dict[str, int]) -> str:
+    if not context.fleet_state.table_cache.is_synced:
         return "unknown"
     is_well = not counts["degraded"] and not counts["offline"]
-    return "healthy" if is_well and not sight.known.keeper.is_stale else "degraded"
+    return "healthy" if is_well and not context.fleet_state.table_cache.is_stale else "degraded"
 
 
-def queue(sight: AdminContext) -> Json:
-    """Return who waits here, and for what."""
-    turns, replicas = sight.names.waiting(), sight.room.waiting()
-    running = sight.loads.by_deployment()
+def queue(context: AdminContext) -> Json:
+    """Return the waiting requests by model."""
+    turns, replicas = context.model_states.waiting(), context.activator.waiting()
+    running = context.load_tracker.by_deployment()
     models = Counter(turns) + Counter(replicas)
     return {
         "queueDepth": sum(turns.values()) + sum(replicas.values()),
-        "active": sight.loads.total(),
+        "active": context.load_tracker.total(),
         "waitingByModel": dict(sorted(models.items())),
         "activeByDeployment": {name: count for name, count in sorted(running.items()) if count},
     }
 
 
-# As many as the sparkline of the dashboard that this shape is from.
-_GENERATIONS = 40
-
-
-def snapshot(sight: AdminContext) -> Json:
-    """Return everything that a small dashboard shows, at once."""
-    recent, day = sight.over(RECENT_S), sight.over(DAY_S)
-    now_s = sight.clock.now().timestamp()
+def snapshot(context: AdminContext) -> Json:
+    """Return all figures of a small dashboard at once."""
+    recent, day = context.over(RECENT_S), context.over(DAY_S)
+    now_s = context.clock.now().timestamp()
     rate = SERIES_METRICS["tokens_per_second"][1]
     speeds = []
-    for entry in sight.recorder.journal.last(_GENERATIONS, outcomes=frozenset({"ok"})):
+    for entry in context.recorder.journal.last(_GENERATIONS, outcomes=frozenset({"ok"})):
         spent_s = entry.whole_s - entry.first_s
         if entry.output_tokens and spent_s > 0:
             speeds.append(round(entry.output_tokens / spent_s, 2))
     return {
-        "uptimeSeconds": round(sight.uptime_s(), 1),
+        "uptimeSeconds": round(context.uptime_s(), 1),
         "requests24h": int(day.requests),
         "errors24h": int(day.errors),
         "promptTokens24h": int(day.prompt_tokens),
         "outputTokens24h": int(day.output_tokens),
         "tokensPerSecond": rate(recent),
-        "peakTokensPerSecond": round(sight.recorder.series.fastest(now_s), 4),
+        "peakTokensPerSecond": round(context.recorder.series.fastest(now_s), 4),
         "avgLatencyMs": SERIES_METRICS["latency"][1](recent),
         "avgFirstTokenMs": SERIES_METRICS["first_token"][1](recent),
         "lastGenerationsTokensPerSecond": speeds[::-1],
-        **queue(sight),
+        **queue(context),
     }

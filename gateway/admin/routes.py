@@ -1,8 +1,7 @@
-"""`/model/info`: what is known of the models that clients may use. Whoever has a key sees those that it is for.
+"""Routes of the admin API (`/api/cluster`, `/api/dashboard`, `/queue`, `/metrics/snapshot`) and `/model/info`.
 
-The admin API's routes: `/api/cluster`, `/api/dashboard`, `/queue`, `/metrics/snapshot`. Only keys for admins may ask.
-
-Nothing here changes the fleet: what runs where is declared (`fleetctl apply`), also for whoever used to press a button.
+The admin API needs an admin key; `/model/info` shows each key the models that it may use. No route
+changes the fleet: `fleetctl apply` declares what runs.
 """
 
 from collections.abc import Mapping
@@ -17,43 +16,46 @@ from gateway import errors
 from gateway.admin import dashboard
 from gateway.admin.admin_context import DAY_S, AdminContext, endpoints_of
 from gateway.auth.access_control import can_see, principal_of, require_admin
-from gateway.errors import Refusal, RefusedError, invalid
-from gateway.metrics.outcomes import OUTCOMES
 from gateway.routing.selection import nearest
 from gateway.routing.table import ServedModel
 from gateway.telemetry import request_journal
 from gateway.telemetry.time_series import SERIES_METRICS, STEP_S
 from schemas import duration
 from schemas.deployment import ModelDeployment
+from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.metrics import REQUEST_OUTCOMES
 
 Json: TypeAlias = dict[str, object]
+_MOST_REQUESTS = 1000
+# The width of a graph in pixels.
+_MOST_POINTS = 360
 
 
-def make_model_router(sight: AdminContext) -> APIRouter:
-    """Return the route."""
+def make_model_router(context: AdminContext) -> APIRouter:
+    """Return the router of `/model/info`."""
     router = APIRouter()
-    router.add_api_route("/model/info", ModelInfoRoute(sight).info, methods=["GET", "HEAD"])
+    router.add_api_route("/model/info", ModelInfoRoute(context).info, methods=["GET", "HEAD"])
     return router
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfoRoute:
-    """One method a route."""
+    """Handler of `/model/info`."""
 
-    sight: AdminContext
+    context: AdminContext
 
     async def info(self, request: Request, model: str = "") -> Response:
-        """Tell of one model, or of all."""
-        keeper = self.sight.known.keeper
-        if not keeper.is_synced:
+        """Describe one model, or all."""
+        table_cache = self.context.fleet_state.table_cache
+        if not table_cache.is_synced:
             raise RefusedError(errors.not_synced())
-        table = keeper.table
-        deployments = keeper.known().deployments
+        table = table_cache.table
+        deployments = table_cache.known().deployments
         if not model:
             seen = [found for found in table.models.values() if can_see(request, found.name)]
             seen.sort(key=lambda found: found.name)
             return _model_response({"data": [_model_body(found, deployments) for found in seen]})
-        self.sight.known.access.allow(principal_of(request), model)
+        self.context.fleet_state.access.allow(principal_of(request), model)
         found = table.models.get(model)
         if found is None:
             near = nearest(table, model)
@@ -62,20 +64,20 @@ class ModelInfoRoute:
 
 
 def _model_body(model: ServedModel, deployments: Mapping[str, ModelDeployment]) -> Json:
-    names = dict.fromkeys(name for share in model.shares for name in share.deployments)
+    names = dict.fromkeys(name for backend in model.backends for name in backend.deployments)
     found = [deployments.get(name) for name in names]
     specs = [one.spec for one in found if one is not None]
-    leased = {target for target, is_leased in endpoints_of(model) if is_leased}
+    leased = {endpoint for endpoint, is_leased in endpoints_of(model) if is_leased}
     return {
         "id": model.name,
         "created": model.created,
         "deployments": list(names),
         "source": [spec.model.path for spec in specs],
-        # What every one of them can take: a client cannot know which one answers.
+        # The limit that all deployments accept: the client cannot know which one answers.
         "contextLength": min((spec.context_length for spec in specs), default=None),
-        "concurrency": sum(target.concurrency for target in leased),
-        "replicasReady": len({target.replica for target in leased}),
-        "deviceCount": len({target.node for target in leased}),
+        "concurrency": sum(endpoint.concurrency for endpoint in leased),
+        "replicasReady": len({endpoint.replica for endpoint in leased}),
+        "deviceCount": len({endpoint.node for endpoint in leased}),
     }
 
 
@@ -83,15 +85,10 @@ def _model_response(body: Json) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
 
 
-_MOST_REQUESTS = 1000
-# What a graph has room for, in pixels.
-_MOST_POINTS = 360
-
-
-def make_admin_router(sight: AdminContext) -> APIRouter:
-    """Return the routes of one gateway."""
+def make_admin_router(context: AdminContext) -> APIRouter:
+    """Return the router of the admin API."""
     router = APIRouter(dependencies=[Depends(require_admin)])
-    admin = AdminRoutes(sight)
+    admin = AdminRoutes(context)
     for path, answer in (
         ("/api/cluster/status", admin.status),
         ("/api/cluster/workers", admin.workers),
@@ -116,24 +113,24 @@ def make_admin_router(sight: AdminContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class AdminRoutes:
-    """One method a route."""
+    """Route handlers of the admin API, one method for each route."""
 
-    sight: AdminContext
+    context: AdminContext
 
     async def status(self) -> Response:
-        """Say how the fleet is."""
-        macs = await self.sight.nodes.macs()
-        counts = dashboard.count_workers(dashboard.all_workers(self.sight, macs))
-        return _json(dashboard.cluster(self.sight, counts, macs))
+        """Report the state of the fleet."""
+        nodes = await self.context.nodes.nodes()
+        counts = dashboard.count_workers(dashboard.all_workers(self.context, nodes))
+        return _json(dashboard.cluster(self.context, counts, nodes))
 
     async def workers(self) -> Response:
         """List the Macs."""
-        found = dashboard.all_workers(self.sight, await self.sight.nodes.macs())
+        found = dashboard.all_workers(self.context, await self.context.nodes.nodes())
         return _json({"workers": found})
 
     async def worker(self, name: str) -> Response:
-        """Tell of one Mac."""
-        found = dashboard.all_workers(self.sight, await self.sight.nodes.macs())
+        """Describe one Mac."""
+        found = dashboard.all_workers(self.context, await self.context.nodes.nodes())
         for worker in found:
             if worker["id"] == name:
                 return _json(worker)
@@ -148,9 +145,9 @@ class AdminRoutes:
 
     async def overview(self) -> Response:
         """Return the cards of a dashboard."""
-        macs = await self.sight.nodes.macs()
-        counts = dashboard.count_workers(dashboard.all_workers(self.sight, macs))
-        return _json(dashboard.overview(self.sight, counts))
+        nodes = await self.context.nodes.nodes()
+        counts = dashboard.count_workers(dashboard.all_workers(self.context, nodes))
+        return _json(dashboard.overview(self.context, counts))
 
     async def timeseries(
         self, metric: str = "rps", duration: Annotated[str, Query(max_length=20)] = "1h"
@@ -160,8 +157,8 @@ class AdminRoutes:
             known = ", ".join(SERIES_METRICS)
             raise invalid(f"There is no metric '{metric[:50]}'; there are {known}.", "metric")
         unit, value = SERIES_METRICS[metric]
-        now_s, length_s = self.sight.clock.now().timestamp(), _seconds(duration)
-        recorder = self.sight.recorder
+        now_s, length_s = self.context.clock.now().timestamp(), _seconds(duration)
+        recorder = self.context.recorder
         points = recorder.series.points(now_s, length_s, _MOST_POINTS)
         seen = ((at_s, sums.since(at_s, recorder.since_s)) for at_s, sums in points)
         return _json(
@@ -184,27 +181,27 @@ class AdminRoutes:
         model: str = "",
         node: str = "",
     ) -> Response:
-        """Return the last requests, the newest first; `status` is how they ended, several with commas."""
+        """Return the last requests, newest first. `status`: outcomes, separated by commas."""
         outcomes = frozenset(filter(None, status.split(",")))
-        if strange := sorted(outcomes.difference(OUTCOMES)):
-            known = ", ".join(OUTCOMES)
+        if strange := sorted(outcomes.difference(REQUEST_OUTCOMES)):
+            known = ", ".join(REQUEST_OUTCOMES)
             raise invalid(f"No request ends as '{strange[0][:50]}'; they end as {known}.", "status")
-        kept = self.sight.recorder.journal
+        kept = self.context.recorder.journal
         found = kept.last(limit, outcomes=outcomes, model=model, node=node)
         return _json(
-            {"requests": request_journal.render_entries(found, self.sight.id), "kept": len(kept)}
+            {"requests": request_journal.render_entries(found, self.context.id), "kept": len(kept)}
         )
 
     async def queue(self) -> Response:
-        """Say who waits."""
-        return _json(dashboard.queue(self.sight))
+        """Report the waiting requests."""
+        return _json(dashboard.queue(self.context))
 
     async def snapshot(self) -> Response:
         """Return the figures of a small dashboard at once."""
-        return _json(dashboard.snapshot(self.sight))
+        return _json(dashboard.snapshot(self.context))
 
     async def declared(self) -> Response:
-        """Refuse to do by hand what is declared."""
+        """Refuse to load or unload a model by hand."""
         raise RefusedError(
             Refusal(
                 status=501,

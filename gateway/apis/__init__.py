@@ -1,1 +1,1 @@
-"""APIs other than OpenAI's, as translations: requests become OpenAI's, engines' answers are told back. No I/O."""
+"""API adapters: OpenAI's API as it is, and Anthropic's and Ollama's translated to and from it. No I/O."""

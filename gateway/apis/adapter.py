@@ -1,7 +1,4 @@
-"""The APIs that clients may speak: how each asks, and how it is answered. Engines speak OpenAI's alone.
-
-How requests of other APIs are read: bodies with known fields only, and what every translation needs. Pure.
-"""
+"""Interface of API adapters, and helpers to decode their requests. Engines speak OpenAI's API only."""
 
 import difflib
 import re
@@ -12,51 +9,10 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import orjson
 
-from gateway.errors import Refusal, RefusedError, invalid
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.connection import Headers
-
-
-class ResponseTranslator(Protocol):
-    """How one answer is told, made of an engine's in OpenAI's words. Does no I/O."""
-
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        """Return a complete answer's status, headers and body; refusals come here, too."""
-        ...
-
-    def begin(self, headers: Headers) -> Headers:
-        """Return the headers of a stream."""
-        ...
-
-    def events(self, data: bytes) -> bytes:
-        """Return what is sent for one or more whole events; may be empty."""
-        ...
-
-    def end(self) -> bytes:
-        """Return what ends a stream that was told to its end."""
-        ...
-
-    def broken(self, refusal: Refusal) -> bytes:
-        """Return what ends a stream that cannot go on; must not look like the end of the text."""
-        ...
-
-
-class ApiAdapter(Protocol):
-    """One API."""
-
-    def telling(self) -> ResponseTranslator | None:
-        """Return how refusals are told before the request is read; None for OpenAI's own way."""
-        ...
-
-    def read(self, heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:
-        """Return what is asked, and how to tell the answer; None if it is passed through as it is.
-
-        Raises:
-            RefusedError: the request is not one of this API.
-
-        """
-        ...
-
+from schemas.wire import headers as wire_headers
+from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _B = TypeVar("_B", bound=msgspec.Struct)
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -65,16 +21,57 @@ _UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL
 _WRONG = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 
+class ResponseTranslator(Protocol):
+    """Translates one response from OpenAI's format. Does no I/O."""
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        """Return status, headers and body of a complete response or a refusal."""
+        ...
+
+    def begin(self, headers: Headers) -> Headers:
+        """Return the headers of a stream."""
+        ...
+
+    def events(self, data: bytes) -> bytes:
+        """Return the translation of one or more complete events; may be empty."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the end of a complete stream."""
+        ...
+
+    def broken(self, refusal: Refusal) -> bytes:
+        """Return the end of a broken stream; it must not look like the end of the text."""
+        ...
+
+
+class ApiAdapter(Protocol):
+    """One API."""
+
+    def error_translator(self) -> ResponseTranslator | None:
+        """Return the translator of refusals before the request is parsed; None for OpenAI's format."""
+        ...
+
+    def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:
+        """Return the inference request, and the translator of its response; None passes it through.
+
+        Raises:
+            RefusedError: the request is not valid in this API.
+
+        """
+        ...
+
+
 def decode(
     decoder: msgspec.json.Decoder[_B],
     kind: type[_B],
     body: bytes,
     meant: Mapping[str, str] = _NONE,
 ) -> _B:
-    """Return a body. `meant`: other APIs' names of fields, and what they are called in this one.
+    """Return the decoded body. `meant`: names of other APIs for fields of this one.
 
     Raises:
-        RefusedError: it is no JSON, or not of that kind; names the field.
+        RefusedError: the body is not valid JSON or has a wrong field, which the error names.
 
     """
     try:
@@ -101,7 +98,7 @@ def decode(
 def unknown_name(
     what: str, name: str, known: Iterable[str], meant: Mapping[str, str] = _NONE
 ) -> str:
-    """Return what to say of a name that nobody knows; `meant` as above."""
+    """Return the error text for an unknown name; `meant` as in `decode`."""
     own = meant.get(name)
     near = [own] if own else difflib.get_close_matches(name[:100], sorted(known), n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
@@ -109,19 +106,19 @@ def unknown_name(
 
 
 def to_inference_request(
-    heard: HttpRequest, path: str, body: dict[str, Any], *, session: str = ""
+    http_request: HttpRequest, path: str, body: dict[str, Any], *, session: str = ""
 ) -> InferenceRequest:
-    """Return what an engine is asked; `body` in OpenAI's words, `session` if the body names one."""
-    own = heard.header(b"x-session-id").decode("latin-1")
+    """Return the inference request. `body`: in OpenAI's format; `session`: a session key from the body."""
+    own = http_request.header(wire_headers.SESSION_ID.encode()).decode("latin-1")
     is_streamed, is_generation = body.get("stream") is True, path in _GENERATIONS
-    # What keeps no state at an engine need not go where its like went.
+    # Other endpoints keep no state at the engine, so affinity is of no use to them.
     shown = orjson.dumps(body.get("messages") or body.get("prompt")) if is_generation else b""
     return InferenceRequest(
         path=path,
         model=body["model"],
         body=orjson.dumps(body),
-        request_id=heard.request_id,
-        headers=heard.headers,
+        request_id=http_request.request_id,
+        headers=http_request.headers,
         is_streamed=is_streamed,
         is_resumable=is_streamed and is_generation,
         session=own or session,
@@ -130,7 +127,7 @@ def to_inference_request(
 
 
 def unencodable(error: orjson.JSONEncodeError) -> RefusedError:
-    """Return the refusal of a body with what JSON for an engine cannot have, such as numbers of more than 64 bits."""
+    """Return the refusal of values that an engine's JSON cannot have, such as integers beyond 64 bits."""
     return invalid(f"The body cannot be passed on to an engine: {error}.")
 
 

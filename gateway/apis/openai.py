@@ -1,7 +1,4 @@
-"""OpenAI's Responses as they come from engines; only a stream that cannot go on is ended in their words.
-
-OpenAI's API, which engines speak themselves: nothing is translated, and only what routing needs is read.
-"""
+"""OpenAI's API, which engines speak themselves: bodies pass through, and only fields for routing are read."""
 
 import re
 from typing import Any
@@ -11,15 +8,23 @@ import orjson
 from typing_extensions import override
 
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
-from gateway.errors import Refusal, invalid
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.connection import Headers
+from schemas.wire import headers as wire_headers
+from schemas.wire.errors import Refusal, invalid
 
 _NUMBER = re.compile(rb'"sequence_number":(\d{1,9})')
+_EMBEDDINGS = "/v1/embeddings"
+_RESPONSES = "/v1/responses"
+PATHS = ("/v1/chat/completions", "/v1/completions", _EMBEDDINGS, _RESPONSES)
+_TRUE = b"true"
+# Values of `n` that mean one choice.
+_ONE = (b"", b"1", b"null")
+_RESUMABLE = PATHS[:2]
 
 
 class ResponsesTranslator(ResponseTranslator):
-    """Passes one stream through."""
+    """Passes a /v1/responses stream through, and ends a broken one in that API's format."""
 
     def __init__(self) -> None:
         self._last = b""
@@ -54,18 +59,8 @@ class ResponsesTranslator(ResponseTranslator):
         return b"event: error\ndata: " + orjson.dumps(error) + b"\n\n"
 
 
-_EMBEDDINGS = "/v1/embeddings"
-_RESPONSES = "/v1/responses"
-PATHS = ("/v1/chat/completions", "/v1/completions", _EMBEDDINGS, _RESPONSES)
-
-_TRUE = b"true"
-# Of one choice, as engines read the field.
-_ONE = (b"", b"1", b"null")
-_RESUMABLE = PATHS[:2]
-
-
 class _RoutingFields(msgspec.Struct):
-    """The fields that routing needs; the engine judges them all."""
+    """Fields for routing; the engine validates all fields."""
 
     model: Any = None
     stream: msgspec.Raw = msgspec.Raw()
@@ -88,37 +83,40 @@ _MODEL_NAME = msgspec.json.Decoder(_ModelName)
 
 
 class OpenAiAdapter(ApiAdapter):
-    """The surface of `PATHS`."""
+    """Adapter of `PATHS`."""
 
     @override
-    def telling(self) -> ResponseTranslator | None:
+    def error_translator(self) -> ResponseTranslator | None:
         return None
 
     @override
-    def read(self, heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:
-        head = _decode(heard.body)
+    def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:
+        head = _decode(http_request.body)
         if not isinstance(head.model, str) or not head.model:
             raise invalid('"model" must be the name of a model, as a string.', param="model")
         if head.fleet:
-            # Between gateways and engines: what a client says there must not pass for our own.
+            # The field is reserved for gateways, which use it to resume a stream.
             raise invalid("Unknown parameter: 'fleet'.", param="fleet")
         is_streamed = bytes(head.stream) == _TRUE
-        ask = InferenceRequest(
-            path=heard.path,
+        request = InferenceRequest(
+            path=http_request.path,
             model=head.model,
-            body=heard.body,
-            request_id=heard.request_id,
-            headers=heard.headers,
+            body=http_request.body,
+            request_id=http_request.request_id,
+            headers=http_request.headers,
             is_streamed=is_streamed,
-            is_resumable=is_streamed and heard.path in _RESUMABLE and bytes(head.n) in _ONE,
-            session=_session(head, heard),
-            # Embeddings keep no state that could be used again.
+            is_resumable=is_streamed and http_request.path in _RESUMABLE and bytes(head.n) in _ONE,
+            session=_session(head, http_request),
+            # Embeddings leave no cache to reuse.
             prompt=b""
-            if heard.path == _EMBEDDINGS
+            if http_request.path == _EMBEDDINGS
             else bytes(head.messages or head.prompt or head.input),
             cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
         )
-        return ask, ResponsesTranslator() if is_streamed and heard.path == _RESPONSES else None
+        return (
+            request,
+            ResponsesTranslator() if is_streamed and http_request.path == _RESPONSES else None,
+        )
 
 
 def _decode(body: bytes) -> _RoutingFields:
@@ -133,22 +131,22 @@ def _decode(body: bytes) -> _RoutingFields:
 
 
 def find_model_name(body: bytes) -> str:
-    """Return the model that a body names which may be wrong otherwise; empty if it names none."""
+    """Return the model in a body that may be invalid otherwise; empty if there is none."""
     try:
         return _MODEL_NAME.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 
-def _session(head: _RoutingFields, heard: HttpRequest) -> str:
-    """Return what the client calls its conversation; the gateway finds out itself if it does not.
+def _session(head: _RoutingFields, http_request: HttpRequest) -> str:
+    """Return the client's session key; empty if there is none.
 
-    Not `user`, which many set to one value for all they do, nor `previous_response_id`, which changes with
-    every turn.
+    `user` does not count, because many clients send one value for everything, and
+    `previous_response_id` does not, because it changes with every turn.
     """
     if isinstance(head.session_id, str) and head.session_id:
         return head.session_id
-    if header := heard.header(b"x-session-id"):
+    if header := http_request.header(wire_headers.SESSION_ID.encode()):
         return header.decode("latin-1")
     named = head.conversation
     if isinstance(named, dict):

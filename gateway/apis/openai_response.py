@@ -1,7 +1,4 @@
-"""Engines' answers in OpenAI's words, as far as translations need them. Pure.
-
-One answer as its engine tells it, for translations: what was said, and whether that was all. Does no I/O.
-"""
+"""Responses of engines in OpenAI's format, parsed as far as translators need them. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal, TypeAlias
@@ -10,17 +7,18 @@ import msgspec
 import orjson
 
 DONE = b"[DONE]"
+COMPLETE: Final = "complete"
 
 
 class FunctionPiece(msgspec.Struct):
-    """What is called, or a piece of it."""
+    """The function of a call, or a piece of it."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class ToolCallPiece(msgspec.Struct):
-    """A call, or a piece of one: only its first piece has the id and the name."""
+    """A tool call, or a piece of one: only the first piece has the id and the name."""
 
     function: FunctionPiece
     index: int = 0
@@ -28,7 +26,7 @@ class ToolCallPiece(msgspec.Struct):
 
 
 class MessagePiece(msgspec.Struct):
-    """A message, or what a chunk adds to one."""
+    """A message, or the delta of a chunk."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -36,36 +34,36 @@ class MessagePiece(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of a chat's tokens."""
+    """Logprobs of a chat."""
 
     content: msgspec.Raw = msgspec.Raw()
 
 
 class ResponseChoice(msgspec.Struct):
-    """One answer; translations ask for one only."""
+    """One choice; translators ask for one only."""
 
     delta: MessagePiece | None = None
     message: MessagePiece | None = None
     text: str | None = None
-    """Of completions."""
+    """Set in completions."""
     finish_reason: str | None = None
     stop_reason: str | None = None
-    """The stop word that ended it, if one did."""
+    """The stop word that ended the answer, if one did."""
     logprobs: ChatLogprobs | None = None
 
-    def said(self) -> MessagePiece:
-        """Return what it says, whichever endpoint and form it came in."""
+    def content_message(self) -> MessagePiece:
+        """Return the message, from either endpoint, streamed or not."""
         return self.delta or self.message or MessagePiece(content=self.text)
 
 
 class PromptTokenDetails(msgspec.Struct):
-    """What of a prompt had been read before."""
+    """The cached part of a prompt."""
 
     cached_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct):
-    """What a request cost."""
+    """Token counts of a response."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -73,12 +71,12 @@ class ResponseUsage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int:
-        """How many of the prompt's tokens were in a cache."""
+        """Prompt tokens that were in a cache."""
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else 0
 
 
 class EnginePerformance(msgspec.Struct):
-    """The engine's own measurement, in seconds and tokens a second; None where there was nothing to measure."""
+    """The engine's measurements in seconds and tokens per second; None if there was nothing to measure."""
 
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -86,14 +84,14 @@ class EnginePerformance(msgspec.Struct):
 
 
 class EngineError(msgspec.Struct):
-    """Why a stream goes no further."""
+    """The error that ends a response."""
 
     message: str = "The engine failed."
     code: str | None = None
 
 
 class EngineResponse(msgspec.Struct):
-    """A whole answer, or one chunk of a stream."""
+    """A complete response, or one chunk of a stream."""
 
     id: str = ""
     choices: list[ResponseChoice] = []
@@ -103,7 +101,7 @@ class EngineResponse(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of a refusal."""
+    """The body of an error."""
 
     error: EngineError
 
@@ -113,22 +111,22 @@ _ERROR_DECODER = msgspec.json.Decoder(ErrorBody)
 
 
 def event_payloads(data: bytes) -> list[bytes]:
-    """Return what whole events carry; comments carry nothing."""
+    """Return the data of complete events; comments have none."""
     return [line[5:].strip() for line in data.splitlines() if line.startswith(b"data:")]
 
 
 def parse_response(payload: bytes) -> EngineResponse:
-    """Return a body or a chunk; one that is none is a fault of the engine's."""
+    """Return a parsed body or chunk; invalid data becomes an error of the engine."""
     try:
         return _RESPONSE_DECODER.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return EngineResponse(
-            error=EngineError(message=f"The engine's answer makes no sense: {error}")
+            error=EngineError(message=f"The engine's response is invalid: {error}")
         )
 
 
 def error_message(body: bytes) -> str:
-    """Return a refusal's message, whoever refused."""
+    """Return the message of an error body."""
     try:
         return _ERROR_DECODER.decode(body).error.message
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -136,18 +134,18 @@ def error_message(body: bytes) -> str:
 
 
 class ToolCallAssembler:
-    """Joins the pieces of calls."""
+    """Assembles tool calls from their pieces."""
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[str, str, list[str]]] = {}
 
     def take(self, pieces: Iterable[ToolCallPiece]) -> None:
-        """Take the next pieces of a stream."""
+        """Add the next pieces of a stream."""
         for piece in pieces:
             self._take(piece.index, piece)
 
     def take_all(self, calls: Iterable[ToolCallPiece]) -> None:
-        """Take complete calls, whose indexes mean nothing."""
+        """Add complete calls, whose indexes are ignored."""
         for index, call in enumerate(calls):
             self._take(index, call)
 
@@ -157,7 +155,10 @@ class ToolCallAssembler:
         self._calls[index][2].append(piece.function.arguments or "")
 
     def complete(self) -> list[tuple[str, str, dict[str, object]]]:
-        """Return id, name and arguments of all; one that was cut off is left out: it asks for something else."""
+        """Return id, name and arguments of all calls.
+
+        A truncated call is left out, because it would mean something else.
+        """
         found = []
         for id_, name, pieces in self._calls.values():
             try:
@@ -169,25 +170,24 @@ class ToolCallAssembler:
         return found
 
 
-COMPLETE: Final = "complete"
 ResponsePiece: TypeAlias = ResponseChoice | EngineError | Literal["complete"]
-"""Something that is said; why there is no more of it; that it was all."""
+"""A choice, an error that ends the response, or its regular end."""
 
 
 class ResponseReader:
-    """What was heard of one answer so far."""
+    """Reads one response, complete or streamed."""
 
     def __init__(self) -> None:
         self.id = ""
         self.last = ResponseChoice()
-        """The one that said why it ended."""
+        """The choice with the finish reason."""
         self.usage = ResponseUsage()
         self.performance = EnginePerformance()
         self.is_over = False
-        """Nothing more is told: it is complete, or will never be."""
+        """True after the end or an error."""
 
     def whole(self, body: bytes) -> ResponseChoice | EngineError:
-        """Return what an answer says that was not streamed."""
+        """Return the choice of a response that was not streamed."""
         answer = parse_response(body)
         self._note(answer)
         if answer.error is not None or not answer.choices:
@@ -195,7 +195,7 @@ class ResponseReader:
         return answer.choices[0]
 
     def pieces(self, payloads: Iterable[bytes]) -> Iterator[ResponsePiece]:
-        """Return what the events of a stream say, up to its end."""
+        """Yield the pieces of a stream, up to its end."""
         for payload in payloads:
             if self.is_over:
                 return
@@ -204,7 +204,7 @@ class ResponseReader:
                 yield piece
 
     def cut(self) -> EngineError:
-        """Have it be over, although it is not complete."""
+        """End the response although it is incomplete."""
         self.is_over = True
         return EngineError(message="The engine's stream ended before the answer did.")
 

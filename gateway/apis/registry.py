@@ -1,4 +1,4 @@
-"""All translated APIs together, as the gateway takes them in."""
+"""Registry of the translated APIs: adapters by path, and translators of errors."""
 
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.apis.anthropic import adapter as anthropic
@@ -10,22 +10,22 @@ from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 
 PATHS = (*ollama.PATHS, *anthropic.PATHS)
-"""Of requests to models."""
-# Below `/api`, and yet not Ollama's.
+"""Paths of requests to models."""
+# Paths below `/api` that are not Ollama's.
 _ADMINS = ("/api/cluster/", "/api/dashboard/")
-# Which Anthropic's clients always send, and others never.
+# A header that Anthropic's clients always send, and others never.
 VERSION = "anthropic-version"
 
 
-def translated_adapters(keeper: TableCache, clock: Clock) -> dict[bytes, ApiAdapter]:
-    """Return the surfaces by their paths."""
-    spoken, messages = ollama.OllamaAdapter(keeper, clock), anthropic.AnthropicAdapter()
+def translated_adapters(table_cache: TableCache, clock: Clock) -> dict[bytes, ApiAdapter]:
+    """Return the adapters by path."""
+    spoken, messages = ollama.OllamaAdapter(table_cache, clock), anthropic.AnthropicAdapter()
     found: dict[bytes, ApiAdapter] = {path.encode(): spoken for path in ollama.PATHS}
     return found | {path.encode(): messages for path in anthropic.PATHS}
 
 
 def error_translator(path: str, headers: RawHeaders) -> ResponseTranslator | None:
-    """Return how refusals are told there, of whatever is no request to a model; None for OpenAI's way."""
+    """Return the translator of errors for requests outside the model paths; None for OpenAI's format."""
     if path.startswith("/api/") and not path.startswith(_ADMINS):
         return OllamaUnread()
     is_anthropics = path == anthropic.MESSAGES or path.startswith(f"{anthropic.MESSAGES}/")

@@ -1,1 +1,1 @@
-"""Who may ask: API keys, what each is good for, and how often. Knows nothing of engines."""
+"""Authentication, authorization and rate limits by API key. Knows nothing about engines."""

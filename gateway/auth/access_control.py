@@ -1,8 +1,7 @@
-"""Whether a request may be made: its key, its model, its rates. Sends nothing.
+"""Access control: the key, the model and the rates of a request, and the ASGI middleware for FastAPI's routes.
 
-The door of all that is no request to a model: FastAPI's routes. Whatever is not open asks for a key.
-
-A route that is for admins alone says so: `dependencies=[Depends(admin_only)]`.
+The middleware asks for a key on every path outside `PUBLIC_PATHS`. Routes for admins declare
+`dependencies=[Depends(require_admin)]`.
 """
 
 import ipaddress
@@ -11,23 +10,30 @@ from collections.abc import Callable
 from fastapi import Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.auth import auth_errors
+from gateway import errors
 from gateway.auth.keyring import Keyring, Principal, lacks_scheme, presented_key
-from gateway.errors import Refusal, RefusedError
 from gateway.request import RawHeaders
 from machinery.clock import Clock
+from schemas.wire.errors import Refusal, RefusedError
+
+# Paths that need no key. Health checks, Prometheus and the reconciler have none; these answers
+# contain nothing that a client wrote. Ollama clients read the first two before they send a key. The
+# log asks for a ticket of the store instead (gateway/admin/gateway_log.py).
+PUBLIC_PATHS = frozenset(
+    {"/", "/api/version", "/health", "/metrics", "/metrics/demand", "/v1/logs/gateway"}
+)
 
 
 def requires_keys(auth: str, host: str) -> bool:
-    """Return whether requests need a key: as `--auth` says, else unless only this machine reaches us.
+    """Return whether requests need a key: as `--auth` says; `auto` means unless only this machine can connect.
 
-    `host`: the address that is listened on.
+    `host`: the address that the gateway listens on.
     """
     return auth == "on" or (auth == "auto" and not ipaddress.ip_address(host).is_loopback)
 
 
 class AccessControl:
-    """The door. Where keys are not asked for, everybody is let in and nothing is counted."""
+    """Checks API keys. If keys are not required, every request is admitted and nothing is counted."""
 
     def __init__(self, keyring: Keyring, clock: Clock, *, is_on: bool) -> None:
         self._keyring = keyring
@@ -36,117 +42,116 @@ class AccessControl:
         self.is_on = is_on
 
     def on_refusal(self, handler: Callable[[str], None]) -> None:
-        """Have the handler called with the reason of each refusal, in a word."""
+        """Call the handler with the reason of each refusal, in one word."""
         self._handlers.append(handler)
 
     def identify(self, headers: RawHeaders) -> Principal | None:
-        """Return who asks; None where keys are not asked for.
+        """Return the principal of the request's key; None if keys are not required.
 
         Raises:
-            RefusedError: no key, or none that is good.
+            RefusedError: the key is missing or invalid.
 
         """
         if not self.is_on:
             return None
         key = presented_key(headers)
-        holder = self._keyring.find(key) if key else None
-        if holder is None:
+        principal = self._keyring.find(key) if key else None
+        if principal is None:
             raise self._nobody(headers, is_shown=bool(key))
-        if holder.expires is not None and holder.expires <= self._clock.now():
-            raise self._told("expired", auth_errors.expired(holder))
-        return holder
+        if principal.expires is not None and principal.expires <= self._clock.now():
+            raise self._count_refusal("expired", errors.expired(principal.name, principal.expires))
+        return principal
 
     def sees_all(self, headers: RawHeaders) -> bool:
-        """Return whether who asks may see every name: an admin, or anybody where keys are not asked for."""
+        """Return whether the client may see every model: with an admin key, or if keys are not required."""
         if not self.is_on:
             return True
         key = presented_key(headers)
-        holder = self._keyring.find(key) if key else None
-        if holder is None or not holder.is_admin:
+        principal = self._keyring.find(key) if key else None
+        if principal is None or not principal.is_admin:
             return False
-        return holder.expires is None or holder.expires > self._clock.now()
+        return principal.expires is None or principal.expires > self._clock.now()
 
     def enter(self, headers: RawHeaders) -> Principal | None:
-        """Let a request in, and count it, before its body is read; `leave` must follow if somebody is returned.
+        """Admit and count a request before its body is read. If a principal is returned, `leave` must follow.
 
-        Whether the key is for its model is another question: `allow`.
+        `allow` checks the model.
 
         Raises:
-            RefusedError: it may not be made, or not now.
+            RefusedError: the request is not allowed, or not now.
 
         """
-        holder = self.identify(headers)
-        if holder is None:
+        principal = self.identify(headers)
+        if principal is None:
             return None
-        if holder.concurrency is not None and holder.in_flight >= holder.concurrency:
-            refusal = auth_errors.too_many_at_once(holder, self._clock.monotonic())
-            raise self._told("concurrency", refusal)
-        if holder.is_limited:
-            self._charge(holder)
-        holder.in_flight += 1
-        holder.requests_used += 1
-        return holder
+        if principal.concurrency is not None and principal.in_flight >= principal.concurrency:
+            refusal = errors.too_many_at_once(
+                principal.name, principal.in_flight, principal.headers(self._clock.monotonic())
+            )
+            raise self._count_refusal("concurrency", refusal)
+        if principal.is_limited:
+            self._charge(principal)
+        principal.in_flight += 1
+        principal.requests_used += 1
+        return principal
 
-    def allow(self, holder: Principal | None, model: str) -> None:
-        """Raise RefusedError if the model is none that the key is for."""
-        if holder is not None and not holder.may_ask_for(model):
-            raise self._told("model", auth_errors.wrong_model(holder, model))
+    def allow(self, principal: Principal | None, model: str) -> None:
+        """Raise RefusedError if the key may not use the model."""
+        if principal is not None and not principal.may_ask_for(model):
+            raise self._count_refusal(
+                "model", errors.wrong_model(principal.name, principal.models, model)
+            )
 
-    def leave(self, holder: Principal, tokens: int) -> None:
-        """Count a request no more, and charge its tokens: only now is it known how many there were."""
-        holder.in_flight -= 1
-        holder.tokens_used += tokens
-        if holder.tokens is not None and tokens:
-            holder.tokens.level(self._clock.monotonic())
-            holder.tokens.take(tokens)
+    def leave(self, principal: Principal, tokens: int) -> None:
+        """Release the request's slot and charge its tokens, whose number is known only now."""
+        principal.in_flight -= 1
+        principal.tokens_used += tokens
+        if principal.tokens is not None and tokens:
+            principal.tokens.level(self._clock.monotonic())
+            principal.tokens.take(tokens)
 
-    def headers(self, holder: Principal | None) -> RawHeaders:
-        """Return what an answer says of the key's rates."""
-        if holder is None or not holder.is_limited:
+    def headers(self, principal: Principal | None) -> RawHeaders:
+        """Return the rate limit headers of a response."""
+        if principal is None or not principal.is_limited:
             return ()
-        return holder.headers(self._clock.monotonic())
+        return principal.headers(self._clock.monotonic())
 
-    def _charge(self, holder: Principal) -> None:
-        """Take a request's part of what may be taken; nothing is taken from what is refused."""
+    def _charge(self, principal: Principal) -> None:
+        """Charge the request to the key's rates; a refused request is not charged."""
         now_s = self._clock.monotonic()
-        tokens, requests = holder.tokens, holder.requests
+        tokens, requests = principal.tokens, principal.requests
         if tokens is not None and tokens.level(now_s) <= 0:
-            refusal = auth_errors.too_many_tokens(holder, tokens.wait_s(1.0), now_s)
-            raise self._told("tokens", refusal)
+            refusal = errors.too_many_tokens(
+                principal.name, tokens.capacity, tokens.wait_s(1.0), principal.headers(now_s)
+            )
+            raise self._count_refusal("tokens", refusal)
         if requests is None:
             return
         if requests.level(now_s) < 1:
-            refusal = auth_errors.too_many_requests(holder, requests.wait_s(1.0), now_s)
-            raise self._told("requests", refusal)
+            refusal = errors.too_many_requests(
+                principal.name, requests.capacity, requests.wait_s(1.0), principal.headers(now_s)
+            )
+            raise self._count_refusal("requests", refusal)
         requests.take(1)
 
     def _nobody(self, headers: RawHeaders, *, is_shown: bool) -> RefusedError:
         keyring = self._keyring
         if not keyring.is_known:
-            return self._told("unknown", auth_errors.keys_unknown())
+            return self._count_refusal("unknown", errors.keys_unknown())
         if is_shown:
-            return self._told("wrong_key", auth_errors.wrong_key(is_any=bool(keyring)))
+            return self._count_refusal("wrong_key", errors.wrong_key(is_any=bool(keyring)))
         if lacks_scheme(headers):
-            return self._told("no_key", auth_errors.no_scheme())
-        return self._told("no_key", auth_errors.no_key(is_any=bool(keyring)))
+            return self._count_refusal("no_key", errors.no_scheme())
+        return self._count_refusal("no_key", errors.no_key(is_any=bool(keyring)))
 
-    def _told(self, reason: str, refusal: RefusedError) -> RefusedError:
+    def _count_refusal(self, reason: str, refusal: RefusedError) -> RefusedError:
         for handler in self._handlers:
             handler(reason)
         return refusal
 
 
-# Health checks and Prometheus have no key, and neither has the reconciler, which reads the demand. Health
-# tells numbers, metrics names and numbers, and neither anything that a client wrote. Ollama's clients look at the first two, which tell
-# that there is somebody, before they show a key.
-# The log asks for a ticket from the store instead of a key (gateway/admin/gateway_log.py).
-PUBLIC_PATHS = frozenset(
-    {"/", "/api/version", "/health", "/metrics", "/metrics/demand", "/v1/logs/gateway"}
-)
-
-
 class AuthMiddleware:
-    """ASGI middleware: lets in who has a key, and notes who it is."""
+    """ASGI middleware that authenticates requests and stores their principal."""
 
     def __init__(
         self, app: ASGIApp, *, access: AccessControl, refuse: Callable[[Scope, Refusal], Response]
@@ -157,40 +162,40 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        # Browsers ask beforehand without the headers that they ask about; there is nothing in the answer.
+        # Browsers send preflights without the authorization header; the answer reveals nothing.
         if (
             scope["type"] == "http"
             and scope["path"] not in PUBLIC_PATHS
             and scope["method"] != "OPTIONS"
         ):
             try:
-                holder = self._access.identify(scope["headers"])
+                principal = self._access.identify(scope["headers"])
             except RefusedError as error:
                 await self._refuse(scope, error.refusal)(scope, receive, send)
                 return
-            scope.setdefault("state", {})["holder"] = holder
+            scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
 
 def principal_of(request: Request) -> Principal | None:
-    """Return who asks; None where keys are not asked for."""
-    holder: Principal | None = request.state.holder
-    return holder
+    """Return the principal of the request; None if keys are not required."""
+    principal: Principal | None = request.state.principal
+    return principal
 
 
 def require_admin(request: Request) -> None:
-    """Refuse keys that are not for the admin API: a dependency of its routes.
+    """Refuse keys without admin rights; a FastAPI dependency.
 
     Raises:
-        RefusedError: it is another key.
+        RefusedError: the key is not an admin key.
 
     """
-    holder = principal_of(request)
-    if holder is not None and not holder.is_admin:
-        raise auth_errors.not_admin(holder)
+    principal = principal_of(request)
+    if principal is not None and not principal.is_admin:
+        raise errors.not_admin(principal.name)
 
 
 def can_see(request: Request, model: str) -> bool:
-    """Return whether who asks may know of the model."""
-    holder = principal_of(request)
-    return holder is None or holder.may_ask_for(model)
+    """Return whether the client may see the model."""
+    principal = principal_of(request)
+    return principal is None or principal.may_ask_for(model)

@@ -1,11 +1,7 @@
-"""A token bucket that may go into debt. Pure: the time arrives as an argument.
+"""API keys as this gateway knows them: lookup, limits and usage.
 
-One API key as this gateway sees it: what it is good for, and what of it is used up. Sends nothing.
-
-The fleet's API keys as this gateway knows them: from a key that somebody shows to who holds it. No I/O.
-
-Keys are never kept: what a client shows is hashed for each request (under 1 us), looked up by its hash, and the
-hashes are compared in constant time. So there is nothing that a revocation would have to be told to.
+Keys are not stored. The key of each request is hashed (under 1 us), looked up by its hash and
+compared in constant time. A revocation therefore has no cache to invalidate.
 """
 
 import hashlib
@@ -19,27 +15,37 @@ from gateway.request import RawHeaders
 from machinery.clock import Clock
 from machinery.prometheus import family_header, format_labels
 from schemas.records import ApiKey
+from schemas.wire import headers as wire_headers
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+_REQUESTS = tuple(name.encode() for name in wire_headers.RATE_LIMIT_REQUESTS)
+_TOKENS = tuple(name.encode() for name in wire_headers.RATE_LIMIT_TOKENS)
+_KEY_METRICS = (
+    ("fleet_gateway_key_requests_total", "Admitted requests by API key.", "requests_used"),
+    ("fleet_gateway_key_tokens_total", "Prompt and output tokens by API key.", "tokens_used"),
+    ("fleet_gateway_key_in_flight", "Running requests by API key.", "in_flight"),
+)
 
 
 class TokenBucket:
-    """So much a minute, all of it at once if nothing was taken for a minute.
+    """A token bucket that may go into debt.
 
-    What is taken is known only afterwards where it is tokens, so the level may be below zero: then nothing
-    may be taken until it has filled up again. Over any time of `t` seconds at most `capacity + per_minute / 60 * t`
-    is begun to be taken.
+    The cost of a request in tokens is known only after it, so the level may be negative. No request
+    is admitted until it is positive again. Over `t` seconds at most `capacity + per_minute / 60 *
+    t` is admitted.
     """
 
     __slots__ = ("_at_s", "_level", "_per_minute", "capacity")
 
     def __init__(self, per_minute: float, now_s: float) -> None:
         self.capacity = 0.0
-        """Never below 1: a share of a small number still lets a request through now and then."""
+        """At least 1: a share of a small rate still admits a request now and then."""
         self._level = math.inf
         self._at_s = now_s
         self.resize(per_minute, now_s)
 
     def resize(self, per_minute: float, now_s: float) -> None:
-        """Fill it at another rate from now on; what is in it stays, as far as it has room."""
+        """Change the rate; the level stays, up to the new capacity."""
         if self.capacity:
             self.level(now_s)
         self.capacity = max(1.0, per_minute)
@@ -47,7 +53,7 @@ class TokenBucket:
         self._level = min(self._level, self.capacity)
 
     def level(self, now_s: float) -> float:
-        """Return how much is in it now."""
+        """Return the current level."""
         passed_s = now_s - self._at_s
         if passed_s > 0:
             self._at_s = now_s
@@ -55,35 +61,20 @@ class TokenBucket:
         return self._level
 
     def take(self, amount: float) -> None:
-        """Take so much out of it, if need be more than there is."""
+        """Take an amount, which may be more than the level."""
         self._level -= amount
 
     def wait_s(self, wanted: float) -> float:
-        """Return after how long there will be that much, counted from when its level was asked for last."""
+        """Return the seconds until the level reaches an amount, counted from the last call of `level`."""
         return max(0.0, wanted - self._level) * 60.0 / self._per_minute
 
     def full_s(self) -> float:
-        """Return after how long it will be full, counted as above."""
+        """Return the seconds until the bucket is full, counted from the last call of `level`."""
         return self.wait_s(self.capacity)
 
 
-Headers: TypeAlias = list[tuple[bytes, bytes]]
-
-
-_REQUESTS = (
-    b"x-ratelimit-limit-requests",
-    b"x-ratelimit-remaining-requests",
-    b"x-ratelimit-reset-requests",
-)
-_TOKENS = (
-    b"x-ratelimit-limit-tokens",
-    b"x-ratelimit-remaining-tokens",
-    b"x-ratelimit-reset-tokens",
-)
-
-
 class Principal:
-    """Who holds a key. Stays the same object for as long as the key exists; `renew` brings it up to date."""
+    """One API key with its limits and usage. The object lives as long as the key; `renew` updates it."""
 
     __slots__ = (
         "concurrency",
@@ -100,36 +91,36 @@ class Principal:
         "tokens_used",
     )
 
-    def __init__(self, key: ApiKey, share: float, now_s: float) -> None:
+    def __init__(self, key: ApiKey, backend: float, now_s: float) -> None:
         self.digest = bytes.fromhex(key.hash)
         self.name = key.name
         self.in_flight = 0
         self.requests_used = 0
         """Since the gateway started."""
         self.tokens_used = 0
-        """As above, prompts and answers."""
+        """Prompt and output tokens since the gateway started."""
         self.requests: TokenBucket | None = None
         self.tokens: TokenBucket | None = None
-        self.renew(key, share, now_s)
+        self.renew(key, backend, now_s)
 
-    def renew(self, key: ApiKey, share: float, now_s: float) -> None:
-        """Take over what the key says now; `share` is which part of its rates is this gateway's, 0..1."""
+    def renew(self, key: ApiKey, backend: float, now_s: float) -> None:
+        """Apply the key's current settings. `share`: the part of its rates that this gateway grants, 0..1."""
         self.expires: datetime | None = key.expires
         self.models: frozenset[str] = frozenset(key.models)
-        """Names it may ask for; none: all."""
+        """Models that the key may use; empty: all."""
         self.is_admin = key.is_admin
         self.concurrency = key.concurrency
-        self.requests = _bucket(self.requests, key.requests_per_minute, share, now_s)
-        self.tokens = _bucket(self.tokens, key.tokens_per_minute, share, now_s)
+        self.requests = _bucket(self.requests, key.requests_per_minute, backend, now_s)
+        self.tokens = _bucket(self.tokens, key.tokens_per_minute, backend, now_s)
         self.is_limited = self.requests is not None or self.tokens is not None
-        """Whether it has rates."""
+        """True if the key has rates."""
 
     def may_ask_for(self, model: str) -> bool:
-        """Return whether its models include the name."""
+        """Return whether the key may use the model."""
         return not self.models or model in self.models
 
     def headers(self, now_s: float) -> Headers:
-        """Return how its rates stand, in OpenAI's headers; nothing of what is not limited."""
+        """Return the state of the key's rates as OpenAI's headers; limits that are not set are left out."""
         found: Headers = []
         if self.requests is not None:
             found += _rate_headers(_REQUESTS, self.requests, now_s)
@@ -139,17 +130,17 @@ class Principal:
 
 
 def _bucket(
-    before: TokenBucket | None, per_minute: int | None, share: float, now_s: float
+    before: TokenBucket | None, per_minute: int | None, backend: float, now_s: float
 ) -> TokenBucket | None:
     if per_minute is None:
         return None
     if before is None:
-        return TokenBucket(per_minute * share, now_s)
-    before.resize(per_minute * share, now_s)
+        return TokenBucket(per_minute * backend, now_s)
+    before.resize(per_minute * backend, now_s)
     return before
 
 
-def _rate_headers(names: tuple[bytes, bytes, bytes], bucket: TokenBucket, now_s: float) -> Headers:
+def _rate_headers(names: tuple[bytes, ...], bucket: TokenBucket, now_s: float) -> Headers:
     left = bucket.level(now_s)
     limit, remaining, reset = names
     return [
@@ -160,66 +151,60 @@ def _rate_headers(names: tuple[bytes, bytes, bytes], bucket: TokenBucket, now_s:
 
 
 class Keyring:
-    """Who holds which key."""
+    """All API keys by hash."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_digest: dict[bytes, Principal] = {}
         self.is_known = False
-        """Whether the keys were read yet, from the store or from what was kept of it."""
+        """True once the keys were read from the store or from the saved state."""
 
     def __bool__(self) -> bool:
         """Return whether the fleet has any key."""
         return bool(self._by_digest)
 
     def replace(self, keys: Mapping[str, ApiKey], gateways: int) -> None:
-        """Take over the keys there are, by name, and how many gateways share their rates.
+        """Replace the keys, given by name. `gateways`: the number of gateways that share their rates.
 
-        Each gateway grants its share (as Envoy's local_cluster_rate_limit): clients' connections are spread over
-        gateways, and asking a common counter for each request would make one fail with it.
+        Each gateway grants its share, as Envoy's local_cluster_rate_limit does. A shared counter
+        would add a dependency to each request.
         """
-        now_s, share = self._clock.monotonic(), 1.0 / max(1, gateways)
+        now_s, backend = self._clock.monotonic(), 1.0 / max(1, gateways)
         before, found = self._by_digest, dict[bytes, Principal]()
         for key in keys.values():
             digest = bytes.fromhex(key.hash)
-            holder = before.get(digest)
-            # Deleted and made anew it is another key; the same one edited keeps what it used up.
-            if holder is None or holder.name != key.name:
-                holder = Principal(key, share, now_s)
+            principal = before.get(digest)
+            # A deleted and recreated key is a new one; an edited key keeps its usage.
+            if principal is None or principal.name != key.name:
+                principal = Principal(key, backend, now_s)
             else:
-                holder.renew(key, share, now_s)
-            found[digest] = holder
+                principal.renew(key, backend, now_s)
+            found[digest] = principal
         self._by_digest = found
         self.is_known = True
 
     def find(self, key: bytes) -> Principal | None:
-        """Return who holds the key; None if nobody does."""
+        """Return the principal of a key; None if the key is unknown."""
         digest = hashlib.sha256(key).digest()
-        holder = self._by_digest.get(digest)
-        if holder is None or not hmac.compare_digest(holder.digest, digest):
+        principal = self._by_digest.get(digest)
+        if principal is None or not hmac.compare_digest(principal.digest, digest):
             return None
-        return holder
+        return principal
 
     def lines(self) -> Iterator[str]:
-        """Yield what each key has used, in Prometheus' text."""
-        holders = sorted(self._by_digest.values(), key=lambda holder: holder.name)
+        """Yield the usage of each key in Prometheus text format."""
+        principals = sorted(self._by_digest.values(), key=lambda principal: principal.name)
         for name, help_, attribute in _KEY_METRICS:
             yield from family_header(
                 name, help_, "gauge" if attribute == "in_flight" else "counter"
             )
-            for holder in holders:
-                yield f"{name}{format_labels(('key',), (holder.name,))} {getattr(holder, attribute)}"
-
-
-_KEY_METRICS = (
-    ("fleet_gateway_key_requests_total", "Requests let in, by API key.", "requests_used"),
-    ("fleet_gateway_key_tokens_total", "Tokens of prompts and answers, by API key.", "tokens_used"),
-    ("fleet_gateway_key_in_flight", "Requests under way, by API key.", "in_flight"),
-)
+            for principal in principals:
+                labels = format_labels(("key",), (principal.name,))
+                yield f"{name}{labels} {getattr(principal, attribute)}"
 
 
 def presented_key(headers: RawHeaders) -> bytes:
-    """Return the key that the client shows; empty if it shows none. The first of several counts."""
+    """Return the key that the client sent; empty if there is none. The first of several counts."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
@@ -231,7 +216,7 @@ def presented_key(headers: RawHeaders) -> bytes:
 
 
 def lacks_scheme(headers: RawHeaders) -> bool:
-    """Return whether `authorization` has something, but not in the form of `Bearer KEY`."""
+    """Return whether `authorization` is set but does not have the form `Bearer KEY`."""
     return any(
         name == b"authorization" and value.partition(b" ")[0].lower() not in (b"", b"bearer")
         for name, value in headers

@@ -1,1 +1,1 @@
-"""Has a request answered: tries engines in turn, holds places and counts. Sends clients nothing itself."""
+"""Forwarding of requests to engines: admission, retries, health and resumption. Writes nothing to clients."""

@@ -1,356 +1,276 @@
-"""Waiting for something while a client waits for us: until its time is up, with signs of life. Chooses nothing.
+"""Admission: requests wait here for a slot of their model, or for a replica of a scaled-to-zero deployment.
 
-Who is let through to a name's engines, and who waits for whom: first come, first served. Pure; told the time.
-
-Waiting here costs an engine nothing, and whoever comes first is served first whichever engine has room first.
-
-What clients are told of requests that were not, or not in time, carried to an engine. Decides nothing.
-
-Lets a name's requests through to its engines, so many at once: `Queue` with somebody who waits at it.
-
-Where requests wait for a deployment that autoscaling left without a replica. Starts nothing itself.
-
-That somebody waits here is in the metrics; the reconciler reads them, and has a replica started.
+A request that waits here costs an engine nothing. The first to arrive is the first to be served,
+whichever engine becomes free.
 """
 
 import asyncio
 import math
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-import orjson
-
 from gateway import errors
-from gateway.errors import Refusal, RefusedError, invalid
 from gateway.forwarding.policy import QueuePolicy
 from gateway.routing.selection import NoReadyEndpoint
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
+from schemas.wire.errors import Refusal
 
-# What begins to answer can be refused no more by a status, so not at once; and proxies give up silent connections
-# after 30 to 60 s (nginx: proxy_read_timeout 60s; AWS load balancers: 60 s).
-QUIET_S = 5.0
+# Starting the response fixes its status, so not at once. Proxies drop silent connections after 30
+# to 60 s (nginx: proxy_read_timeout 60s; AWS load balancers: 60 s).
+KEEP_ALIVE_S = 5.0
+# Requests that ended in the last minute tell the rate; more of them than this add nothing.
+_WINDOW_S = 60.0
+_MAX_ENDS = 1024
+MIN_RETRY_S, MAX_RETRY_S = 1, 60
+# Longer than the interval at which the reconciler reads the metrics.
+_MISSED_S = 30.0
 
 
 class ClientWait(Protocol):
-    """A client that waits for its answer to begin."""
+    """A client that waits for its response to begin."""
 
-    async def tick(self) -> None:
-        """Tell it that it is not forgotten, if there is a way to."""
+    async def send_keep_alive(self) -> None:
+        """Send a keep-alive event, if the response has a form for it."""
         ...
 
 
 class KeepAlive:
-    """One client's waiting, over as many waits as it takes."""
+    """Keep-alive events for one client over all of its waits."""
 
-    def __init__(self, clock: Clock, patience: ClientWait, quiet_s: float) -> None:
-        """`quiet_s`: after how long, and how often from then on, the client is told."""
+    def __init__(self, clock: Clock, client: ClientWait, keep_alive_s: float) -> None:
+        """`keep_alive_s`: the time before the first event and between two events."""
         self._clock = clock
-        self._patience = patience
-        self._quiet_s = quiet_s
-        self._tick_s = clock.monotonic() + quiet_s
+        self._client = client
+        self._keep_alive_s = keep_alive_s
+        self._next_event_s = clock.monotonic() + keep_alive_s
 
     async def wait(self, future: "asyncio.Future[None]", *, until_s: float) -> bool:
-        """Wait until the future is done, or the time is up; return whether it is done. Never cancels it."""
+        """Wait for the future or the deadline; return whether the future is done. Never cancels the future."""
         while not future.done():
             now_s = self._clock.monotonic()
             if now_s >= until_s:
                 return False
-            if now_s >= self._tick_s:
-                await self._patience.tick()
-                self._tick_s = self._clock.monotonic() + self._quiet_s
+            if now_s >= self._next_event_s:
+                await self._client.send_keep_alive()
+                self._next_event_s = self._clock.monotonic() + self._keep_alive_s
                 continue
-            await asyncio.wait((future,), timeout=min(until_s, self._tick_s) - now_s)
+            await asyncio.wait((future,), timeout=min(until_s, self._next_event_s) - now_s)
         return True
 
-    async def quietly(self, *, until_s: float) -> float:
-        """Give a sign of life if it is time to; return how many seconds may be waited now, at least 0."""
+    async def next_pause_s(self, *, until_s: float) -> float:
+        """Send a keep-alive event if one is due; return the seconds to wait before the next, at least 0."""
         now_s = self._clock.monotonic()
-        if now_s >= self._tick_s:
-            await self._patience.tick()
-            self._tick_s = self._clock.monotonic() + self._quiet_s
-        return max(0.0, min(until_s, self._tick_s) - now_s)
-
-
-# Ends of the last minute tell the pace; more of them than this tell no more.
-_WINDOW_S = 60.0
-_MOST_ENDS = 1024
-LEAST_RETRY_S, MOST_RETRY_S = 1, 60
+        if now_s >= self._next_event_s:
+            await self._client.send_keep_alive()
+            self._next_event_s = self._clock.monotonic() + self._keep_alive_s
+        return max(0.0, min(until_s, self._next_event_s) - now_s)
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One request's place."""
+    """Slot of one request in the queue."""
 
     entered_s: float
-    is_through: bool = False
-    """Whether it was let through."""
+    is_admitted: bool = False
+    """True once the request may be forwarded."""
     is_left: bool = False
 
 
 @dataclass(slots=True)
 class SlotQueue:
-    """Those who were let through, and those who wait. `lines` None: everybody is let through."""
+    """Requests that were admitted, and requests that wait. Policy None admits all. Pure; the time is an argument."""
 
-    lines: QueuePolicy | None
+    policy: QueuePolicy | None
     running: int = 0
     _waiting: OrderedDict[Slot, None] = field(default_factory=OrderedDict)
-    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
+    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_ENDS))
     _busy_since_s: float = 0.0
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiting requests."""
         return len(self._waiting)
 
     def enter(self, now_s: float) -> Slot | None:
-        """Give a request a place; None if none is left."""
-        place = Slot(now_s)
+        """Add a request; return its slot, or None if the queue is full."""
+        slot = Slot(now_s)
         if not self._waiting and self._has_room():
             if not self.running:
-                # The time without work says nothing of the pace.
+                # Idle time says nothing about the rate.
                 self._ends.clear()
                 self._busy_since_s = now_s
-            self._pass(place)
-            return place
-        if self.lines is not None and len(self._waiting) >= self.lines.depth:
+            self._admit(slot)
+            return slot
+        if self.policy is not None and len(self._waiting) >= self.policy.depth:
             return None
-        self._waiting[place] = None
-        return place
+        self._waiting[slot] = None
+        return slot
 
-    def leave(self, place: Slot, now_s: float) -> list[Slot]:
-        """Take back a place, whether it waited or was let through; return who is let through now."""
-        if place.is_left:
+    def leave(self, slot: Slot, now_s: float) -> list[Slot]:
+        """Remove a request, waiting or admitted; return the requests admitted in its place."""
+        if slot.is_left:
             return []
-        place.is_left = True
-        if place.is_through:
+        slot.is_left = True
+        if slot.is_admitted:
             self.running -= 1
             self._ends.append(now_s)
         else:
-            del self._waiting[place]
+            del self._waiting[slot]
         return self._fill()
 
-    def change(self, lines: QueuePolicy | None) -> list[Slot]:
-        """Go by other numbers; return who is let through now. Nobody who waits is sent away."""
-        self.lines = lines
+    def change(self, policy: QueuePolicy | None) -> list[Slot]:
+        """Change the policy; return the requests admitted now. Waiting requests stay."""
+        self.policy = policy
         return self._fill()
 
     def retry_after_s(self, now_s: float) -> int:
-        """Return when there is likely to be a place for one more, in whole seconds from 1 to 60."""
+        """Return the seconds until a slot is likely to be free, from 1 to 60."""
         since_s = max(self._busy_since_s, now_s - _WINDOW_S)
         while self._ends and self._ends[0] < since_s:
             self._ends.popleft()
-        if len(self._ends) == _MOST_ENDS:
+        if len(self._ends) == _MAX_ENDS:
             since_s = self._ends[0]
         wait_s = (len(self._waiting) + 1) * (now_s - since_s) / max(1, len(self._ends))
-        return min(MOST_RETRY_S, max(LEAST_RETRY_S, math.ceil(wait_s)))
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, math.ceil(wait_s)))
 
     def _has_room(self) -> bool:
-        return self.lines is None or self.running < self.lines.concurrency
+        return self.policy is None or self.running < self.policy.concurrency
 
-    def _pass(self, place: Slot) -> None:
-        place.is_through = True
+    def _admit(self, slot: Slot) -> None:
+        slot.is_admitted = True
         self.running += 1
 
     def _fill(self) -> list[Slot]:
-        passed = []
+        admitted = []
         while self._waiting and self._has_room():
-            place, _ = self._waiting.popitem(last=False)
-            self._pass(place)
-            passed.append(place)
-        return passed
-
-
-TIMEOUT = "x-request-timeout"
-
-
-def request_timeout(name: str, timeout_s: float, attempts: int) -> Refusal:
-    """Return what to say when the request's own time is up."""
-    asked = f"{attempts} replicas were asked" if attempts != 1 else "1 replica was asked"
-    return Refusal(
-        status=504,
-        message=f"The answer of '{name}' was not complete within {timeout_s:g} s ({asked}); allow more time in the "
-        f"header '{TIMEOUT}', or in spec.routing.timeouts.request if that is what limits it.",
-        type="server_error",
-        code="request_timeout",
-    )
-
-
-def bad_timeout(text: str, longest_s: float) -> RefusedError:
-    """Return the refusal of a header that makes no sense, in the engine's words."""
-    return invalid(
-        f"The header '{TIMEOUT}' must be a number of seconds, above 0 and at most "
-        f"{longest_s:.0f}, such as 2.5; it is {text[:50]!r}.",
-        param=TIMEOUT,
-    )
-
-
-def queue_full(name: str, queue: SlotQueue, retry_after_s: int) -> Refusal:
-    """Return what to say when as many as may be wait already."""
-    return Refusal(
-        status=429,
-        message=f"Of requests to '{name}', {queue.running} {_are(queue.running)} being answered and {queue.waiting} "
-        f"{'waits' if queue.waiting == 1 else 'wait'}, which is all "
-        f"that spec.routing.queueing allows; try again in {retry_after_s} s.",
-        type="rate_limit_error",
-        code="queue_full",
-        retry_after_s=retry_after_s,
-    )
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def queue_timeout(name: str, waited_s: float, retry_after_s: int) -> Refusal:
-    """Return what to say to who waited for its turn in vain."""
-    return Refusal(
-        status=503,
-        message=f"The request waited {waited_s:g} s for its turn at '{name}', which is all that "
-        f"spec.routing.queueing.timeout allows; try again in {retry_after_s} s.",
-        type="server_error",
-        code="queue_timeout",
-        retry_after_s=retry_after_s,
-    )
-
-
-def not_repeated(refusal: Refusal) -> Refusal:
-    """Return the last refusal, and that it was the last because too many requests are being repeated."""
-    message = (
-        f"{refusal.message} No other was asked: so many requests fail now that repeating them all would make it "
-        "worse (spec.routing.retries.budget)."
-    )
-    return replace(refusal, message=message, retry_after_s=refusal.retry_after_s or 1)
-
-
-def engine_refusal(status: int, body: bytes) -> Refusal:
-    """Return an engine's refusal as one of ours: its status can be told no more, for an answer has begun."""
-    try:
-        error = orjson.loads(body)["error"]
-        message, code = str(error["message"]), error.get("code")
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        message, code = f"The replica answered a request for a stream with {status}.", None
-    return Refusal(
-        status=status,
-        message=message,
-        type="server_error" if status >= 500 else "invalid_request_error",
-        code=code if isinstance(code, str) else None,
-    )
+            slot, _ = self._waiting.popitem(last=False)
+            self._admit(slot)
+            admitted.append(slot)
+        return admitted
 
 
 class ConcurrencyLimiter:
-    """One name's."""
+    """Limits the number of concurrent requests of one model."""
 
-    def __init__(self, name: str, lines: QueuePolicy, clock: Clock, quiet_s: float) -> None:
-        """`quiet_s`: how long clients of streams wait without a sign of life."""
+    def __init__(self, name: str, policy: QueuePolicy, clock: Clock, keep_alive_s: float) -> None:
+        """`keep_alive_s`: interval of keep-alive events to waiting streaming clients."""
         self._name = name
         self._clock = clock
-        self._quiet_s = quiet_s
-        self._queue = SlotQueue(lines)
-        self._turns: dict[Slot, asyncio.Future[None]] = {}
+        self._keep_alive_s = keep_alive_s
+        self._queue = SlotQueue(policy)
+        self._futures: dict[Slot, asyncio.Future[None]] = {}
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiting requests."""
         return self._queue.waiting
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits and nobody is through."""
+        """True if no request waits or runs."""
         return not self._queue.waiting and not self._queue.running
 
-    async def enter(self, patience: ClientWait, *, until_s: float) -> Slot | Refusal:
-        """Wait to be let through, not beyond `until_s`; whoever is must `leave`."""
+    async def enter(self, client: ClientWait, *, until_s: float) -> Slot | Refusal:
+        """Wait for a slot until `until_s` at most; the holder of a slot must `leave`."""
         queue, now_s = self._queue, self._clock.monotonic()
-        place = queue.enter(now_s)
-        if place is None:
-            return queue_full(self._name, queue, queue.retry_after_s(now_s))
-        if place.is_through:
-            return place
-        timeout_s = queue.lines.timeout_s if queue.lines is not None else 0.0
+        slot = queue.enter(now_s)
+        if slot is None:
+            return errors.queue_full(
+                self._name,
+                running=queue.running,
+                waiting=queue.waiting,
+                retry_after_s=queue.retry_after_s(now_s),
+            )
+        if slot.is_admitted:
+            return slot
+        timeout_s = queue.policy.timeout_s if queue.policy is not None else 0.0
         until_s = min(until_s, now_s + timeout_s)
-        self._turns[place] = turn = asyncio.get_running_loop().create_future()
+        self._futures[slot] = future = asyncio.get_running_loop().create_future()
         try:
-            if await KeepAlive(self._clock, patience, self._quiet_s).wait(turn, until_s=until_s):
-                return place
+            if await KeepAlive(self._clock, client, self._keep_alive_s).wait(
+                future, until_s=until_s
+            ):
+                return slot
         except BaseException:
-            self.leave(place)  # its client left, perhaps in the moment it was let through
+            self.leave(slot)  # the client left, perhaps in the moment of its admission
             raise
         finally:
-            del self._turns[place]
+            del self._futures[slot]
         now_s = self._clock.monotonic()
-        self.leave(place)
-        return queue_timeout(self._name, timeout_s, queue.retry_after_s(now_s))
+        self.leave(slot)
+        return errors.queue_timeout(self._name, timeout_s, queue.retry_after_s(now_s))
 
-    def leave(self, place: Slot) -> None:
-        """Make room for the next. May be called again."""
-        self._let(self._queue.leave(place, self._clock.monotonic()))
+    def leave(self, slot: Slot) -> None:
+        """Free the slot for the next request. May be called again."""
+        self._release(self._queue.leave(slot, self._clock.monotonic()))
 
-    def change(self, lines: QueuePolicy | None) -> None:
-        """Go by other numbers from now on."""
-        self._let(self._queue.change(lines))
+    def change(self, policy: QueuePolicy | None) -> None:
+        """Change the policy."""
+        self._release(self._queue.change(policy))
 
-    def _let(self, places: list[Slot]) -> None:
-        for place in places:
-            self._turns[place].set_result(None)
-
-
-# Longer than the reconciler takes to read the figures again.
-_MISSED_S = 30.0
+    def _release(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            self._futures[slot].set_result(None)
 
 
 class Activator:
-    """Holds so many requests of a deployment for so long; others are turned away at once."""
+    """Holds requests for deployments that are scaled to zero until a replica is ready (Knative's activator).
 
-    def __init__(self, keeper: TableCache, clock: Clock, *, limit: int, patience_s: float) -> None:
-        self._keeper = keeper
+    The number of waiting requests is a metric. The reconciler reads it and starts a replica.
+    """
+
+    def __init__(
+        self, table_cache: TableCache, clock: Clock, *, limit: int, max_wait_s: float
+    ) -> None:
+        self._table_cache = table_cache
         self._clock = clock
         self._limit = limit
-        self._patience_s = patience_s
+        self._max_wait_s = max_wait_s
         self._waiting: dict[str, int] = {}
-        self._missed: dict[str, float] = {}
+        self._missed_until_s: dict[str, float] = {}
 
     def waiting(self) -> dict[str, int]:
-        """Return how many wait now, by deployment; those for which nobody waits any more with 0.
+        """Return the number of waiting requests by deployment, 0 for deployments without any.
 
-        Who was missed a moment ago counts as waited for by one.
+        A deployment that a fallback stood in for a moment ago counts as 1.
         """
         now_s = self._clock.monotonic()
-        missed = {name: int(until_s > now_s) for name, until_s in self._missed.items()}
+        missed = {name: int(until_s > now_s) for name, until_s in self._missed_until_s.items()}
         return {
             name: max(self._waiting.get(name, 0), missed.get(name, 0))
             for name in self._waiting.keys() | missed.keys()
         }
 
-    def miss(self, deployment: str) -> None:
-        """Note that a fallback answers what this deployment should: it is to be started, too; "" is none."""
+    def note_missing(self, deployment: str) -> None:
+        """Note that a fallback answers for this deployment, so that a replica is started; "" is ignored."""
         if deployment:
-            self._missed[deployment] = self._clock.monotonic() + _MISSED_S
+            self._missed_until_s[deployment] = self._clock.monotonic() + _MISSED_S
 
     async def hold(
         self,
         name: str,
         choice: NoReadyEndpoint,
-        vigil: KeepAlive,
+        keep_alive: KeepAlive,
         *,
         began_s: float,
         until_s: float,
     ) -> Refusal | None:
-        """Wait for the next change of the table; return what to say if it is no use to wait longer.
+        """Wait for the next change of the routing table; return a refusal if waiting longer is of no use.
 
-        `began_s`: when the request began to wait; `until_s`: when its own time is up.
+        `began_s`: the time at which the request began to wait; `until_s`: its deadline.
         """
-        end_s = began_s + self._patience_s
+        end_s = began_s + self._max_wait_s
         if self._clock.monotonic() >= end_s:
-            return errors.model_starting(name, self._patience_s, choice.reason)
-        before = self._waiting.get(choice.wakes, 0)
-        if before >= self._limit:
+            return errors.model_starting(name, self._max_wait_s, choice.reason)
+        waiting = self._waiting.get(choice.wakes, 0)
+        if waiting >= self._limit:
             return errors.too_many_waiting(name, self._limit)
-        self._waiting[choice.wakes] = before + 1
+        self._waiting[choice.wakes] = waiting + 1
         try:
-            left_s = await vigil.quietly(until_s=min(end_s, until_s))
-            await self._keeper.changed(within_s=left_s)
+            left_s = await keep_alive.next_pause_s(until_s=min(end_s, until_s))
+            await self._table_cache.changed(within_s=left_s)
         finally:
             self._waiting[choice.wakes] -= 1
         return None

@@ -1,4 +1,4 @@
-"""Asks one engine once, and looks at what it says. Chooses nobody, repeats nothing, sends nothing to the client."""
+"""One attempt: sends a request to one endpoint and checks the response. Selects no endpoint and retries nothing."""
 
 import logging
 from dataclasses import dataclass
@@ -17,179 +17,201 @@ from gateway.state.table_cache import TableCache
 from gateway.upstream import request_encoder
 from gateway.upstream.connection import BrokenResponseError
 from gateway.upstream.connection_pool import UnreachableError, Upstream, UpstreamResponse
-from machinery.clock import Clock
+from machinery.clock import NEVER, Clock
+from schemas.wire import headers
 
 log = logging.getLogger(__name__)
 
-# An engine that says so cannot serve this request now; another may. 500 too: engines use it only
-# where they are to blame themselves.
-TURNED_AWAY = frozenset({429, 500, 502, 503, 504})
-# Answers that are not streamed are kept until they are complete; no real one is near this.
+# Statuses after which another engine may succeed. Includes 500, which engines use only for their
+# own failures.
+RETRYABLE_STATUSES = frozenset({429, 500, 502, 503, 504})
+# Responses that are not streamed are buffered. No real one comes near this size.
 _WHOLE_LIMIT = 64 << 20
-_NEVER = float("inf")
+
+_REPLICA = headers.REPLICA.encode()
+_RETRY_AFTER = headers.RETRY_AFTER.encode()
+_RESUMABLE_LINE = f"{headers.RESUMABLE}: 1\r\n".encode()
+_TIMEOUT_LINE = f"{headers.REQUEST_TIMEOUT}: %.3f\r\n".encode()
 
 HeaderMap: TypeAlias = dict[bytes, bytes]
-"""An answer's headers."""
+"""Headers of a response by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRunner:
-    """Asks engines, and blames those that fail."""
+    """Sends requests to engines and records their failures."""
 
     upstream: Upstream
-    loads: LoadTracker
+    load_tracker: LoadTracker
     versions: VersionMetrics
-    keeper: TableCache
+    table_cache: TableCache
     metrics: GatewayMetrics
     clock: Clock
 
-    async def ask(
-        self, ask: InferenceRequest, target: EngineEndpoint, trail: RetryState
+    async def run(
+        self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState
     ) -> EngineStream | WholeResponse:
-        """Ask one engine; a stream is returned once its first event is there.
+        """Send the request to one endpoint; a stream is returned once its first event has arrived.
 
         Raises:
-            UnreachableError, BrokenError: it did not answer, or not to the end.
+            UnreachableError: the endpoint accepts no connection.
+            BrokenResponseError: the response is missing or incomplete.
 
         """
-        now_s, circuits = self.clock.monotonic(), self.loads.circuits
-        is_trial = bool(circuits.breakers) and circuits.asked(target, now_s)
-        version, own = self.versions.of(target), trail.is_clients_time
-        held = InFlight(target, now_s, self.loads, version, trail.deadline_s, own)
-        self.loads.begin(target)
+        now_s, outliers = self.clock.monotonic(), self.load_tracker.outliers
+        is_trial = bool(outliers.breakers) and outliers.begin_trial(endpoint, now_s)
+        policy, deadline = state.terms.policy, state.terms.deadline
+        version = self.versions.of(endpoint)
+        in_flight = InFlight(endpoint, now_s, self.load_tracker, version, deadline)
+        self.load_tracker.begin(endpoint)
         try:
-            until_s = trail.deadline_s
-            if ask.is_streamed:
-                until_s = min(until_s, now_s + trail.policy.first_token_s)
-            answer = held.answer = await self.upstream.request(
-                target.origin,
-                request_encoder.encode_request(ask, target, _more(ask, target, trail, now_s)),
-                silence_s=trail.policy.silence_s,
+            until_s = deadline.at_s
+            if request.is_streamed:
+                until_s = min(until_s, now_s + policy.first_token_s)
+            response = in_flight.response = await self.upstream.request(
+                endpoint.origin,
+                request_encoder.encode_request(
+                    request, endpoint, _attempt_lines(request, endpoint, state, now_s)
+                ),
+                silence_s=policy.silence_s,
                 until_s=until_s,
             )
-            found = dict(answer.headers)
-            self.loads.hear(target.origin, found, self.clock.monotonic())
-            _check_identity(found, target)
-            kind = found.get(b"content-type", b"")
-            if kind.startswith(b"text/event-stream") and answer.status not in TURNED_AWAY:
-                return await self._stream(held, answer, trail)
-            body = await answer.read()
-            if not answer.is_complete:
-                body = await whole_body(answer, body)
-            return self._whole(held, found, body, trail)
+            fields = dict(response.headers)
+            self.load_tracker.record_report(endpoint.origin, fields, self.clock.monotonic())
+            _check_identity(fields, endpoint)
+            content_type = fields.get(b"content-type", b"")
+            if (
+                content_type.startswith(b"text/event-stream")
+                and response.status not in RETRYABLE_STATUSES
+            ):
+                return await self._stream(in_flight, response, state)
+            body = await response.read()
+            if not response.is_complete:
+                body = await read_body(response, body)
+            return self._whole(in_flight, fields, body, state)
         except (UnreachableError, BrokenResponseError) as error:
             now_s = self.clock.monotonic()
-            held.failed(now_s)
-            held.close()
-            if now_s < trail.deadline_s:  # else the client is to blame
-                self.blame(target, _fault(error))
-                self.keeper.drop_orphan(target)
+            in_flight.record_failure(now_s)
+            in_flight.close()
+            if now_s < state.terms.deadline.at_s:  # else the client's deadline is the reason
+                self.blame(endpoint, _fault(error))
+                self.table_cache.drop_orphan(endpoint)
             raise
         except BaseException:
-            held.close()
+            in_flight.close()
             raise
         finally:
             if is_trial:
-                circuits.left(target, self.clock.monotonic())
+                outliers.abandon_trial(endpoint, self.clock.monotonic())
 
     def _whole(
-        self, held: InFlight, found: HeaderMap, body: bytes, trail: RetryState
+        self, in_flight: InFlight, fields: HeaderMap, body: bytes, state: RetryState
     ) -> WholeResponse:
-        """Note a complete answer, which is not streamed.
+        """Record a complete response that is not streamed.
 
         Raises:
-            BrokenError: it is none.
+            BrokenResponseError: the response is not valid.
 
         """
-        target, answer = held.target, held.answer
-        assert answer is not None
-        _check_whole(answer, found, body)
+        endpoint, response = in_flight.endpoint, in_flight.response
+        assert response is not None
+        _check_whole(response, fields, body)
         now_s = self.clock.monotonic()
-        trail.took(held.answered(answer.status, body, now_s))
-        held.close()
-        if answer.status not in TURNED_AWAY:
-            if self.loads.circuits.breakers:
-                self.loads.circuits.succeeded(target, held.asked_s, now_s)
-        elif now_s < trail.deadline_s and not (answer.status == 504 and held.is_timeout(body)):
-            is_full = answer.status in (429, 503)
-            self.blame(target, "full" if is_full else "bad", pause_s=_pause_s(found))
-        return WholeResponse(target=target, status=answer.status, headers=answer.headers, body=body)
+        state.record_usage(in_flight.record_response(response.status, body, now_s))
+        in_flight.close()
+        if response.status not in RETRYABLE_STATUSES:
+            if self.load_tracker.outliers.breakers:
+                self.load_tracker.outliers.record_success(endpoint, in_flight.sent_s, now_s)
+        elif now_s < state.terms.deadline.at_s and not (
+            response.status == 504 and in_flight.is_timeout(body)
+        ):
+            is_full = response.status in (429, 503)
+            self.blame(endpoint, "full" if is_full else "bad", pause_s=_pause_s(fields))
+        return WholeResponse(
+            endpoint=endpoint, status=response.status, headers=response.headers, body=body
+        )
 
-    def blame(self, target: EngineEndpoint, fault: Fault, *, pause_s: float = PAUSE_S) -> None:
-        """Note that an engine failed: others are asked first for a while."""
+    def blame(self, endpoint: EngineEndpoint, fault: Fault, *, pause_s: float = PAUSE_S) -> None:
+        """Record the failure of an endpoint, so that others are preferred for a while."""
         now_s = self.clock.monotonic()
-        if self.loads.circuits.failed(target, fault, now_s, pause_s=pause_s):
-            self.metrics.ejections.add(target.replica)
+        if self.load_tracker.outliers.record_failure(endpoint, fault, now_s, pause_s=pause_s):
+            self.metrics.ejections.add(endpoint.replica)
             log.warning(
-                "an engine is asked last from now on",
-                extra={"replica": target.replica, "node": target.node, "fault": fault},
+                "endpoint ejected; other endpoints are preferred",
+                extra={"replica": endpoint.replica, "node": endpoint.node, "fault": fault},
             )
 
-    def interrupted(self, held: InFlight, error: BrokenResponseError) -> str:
-        """Note that an engine died in the middle of a stream; return what came of the attempt in a word."""
+    def interrupted(self, in_flight: InFlight, error: BrokenResponseError) -> str:
+        """Record that an engine died during a stream; return the outcome of the attempt."""
         now_s = self.clock.monotonic()
-        held.failed(now_s)
-        is_late = now_s >= held.until_s
+        in_flight.record_failure(now_s)
+        is_late = now_s >= in_flight.deadline.at_s
         if not is_late:
-            self.blame(held.target, _fault(error))
-            self.keeper.drop_orphan(held.target)
+            self.blame(in_flight.endpoint, _fault(error))
+            self.table_cache.drop_orphan(in_flight.endpoint)
         outcome = "timed_out" if is_late else "interrupted"
         self.metrics.attempts.add(outcome)
         return outcome
 
     async def _stream(
-        self, held: InFlight, answer: UpstreamResponse, trail: RetryState
+        self, in_flight: InFlight, response: UpstreamResponse, state: RetryState
     ) -> EngineStream:
-        first, rest = await _first_event(answer)
+        first, rest = await _first_event(response)
         now_s = self.clock.monotonic()
-        answer.until_s = trail.deadline_s
-        held.begun(now_s)
-        if self.loads.circuits.breakers:
-            self.loads.circuits.succeeded(held.target, held.asked_s, now_s)
+        response.until_s = state.terms.deadline.at_s
+        in_flight.record_first_event(now_s)
+        if self.load_tracker.outliers.breakers:
+            self.load_tracker.outliers.record_success(in_flight.endpoint, in_flight.sent_s, now_s)
         return EngineStream(
-            held=held,
-            answer=answer,
+            in_flight=in_flight,
+            response=response,
             first=first,
             rest=rest,
             clock=self.clock,
             interrupted=self.interrupted,
-            taker=trail,
+            observer=state,
         )
 
 
-def is_timeout(result: EngineStream | WholeResponse, trail: RetryState) -> bool:
-    """Return whether an engine says that the request's own time was up, which it was told."""
-    if isinstance(result, EngineStream) or result.status != 504 or trail.deadline_s == _NEVER:
+def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:
+    """Return whether the engine reports that the request's own deadline has passed."""
+    if (
+        isinstance(result, EngineStream)
+        or result.status != 504
+        or state.terms.deadline.at_s == NEVER
+    ):
         return False
     return response_summary.is_timeout(result.body)
 
 
-async def whole_body(answer: UpstreamResponse, first: bytes = b"") -> bytes:
-    """Read an answer to its end; `first` was read before.
+async def read_body(response: UpstreamResponse, first: bytes = b"") -> bytes:
+    """Read a response to its end. `first`: the part that was read already.
 
     Raises:
-        BrokenError: it has none, or not within reason.
+        BrokenResponseError: the response is incomplete or too large.
 
     """
     parts = bytearray(first)
-    while piece := await answer.read():
+    while piece := await response.read():
         parts += piece
         if len(parts) > _WHOLE_LIMIT:
             raise BrokenResponseError(
-                f"the answer is larger than {_WHOLE_LIMIT} bytes", had_bytes=True
+                f"the response is larger than {_WHOLE_LIMIT} bytes", had_bytes=True
             )
     return bytes(parts)
 
 
-def _more(ask: InferenceRequest, target: EngineEndpoint, trail: RetryState, now_s: float) -> bytes:
-    """Return the header lines of this attempt alone."""
-    lines = b"" if trail.trace is None else trail.trace.attempt(target.replica, target.node)
-    if ask.is_resumable and trail.policy.resumptions:
-        lines += b"x-fleet-resumable: 1\r\n"
-    if trail.deadline_s == _NEVER:
+def _attempt_lines(
+    request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState, now_s: float
+) -> bytes:
+    """Return the header lines of this attempt only."""
+    lines = b"" if state.trace is None else state.trace.attempt(endpoint.replica, endpoint.node)
+    if request.is_resumable and state.terms.policy.resumptions:
+        lines += _RESUMABLE_LINE
+    if state.terms.deadline.at_s == NEVER:
         return lines
-    # The engine ends it, too: what nobody waits for any more must not hold a place there.
-    return lines + b"x-request-timeout: %.3f\r\n" % max(0.001, trail.deadline_s - now_s)
+    # The engine enforces the deadline too, so that an abandoned request frees its slot.
+    return lines + _TIMEOUT_LINE % max(0.001, state.terms.deadline.at_s - now_s)
 
 
 def _fault(error: UnreachableError | BrokenResponseError) -> Fault:
@@ -198,40 +220,42 @@ def _fault(error: UnreachableError | BrokenResponseError) -> Fault:
     return "silent" if error.is_silence else "bad"
 
 
-def _pause_s(found: HeaderMap) -> float:
-    """Return for how long an engine asks to be left alone, in seconds; what is no such number asks for nothing."""
-    text = found.get(b"retry-after", b"")
+def _pause_s(fields: HeaderMap) -> float:
+    """Return the engine's `retry-after` in seconds; the default if it is missing or not a number."""
+    text = fields.get(_RETRY_AFTER, b"")
     return float(text) if text.isdigit() and len(text) < 6 else PAUSE_S
 
 
-def _check_identity(found: HeaderMap, target: EngineEndpoint) -> None:
-    """Refuse the answer of somebody else: ports of engines that are gone are used again."""
-    named = found.get(b"x-fleet-replica")
-    if named and (replica := named.decode("latin-1")) != target.replica:
-        raise BrokenResponseError(f"{replica} answers there, not {target.replica}", had_bytes=True)
+def _check_identity(fields: HeaderMap, endpoint: EngineEndpoint) -> None:
+    """Refuse the response of another replica: ports of ended engines are reused."""
+    name = fields.get(_REPLICA)
+    if name and (replica := name.decode("latin-1")) != endpoint.replica:
+        raise BrokenResponseError(
+            f"replica {replica} answers there, not {endpoint.replica}", had_bytes=True
+        )
 
 
-def _check_whole(answer: UpstreamResponse, found: HeaderMap, body: bytes) -> None:
-    """Refuse half an answer with a head that says it is whole. Two bytes tell, without parsing any of it."""
-    if answer.is_surplus and b"content-length" in found:
-        raise BrokenResponseError("the answer is longer than it says", had_bytes=True)
-    is_json = found.get(b"content-type", b"").startswith(b"application/json")
+def _check_whole(response: UpstreamResponse, fields: HeaderMap, body: bytes) -> None:
+    """Refuse a truncated body whose head declares it complete. Two bytes tell, without parsing."""
+    if response.is_surplus and b"content-length" in fields:
+        raise BrokenResponseError("the response is longer than its content-length", had_bytes=True)
+    is_json = fields.get(b"content-type", b"").startswith(b"application/json")
     if is_json and not (body[:1] == b"{" and body.rstrip()[-1:] == b"}"):
-        raise BrokenResponseError("the answer is no JSON object", had_bytes=True)
+        raise BrokenResponseError("the response is not a JSON object", had_bytes=True)
 
 
-async def _first_event(answer: UpstreamResponse) -> tuple[bytes, bytes]:
-    """Read up to the end of the first event, so that a death before it can still be mended.
+async def _first_event(response: UpstreamResponse) -> tuple[bytes, bytes]:
+    """Read up to the end of the first event, so that an earlier failure can be retried.
 
-    Returns it, and the beginning of the next one.
+    Returns the event and the beginning of the next one.
 
     Raises:
-        BrokenError: there is none.
+        BrokenResponseError: the stream has no event.
 
     """
     first, rest = b"", b""
     while not first:
-        piece = await answer.read()
+        piece = await response.read()
         if not piece:
             raise BrokenResponseError("the stream ended before its first event", had_bytes=True)
         first, rest = split_events(rest, piece)

@@ -1,33 +1,38 @@
-"""Where server-sent events end. Pure; looks at no event's content.
+"""Event stream of an engine: whole events in order of arrival, without resume comments.
 
-A request at an engine: counted as its load until it is closed, and once for its version.
-
-A stream on its way from engines: whole events, as they come, without marks. Sends nothing and chooses nobody.
+Continues on another engine after a failure.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.forwarding import resume_log
 from gateway.forwarding.load_tracker import LoadTracker
-from gateway.forwarding.resume_log import ResumeLog
+from gateway.forwarding.policy import Deadline
+from gateway.forwarding.resume_log import ResumeLog, parse_fault
 from gateway.metrics import response_summary
 from gateway.metrics.response_summary import TokenCounts, parse_usage
 from gateway.metrics.version_metrics import VersionCounts
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.connection import BrokenResponseError, Headers
 from gateway.upstream.connection_pool import UpstreamResponse
-from machinery.clock import Clock
+from machinery.clock import NEVER, Clock
+from schemas.wire.streams import DONE
 
-# A single event larger than this is passed on in parts: memory matters more than whole events.
+# A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
+_TIMEOUT_STATUS = 504
+WAITING = b": waiting\n\n"
+# Part of the last chunk after all text, which carries the usage.
+_NO_CHOICES = b'"choices":[]'
+# Events with resume comments are never split. The largest are batches of logprobs for slow readers.
+_LARGEST = 16 << 20
 
 
 def split_events(held: bytes, piece: bytes, limit: int = _HELD_LIMIT) -> tuple[bytes, bytes]:
-    """Return what may be passed on, and the beginning of an event that is not all there yet.
+    """Return the complete events, and the beginning of an incomplete one.
 
-    Half an event must not be passed on: if the engine dies then, no error event could follow it.
+    An incomplete event must not be passed on: if the engine then dies, no error event could follow.
     """
     if not held and piece.endswith(b"\n\n"):
         return piece, b""
@@ -43,280 +48,266 @@ def _end(data: bytes, separator: bytes) -> int:
     return 0 if at < 0 else at + len(separator)
 
 
-_NEVER = float("inf")
-_TIMEOUT = 504
-
-
 @dataclass(slots=True)
 class InFlight:
-    """A request at an engine, counted as its load until it is closed, and once for its version."""
+    """A request at an engine. Counts as load until it is closed, and once in the metrics of its version."""
 
-    target: EngineEndpoint
-    asked_s: float
-    _loads: LoadTracker
+    endpoint: EngineEndpoint
+    sent_s: float
+    _load_tracker: LoadTracker
     _version: VersionCounts
-    until_s: float = float("inf")
-    """When its client wants it no more: it is not the engine's fault then that it ends."""
-    is_clients_time: bool = False
-    """Whether the client itself said so, and not the name's `timeouts.request`, which a bad version may be too slow for."""
-    answer: UpstreamResponse | None = None
+    deadline: Deadline
+    """An engine is not to blame if the request ends after it."""
+    response: UpstreamResponse | None = None
     _first_s: float = 0.0
     is_counted: bool = False
-    """Whether it is known how it ended."""
+    """True once the outcome is recorded."""
     _is_closed: bool = False
 
-    def begun(self, now_s: float) -> None:
-        """Note that a stream's first event is there."""
-        self._version.first_token(now_s - self.asked_s)
+    def record_first_event(self, now_s: float) -> None:
+        """Record the first event of a stream."""
+        self._version.record_first_token(now_s - self.sent_s)
         self._first_s = now_s
 
-    def ended(self, lines: int, last: bytes, now_s: float) -> str:
-        """Note that a stream ended, so many lines after the first event.
+    def record_end(self, lines: int, last: bytes, now_s: float) -> str:
+        """Record the end of a stream with `lines` lines after the first event.
 
-        Return how it did, as in fleet_gateway_attempts_total; empty if it is whole.
+        Return the failure as in fleet_gateway_attempts_total; empty if the stream is complete.
         """
         self.is_counted = True
         if response_summary.is_complete_stream(last):
-            self._version.streamed(lines, last, now_s - self._first_s)
+            self._version.record_stream(lines, last, now_s - self._first_s)
             return ""
-        is_late = now_s >= self.until_s or (
-            self.until_s < _NEVER and response_summary.is_timeout(last)
-        )
+        is_late = now_s >= self.deadline.at_s or self.is_timeout(last)
         self._end_early(is_late=is_late)
         return "timed_out" if is_late else "interrupted"
 
-    def answered(self, status: int, body: bytes, now_s: float) -> TokenCounts:
-        """Note an answer that was not streamed; return the tokens that it took."""
+    def record_response(self, status: int, body: bytes, now_s: float) -> TokenCounts:
+        """Record a response that was not streamed; return its token counts."""
         self.is_counted = True
-        if status == _TIMEOUT and self.is_timeout(body):
+        if status == _TIMEOUT_STATUS and self.is_timeout(body):
             self._end_early(is_late=True)
             return 0, 0, 0
-        return self._version.answered(status, body, now_s - self.asked_s)
+        return self._version.record_response(status, body, now_s - self.sent_s)
 
     def is_timeout(self, body: bytes) -> bool:
-        """Return whether a 504 with this body is the engine's word that the request's own time was up."""
-        return self.until_s < _NEVER and response_summary.is_timeout(body)
+        """Return whether a 504 with this body, or a stream with this end, reports the request's own deadline."""
+        return self.deadline.at_s < NEVER and response_summary.is_timeout(body)
 
-    def failed(self, now_s: float) -> None:
-        """Note that the engine did not answer, or died in the middle of it."""
-        self._end_early(is_late=now_s >= self.until_s)
+    def record_failure(self, now_s: float) -> None:
+        """Record that the engine did not answer, or died before the end."""
+        self._end_early(is_late=now_s >= self.deadline.at_s)
 
     def _end_early(self, *, is_late: bool) -> None:
         self.is_counted = True
-        if is_late and self.is_clients_time:
+        if is_late and self.deadline.is_clients:
             self._version.client_gone += 1
         else:
             self._version.error += 1
 
     def close(self) -> None:
-        """Have done with it; whom nobody counted is a client that left. May be called again."""
+        """Release the request. Without a recorded outcome the client left. May be called again."""
         if self._is_closed:
             return
         self._is_closed = True
         if not self.is_counted:
             self._version.client_gone += 1
-        if self.answer is not None:
-            self.answer.close()
-        self._loads.end(self.target)
-
-
-WAITING = b": waiting\n\n"
-DONE = b"data: [DONE]\n\n"
-# Of the last chunk, if there is one after all text: with the usage.
-_NO_CHOICES = b'"choices":[]'
-# Events of streams with marks are never passed on in parts; the largest are bursts of likelihoods for slow readers.
-_LARGEST = 16 << 20
+        if self.response is not None:
+            self.response.close()
+        self._load_tracker.end(self.endpoint)
 
 
 class ResumeSearch(Protocol):
-    """A search for another engine that goes on with a stream."""
+    """A search for another engine that continues a stream."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the client was told already why the answer is over."""
+        """True if the client already got the finish reason."""
         ...
 
     async def step(self) -> "EngineStream | None":
-        """Return the rest of the stream; None if the client should hear that it is being waited for.
+        """Return the rest of the stream; None if a keep-alive event is due.
 
         Raises:
-            BrokenError: nobody goes on with it.
+            BrokenResponseError: no engine continues the stream.
 
         """
         ...
 
 
 class StreamObserver(Protocol):
-    """Who wants to know what an answer took, and who broke off."""
+    """Receives the usage and the failures of a stream."""
 
-    def took(self, tokens: TokenCounts) -> None:
-        """Note the tokens of the prompt, those of it that were cached, and of the answer."""
+    def record_usage(self, tokens: TokenCounts) -> None:
+        """Record the token counts of the response."""
         ...
 
-    def broke(self, target: EngineEndpoint, outcome: str, why: str) -> None:
-        """Note that an engine which had begun to answer did not do so to the end."""
+    def record_broken(self, endpoint: EngineEndpoint, outcome: str, why: str) -> None:
+        """Record that an engine failed after it had begun to answer."""
         ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineStream:
-    """A stream whose first event is there; the receiver closes it."""
+    """A stream whose first event has arrived. The receiver must close it."""
 
-    held: InFlight
-    answer: UpstreamResponse
+    in_flight: InFlight
+    response: UpstreamResponse
     first: bytes
     rest: bytes
     """The beginning of the next event."""
     clock: Clock
     interrupted: Callable[[InFlight, BrokenResponseError], str]
-    """Called when an engine dies; says what came of the attempt in a word."""
-    taker: StreamObserver
-    tape: ResumeLog | None = None
-    """Its marks, if it has any."""
+    """Called when an engine dies; returns the outcome of the attempt."""
+    observer: StreamObserver
+    resume_log: ResumeLog | None = None
+    """Resume comments of the stream, if it has any."""
     search: Callable[["EngineStream", BrokenResponseError], ResumeSearch] | None = None
-    """Begins the search for another engine, or raises what it is given."""
+    """Starts the search for another engine, or raises."""
     is_resumed: bool = False
     is_whole: bool = True
-    """Whether no engine ended it with an error that is for the client; known at the end."""
+    """False if an engine ended the stream with an error for the client; valid at the end."""
     _found: ResumeSearch | None = None
     _last: bytes = b""
     _events: int = 0
-    """How many there were after the first; of marked ones, what the tape had counted before."""
+    """Events after the first; with a resume log, its count at the start of this engine."""
     _is_over: bool = False
 
     @property
     def status(self) -> int:
-        return self.answer.status
+        return self.response.status
 
     @property
     def headers(self) -> Headers:
-        return self.answer.headers
+        return self.response.headers
 
     @property
-    def target(self) -> EngineEndpoint:
-        """Who answers now."""
-        return self.held.target
+    def endpoint(self) -> EngineEndpoint:
+        """The endpoint that answers now."""
+        return self.in_flight.endpoint
 
     def watch(
         self,
-        tape: ResumeLog,
+        resume_log: ResumeLog,
         search: Callable[["EngineStream", BrokenResponseError], ResumeSearch] | None,
     ) -> None:
-        """Take the marks out of it, and have it go on elsewhere should its engine die."""
-        self.tape, self.search = tape, search
-        self.first = tape.take(self.first)
-        self._events = tape.events
+        """Remove resume comments from the stream, and continue it elsewhere if its engine dies."""
+        self.resume_log, self.search = resume_log, search
+        self.first = resume_log.take(self.first)
+        self._events = resume_log.events
 
     async def read(self) -> bytes:
-        """Return one or more whole events; empty at the end.
+        """Return one or more complete events; empty at the end.
 
         Raises:
-            BrokenError: it ended before its end, and nobody can go on with it.
+            BrokenResponseError: the stream broke and no engine continues it.
 
         """
         while not self._is_over:
-            if self._found is not None and not await self._goes_on(self._found):
+            if self._found is not None and not await self._continue_with(self._found):
                 return WAITING
             try:
                 if self.first:
                     self._last, self.first = self.first, b""
                     return self._last
-                if self.tape is not None and self.tape.fault is not None:
-                    return self._last_words(self.tape.fault)
-                if not (piece := await self.answer.read()):
-                    return self._ended()
-                if self.tape is None:
+                if self.resume_log is not None and self.resume_log.fault is not None:
+                    return self._error_event(self.resume_log.fault)
+                if not (piece := await self.response.read()):
+                    return self._finish()
+                if self.resume_log is None:
                     whole, self.rest = split_events(self.rest, piece)
                     if whole:
-                        # Most pieces are one event, and finding costs half of counting.
+                        # Most pieces hold one event, and `find` costs half of `count`.
                         is_one = whole.find(b"\n\n") == len(whole) - 2
                         self._events += 1 if is_one else whole.count(b"\n\n")
                 else:
                     whole, self.rest = split_events(self.rest, piece, _LARGEST)
-                    whole = self.tape.take(whole) if whole else whole
+                    whole = self.resume_log.take(whole) if whole else whole
                 if whole:
                     self._last = whole
                     return whole
             except BrokenResponseError as error:
-                self._broken(error)
+                self._start_search(error)
         return b""
 
     def close(self) -> None:
-        """Have done with it, read to its end or not. May be called again."""
+        """Release the stream, complete or not. May be called again."""
         if not self._is_over:
             self._is_over = True
-            if self.tape is not None:
-                self.taker.took(self.tape.usage())
-        self.held.close()
+            if self.resume_log is not None:
+                self.observer.record_usage(self.resume_log.usage())
+        self.in_flight.close()
 
-    def _ended(self) -> bytes:
-        """Return what is left when the engine says that this was all."""
-        if self.tape is not None and not self._last.endswith(DONE):
+    def _finish(self) -> bytes:
+        """Return the remaining bytes when the engine ends its response."""
+        if self.resume_log is not None and not self._last.endswith(DONE):
             raise BrokenResponseError("the engine ended it before its end", had_bytes=True)
         whole, self.rest = self.rest, b""
-        self._count(self._last + whole)
+        self._record_end(self._last + whole)
         return whole
 
-    def _last_words(self, fault: bytes) -> bytes:
-        """Return the error with which the engine ended it, if that is for the client.
+    def _error_event(self, fault: bytes) -> bytes:
+        """Return the engine's error event if the client should get it.
 
         Raises:
-            BrokenError: another engine may do better.
+            BrokenResponseError: another engine may succeed.
 
         """
-        why, is_resumable = resume_log.parse_fault(fault)
+        why, is_resumable = parse_fault(fault)
         if is_resumable:
             raise BrokenResponseError(why, had_bytes=True)
         event = fault + b"\n\n"
-        self._count(event)
+        self._record_end(event)
         return event
 
-    def _count(self, last: bytes) -> None:
-        """Note that there is no more, and what it took."""
+    def _record_end(self, last: bytes) -> None:
+        """Record the end of the stream and its usage."""
         self._is_over = True
-        end = last if self.tape is None else self.tape.last()
+        end = last if self.resume_log is None else self.resume_log.last()
         if found := parse_usage(end):
-            self.taker.took(found)
-        # Of a resumed one, the tokens were not all made in the time since.
-        told = last if self.is_resumed else end + last
-        count = self._events if self.tape is None else self.tape.events - self._events
-        broken = self.held.ended(2 * count, told, self.clock.monotonic())
+            self.observer.record_usage(found)
+        # A resumed stream's tokens were not all generated by this engine.
+        tail = last if self.is_resumed else end + last
+        count = self._events if self.resume_log is None else self.resume_log.events - self._events
+        broken = self.in_flight.record_end(2 * count, tail, self.clock.monotonic())
         if broken:
             self.is_whole = False
-            self.taker.broke(self.held.target, broken, response_summary.stream_error(last))
+            self.observer.record_broken(
+                self.in_flight.endpoint, broken, response_summary.stream_error(last)
+            )
 
-    def _broken(self, error: BrokenResponseError) -> None:
-        """Begin to look for somebody else.
+    def _start_search(self, error: BrokenResponseError) -> None:
+        """Start the search for another engine.
 
         Raises:
-            BrokenError: there is nobody.
+            BrokenResponseError: no search is possible.
 
         """
         if self._last.endswith(DONE):
-            self._count(self._last)
+            self._record_end(self._last)
             return
         self.rest = b""
-        if self.tape is not None and _NO_CHOICES in self._last:
-            self.first = DONE  # all but this was said
+        if self.resume_log is not None and _NO_CHOICES in self._last:
+            self.first = DONE  # only [DONE] is missing
             return
-        outcome = self.interrupted(self.held, error)
-        self.taker.broke(self.held.target, outcome, str(error))
-        self.held.close()
+        outcome = self.interrupted(self.in_flight, error)
+        self.observer.record_broken(self.in_flight.endpoint, outcome, str(error))
+        self.in_flight.close()
         if self.search is None:
             raise error
         self._found = self.search(self, error)
 
-    async def _goes_on(self, search: ResumeSearch) -> bool:
+    async def _continue_with(self, search: ResumeSearch) -> bool:
         found = await search.step()
         if found is None:
             return False
-        assert self.tape is not None
+        assert self.resume_log is not None
         first = found.first
         if search.is_finished:
-            # It says once more why the answer is over.
+            # The engine repeats the finish reason.
             first = first[first.index(b"\n\n") + 2 :]
-        self.held, self.answer, self.rest = found.held, found.answer, found.rest
-        self.tape.fault = None
-        self.first = self.tape.take(first)
-        self.is_resumed, self._found, self._events = True, None, self.tape.events
+        self.in_flight, self.response, self.rest = found.in_flight, found.response, found.rest
+        self.resume_log.fault = None
+        self.first = self.resume_log.take(first)
+        self.is_resumed, self._found, self._events = True, None, self.resume_log.events
         return True

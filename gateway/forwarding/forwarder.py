@@ -1,43 +1,57 @@
-"""Two engines asked for one answer: the first that answers counts, the other is cut. Chooses nobody.
+"""Forwards a request to one endpoint after another until one succeeds, within deadline, attempts and retry budget.
 
-Has a request answered by one engine after another until one does. Sends nothing to the client.
-
-Until this returns, the client has seen nothing of an answer, so that every failure may be tried elsewhere.
+The client gets no part of a response before `serve` returns, so every failure until then can be
+retried.
 """
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, assert_never
 
 from gateway import errors
-from gateway.errors import Refusal
-from gateway.forwarding import admission
 from gateway.forwarding.admission import Activator, ClientWait, ConcurrencyLimiter, KeepAlive, Slot
-from gateway.forwarding.attempt import TURNED_AWAY, AttemptRunner, is_timeout
+from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner, is_timeout
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.model_state import ModelStates
+from gateway.forwarding.policy import Deadline
 from gateway.forwarding.resumption import Resumer
-from gateway.forwarding.retry_state import Attempt, ForwardResult, RetryState, WholeResponse
+from gateway.forwarding.retry_state import (
+    Attempt,
+    AttemptFailures,
+    ForwardResult,
+    RequestTerms,
+    RetryState,
+    WholeResponse,
+)
 from gateway.forwarding.router import Router
 from gateway.request import InferenceRequest, RawHeaders
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.connection import BrokenResponseError
 from gateway.upstream.connection_pool import UnreachableError
+from machinery.clock import NEVER
+from schemas.wire import headers
+from schemas.wire.errors import Refusal
+
+log = logging.getLogger(__name__)
+
+# Interval at which a request without live endpoints looks for a successful health check.
+_RECOVERY_POLL_S = 0.5
+_REQUEST_TIMEOUT = headers.REQUEST_TIMEOUT.encode()
+_RETRY_AFTER = headers.RETRY_AFTER.encode()
 
 AttemptResult: TypeAlias = EngineStream | WholeResponse | None
-"""None: the engine did not serve, which is noted already."""
+"""None: the attempt failed, which is recorded."""
 AttemptCoroutine: TypeAlias = Coroutine[Any, Any, AttemptResult]
 
 
 async def race(
     first: AttemptCoroutine, rival: Callable[[], AttemptCoroutine | None], *, after_s: float
 ) -> AttemptResult:
-    """Wait for the first; after so long ask for a rival, and return what comes first of the two.
+    """Await the first attempt; after `after_s` start a second one, and return the first result of the two.
 
-    `rival` returns None if there is none. One that fails leaves it to the other.
+    `rival` returns None if there is no second endpoint. If one attempt fails, the other decides.
     """
     tasks: list[asyncio.Task[AttemptResult]] = []
     winner: asyncio.Task[AttemptResult] | None = None
@@ -59,7 +73,7 @@ async def race(
 
 
 async def _first_result(tasks: list[asyncio.Task[AttemptResult]]) -> asyncio.Task[AttemptResult]:
-    """Return the first that answered; the last if none did."""
+    """Return the first successful result; the last result if all failed."""
     left = list(tasks)
     while True:
         await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +84,7 @@ async def _first_result(tasks: list[asyncio.Task[AttemptResult]]) -> asyncio.Tas
 
 
 def _discard(task: asyncio.Task[AttemptResult]) -> None:
-    """Close what nobody wants: it may have come in the very moment in which another won, or the client left."""
+    """Close the losing result, which may have arrived in the same moment or after the client left."""
     if task.cancelled() or task.exception() is not None:
         return
     result = task.result()
@@ -78,280 +92,296 @@ def _discard(task: asyncio.Task[AttemptResult]) -> None:
         result.close()
 
 
-log = logging.getLogger(__name__)
-
-# How often a request for which everybody is dead looks whether a probe found somebody alive: as often as they ask.
-_LOOK_S = 0.5
-# The engine's own bound (engine/api/web.py).
-_LONGEST_TIMEOUT_S = 86_400.0
-_TIMEOUT = admission.TIMEOUT.encode()
-_NEVER = float("inf")
-
-
 class Forwarder:
-    """Tries engines in turn; each at most once for a request."""
+    """Tries endpoints in turn, each at most once for a request."""
 
     def __init__(
         self,
         *,
         attempts: AttemptRunner,
-        names: ModelStates,
-        room: Activator,
+        model_states: ModelStates,
+        activator: Activator,
         router: Router,
         resumer: Resumer,
     ) -> None:
-        self.keeper, self.metrics, self.clock = attempts.keeper, attempts.metrics, attempts.clock
+        self.table_cache, self.metrics, self.clock = (
+            attempts.table_cache,
+            attempts.metrics,
+            attempts.clock,
+        )
         self._attempts = attempts
-        self._circuits = attempts.loads.circuits
-        self._names = names
-        self._room = room
+        self._outliers = attempts.load_tracker.outliers
+        self._model_states = model_states
+        self._activator = activator
         self._router = router
         self._resumer = resumer
 
     def serve(
-        self, ask: InferenceRequest, trail: RetryState, patience: ClientWait
+        self, request: InferenceRequest, state: RetryState, client: ClientWait
     ) -> Coroutine[Any, Any, ForwardResult]:
-        """Return the first answer, or why there is none; `trail` tells what was tried. `leave` must follow.
+        """Return the first response, or the refusal; `state` records the attempts. `leave` must follow.
 
         Raises:
-            RefusedError: a header of the request makes no sense.
+            RefusedError: the timeout header is invalid.
 
         """
-        # No coroutine itself: each one more is one more to go through whenever anything comes.
-        self._begin(ask, trail)
-        if trail.named is not None and trail.named.gate is not None:
-            return self._in_line(ask, trail, trail.named.gate, patience)
-        return self._carry(ask, trail, patience)
+        # A plain function: each further coroutine is resumed with every piece of the response.
+        self._prepare(request, state)
+        model_state = state.terms.model_state
+        if model_state is not None and model_state.limiter is not None:
+            return self._forward_when_admitted(request, state, model_state.limiter, client)
+        return self._forward(request, state, client)
 
-    async def _in_line(
-        self,
-        ask: InferenceRequest,
-        trail: RetryState,
-        gate: ConcurrencyLimiter,
-        patience: ClientWait,
-    ) -> ForwardResult:
-        refusal = await self._wait_in_line(ask, trail, gate, patience)
-        return await self._carry(ask, trail, patience) if refusal is None else refusal
+    def leave(self, state: RetryState) -> None:
+        """Free the request's slot; called when the response has ended."""
+        if state.admission is None or state.admission.slot is None:
+            return
+        model_state = state.terms.model_state
+        if model_state is not None and model_state.limiter is not None:
+            model_state.limiter.leave(state.admission.slot)
 
-    def _served(
-        self, result: EngineStream | WholeResponse, ask: InferenceRequest, trail: RetryState
-    ) -> EngineStream | WholeResponse:
-        """Note who answers."""
-        if isinstance(result, EngineStream):
-            self._resumer.watch(result, ask, trail)
-        trail.served_by = result.target
-        if trail.policy.hedge_after_s < _NEVER:
-            self._router.took(ask, result.target)
-        return result
-
-    def leave(self, trail: RetryState) -> None:
-        """Make room for the next request; called when the answer has ended, however it did."""
-        if trail.place is not None and trail.named is not None and trail.named.gate is not None:
-            trail.named.gate.leave(trail.place)
-
-    def _begin(self, ask: InferenceRequest, trail: RetryState) -> None:
-        """Learn what counts for the request."""
+    def _prepare(self, request: InferenceRequest, state: RetryState) -> None:
+        """Set the terms of a request: model, policy and deadline."""
         now_s = self.clock.monotonic()
-        model = self.keeper.table.models.get(ask.model)
+        model = self.table_cache.table.models.get(request.model)
         if model is None:
             return
-        named = trail.named = self._names.of(model)
-        policy = trail.policy = named.policy
-        own_s = _timeout_s(ask.headers)
-        trail.is_clients_time = own_s < policy.request_s
-        trail.timeout_s = min(policy.request_s, own_s)
-        trail.deadline_s = now_s + trail.timeout_s
-        named.retries.asked(now_s)
-        if policy.hedge_after_s < _NEVER:
-            named.hedges.asked(now_s)
+        model_state = self._model_states.of(model)
+        policy = model_state.policy
+        own_s = _timeout_s(request.headers)
+        timeout_s = min(policy.request_s, own_s)
+        deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
+        state.terms = RequestTerms(model_state, policy, deadline)
+        model_state.retries.count(now_s)
+        if policy.hedge_after_s < NEVER:
+            model_state.hedges.count(now_s)
 
-    async def _wait_in_line(
+    async def _forward_when_admitted(
         self,
-        ask: InferenceRequest,
-        trail: RetryState,
-        gate: ConcurrencyLimiter,
-        patience: ClientWait,
+        request: InferenceRequest,
+        state: RetryState,
+        limiter: ConcurrencyLimiter,
+        client: ClientWait,
+    ) -> ForwardResult:
+        refusal = await self._wait_for_slot(request, state, limiter, client)
+        return await self._forward(request, state, client) if refusal is None else refusal
+
+    async def _wait_for_slot(
+        self,
+        request: InferenceRequest,
+        state: RetryState,
+        limiter: ConcurrencyLimiter,
+        client: ClientWait,
     ) -> Refusal | None:
-        now_s = self.clock.monotonic()
-        entered = await gate.enter(patience, until_s=trail.deadline_s)
-        trail.queued_s += self.clock.monotonic() - now_s
+        now_s, deadline = self.clock.monotonic(), state.terms.deadline
+        admission = state.add_admission()
+        entered = await limiter.enter(client, until_s=deadline.at_s)
+        admission.queued_s += self.clock.monotonic() - now_s
         if isinstance(entered, Slot):
-            trail.place = entered
+            admission.slot = entered
             return None
-        if self.clock.monotonic() >= trail.deadline_s:
-            entered = admission.request_timeout(ask.model, trail.timeout_s, 0)
+        if self.clock.monotonic() >= deadline.at_s:
+            entered = errors.request_timeout(request.model, deadline.timeout_s, 0)
         self.metrics.queue_refused.add(entered.code or "")
         return entered
 
-    async def _carry(
-        self, ask: InferenceRequest, trail: RetryState, patience: ClientWait
+    async def _forward(
+        self, request: InferenceRequest, state: RetryState, client: ClientWait
     ) -> ForwardResult:
-        draw = self._router.draw()
-        look_until_s: float | None = None
+        draw, deadline = self._router.draw(), state.terms.deadline
+        recovery_until_s: float | None = None
         while True:
-            now_s = self.clock.monotonic()
-            if now_s >= trail.deadline_s or trail.is_timed_out:
-                return admission.request_timeout(ask.model, trail.timeout_s, trail.attempts)
-            choice = self._router.choose(ask, trail.failed, draw)
+            now_s, failures = self.clock.monotonic(), state.failures
+            if now_s >= deadline.at_s or (failures is not None and failures.is_timed_out):
+                return errors.request_timeout(request.model, deadline.timeout_s, state.started)
+            choice = self._router.choose(request, state.failed, draw)
             if isinstance(choice, ChosenEndpoint):
-                self._room.miss(choice.wakes)
-                if trail.attempts and not self._may_repeat(ask, trail, now_s):
-                    return self._last_words(trail)
-                result = await self._asking(ask, choice.target, trail, draw)
+                self._activator.note_missing(choice.wakes)
+                if failures is not None and not self._may_retry(request, state, failures, now_s):
+                    return self._final_response(state, failures)
+                result = await self._attempt(request, choice.endpoint, state, draw)
                 if result is not None:
-                    return self._served(result, ask, trail)
+                    return self._accept(result, request, state)
                 continue
-            if isinstance(choice, NoReadyEndpoint) and choice.wakes and trail.may_wait():
-                said = await self._hold(ask, choice, trail, patience)
-                if said is None:
+            may_wait = failures is None or failures.may_wait()
+            if isinstance(choice, NoReadyEndpoint) and choice.wakes and may_wait:
+                refusal = await self._wait_for_replica(request, choice, state, client)
+                if refusal is None:
                     continue
-                return said
-            if trail.refusal is None or trail.turned_away is not None:
-                return trail.turned_away or self._refusal(ask, choice)
-            # All of them are dead: as streams that broke, it waits for one that is restarted.
-            look_until_s = look_until_s or min(now_s + self._resumer.patience_s, trail.deadline_s)
-            if not await self._somebody_came(trail, look_until_s):
-                return trail.refusal
+                return refusal
+            if failures is None or failures.refusal is None or failures.rejection is not None:
+                rejection = None if failures is None else failures.rejection
+                return rejection or self._refusal(request, choice)
+            # All endpoints are dead: wait for a restarted one, as broken streams do.
+            recovery_until_s = recovery_until_s or min(
+                now_s + self._resumer.max_search_s, deadline.at_s
+            )
+            if not await self._wait_for_recovery(failures, recovery_until_s):
+                return failures.refusal
 
-    async def _somebody_came(self, trail: RetryState, until_s: float) -> bool:
-        """Wait until somebody may be asked again; return whether that was in time.
+    def _accept(
+        self, result: EngineStream | WholeResponse, request: InferenceRequest, state: RetryState
+    ) -> EngineStream | WholeResponse:
+        """Record the endpoint that answers."""
+        if isinstance(result, EngineStream):
+            self._resumer.watch(result, request, state)
+        state.served_by = result.endpoint
+        if state.terms.policy.hedge_after_s < NEVER:
+            self._router.remember_answer(request, result.endpoint)
+        return result
 
-        By the table, or by a probe's word that one lives who was not there: that one never saw the request. Who
-        broke off may have died of it, and is asked again only when it is published anew.
+    async def _wait_for_recovery(self, failures: AttemptFailures, until_s: float) -> bool:
+        """Wait until an endpoint can be tried again; return whether one can in time.
+
+        That is after a change of the table, or when a health check reached an endpoint that refused
+        the connection and so never saw the request. An endpoint that broke off may have died of the
+        request; it is tried again only after it is published anew.
         """
         while (left_s := until_s - self.clock.monotonic()) > 0:
-            has_changed = await self.keeper.changed(within_s=min(left_s, _LOOK_S))
-            back = {one for one in trail.unreached if not self._circuits.is_open(one.origin)}
-            trail.failed -= back
-            trail.unreached -= back
+            has_changed = await self.table_cache.changed(within_s=min(left_s, _RECOVERY_POLL_S))
+            back = {one for one in failures.unreached if not self._outliers.is_open(one.origin)}
+            failures.forgive(back)
             if has_changed or back:
                 return True
         return False
 
-    async def _hold(
+    async def _wait_for_replica(
         self,
-        ask: InferenceRequest,
+        request: InferenceRequest,
         choice: NoReadyEndpoint,
-        trail: RetryState,
-        patience: ClientWait,
+        state: RetryState,
+        client: ClientWait,
     ) -> Refusal | None:
-        now_s = self.clock.monotonic()
-        trail.waits_since_s = trail.waits_since_s or now_s
-        vigil = trail.vigil = trail.vigil or KeepAlive(self.clock, patience, self._names.quiet_s)
-        began_s = trail.waits_since_s
-        said = await self._room.hold(
-            ask.model, choice, vigil, began_s=began_s, until_s=trail.deadline_s
+        now_s, admission = self.clock.monotonic(), state.add_admission()
+        if admission.keep_alive is None:
+            keep_alive_s = self._model_states.keep_alive_s
+            admission.keep_alive = KeepAlive(self.clock, client, keep_alive_s)
+        if admission.waits_since_s is None:
+            admission.waits_since_s = now_s
+        refusal = await self._activator.hold(
+            request.model,
+            choice,
+            admission.keep_alive,
+            began_s=admission.waits_since_s,
+            until_s=state.terms.deadline.at_s,
         )
-        trail.queued_s += self.clock.monotonic() - now_s
-        return said
+        admission.queued_s += self.clock.monotonic() - now_s
+        return refusal
 
-    def _may_repeat(self, ask: InferenceRequest, trail: RetryState, now_s: float) -> bool:
-        """Return whether one more may be asked: so many for a request, and so many for all of them together."""
-        if trail.attempts >= trail.policy.attempts:
+    def _may_retry(
+        self, request: InferenceRequest, state: RetryState, failures: AttemptFailures, now_s: float
+    ) -> bool:
+        """Return whether another attempt is allowed by the request's limit and the model's retry budget."""
+        if state.started >= state.terms.policy.attempts:
             return False
-        named = None if trail.is_repeat_free else trail.named
-        if named is not None and not named.retries.spend(now_s):
+        model_state = None if failures.is_retry_free else state.terms.model_state
+        if model_state is not None and not model_state.retries.spend(now_s):
             self.metrics.attempts.add("over_budget")
             return False
-        self.metrics.retries.add(ask.model)
+        self.metrics.retries.add(request.model)
         return True
 
-    def _last_words(self, trail: RetryState) -> WholeResponse | Refusal:
-        """Return what to say when no more may be asked: what the last said, and when to come again."""
-        said = trail.turned_away
-        if said is not None:
-            if any(name == b"retry-after" for name, _ in said.headers):
-                return said
-            headers = [*said.headers, (b"retry-after", b"1")]
+    def _final_response(
+        self, state: RetryState, failures: AttemptFailures
+    ) -> WholeResponse | Refusal:
+        """Return the response when no further attempt is allowed: the last engine's, with a retry-after."""
+        last = failures.rejection
+        if last is not None:
+            if any(name == _RETRY_AFTER for name, _ in last.headers):
+                return last
+            extended = [*last.headers, (_RETRY_AFTER, b"1")]
             return WholeResponse(
-                target=said.target, status=said.status, headers=headers, body=said.body
+                endpoint=last.endpoint, status=last.status, headers=extended, body=last.body
             )
-        assert trail.refusal is not None
-        if trail.attempts >= trail.policy.attempts:
-            return trail.refusal
-        return admission.not_repeated(trail.refusal)
+        assert failures.refusal is not None
+        if state.started >= state.terms.policy.attempts:
+            return failures.refusal
+        return errors.not_retried(failures.refusal)
 
-    def _refusal(self, ask: InferenceRequest, choice: UnknownModel | NoReadyEndpoint) -> Refusal:
-        if not self.keeper.is_synced:
+    def _refusal(
+        self, request: InferenceRequest, choice: UnknownModel | NoReadyEndpoint
+    ) -> Refusal:
+        if not self.table_cache.is_synced:
             return errors.not_synced()
         match choice:
             case UnknownModel(known=known, nearest=nearest):
-                return errors.unknown_model(ask.model, known, nearest)
+                return errors.unknown_model(request.model, known, nearest)
             case NoReadyEndpoint(reason=reason):
-                return errors.nothing_ready(ask.model, reason)
+                return errors.nothing_ready(request.model, reason)
             case _:
                 assert_never(choice)
 
-    def _asking(
-        self, ask: InferenceRequest, target: EngineEndpoint, trail: RetryState, draw: float
+    def _attempt(
+        self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState, draw: float
     ) -> AttemptCoroutine:
-        if trail.policy.hedge_after_s == _NEVER:
-            return self._try(ask, target, trail)
-        return self._race(ask, target, trail, draw)
+        if state.terms.policy.hedge_after_s == NEVER:
+            return self._try_endpoint(request, endpoint, state)
+        return self._race(request, endpoint, state, draw)
 
     async def _race(
-        self, ask: InferenceRequest, target: EngineEndpoint, trail: RetryState, draw: float
-    ) -> EngineStream | WholeResponse | None:
-        """Ask one engine, and another beside it if it takes too long."""
+        self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState, draw: float
+    ) -> AttemptResult:
+        """Try one endpoint, and a second one in parallel if the first is slow."""
+        policy, model_state = state.terms.policy, state.terms.model_state
 
         def rival() -> AttemptCoroutine | None:
             now_s = self.clock.monotonic()
-            choice = self._router.choose(ask, trail.failed | {target}, draw)
-            if not isinstance(choice, ChosenEndpoint) or trail.attempts >= trail.policy.attempts:
+            choice = self._router.choose(request, state.failed | {endpoint}, draw)
+            if not isinstance(choice, ChosenEndpoint) or state.started >= policy.attempts:
                 return None
-            named = trail.named
-            if choice.target.origin in self._circuits.live or named is None:
+            if choice.endpoint.origin in self._outliers.ejected_origins or model_state is None:
                 return None
-            if not named.hedges.spend(now_s):
+            if not model_state.hedges.spend(now_s):
                 return None
             self.metrics.hedges.add("asked")
-            return self._try(ask, choice.target, trail)
+            return self._try_endpoint(request, choice.endpoint, state)
 
-        after_s = trail.policy.hedge_after_s
-        result = await race(self._try(ask, target, trail), rival, after_s=after_s)
-        if result is not None and result.target != target:
+        first = self._try_endpoint(request, endpoint, state)
+        result = await race(first, rival, after_s=policy.hedge_after_s)
+        if result is not None and result.endpoint != endpoint:
             self.metrics.hedges.add("won")
         return result
 
-    async def _try(
-        self, ask: InferenceRequest, target: EngineEndpoint, trail: RetryState
-    ) -> EngineStream | WholeResponse | None:
-        """Ask one engine; return None if it failed, which is then noted."""
-        trail.attempts += 1
-        began_s = self.clock.monotonic()
-        is_trusted = target.origin not in self._circuits.live
+    async def _try_endpoint(
+        self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState
+    ) -> AttemptResult:
+        """Try one endpoint; return None if it failed, which is recorded."""
+        state.start_attempt()
+        began_s, deadline = self.clock.monotonic(), state.terms.deadline
+        is_trusted = endpoint.origin not in self._outliers.ejected_origins
         outcome, why, is_late = "abandoned", "", False
         try:
-            result = await self._attempts.ask(ask, target, trail)
-            outcome = "turned_away" if result.status in TURNED_AWAY else "answered"
-            is_late = outcome == "turned_away" and is_timeout(result, trail)
+            result = await self._attempts.run(request, endpoint, state)
+            outcome = "turned_away" if result.status in RETRYABLE_STATUSES else "answered"
+            is_late = outcome == "turned_away" and is_timeout(result, state)
         except (UnreachableError, BrokenResponseError) as error:
             outcome, why, result = _outcome(error), str(error), None
-            is_late = self.clock.monotonic() >= trail.deadline_s
-            trail.refusal = _told(error, ask, trail)
-            trail.is_seen = trail.is_seen or isinstance(error, BrokenResponseError)
-            if isinstance(error, UnreachableError):
-                trail.unreached.add(target)
+            is_late = self.clock.monotonic() >= deadline.at_s
+            refusal = _refusal_for(error, request, state)
+            is_unreached = isinstance(error, UnreachableError)
+            state.add_failures().add_error(endpoint, refusal, is_unreached=is_unreached)
         finally:
             if is_late:
-                outcome, why = "timed_out", f"the {trail.timeout_s:g} s of the request were over"
-                trail.served_by, trail.is_timed_out = target, True
+                outcome = "timed_out"
+                why = f"the request's {deadline.timeout_s:g} s were over"
+                state.served_by = endpoint
+                state.add_failures().is_timed_out = True
             self.metrics.attempts.add(outcome)
-            trail.tried.append(Attempt(target, outcome, began_s, self.clock.monotonic(), why))
+            ended_s = self.clock.monotonic()
+            state.finish_attempt(Attempt(endpoint, outcome, began_s, ended_s, why))
         if outcome == "answered":
             return result
-        if isinstance(result, WholeResponse) and not is_late:
-            trail.turned_away = result
-        trail.failed.add(target)
-        # Whoever fails loses its standing, so that an engine gives away no more repetitions than it had requests when
-        # it died, hung or began to drain: those must all be answered elsewhere, and cannot become a storm.
-        trail.is_repeat_free = is_trusted
+        rejection = result if isinstance(result, WholeResponse) and not is_late else None
+        # The first failure of a healthy endpoint is retried for free. An engine that dies, hangs or
+        # drains thus causes at most as many free retries as it had requests, which cannot become a
+        # retry storm.
+        state.add_failures().add(endpoint, rejection=rejection, is_retry_free=is_trusted)
         log.info(
-            "an engine did not serve a request; trying another",
+            "engine did not serve a request; trying another",
             extra={
-                "request_id": ask.request_id.decode("ascii"),
-                "replica": target.replica,
-                "node": target.node,
+                "request_id": request.request_id.decode("ascii"),
+                "replica": endpoint.replica,
+                "node": endpoint.node,
                 "outcome": outcome,
                 "why": why,
             },
@@ -365,32 +395,25 @@ def _outcome(error: UnreachableError | BrokenResponseError) -> str:
     return "silent" if error.is_silence else "broken"
 
 
-def _told(
-    error: UnreachableError | BrokenResponseError, ask: InferenceRequest, trail: RetryState
+def _refusal_for(
+    error: UnreachableError | BrokenResponseError, request: InferenceRequest, state: RetryState
 ) -> Refusal:
-    """Return what the client is told if nobody else answers."""
+    """Return the refusal for the case that no other endpoint answers."""
     if isinstance(error, UnreachableError):
-        return errors.unreachable(ask.model, trail.attempts, str(error))
+        return errors.unreachable(request.model, state.started, str(error))
     if error.is_silence:
-        return errors.upstream_silent(ask.model, str(error))
-    return errors.upstream_failed(ask.model, trail.attempts, str(error))
+        return errors.upstream_silent(request.model, str(error))
+    return errors.upstream_failed(request.model, state.started, str(error))
 
 
-def _timeout_s(headers: RawHeaders) -> float:
-    """Return how long the client waits, by its header, which engines know, too; for ever if it does not say.
+def _timeout_s(fields: RawHeaders) -> float:
+    """Return the client's timeout in seconds from its header; infinite if it is missing.
 
     Raises:
-        RefusedError: it makes no sense.
+        RefusedError: the header is invalid.
 
     """
-    for name, value in headers:
-        if name == _TIMEOUT:
-            text = value.decode("latin-1")
-            try:
-                seconds = float(text)
-            except ValueError:
-                seconds = math.nan
-            if not 0 < seconds <= _LONGEST_TIMEOUT_S:
-                raise admission.bad_timeout(text, _LONGEST_TIMEOUT_S)
-            return seconds
-    return _NEVER
+    for name, value in fields:
+        if name == _REQUEST_TIMEOUT:
+            return headers.parse_timeout(value.decode("latin-1"))
+    return NEVER

@@ -1,11 +1,10 @@
-"""Whom to ask how it is: those that nobody has heard lately, or that somebody waits for. Pure; told the time.
+"""Active health checks: GET /health for endpoints that are silent, awaited or ejected.
 
-Whoever answers requests is not asked: its answers say more. A thousand endpoints cost no more than RATE_PER_S.
+Also drops outdated endpoint state.
 
-Asks engines how they are where nothing else tells: GET /health. Also keeps what is known of them tidy.
-
-An engine that was stopped, or whose Mac hangs, takes connections and never answers. Whoever waits for it would wait
-for as long as a long prompt may take; so it is asked, and given up when it does not answer that, either.
+A stopped engine or a hanging Mac accepts connections and never answers. Its requests would wait as
+long as a long prompt takes; the health check ends that wait. Endpoints that answer requests are not
+checked.
 """
 
 import asyncio
@@ -14,151 +13,162 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gateway.forwarding.attempt import AttemptRunner, whole_body
+from gateway.forwarding.attempt import AttemptRunner, read_body
 from gateway.forwarding.model_state import ModelStates
 from gateway.routing.table import EngineEndpoint, Origin, RoutingTable
-from gateway.upstream import connection_pool
 from gateway.upstream.connection import BrokenResponseError
 from gateway.upstream.connection_pool import ConnectionPool, UnreachableError
+from schemas.wire import headers
+
+_REPLICA = headers.REPLICA.encode()
 
 TICK_S = 0.5
 RATE_PER_S = 20
-# An engine sends nothing while it reads a prompt, which takes seconds; asking it then costs it next to nothing.
-WAITED_S = 1.0
-# How often the ejected are looked for, which is every time: who comes back is used again within a second.
+# An engine sends nothing while it processes a prompt, which takes seconds; a check then costs it
+# next to nothing.
+AWAITED_S = 1.0
+# Less than the tick, so that every tick checks ejected endpoints: a recovered one is used within a
+# second.
 _EJECTED_INTERVAL_S = 0.4
 _QUIET_S = 10.0
+# Engines answer within milliseconds. A Mac may be short of CPU for a moment, but not for seconds.
+# With the second before the check, a hanging engine costs its requests 4 to 5 s.
+PROBE_S = 3.0
+# For ejected endpoints, where a failed check costs nothing.
+_EJECTED_TIMEOUT_S = 1.0
+ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad"]
 
 
 @dataclass(slots=True)
 class ProbeSchedule:
-    """When everybody was heard and asked last."""
+    """Times of the last response and the last check of each endpoint. Pure. At most `RATE_PER_S` checks a second."""
 
     _targets: dict[Origin, EngineEndpoint] = field(default_factory=dict)
     _heard_s: dict[Origin, float] = field(default_factory=dict)
-    _asked_s: dict[Origin, float] = field(default_factory=dict)
-    _asking: set[Origin] = field(default_factory=set)
+    _checked_s: dict[Origin, float] = field(default_factory=dict)
+    _in_progress: set[Origin] = field(default_factory=set)
 
-    def know(self, targets: Iterable[EngineEndpoint], now_s: float) -> None:
-        """Learn who is there now. Who is new counts as heard: its agent has just asked it."""
-        self._targets = {target.origin: target for target in targets}
+    def set_endpoints(self, endpoints: Iterable[EngineEndpoint], now_s: float) -> None:
+        """Set the current endpoints. A new one counts as heard from, because its agent has just checked it."""
+        self._targets = {endpoint.origin: endpoint for endpoint in endpoints}
         self._heard_s = {o: self._heard_s.get(o, now_s) for o in self._targets}
-        self._asked_s = {o: s for o, s in self._asked_s.items() if o in self._targets}
+        self._checked_s = {o: s for o, s in self._checked_s.items() if o in self._targets}
 
-    def hear(self, origins: Collection[Origin], now_s: float) -> None:
-        """Note who said anything."""
+    def record_heard(self, origins: Collection[Origin], now_s: float) -> None:
+        """Record endpoints that sent anything."""
         for origin in origins:
             if origin in self._heard_s:
                 self._heard_s[origin] = now_s
 
     def heard_since(self, origin: Origin, then_s: float) -> bool:
-        """Return whether it said anything after that."""
+        """Return whether the endpoint sent anything after that time."""
         return self._heard_s.get(origin, then_s) > then_s
 
     def due(
         self, now_s: float, *, awaited: AbstractSet[Origin], is_open: Callable[[Origin], bool]
     ) -> list[EngineEndpoint]:
-        """Return who is to be asked now, the most urgent first; each is being asked until `done`.
+        """Return the endpoints to check now, the most urgent first; each is in progress until `done`.
 
-        `awaited` are those from whom somebody has been waiting for `WAITED_S`.
+        `awaited`: endpoints that requests have been waiting on for `WAITED_S`.
         """
         urgent, quiet = [], []
         for origin, heard_s in self._heard_s.items():
-            if origin in self._asking:
+            if origin in self._in_progress:
                 continue
-            asked_s = self._asked_s.get(origin, float("-inf"))
-            last_s = max(heard_s, asked_s)
+            checked_s = self._checked_s.get(origin, float("-inf"))
+            last_s = max(heard_s, checked_s)
             if is_open(origin):
-                if now_s - asked_s >= _EJECTED_INTERVAL_S:
+                if now_s - checked_s >= _EJECTED_INTERVAL_S:
                     urgent.append((last_s, origin))
             elif origin in awaited:
-                if now_s - last_s >= WAITED_S:
+                if now_s - last_s >= AWAITED_S:
                     urgent.append((last_s, origin))
             elif now_s - last_s >= _QUIET_S:
                 quiet.append((last_s, origin))
-        # The longest ago first, so that with more than the rate allows nobody is left out for ever.
+        # The longest ago first, so that the rate limit never starves an endpoint.
         chosen = [*sorted(urgent), *sorted(quiet)][: int(RATE_PER_S * TICK_S)]
         for _, origin in chosen:
-            self._asking.add(origin)
-            self._asked_s[origin] = now_s
+            self._in_progress.add(origin)
+            self._checked_s[origin] = now_s
         return [self._targets[origin] for _, origin in chosen]
 
     def done(self, origin: Origin) -> None:
-        """Note that it was asked, whatever came of it."""
-        self._asking.discard(origin)
-
-
-# Engines answer from figures that are there already, within milliseconds; a Mac may be short of processors for a
-# while, not for seconds. With the second before it is asked, a hanging engine costs its requests 4 to 5 s.
-PROBE_S = 3.0
-# Of one that is ejected already: nothing is lost by asking it once more.
-_EJECTED_TIMEOUT_S = 1.0
-
-ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad"]
+        """Record the end of a check."""
+        self._in_progress.discard(origin)
 
 
 class HealthChecker:
-    """Makes the rounds. Run `run()` in a task group."""
+    """Runs the health checks. Run `run()` in a task group."""
 
-    def __init__(self, attempts: AttemptRunner, pool: ConnectionPool, names: ModelStates) -> None:
+    def __init__(
+        self, attempts: AttemptRunner, pool: ConnectionPool, model_states: ModelStates
+    ) -> None:
         self._attempts = attempts
         self._pool = pool
-        self._names = names
+        self._model_states = model_states
         self.probe_s = PROBE_S
-        self._keeper, self._loads, self._clock = attempts.keeper, attempts.loads, attempts.clock
-        self._rounds = ProbeSchedule()
+        self._table_cache, self._load_tracker, self._clock = (
+            attempts.table_cache,
+            attempts.load_tracker,
+            attempts.clock,
+        )
+        self._schedule = ProbeSchedule()
         self._table: RoutingTable | None = None
 
     async def run(self) -> None:
-        """Look after engines for ever."""
+        """Check endpoints forever."""
         async with asyncio.TaskGroup() as group:
             while True:
-                for target in self.look(self._clock.monotonic()):
-                    group.create_task(self._probe(target))
+                for endpoint in self.select_due(self._clock.monotonic()):
+                    group.create_task(self._probe(endpoint))
                 await self._clock.sleep(TICK_S)
 
-    def look(self, now_s: float) -> list[EngineEndpoint]:
-        """Take in what happened since the last look; return who is to be asked."""
-        table, rounds, circuits = self._keeper.table, self._rounds, self._loads.circuits
+    def select_due(self, now_s: float) -> list[EngineEndpoint]:
+        """Update the schedule and return the endpoints to check."""
+        table, schedule, outliers = (
+            self._table_cache.table,
+            self._schedule,
+            self._load_tracker.outliers,
+        )
         if table is not self._table:
             self._table = table
-            targets = _targets(table)
-            rounds.know(targets.values(), now_s)
-            circuits.know(targets.values(), now_s)
-            self._loads.know(targets.keys())
-            self._names.keep(table.models)
-        self._loads.tidy(now_s)
-        rounds.hear(connection_pool.responding_origins(self._pool.open), now_s)
-        awaited = connection_pool.silent_origins(self._pool.open, now_s - WAITED_S)
-        return rounds.due(now_s, awaited=awaited, is_open=circuits.is_open)
+            endpoints = _all_endpoints(table)
+            schedule.set_endpoints(endpoints.values(), now_s)
+            outliers.set_endpoints(endpoints.values(), now_s)
+            self._load_tracker.set_endpoints(endpoints.keys())
+            self._model_states.update(table.models)
+        self._load_tracker.drop_old(now_s)
+        schedule.record_heard(self._pool.responding_origins(), now_s)
+        awaited = self._pool.silent_origins(now_s - AWAITED_S)
+        return schedule.due(now_s, awaited=awaited, is_open=outliers.is_open)
 
-    async def _probe(self, target: EngineEndpoint) -> None:
+    async def _probe(self, endpoint: EngineEndpoint) -> None:
         began_s = self._clock.monotonic()
-        health = await self._health(target)
-        now_s, circuits = self._clock.monotonic(), self._loads.circuits
-        self._rounds.hear(connection_pool.responding_origins(self._pool.open), now_s)
-        self._rounds.done(target.origin)
+        health = await self._health(endpoint)
+        now_s, outliers = self._clock.monotonic(), self._load_tracker.outliers
+        self._schedule.record_heard(self._pool.responding_origins(), now_s)
+        self._schedule.done(endpoint.origin)
         match health:
             case "well":
-                circuits.lives(target, now_s)
+                outliers.record_alive(endpoint, now_s)
             case "busy":
-                circuits.failed(target, "full", now_s)
+                outliers.record_failure(endpoint, "full", now_s)
             case "bad" | "gone":
-                self._attempts.blame(target, health)
+                self._attempts.blame(endpoint, health)
             case "mute":
-                if not self._rounds.heard_since(target.origin, began_s):
-                    self._attempts.blame(target, "gone")
-                    self._give_up(target, now_s)
+                if not self._schedule.heard_since(endpoint.origin, began_s):
+                    self._attempts.blame(endpoint, "gone")
+                    self._give_up(endpoint, now_s)
 
-    async def _health(self, target: EngineEndpoint) -> ProbeResult:
-        is_open = self._loads.circuits.is_open(target.origin)
+    async def _health(self, endpoint: EngineEndpoint) -> ProbeResult:
+        is_open = self._load_tracker.outliers.is_open(endpoint.origin)
         try:
             async with asyncio.timeout(
                 min(_EJECTED_TIMEOUT_S, self.probe_s) if is_open else self.probe_s
             ):
-                answer = await self._pool.request(target.origin, _request(target.origin))
+                answer = await self._pool.request(endpoint.origin, _request(endpoint.origin))
                 try:
-                    await whole_body(answer)
+                    await read_body(answer)
                 finally:
                     answer.close()
         except TimeoutError:
@@ -168,40 +178,38 @@ class HealthChecker:
         except BrokenResponseError:
             return "bad"
         found = dict(answer.headers)
-        if found.get(b"x-fleet-replica", b"").decode("latin-1") not in ("", target.replica):
-            return "gone"  # somebody else listens there now
-        self._loads.hear(target.origin, found, self._clock.monotonic())
+        if found.get(_REPLICA, b"").decode("latin-1") not in ("", endpoint.replica):
+            return "gone"  # another process listens there now
+        self._load_tracker.record_report(endpoint.origin, found, self._clock.monotonic())
         return "busy" if answer.status >= 500 else "well"
 
-    def _give_up(self, target: EngineEndpoint, now_s: float) -> None:
-        """Have its requests asked elsewhere; where there is nobody else, waiting is better than failing."""
-        table, shunned = self._keeper.table, self._loads.circuits.shunned(now_s)
+    def _give_up(self, endpoint: EngineEndpoint, now_s: float) -> None:
+        """Move its requests to other endpoints; without others, waiting is better than failing."""
+        table, ejected = self._table_cache.table, self._load_tracker.outliers.ejected(now_s)
         others = (
             other
             for model in table.models.values()
-            for share in model.shares
-            if target in share.leased or target in share.orphans
-            for other in (*share.leased, *share.orphans)
+            for backend in model.backends
+            if endpoint in backend.leased or endpoint in backend.orphans
+            for other in (*backend.leased, *backend.orphans)
         )
-        if any(other.origin not in shunned for other in others):
-            connection_pool.fail_waiting(
-                self._pool.open, target.origin, "it answers nothing at all"
-            )
+        if any(other.origin not in ejected for other in others):
+            self._pool.fail_waiting(endpoint.origin, "it does not answer health checks")
 
 
-def _targets(table: RoutingTable) -> dict[Origin, EngineEndpoint]:
-    """Return everybody who may be asked, by origin."""
+def _all_endpoints(table: RoutingTable) -> dict[Origin, EngineEndpoint]:
+    """Return all endpoints of the table by origin."""
     return {
-        target.origin: target
+        endpoint.origin: endpoint
         for model in table.models.values()
-        for share in model.shares
-        for target in (*share.orphans, *share.leased)
+        for backend in model.backends
+        for endpoint in (*backend.orphans, *backend.leased)
     }
 
 
 def _request(origin: Origin) -> bytes:
     host, port = origin
-    named = f"[{host}]" if ":" in host else host
-    # A connection of its own: one to each of a thousand engines must not be kept for this alone.
-    head = f"GET /health HTTP/1.1\r\nhost: {named}:{port}\r\nconnection: close\r\n\r\n"
+    host_name = f"[{host}]" if ":" in host else host
+    # A connection of its own: one idle connection to each of a thousand engines would be a waste.
+    head = f"GET /health HTTP/1.1\r\nhost: {host_name}:{port}\r\nconnection: close\r\n\r\n"
     return head.encode("ascii")

@@ -1,48 +1,59 @@
-"""What one name's `spec.routing` asks of retries, times, hedging and queues, in seconds. Pure."""
+"""Forwarding policy of one model: `spec.routing` as numbers, in seconds. Pure."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from machinery.clock import NEVER
 from schemas import duration
 from schemas.routing import Routing
-
-NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """How many requests of a name are let through, and how many wait before."""
+    """Concurrency and queue of a model."""
 
     concurrency: int
     depth: int
     timeout_s: float
 
 
+class Deadline(NamedTuple):
+    """Deadline of one request."""
+
+    at_s: float = NEVER
+    """By the gateway's monotonic clock."""
+    timeout_s: float = NEVER
+    """Seconds from the arrival of the request."""
+    is_clients: bool = False
+    """True if the client set it. The model's `timeouts.request` counts against a slow version, a client's does not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardingPolicy:
-    """How a request is carried."""
+    """Limits of one request."""
 
     attempts: int
     retry_percent: int
     request_s: float
-    """From its arrival to the end of its answer."""
+    """From the arrival of the request to the end of its response."""
     silence_s: float
     first_token_s: float
     hedge_after_s: float
     hedge_percent: int
-    lines: QueuePolicy | None
-    """None: everybody is let through."""
+    queue: QueuePolicy | None
+    """None: unlimited."""
     resumptions: int
-    """How often a stream may go on at another engine."""
+    """The number of times that a stream may continue on another engine."""
     resumable_tokens: int
-    """Of how many tokens it may be then."""
+    """The largest number of tokens of a resumable stream."""
 
 
 def policy_of(routing: Routing, *, silence_s: float) -> ForwardingPolicy:
-    """Return what is asked for; `silence_s` is the gateway's own limit."""
+    """Return the policy; `silence_s` is the gateway's default."""
     timeouts, hedging, queueing = routing.timeouts, routing.hedging, routing.queueing
-    lines = None
+    queue = None
     if queueing is not None:
-        lines = QueuePolicy(
+        queue = QueuePolicy(
             concurrency=queueing.concurrency,
             depth=queueing.depth,
             timeout_s=duration.parse_fine(queueing.timeout),
@@ -55,7 +66,7 @@ def policy_of(routing: Routing, *, silence_s: float) -> ForwardingPolicy:
         first_token_s=_seconds(timeouts.first_token, NEVER),
         hedge_after_s=_seconds(hedging.after if hedging else None, NEVER),
         hedge_percent=hedging.budget if hedging else 0,
-        lines=lines,
+        queue=queue,
         resumptions=routing.resumption.max_resumptions,
         resumable_tokens=routing.resumption.max_tokens,
     )
@@ -66,4 +77,4 @@ def _seconds(text: str | None, otherwise: float) -> float:
 
 
 DEFAULT_POLICY = policy_of(Routing(), silence_s=600.0)
-"""Of names that ask for nothing."""
+"""Policy of models without settings."""

@@ -1,6 +1,6 @@
-"""Has streams whose engine died go on at another, where the first one broke off. See docs/adr/0022-resumption.md.
+"""Resumption: continues the stream of a dead engine on another one. See docs/adr/0022-resumption.md.
 
-The client keeps its stream, and the next engine tells only what the client has not seen. Reads nothing of live streams.
+The client keeps its stream, and the next engine sends only what is missing.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from gateway.forwarding.attempt import TURNED_AWAY, AttemptRunner
+from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
 from gateway.forwarding.engine_stream import EngineStream, ResumeSearch
 from gateway.forwarding.resume_log import ResumeLog, ResumePoint
 from gateway.forwarding.retry_state import Attempt, RetryState, WholeResponse
@@ -25,22 +25,23 @@ from machinery.clock import Clock
 
 log = logging.getLogger(__name__)
 
-# How soon whoever failed is asked again, and how soon at last: a connection may break and its engine live.
-_AGAIN_S, _LATER_S = 0.2, 1.0
-# Proxies give up silent connections after 30 to 60 s, impatient clients earlier.
-_BEAT_S = 3.0
+# First and longest pause before a failed endpoint is tried again: a connection may break while its
+# engine lives.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0
+# Proxies drop silent connections after 30 to 60 s, impatient clients earlier.
+_KEEP_ALIVE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumer:
-    """Looks for whoever goes on."""
+    """Starts searches for engines that continue a stream."""
 
     attempts: AttemptRunner
     router: Router
-    patience_s: float
-    """How long a stream waits for somebody to go on."""
-    beat_s: float = _BEAT_S
-    """How often its client hears meanwhile that it is not forgotten."""
+    max_search_s: float
+    """The longest search for an engine, in seconds."""
+    keep_alive_s: float = _KEEP_ALIVE_S
+    """Interval of keep-alive events during a search."""
 
     @property
     def clock(self) -> Clock:
@@ -50,190 +51,202 @@ class Resumer:
     def metrics(self) -> GatewayMetrics:
         return self.attempts.metrics
 
-    def watch(self, stream: EngineStream, ask: InferenceRequest, trail: RetryState) -> None:
-        """Have a stream go on elsewhere should its engine die, if it is one of those that can."""
-        if ask.is_resumable and ResumeLog.is_marked(stream.first):
-            tape = ResumeLog(trail.policy.resumable_tokens)
-            stream.watch(tape, partial(self.search, ask, trail))
+    def watch(self, stream: EngineStream, request: InferenceRequest, state: RetryState) -> None:
+        """Make the stream resumable, if its engine sends resume comments."""
+        if request.is_resumable and ResumeLog.has_comments(stream.first):
+            resume_log = ResumeLog(state.terms.policy.resumable_tokens)
+            stream.watch(resume_log, partial(self.search, request, state))
 
     def search(
         self,
-        ask: InferenceRequest,
-        trail: RetryState,
+        request: InferenceRequest,
+        state: RetryState,
         stream: EngineStream,
         error: BrokenResponseError,
     ) -> ResumeSearch:
-        """Return the search for somebody who goes on with the stream that broke with the error.
+        """Return the search for an engine that continues the stream after the error.
 
         Raises:
-            BrokenError: there is none to be begun.
+            BrokenResponseError: the stream cannot be resumed.
 
         """
-        assert stream.tape is not None
-        now_s, policy = self.clock.monotonic(), trail.policy
-        told = stream.tape.told()
-        if trail.resumptions >= policy.resumptions:
-            raise self.given_up("too_often", error, f"went on elsewhere {trail.resumptions} times")
-        if told is None or len(told.tokens) > policy.resumable_tokens:
-            raise self.given_up("too_long", error, f"more than {policy.resumable_tokens} tokens")
-        if now_s >= trail.deadline_s:
-            raise self.given_up(
-                "too_late", error, f"the {trail.timeout_s:g} s of the request are over"
+        assert stream.resume_log is not None
+        now_s, policy = self.clock.monotonic(), state.terms.policy
+        resume_point = stream.resume_log.resume_point()
+        if state.resumptions >= policy.resumptions:
+            raise self.give_up(
+                "too_often",
+                error,
+                f"it continued on other replicas {state.resumptions} times already",
+            )
+        if resume_point is None or len(resume_point.tokens) > policy.resumable_tokens:
+            raise self.give_up(
+                "too_long", error, f"it has more than {policy.resumable_tokens} tokens"
+            )
+        if now_s >= state.terms.deadline.at_s:
+            raise self.give_up(
+                "too_late",
+                error,
+                f"the {state.terms.deadline.timeout_s:g} s of the request are over",
             )
         log.warning(
-            "an engine died in a stream; looking for another to go on",
+            "engine died during a stream; looking for another to continue it",
             extra={
-                "request_id": ask.request_id.decode("ascii"),
-                "replica": stream.target.replica,
-                "node": stream.target.node,
-                "tokens": len(told.tokens),
+                "request_id": request.request_id.decode("ascii"),
+                "replica": stream.endpoint.replica,
+                "node": stream.endpoint.node,
+                "tokens": len(resume_point.tokens),
                 "why": str(error),
             },
         )
         return Resumption(
             resumer=self,
-            ask=dataclasses.replace(ask, body=told.continued(ask.body)),
-            trail=trail,
-            told=told,
+            request=dataclasses.replace(request, body=resume_point.resume_body(request.body)),
+            state=state,
+            resume_point=resume_point,
             error=error,
-            dead=stream.target,
+            dead=stream.endpoint,
             began_s=now_s,
         )
 
-    def given_up(self, outcome: str, error: BrokenResponseError, why: str) -> BrokenResponseError:
-        """Count a stream that ends here, and return why it does."""
+    def give_up(self, outcome: str, error: BrokenResponseError, why: str) -> BrokenResponseError:
+        """Count a stream that is not resumed, and return its error."""
         self.metrics.resumptions.add(outcome)
         return BrokenResponseError(f"{error}; it is not resumed: {why}", had_bytes=True)
 
 
 @dataclass(slots=True, kw_only=True)
 class Resumption(ResumeSearch):
-    """The search for an engine that goes on with one stream."""
+    """The search for an engine that continues one stream."""
 
     resumer: Resumer
-    ask: InferenceRequest
-    """What whoever goes on is asked."""
-    trail: RetryState
-    told: ResumePoint
+    request: InferenceRequest
+    """The request to the next engine."""
+    state: RetryState
+    resume_point: ResumePoint
     error: BrokenResponseError
-    """How the stream broke."""
+    """The error that broke the stream."""
     dead: EngineEndpoint
     began_s: float
     _failed: set[EngineEndpoint] = field(default_factory=set)
-    """Who is not asked just now."""
+    """Endpoints that are not tried for the moment."""
     _unfit: set[EngineEndpoint] = field(default_factory=set)
-    """Who is not asked at all."""
-    _again_s: float = 0.0
-    _pause_s: float = 2 * _AGAIN_S
+    """Endpoints that are never tried."""
+    _retry_s: float = 0.0
+    _pause_s: float = 2 * _FIRST_PAUSE_S
     _until_s: float = 0.0
     _draw: float = 0.0
     _deaths: int = 0
-    _words: str = ""
-    """What was last said by somebody who did not go on."""
+    _last_reason: str = ""
+    """The last answer of an engine that refused to continue."""
 
     def __post_init__(self) -> None:
-        """Begin without the one that died; one that hangs would hang again."""
+        """Exclude the dead engine for a moment, and a hanging one for good."""
         self._failed.add(self.dead)
         if self.error.is_silence:
             self._unfit.add(self.dead)
-        self._again_s = self.began_s + _AGAIN_S
-        self._until_s = min(self.began_s + self.resumer.patience_s, self.trail.deadline_s)
+        self._retry_s = self.began_s + _FIRST_PAUSE_S
+        self._until_s = min(
+            self.began_s + self.resumer.max_search_s, self.state.terms.deadline.at_s
+        )
         self._draw = self.resumer.router.draw()
 
     @property
     @override
     def is_finished(self) -> bool:
-        return self.told.is_finished
+        return self.resume_point.is_finished
 
     @override
     async def step(self) -> EngineStream | None:
         clock, router = self.resumer.clock, self.resumer.router
         now_s = clock.monotonic()
-        beat_s = now_s + self.resumer.beat_s
+        keep_alive_s = now_s + self.resumer.keep_alive_s
         while now_s < self._until_s:
-            if now_s >= self._again_s:
-                self._failed, self._again_s = set(self._unfit), now_s + self._pause_s
-                self._pause_s = min(2 * self._pause_s, _LATER_S)
-            choice = router.choose(self.ask, self._failed, self._draw)
+            if now_s >= self._retry_s:
+                self._failed, self._retry_s = set(self._unfit), now_s + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            choice = router.choose(self.request, self._failed, self._draw)
             if isinstance(choice, ChosenEndpoint):
-                found = await self._try(choice.target)
+                found = await self._try_endpoint(choice.endpoint)
                 if found is not None:
-                    self._goes_on(found)
+                    self._adopt(found)
                     return found
-            elif now_s >= beat_s:
+            elif now_s >= keep_alive_s:
                 return None
             else:
-                until_s = min(self._until_s, self._again_s, beat_s)
-                await self.resumer.attempts.keeper.changed(within_s=until_s - now_s)
+                until_s = min(self._until_s, self._retry_s, keep_alive_s)
+                await self.resumer.attempts.table_cache.changed(within_s=until_s - now_s)
             now_s = clock.monotonic()
         spent_s = now_s - self.began_s
-        said = f" (the last said: {self._words})" if self._words else ""
-        why = f"no replica of '{self.ask.model}' could go on with it within {spent_s:.0f} s{said}"
-        raise self.resumer.given_up("refused" if self._words else "nobody", self.error, why)
+        reason = f" (the last answered: {self._last_reason})" if self._last_reason else ""
+        why = (
+            f"no replica of '{self.request.model}' could continue it within {spent_s:.0f} s{reason}"
+        )
+        raise self.resumer.give_up("refused" if self._last_reason else "nobody", self.error, why)
 
-    async def _try(self, target: EngineEndpoint) -> EngineStream | None:
-        """Ask one engine; return None if it does not go on, which is then noted."""
-        trail, resumer = self.trail, self.resumer
-        trail.attempts += 1
+    async def _try_endpoint(self, endpoint: EngineEndpoint) -> EngineStream | None:
+        """Try one endpoint; return None if it does not continue, which is recorded."""
+        state, resumer = self.state, self.resumer
+        state.start_attempt()
         began_s = resumer.clock.monotonic()
         outcome, why, result = "abandoned", "", None
         try:
-            result = await resumer.attempts.ask(self.ask, target, trail)
+            result = await resumer.attempts.run(self.request, endpoint, state)
             outcome = "resumed" if self._is_fit(result) else "turned_away"
-            why = "" if outcome == "resumed" else self._words
+            why = "" if outcome == "resumed" else self._last_reason
         except UnreachableError as error:
             outcome, why = "unreachable", str(error)
         except BrokenResponseError as error:
             outcome, why = "silent" if error.is_silence else "broken", str(error)
-            self._died(target, error)
+            self._record_death(endpoint, error)
         finally:
-            self._failed.add(target)
+            self._failed.add(endpoint)
             resumer.metrics.attempts.add(outcome)
-            trail.tried.append(Attempt(target, outcome, began_s, resumer.clock.monotonic(), why))
+            ended_s = resumer.clock.monotonic()
+            state.finish_attempt(Attempt(endpoint, outcome, began_s, ended_s, why))
         return result if isinstance(result, EngineStream) and outcome == "resumed" else None
 
     def _is_fit(self, result: EngineStream | WholeResponse) -> bool:
-        """Return whether an engine goes on; if not, it is noted why."""
+        """Return whether the engine continues; if not, record the reason."""
         if isinstance(result, EngineStream):
-            if ResumeLog.is_marked(result.first):
+            if ResumeLog.has_comments(result.first):
                 return True
-            # It began anew: what it says is not what comes next.
+            # It started anew, so its text is not the continuation.
             result.close()
-            self._unfit.add(result.target)
-            self._words = "it knows no resumption"
-        elif result.status not in TURNED_AWAY:
-            # Such as 409, prompt_differs: another model or template has the same name there.
-            self._unfit.add(result.target)
-            self._words = result.body[:300].decode(errors="replace")
+            self._unfit.add(result.endpoint)
+            self._last_reason = "it does not support resumption"
+        elif result.status not in RETRYABLE_STATUSES:
+            # Such as 409, prompt_differs: the model or template has changed there.
+            self._unfit.add(result.endpoint)
+            self._last_reason = result.body[:300].decode(errors="replace")
         return False
 
-    def _died(self, target: EngineEndpoint, error: BrokenResponseError) -> None:
-        """Note that an engine died of it.
+    def _record_death(self, endpoint: EngineEndpoint, error: BrokenResponseError) -> None:
+        """Record that an engine died during the search.
 
         Raises:
-            BrokenError: too many did.
+            BrokenResponseError: too many died.
 
         """
         self._deaths += 1
         if error.is_silence:
-            self._unfit.add(target)
-        if self.trail.resumptions + self._deaths > self.trail.policy.resumptions:
-            why = f"{self._deaths} more replicas broke off before they went on"
-            raise self.resumer.given_up("too_often", self.error, why)
+            self._unfit.add(endpoint)
+        if self.state.resumptions + self._deaths > self.state.terms.policy.resumptions:
+            why = f"{self._deaths} more replicas failed before they continued it"
+            raise self.resumer.give_up("too_often", self.error, why)
 
-    def _goes_on(self, found: EngineStream) -> None:
-        trail, resumer = self.trail, self.resumer
-        trail.resumptions += 1
-        trail.served_by = found.target
+    def _adopt(self, found: EngineStream) -> None:
+        state, resumer = self.state, self.resumer
+        state.record_resumption(found.endpoint)
         resumer.metrics.resumptions.add("resumed")
-        resumer.router.took(self.ask, found.target)
+        resumer.router.remember_answer(self.request, found.endpoint)
         log.info(
-            "another engine goes on with a stream",
+            "stream continues on another engine",
             extra={
-                "request_id": self.ask.request_id.decode("ascii"),
-                "replica": found.target.replica,
-                "node": found.target.node,
-                "tokens": len(self.told.tokens),
+                "request_id": self.request.request_id.decode("ascii"),
+                "replica": found.endpoint.replica,
+                "node": found.endpoint.node,
+                "tokens": len(self.resume_point.tokens),
                 "seconds": round(resumer.clock.monotonic() - self.began_s, 3),
             },
         )

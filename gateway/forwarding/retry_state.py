@@ -1,106 +1,190 @@
-"""What was tried for one request, and what came of it. Values only."""
+"""State of one request's attempts, in parts that each have one writer. Values only."""
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from gateway.errors import Refusal
 from gateway.forwarding.admission import KeepAlive, Slot
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.model_state import ModelState
-from gateway.forwarding.policy import DEFAULT_POLICY, NEVER, ForwardingPolicy
+from gateway.forwarding.policy import DEFAULT_POLICY, Deadline, ForwardingPolicy
+from gateway.metrics.response_summary import TokenCounts
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.connection import Headers
 from gateway.upstream.request_encoder import Trace
+from schemas.wire.errors import Refusal
+
+NO_DEADLINE = Deadline()
+_NO_ENDPOINTS: frozenset[EngineEndpoint] = frozenset()
+STARTED_OUTCOMES = frozenset({"answered", "resumed"})
+"""Outcomes of attempts that got a response."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WholeResponse:
-    """A complete answer. Not frozen: one is made for each request."""
+    """A complete response. Not frozen: one is created for each request."""
 
-    target: EngineEndpoint
+    endpoint: EngineEndpoint
     status: int
     headers: Headers
     body: bytes
 
 
-STARTED_OUTCOMES = frozenset({"answered", "resumed"})
-"""Outcomes of engines that answer, as far as is known yet."""
 ForwardResult: TypeAlias = EngineStream | WholeResponse | Refusal
 
 
 class Attempt(NamedTuple):
-    """One engine that was asked."""
+    """One finished attempt at an endpoint."""
 
-    target: EngineEndpoint
+    endpoint: EngineEndpoint
     outcome: str
     """As in fleet_gateway_attempts_total."""
     began_s: float
     ended_s: float
-    """When its first bytes were there, or it had failed; both by the gateway's monotonic clock."""
+    """Time of the first bytes or of the failure; both times by the gateway's monotonic clock."""
     why: str = ""
-    """Why it did not answer, as far as somebody wrote it down."""
+    """The reason of a failure, if it is known."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestTerms:
+    """The terms of one request, set by the forwarder when it arrives. Not frozen: one is created for each request."""
+
+    model_state: ModelState | None = None
+    """State of the requested model; None if the model is unknown."""
+    policy: ForwardingPolicy = DEFAULT_POLICY
+    deadline: Deadline = NO_DEADLINE
+
+
+_NO_TERMS = RequestTerms()
+
+
+@dataclass(slots=True)
+class AdmissionState:
+    """The waits of a request for a slot and for a replica. Written by the forwarder."""
+
+    slot: Slot | None = None
+    """The slot in the model's queue, until the end of the response."""
+    queued_s: float = 0.0
+    """Total wait for a slot or a replica."""
+    waits_since_s: float | None = None
+    """Time at which the wait for a replica began."""
+    keep_alive: KeepAlive | None = None
+    """Keep-alive events for the client, from the first wait on."""
+
+
+@dataclass(slots=True)
+class AttemptFailures:
+    """The failed attempts of a request and the answer if no other succeeds. Written by the forwarder."""
+
+    endpoints: set[EngineEndpoint] = field(default_factory=set)
+    """Endpoints that are not tried again."""
+    unreached: set[EngineEndpoint] = field(default_factory=set)
+    """Those of them that accepted no connection and so never saw the request."""
+    refusal: Refusal | None = None
+    """The refusal if no endpoint is left and none answered."""
+    rejection: WholeResponse | None = None
+    """The last response of an engine that cannot serve now; preferred to `refusal`."""
+    was_seen: bool = False
+    """True if an engine accepted the request and then failed."""
+    is_timed_out: bool = False
+    """True if an attempt ended at the deadline. The engine's clock may be slightly ahead."""
+    is_retry_free: bool = True
+    """True if the next attempt is not charged to the retry budget."""
+
+    def add_error(self, endpoint: EngineEndpoint, refusal: Refusal, *, is_unreached: bool) -> None:
+        """Record the error of an attempt and the refusal that it stands for."""
+        self.refusal = refusal
+        if is_unreached:
+            self.unreached.add(endpoint)
+        else:
+            self.was_seen = True
+
+    def add(
+        self, endpoint: EngineEndpoint, *, rejection: WholeResponse | None, is_retry_free: bool
+    ) -> None:
+        """Record a failed attempt. `rejection`: the response if the engine sent one."""
+        self.endpoints.add(endpoint)
+        if rejection is not None:
+            self.rejection = rejection
+        self.is_retry_free = is_retry_free
+
+    def forgive(self, endpoints: AbstractSet[EngineEndpoint]) -> None:
+        """Allow another attempt at these endpoints."""
+        self.endpoints -= endpoints
+        self.unreached -= endpoints
+
+    def may_wait(self) -> bool:
+        """Return whether the request may wait for a new replica; one that engines died of could kill it too."""
+        return not self.was_seen and self.rejection is None
 
 
 @dataclass(slots=True)
 class RetryState:
-    """What was tried for one request."""
+    """The attempts of one request, and what they need to know about it."""
 
-    attempts: int = 0
-    failed: set[EngineEndpoint] = field(default_factory=set)
-    unreached: set[EngineEndpoint] = field(default_factory=set)
-    """Those of them that took no connection, and so have seen nothing of it."""
-    refusal: Refusal | None = None
-    """What to say if nobody is left and nobody answered."""
-    turned_away: WholeResponse | None = None
-    """What an engine said that could not serve now; better than any word of ours."""
-    is_seen: bool = False
-    """Whether an engine took the request."""
-    waits_since_s: float | None = None
-    """Since when the request waits for a replica to be started."""
-    served_by: EngineEndpoint | None = None
-    """Who answered in the end, or worked on it when its time was up."""
-    named: ModelState | None = None
-    """What is kept for the name that was asked for."""
-    policy: ForwardingPolicy = DEFAULT_POLICY
-    timeout_s: float = NEVER
-    deadline_s: float = NEVER
-    """When the answer must be complete, by the gateway's monotonic clock; `timeout_s` after it came."""
-    is_clients_time: bool = False
-    """Whether that is what the client asked for, and less than its name's `timeouts.request`."""
-    is_timed_out: bool = False
-    """Whether it ended at an engine because that time was up; the engine's clock may be ahead by a moment."""
-    vigil: KeepAlive | None = None
-    """Signs of life for its client, from the first wait on."""
-    place: Slot | None = None
-    """Its place in the queue of its name, until the answer's end."""
-    is_repeat_free: bool = True
-    """Whether the next attempt does not count for the retry budget."""
-    tried: list[Attempt] = field(default_factory=list)
-    """Every engine asked, in the order in which it was over; for the journal and traces."""
-    queued_s: float = 0.0
-    """How long it waited here for a place or a replica; whoever has it wait adds to it."""
-    resumptions: int = 0
-    """How often its stream was taken up elsewhere."""
     trace: Trace | None = None
-    """What is passed to engines so that their spans belong to the client's trace."""
-    prompt_tokens: int = 0
-    """Of the answer, once it ended; 0 if nobody said. So the next two."""
-    cached_tokens: int = 0
-    """Those of the prompt that the engine did not have to read."""
-    output_tokens: int = 0
+    """Trace context for the engines. Written by the recorder."""
+    terms: RequestTerms = _NO_TERMS
+    """Replaced by the forwarder, never changed."""
+    admission: AdmissionState | None = None
+    """None until the request waits; see `add_admission`."""
+    failures: AttemptFailures | None = None
+    """None until an attempt fails; see `failed` and `add_failures`."""
+    started: int = 0
+    """The number of attempts, running ones included. Changed by `start_attempt`."""
+    attempts: list[Attempt] = field(default_factory=list)
+    """Finished attempts in the order of their end. Changed by `finish_attempt` and `record_broken`."""
+    served_by: EngineEndpoint | None = None
+    """The endpoint that answered, or that worked on the request at its deadline."""
+    resumptions: int = 0
+    """The number of times that the stream continued on another engine. Changed by `record_resumption`."""
+    usage: TokenCounts = (0, 0, 0)
+    """Tokens of the prompt, its cached part, and the answer. Changed by `record_usage`."""
 
-    def took(self, tokens: tuple[int, int, int]) -> None:
-        """Note the tokens of the prompt, those of it that were cached, and of the answer."""
-        self.prompt_tokens, self.cached_tokens, self.output_tokens = tokens
+    @property
+    def failed(self) -> AbstractSet[EngineEndpoint]:
+        """The endpoints that are not tried again."""
+        return _NO_ENDPOINTS if self.failures is None else self.failures.endpoints
 
-    def broke(self, target: EngineEndpoint, outcome: str, why: str) -> None:
-        """Note that an engine which had begun to answer did not do so to the end."""
-        for at in reversed(range(len(self.tried))):
-            one = self.tried[at]
-            if one.target == target and one.outcome in STARTED_OUTCOMES:
-                self.tried[at] = one._replace(outcome=outcome, why=why)
+    @property
+    def queued_s(self) -> float:
+        """The total wait for a slot or a replica."""
+        return 0.0 if self.admission is None else self.admission.queued_s
+
+    def add_admission(self) -> AdmissionState:
+        """Return the record of the request's waits, created if necessary."""
+        if self.admission is None:
+            self.admission = AdmissionState()
+        return self.admission
+
+    def add_failures(self) -> AttemptFailures:
+        """Return the record of failed attempts, created if necessary."""
+        if self.failures is None:
+            self.failures = AttemptFailures()
+        return self.failures
+
+    def start_attempt(self) -> None:
+        """Count an attempt."""
+        self.started += 1
+
+    def finish_attempt(self, attempt: Attempt) -> None:
+        """Record the end of an attempt."""
+        self.attempts.append(attempt)
+
+    def record_resumption(self, endpoint: EngineEndpoint) -> None:
+        """Record that the stream continues at this endpoint."""
+        self.resumptions += 1
+        self.served_by = endpoint
+
+    def record_usage(self, tokens: TokenCounts) -> None:
+        """Record the token counts of the response."""
+        self.usage = tokens
+
+    def record_broken(self, endpoint: EngineEndpoint, outcome: str, why: str) -> None:
+        """Record that an engine failed after it had begun to answer."""
+        for at in reversed(range(len(self.attempts))):
+            one = self.attempts[at]
+            if one.endpoint == endpoint and one.outcome in STARTED_OUTCOMES:
+                self.attempts[at] = one._replace(outcome=outcome, why=why)
                 return
-
-    def may_wait(self) -> bool:
-        """Return whether it may wait for a replica; one that engines died of would kill that, too."""
-        return not self.is_seen and self.turned_away is None

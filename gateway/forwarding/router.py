@@ -1,4 +1,4 @@
-"""Puts together what a choice is made from: the table, how engines stand, and what is remembered of conversations."""
+"""Router: chooses an endpoint from the table, the endpoints' health and the affinity memory."""
 
 import random
 from collections.abc import Set as AbstractSet
@@ -13,57 +13,57 @@ from gateway.routing.table import EngineEndpoint
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 
-# Beyond so many names, gone ones among them, turns begin anew.
+# With more names than this, gone ones included, round-robin positions start anew.
 _MOST_TURNS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """Chooses for one gateway; `routing` decides, and remembers nothing itself."""
+    """Chooses endpoints for one gateway; `gateway.routing` decides and has no state."""
 
-    keeper: TableCache
-    loads: LoadTracker
+    table_cache: TableCache
+    load_tracker: LoadTracker
     clock: Clock
     random: random.Random
     memory: AffinityMemory = field(default_factory=AffinityMemory)
     _turns: dict[str, int] = field(default_factory=dict)
 
     def draw(self) -> float:
-        """Return what one request's choices are drawn with."""
+        """Return the random draw for all choices of one request."""
         return self.random.random()
 
     def choose(
-        self, ask: InferenceRequest, failed: AbstractSet[EngineEndpoint], draw: float
+        self, request: InferenceRequest, failed: AbstractSet[EngineEndpoint], draw: float
     ) -> RoutingChoice:
-        """Return whom to ask, given who has failed this request; what follows it may go there, too.
+        """Return the endpoint to try, given the endpoints that failed. The choice is remembered for affinity.
 
-        Remembered at once and not when an answer is there: of two requests that begin alike the second
-        comes before the first is answered.
+        It is remembered now and not with the response: of two requests with equal prompts, the
+        second often arrives before the first is answered.
         """
         now_s = self.clock.monotonic()
-        table, standing = self.keeper.table, self.loads.standing(now_s)
-        wish = RoutingQuery(ask.model, draw, failed, ask.headers)
-        model = table.models.get(ask.model)
+        table, health = self.table_cache.table, self.load_tracker.health(now_s)
+        query = RoutingQuery(request.model, draw, failed, request.headers)
+        model = table.models.get(request.model)
         if model is None:
-            return choose(table, wish, standing)
-        self.memory.recall(ask, model, wish, now_s)
-        wish.turn = self._turn(ask.model, is_first=not failed)
-        choice = choose(table, wish, standing)
+            return choose(table, query, health)
+        self.memory.recall(request, model, query, now_s)
+        query.turn = self._turn(request.model, is_first=not failed)
+        choice = choose(table, query, health)
         if type(choice) is ChosenEndpoint:
-            self.memory.keep(wish, model, choice.target, now_s)
+            self.memory.remember(query, model, choice.endpoint, now_s)
         return choice
 
-    def took(self, ask: InferenceRequest, target: EngineEndpoint) -> None:
-        """Remember who answers the request where that is not whoever was chosen last: one of two rivals."""
-        model = self.keeper.table.models.get(ask.model)
+    def remember_answer(self, request: InferenceRequest, endpoint: EngineEndpoint) -> None:
+        """Remember the endpoint that answered, which may not be the one chosen last if the request was hedged."""
+        model = self.table_cache.table.models.get(request.model)
         if model is not None and model.routing.hedging is not None:
             now_s = self.clock.monotonic()
-            wish = RoutingQuery(ask.model, 0.0)
-            self.memory.recall(ask, model, wish, now_s)
-            self.memory.keep(wish, model, target, now_s)
+            query = RoutingQuery(request.model, 0.0)
+            self.memory.recall(request, model, query, now_s)
+            self.memory.remember(query, model, endpoint, now_s)
 
     def _turn(self, name: str, *, is_first: bool) -> int:
-        """Return how many requests there were of the name, beginning anywhere: gateways are many."""
+        """Return the round-robin position of the model. It starts at random, because gateways are many."""
         turn = self._turns.get(name)
         if turn is None:
             if len(self._turns) >= _MOST_TURNS:

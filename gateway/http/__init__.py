@@ -1,1 +1,1 @@
-"""The way to clients: what they ask, and how they are answered. Chooses no engine."""
+"""HTTP connections of clients. Selects no engine."""

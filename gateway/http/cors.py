@@ -1,8 +1,7 @@
-"""Which web pages may use the gateway (CORS). Pure; knows no keys: a page that has one sends it itself.
+"""Cross-origin requests (CORS): the allowed origins and the ASGI middleware that answers preflights.
 
-No cookies and no other credentials that a browser adds by itself are of any use here, so none are allowed.
-
-CORS for what the application answers, and for browsers' questions about all paths. Decides nothing itself.
+Cookies and other credentials that browsers add by themselves are not supported and therefore not
+allowed.
 """
 
 import re
@@ -12,33 +11,40 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
-from gateway.errors import Refusal
 from gateway.request import RawHeaders
+from schemas.wire import headers as wire_headers
+from schemas.wire.errors import Refusal
 
 ANY = "*"
-# Pages that this very machine serves, as Ollama has it. Not every page: to a gateway without keys, which
-# listens on loopback, any site that its owner happens to visit could talk otherwise.
+# Pages served by this machine, as Ollama allows. Not every page: a gateway without keys listens on
+# loopback, and any site that its owner visits could use it.
 _OF_THIS_MACHINE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
-# scheme://host[:port], as browsers send it; some apps have schemes of their own.
+# The form scheme://host[:port] that browsers send; some apps have schemes of their own.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]*|null")
 _METHODS = b"GET, POST, PUT, PATCH, DELETE, OPTIONS"
-# Chrome forgets answers to preflights after 2 h, whatever we say.
+# Chrome caches preflight answers for 2 h at most.
 _REMEMBERED_S = b"7200"
-_SHOWN = (
-    b"retry-after, x-request-id, x-fleet-node, x-fleet-replica, x-fleet-attempts, x-fleet-store, "
-    b"x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
-    b"x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
-)
+_EXPOSED = ", ".join(
+    (
+        wire_headers.RETRY_AFTER,
+        wire_headers.REQUEST_ID,
+        wire_headers.NODE,
+        wire_headers.REPLICA,
+        wire_headers.ATTEMPTS,
+        wire_headers.STORE,
+        *sorted((*wire_headers.RATE_LIMIT_REQUESTS, *wire_headers.RATE_LIMIT_TOKENS)),
+    )
+).encode()
 
 
 class AllowedOrigins:
-    """Where pages may come from: those of this machine, and those that were allowed."""
+    """The origins that may use the gateway: this machine's, and the configured ones."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
-        """Allow these as well, written as browsers send them, or "*" for all.
+        """Allow these origins too, in the form that browsers send, or "*" for all.
 
         Raises:
-            ValueError: one of them is no origin.
+            ValueError: an entry is not an origin.
 
         """
         for origin in allowed:
@@ -51,61 +57,66 @@ class AllowedOrigins:
         self._allowed = frozenset(allowed)
 
     def allows(self, origin: bytes) -> bool:
-        """Return whether a page from there may use the gateway; without an origin it is no page."""
+        """Return whether a page of this origin may use the gateway.
+
+        A request without an origin is not from a page.
+        """
         if not origin or self._is_any:
             return True
         name = origin.decode("latin-1").lower()
         return name in self._allowed or _OF_THIS_MACHINE.fullmatch(name) is not None
 
     def headers(self, origin: bytes) -> RawHeaders:
-        """Return what an answer to a page has to say; nothing to who is not allowed, or no page."""
+        """Return the CORS headers of a response; empty if the origin is missing or not allowed."""
         if not origin or not self.allows(origin):
             return ()
         return (
             (b"access-control-allow-origin", b"*" if self._is_any else origin),
-            (b"access-control-expose-headers", _SHOWN),
+            (b"access-control-expose-headers", _EXPOSED),
             (b"vary", b"origin"),
         )
 
-    def preflight(self, asked_headers: bytes) -> RawHeaders:
-        """Return what allows the request that a browser asks about before it makes it."""
+    def preflight(self, wanted: bytes) -> RawHeaders:
+        """Return the headers that answer a preflight request."""
         return (
             (b"access-control-allow-methods", _METHODS),
-            # Not "*": that leaves out authorization.
-            (b"access-control-allow-headers", asked_headers or b"authorization, content-type"),
+            # Not "*", which does not include authorization.
+            (b"access-control-allow-headers", wanted or b"authorization, content-type"),
             (b"access-control-max-age", _REMEMBERED_S),
         )
 
 
 class CorsMiddleware:
-    """An ASGI application around another."""
+    """ASGI middleware for cross-origin requests."""
 
     def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
         self._app = app
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer preflights and pages that are not allowed; have the rest answered."""
-        asked: dict[bytes, bytes] = dict(scope["headers"])
-        origin = asked.get(b"origin", b"")
+        """Answer preflights and refuse origins that are not allowed; pass everything else on."""
+        request_headers: dict[bytes, bytes] = dict(scope["headers"])
+        origin = request_headers.get(b"origin", b"")
         if not origin:
             await self._app(scope, receive, send)
             return
         if not self._origins.allows(origin):
             await _send_refusal(errors.wrong_origin(origin.decode("latin-1")), send)
             return
-        more = self._origins.headers(origin)
-        if scope["method"] == "OPTIONS" and b"access-control-request-method" in asked:
-            wanted = asked.get(b"access-control-request-headers", b"")
-            await _send_response(204, [*more, *self._origins.preflight(wanted)], b"", send)
+        cors_headers = self._origins.headers(origin)
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in request_headers:
+            wanted_headers = request_headers.get(b"access-control-request-headers", b"")
+            await _send_response(
+                204, [*cors_headers, *self._origins.preflight(wanted_headers)], b"", send
+            )
             return
 
-        async def tell(message: Message) -> None:
+        async def send_with_cors(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *more]
+                message["headers"] = [*message["headers"], *cors_headers]
             await send(message)
 
-        await self._app(scope, receive, tell)
+        await self._app(scope, receive, send_with_cors)
 
 
 async def _send_refusal(refusal: Refusal, send: Send) -> None:

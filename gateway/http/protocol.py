@@ -1,53 +1,58 @@
-"""HTTP/1.1 as clients send it: where requests begin and end, and what is too much. Answers nothing itself.
+"""HTTP/1.1 connections of clients: request limits, and a direct path for requests to models that skips ASGI.
 
-uvicorn's HTTP connection, but for requests to models: those are answered without ASGI, which costs too much.
-
-Everything else about a connection (pipelining, other paths) stays uvicorn's. See docs/adr/0020-the-hot-path.md.
+uvicorn parses the input and serves all other paths. See docs/adr/0020-the-hot-path.md.
 """
 
 import asyncio
-from typing import Any, Final, Protocol
+from collections import deque
+from typing import Any, Final, Protocol, TypeAlias
 
 import httptools
 from typing_extensions import override
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway import errors
-from gateway.errors import Refusal
 from gateway.http.request_context import RequestContext, RequestHandler
 from gateway.http.response_writer import ResponseWriter, header_lines
 from gateway.request import HttpRequest, RawHeaders
-from machinery.clock import Clock
-from machinery.http_server import REQUEST_ID
+from machinery.clock import NEVER, Clock
+from machinery.http_server import MAX_HEAD_BYTES, REQUEST_ID
+from schemas.wire import headers as wire_headers
+from schemas.wire.connections import SERVER_KEEP_ALIVE_S
+from schemas.wire.errors import Refusal, body_too_large
 
-# Clients send some hundred bytes of headers; cookies and tokens may make it a few thousand.
-_HEAD_LIMIT = 64 << 10
 _HEADERS_LIMIT = 100
-# How long a client may take to send a request. The largest body within this is 140 kB/s.
+# The longest time that a client may take to send a request. The largest body then needs 140 kB/s.
 REQUEST_S = 60.0
-NEVER = float("inf")
+# Time for the client to read a refusal while it still sends.
+_CLOSE_LINGER_S = 2.0
+_REQUEST_ID = wire_headers.REQUEST_ID.encode()
+# uvicorn's initial value of its cycle and scope, which its type hints leave out.
+_NONE: Final[Any] = None
+ModelOrAsgiRequest: TypeAlias = RequestContext | RequestResponseCycle
+"""A request to a model, or the cycle in which uvicorn serves any other request."""
 
 
 class RequestReceiver(Protocol):
-    """Who hears what was framed."""
+    """Receives the requests of a connection."""
 
-    def heard_head(self) -> None:
-        """Take up a request whose headers are here."""
+    def on_request_head(self) -> None:
+        """Handle a request whose headers are complete."""
         ...
 
-    def heard_all(self) -> None:
-        """Take note that all of the request is here."""
+    def on_request_complete(self) -> None:
+        """Handle the end of a request."""
         ...
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer what is no request, or not all of one, and hear nothing more."""
+        """Answer an invalid or incomplete request and ignore further input."""
         ...
 
 
 class RequestFramer(HttpToolsProtocol, RequestReceiver):
-    """One client's connection, as far as its requests have to be told apart."""
+    """One client connection: where its requests begin and end, and whether they keep the limits."""
 
     def __init__(
         self,
@@ -60,29 +65,29 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         super().__init__(config, server_state, app_state, _loop)
         self.clock = clock
         self.has_begun = False
-        """Whether a request has begun whose end is not here yet."""
+        """True from the first byte of a request to its last."""
         self.is_in_head = True
-        """Whether what comes next is no body: of a request's head, or of none yet."""
-        self.is_deaf = False
-        """Whether what still comes is thrown away."""
+        """True while a request head is expected or incomplete."""
+        self.ignores_input = False
+        """True if further input is discarded."""
         self.is_in_trailer = False
-        """Whether chunks may be over: nothing but trailers follows the last one's size."""
+        """True after the size of the last chunk: only trailers may follow."""
         self.head_bytes = 0
-        """How much came of a head or of trailers."""
+        """Bytes received of the current head or trailers."""
         self.deadline_s = clock.monotonic() + REQUEST_S
-        """When the client has to have done something; never, while it waits for us."""
+        """Time by which the client must complete its request; infinite while the client waits for us."""
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self.is_deaf:
+        if self.ignores_input:
             return
         if is_head := self.is_in_head or self.is_in_trailer:
             self.head_bytes += len(data)
         try:
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as asked:
-                self._decline(memoryview(data)[asked.args[0] :])
+            except httptools.HttpParserUpgrade as upgrade:
+                self._ignore_upgrade(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, httptools.HttpParserInvalidURLError):
                 raise
@@ -93,17 +98,17 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
             if (
                 is_head
                 and (self.is_in_head or self.is_in_trailer)
-                and self.head_bytes > _HEAD_LIMIT
+                and self.head_bytes > MAX_HEAD_BYTES
             ):
-                self.refuse(errors.head_too_large(_HEAD_LIMIT))
+                self.refuse(errors.head_too_large(MAX_HEAD_BYTES))
 
-    def _decline(self, rest: memoryview) -> None:
-        """Go on as if nobody had asked for an upgrade, which we may (RFC 9110, 7.8).
+    def _ignore_upgrade(self, rest: memoryview) -> None:
+        """Continue as if no upgrade was requested, which RFC 9110, 7.8 permits.
 
-        Java's own client asks for h2c with every request; its body would be lost, for the parser
-        takes what follows for another protocol.
+        Java's HTTP client asks for h2c with every request. Its body would be lost, because the
+        parser takes the rest of the input for another protocol.
         """
-        while not self.is_deaf:
+        while not self.ignores_input:
             method, version = self.parser.get_method(), self.parser.get_http_version()
             if method == b"CONNECT":
                 self.refuse(errors.not_http())
@@ -119,14 +124,14 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
             self.parser.feed_data(head)
             try:
                 self.parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as asked:
-                rest = rest[asked.args[0] :]
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
             else:
                 return
 
     @override
     def on_message_begin(self) -> None:
-        # Not uvicorn's: the scope it makes is of no use to requests to models.
+        # Not uvicorn's: requests to models do not need the ASGI scope.
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -135,23 +140,23 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
 
     @override
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.is_in_head:  # or it is a trailer, which nobody asked for
+        if self.is_in_head:  # else it is a trailer, which is ignored
             self.headers.append((name.lower(), value))
 
     @override
     def on_headers_complete(self) -> None:
-        if self.is_deaf or self.parser.should_upgrade():
+        if self.ignores_input or self.parser.should_upgrade():
             return
         if len(self.headers) > _HEADERS_LIMIT:
             self.refuse(errors.too_many_headers(_HEADERS_LIMIT))
-        elif self.head_bytes > _HEAD_LIMIT and _head_size(self.headers) > _HEAD_LIMIT:
-            self.refuse(errors.head_too_large(_HEAD_LIMIT))
+        elif self.head_bytes > MAX_HEAD_BYTES and _head_size(self.headers) > MAX_HEAD_BYTES:
+            self.refuse(errors.head_too_large(MAX_HEAD_BYTES))
         else:
-            self.heard_head()
+            self.on_request_head()
             self.is_in_head, self.head_bytes = False, 0
 
-    def let_uvicorn(self) -> None:
-        """Have the application answer."""
+    def pass_to_uvicorn(self) -> None:
+        """Pass the request to the ASGI application."""
         url, headers = self.url, self.headers
         super().on_message_begin()
         self.url = url
@@ -160,252 +165,274 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        """Take a chunk for the last one until it has a body."""
+        """Expect trailers until the chunk has a body."""
         self.is_in_trailer = True
 
     @override
     def on_body(self, body: bytes) -> None:
         self.is_in_trailer, self.head_bytes = False, 0
-        if not self.is_deaf:
+        if not self.ignores_input:
             super().on_body(body)
 
     @override
     def on_message_complete(self) -> None:
-        if self.is_deaf or self.parser.should_upgrade():
+        if self.ignores_input or self.parser.should_upgrade():
             return
         self.is_in_head, self.is_in_trailer, self.has_begun = True, False, False
         self.head_bytes, self.deadline_s = 0, NEVER
-        self.heard_all()
+        self.on_request_complete()
 
 
 def _head_size(headers: RawHeaders) -> int:
     return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
-# Longer than clients keep theirs (httpx: 5 s), so that they never write into a closing one.
-_KEEP_ALIVE_S = 75.0
-# After a refusal of what is still being sent: for the client to read it before the connection breaks.
-_CLOSE_LINGER_S = 2.0
-
-
-# What uvicorn has at first, and does not say so.
-_NONE: Final[Any] = None
-
-
 class ClientProtocol(RequestFramer):
-    """One client's connection. `late` must be called when `deadline_s` is over."""
+    """Client connection that serves requests to models itself. The server calls `on_deadline` after `deadline_s`.
+
+    uvicorn's own cycles are used for all other requests. Requests of both kinds wait in one queue, so that
+    pipelined requests are answered in their order; uvicorn's `pipeline` stays empty.
+    """
 
     def __init__(
         self,
-        desk: RequestHandler,
+        handler: RequestHandler,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(desk.clock, config, server_state, app_state, _loop)
-        self._desk = desk
+        super().__init__(handler.clock, config, server_state, app_state, _loop)
+        self._handler = handler
+        self._latest: ModelOrAsgiRequest | None = None
+        """The request whose bytes arrive, or arrived last; None while the connection is idle."""
         self._serving: RequestContext | None = None
-        self._last_words: Refusal | None = None
-        """What is said after the answers that are under way."""
+        """The last request to a model that was started."""
+        self._queue: deque[tuple[ModelOrAsgiRequest, Any]] = deque()
+        """Pipelined requests and their ASGI application, in the order of arrival."""
+        self._final_refusal: Refusal | None = None
+        """Sent after the responses that are in progress."""
 
     @override
-    def heard_head(self) -> None:
+    def on_request_head(self) -> None:
         path, query = self.url, b""
-        surface = self._desk.surfaces.get(path)
-        if surface is None:
+        adapter = self._handler.adapters.get(path)
+        if adapter is None:
             path, _, query = path.partition(b"?")
             if not path.startswith(b"/"):
-                # A whole URL, as for a proxy: whose it is does not matter, we answer for ourselves.
+                # An absolute URL, as sent to proxies. The host does not matter.
                 path = httptools.parse_url(self.url).path or b"/"
-            surface = self._desk.surfaces.get(path)
-        if surface is None or self.parser.get_method() != b"POST":
-            self.let_uvicorn()
-            if self._desk.is_stopping:
+            adapter = self._handler.adapters.get(path)
+        if adapter is None or self.parser.get_method() != b"POST":
+            # Without a cycle uvicorn calls `_start_asgi_task`, which queues the request if necessary.
+            self.cycle = _NONE
+            self.pass_to_uvicorn()
+            if self._handler.is_stopping:
                 self.cycle.keep_alive = False
             return
         fields = dict(self.headers)
-        given, origin = fields.get(b"x-request-id", b""), fields.get(b"origin", b"")
-        heard = HttpRequest(
+        given, origin = fields.get(_REQUEST_ID, b""), fields.get(b"origin", b"")
+        http_request = HttpRequest(
             path=path.decode("ascii"),
             query=query,
             headers=self.headers,
-            request_id=given if given and REQUEST_ID.fullmatch(given) else self._desk.next_id(),
+            request_id=given if given and REQUEST_ID.fullmatch(given) else self._handler.next_id(),
         )
-        more = header_lines(self._desk.origins.headers(origin)) if origin else b""
-        visit = RequestContext(heard, self._reply(more), surface)
-        taken: Any = visit  # it has what a cycle is asked for
-        before, self.cycle = self.cycle, taken
+        cors = header_lines(self._handler.origins.headers(origin)) if origin else b""
+        context = RequestContext(http_request, self._new_response(cors), adapter)
+        previous, self._latest = self._latest, context
         self.is_in_head = False
-        if before is None or before.response_complete:  # type: ignore[redundant-expr]  # None at first
-            visit.is_turn = True
+        if _is_complete(previous):
+            context.is_current = True
         else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
-        if origin and not self._desk.origins.allows(origin):
+            self._enqueue(context, self.app)
+        if origin and not self._handler.origins.allows(origin):
             self.refuse(errors.wrong_origin(origin.decode("latin-1")))
         elif (coding := fields.get(b"content-encoding")) and coding.lower() != b"identity":
             self.refuse(errors.compressed(coding.decode("latin-1")))
-        elif int(fields.get(b"content-length", b"0")) > self._desk.max_body:
-            self.refuse(errors.too_large(self._desk.max_body).refusal)
+        elif int(fields.get(b"content-length", b"0")) > self._handler.max_body:
+            self.refuse(body_too_large(self._handler.max_body).refusal)
         elif b"expect" in fields and fields[b"expect"].lower() == b"100-continue":
-            visit.expects = not visit.reply.is_http_10
-            self._ask_on(visit)
+            context.expects_continue = not context.response.is_http_10
+            self._send_continue(context)
 
-    def _reply(self, more: bytes = b"") -> ResponseWriter:
+    def _new_response(self, extra_lines: bytes = b"") -> ResponseWriter:
         is_http_10 = self.parser.get_http_version() == "1.0"
         return ResponseWriter(
             self.transport,
             self.flow,
-            self._desk.stamp(self.server_state.default_headers) + more,
+            self._handler.common_headers(self.server_state.default_headers) + extra_lines,
             self.on_response_complete,
             self._close,
-            keep_alive=not (is_http_10 or self._desk.is_stopping)
+            keep_alive=not (is_http_10 or self._handler.is_stopping)
             and self.parser.should_keep_alive(),
             is_http_10=is_http_10,
         )
 
-    def _ask_on(self, visit: RequestContext) -> None:
-        if visit.expects and visit.is_turn:
-            visit.expects = False
+    def _enqueue(self, request: ModelOrAsgiRequest, app: Any) -> None:
+        self.flow.pause_reading()
+        self._queue.append((request, app))
+
+    def _send_continue(self, context: RequestContext) -> None:
+        if context.expects_continue and context.is_current:
+            context.expects_continue = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     @override
     def on_body(self, body: bytes) -> None:
-        visit: Any = self.cycle
-        if not isinstance(visit, RequestContext):
+        latest = self._latest
+        if not isinstance(latest, RequestContext):
             super().on_body(body)
-        elif not self.is_deaf:
+        elif not self.ignores_input:
             self.is_in_trailer, self.head_bytes = False, 0
-            if visit.take(body) > self._desk.max_body:
-                self.refuse(errors.too_large(self._desk.max_body).refusal)
+            if latest.add_body(body) > self._handler.max_body:
+                self.refuse(body_too_large(self._handler.max_body).refusal)
 
     @override
-    def heard_all(self) -> None:
-        cycle: Any = self.cycle
-        if not isinstance(cycle, RequestContext):
-            if not cycle.response_complete:
-                cycle.more_body = False
-                cycle.message_event.set()
-            return
-        cycle.more_body = False
-        if cycle.is_turn:
-            self._start(cycle)
+    def on_request_complete(self) -> None:
+        latest = self._latest
+        if isinstance(latest, RequestContext):
+            latest.more_body = False
+            if latest.is_current:
+                self._start(latest)
+        elif latest is not None and not latest.response_complete:
+            latest.more_body = False
+            latest.message_event.set()
 
     @override
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if not isinstance(cycle, RequestContext):
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        previous, self._latest = self._latest, cycle
+        if _is_complete(previous):
             super()._start_asgi_task(cycle, app)
+        else:
+            self._enqueue(cycle, app)
+
+    def _start_next(self) -> None:
+        request, app = self._queue.popleft()
+        if not isinstance(request, RequestContext):
+            super()._start_asgi_task(request, app)
             return
-        cycle.is_turn = True
-        if cycle.refusal is not None:
-            self._desk.refuse(cycle, cycle.refusal)
-        elif not cycle.more_body:
-            self._start(cycle)
+        request.is_current = True
+        if request.refusal is not None:
+            self._handler.refuse(request, request.refusal)
+        elif not request.more_body:
+            self._start(request)
         else:
             self.deadline_s = self.clock.monotonic() + REQUEST_S
-            self._ask_on(cycle)
+            self._send_continue(request)
 
-    def _start(self, visit: RequestContext) -> None:
-        visit.heard.body = visit.whole_body()
-        visit.began_s = self.clock.monotonic()
-        self._serving = visit
-        visit.task = self.loop.create_task(self._desk.serve(visit))
+    def _start(self, context: RequestContext) -> None:
+        context.http_request.body = context.take_body()
+        context.began_s = self.clock.monotonic()
+        self._serving = context
+        context.task = self.loop.create_task(self._handler.serve(context))
 
     @override
     def on_response_complete(self) -> None:
-        # Not uvicorn's: a timer for each answer costs more than looking at all connections now and then.
+        # Not uvicorn's: one timer for each response costs more than a sweep over all connections.
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         if self.flow.read_paused:
             self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        elif self._last_words is not None:
-            self._say(self._last_words)
-        elif not self.is_deaf and not self.has_begun:
-            self.deadline_s = self.clock.monotonic() + _KEEP_ALIVE_S
-            # What was asked and answered must not stay for as long as the connection idles.
+        if self._queue:
+            self._start_next()
+        elif self._final_refusal is not None:
+            self._send_refusal(self._final_refusal)
+        elif not self.ignores_input and not self.has_begun:
+            self.deadline_s = self.clock.monotonic() + SERVER_KEEP_ALIVE_S
+            # An idle connection must not hold the last request.
             self.cycle, self.scope, self.headers = _NONE, _NONE, []
-            self._serving = None
-            if self._desk.is_stopping:
-                self.loop.call_later(self._desk.linger_s, self._part)
+            self._latest = self._serving = None
+            if self._handler.is_stopping:
+                self.loop.call_later(self._handler.linger_s, self._close_idle)
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        if self._desk.is_stopping:  # it was in the queue when we stopped listening
+        if self._handler.is_stopping:  # accepted from the queue after listening stopped
             self.shutdown()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # uvicorn tells the last request only, which may wait behind the one that is being answered.
-        if self._serving is not None and not self._serving.response_complete:
-            self._serving.disconnected = True
+        for context in (self._latest, self._serving):
+            if isinstance(context, RequestContext) and not context.response.is_complete:
+                context.disconnect()
 
     @override
     def shutdown(self) -> None:
-        """End after what is under way; an idle connection not at once, for a request may be on its way."""
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_started and not cycle.response_complete:
-            cycle.keep_alive = False
-        self.loop.call_later(self._desk.linger_s, self._part)
+        """Close after the requests in progress.
 
-    def _part(self) -> None:
-        cycle: Any = self.cycle
-        if not self.has_begun and (cycle is None or cycle.response_complete):
+        An idle connection stays open for a moment: a request may be in transit.
+        """
+        latest = self._latest
+        if isinstance(latest, RequestContext):
+            if not latest.response.is_started:
+                latest.response.keep_alive = False
+        elif latest is not None and not latest.response_started:
+            latest.keep_alive = False
+        self.loop.call_later(self._handler.linger_s, self._close_idle)
+
+    def _close_idle(self) -> None:
+        if not self.has_begun and _is_complete(self._latest):
             self.transport.close()
 
-    def late(self, now_s: float) -> None:
-        """Give up a client that takes too long for a request, or has none."""
-        cycle: Any = self.cycle
+    def on_deadline(self, now_s: float) -> None:
+        """Close a connection without a request, or refuse one that arrives too slowly."""
+        latest = self._latest
         if not self.has_begun:
             self.transport.close()
-        elif (self.is_in_head and cycle is not None and not cycle.response_complete) or (
-            isinstance(cycle, RequestContext) and not cycle.is_turn
+        elif (self.is_in_head and not _is_complete(latest)) or (
+            isinstance(latest, RequestContext) and not latest.is_current
         ):
-            # It waits for us, too: for the answer before. That must not be cut off.
+            # The client waits too, for the previous response, which must not be cut off.
             self.deadline_s = now_s + REQUEST_S
         else:
             self.refuse(errors.too_slow(REQUEST_S))
 
     @override
     def refuse(self, refusal: Refusal) -> None:
-        if self.is_deaf:
+        if self.ignores_input:
             return
-        self.is_deaf, self.deadline_s = True, NEVER
-        cycle: Any = self.cycle
+        self.ignores_input, self.deadline_s = True, NEVER
+        latest = self._latest
         if self.is_in_head:
-            if cycle is None or cycle.response_complete:
-                self._say(refusal)
+            if _is_complete(latest):
+                self._send_refusal(refusal)
             else:
-                self._last_words = refusal
-        elif isinstance(cycle, RequestContext):
-            cycle.keep_alive = False
-            if cycle.is_turn:
-                self._desk.refuse(cycle, refusal)
+                self._final_refusal = refusal
+        elif isinstance(latest, RequestContext):
+            latest.response.keep_alive = False
+            if latest.is_current:
+                self._handler.refuse(latest, refusal)
             else:
-                cycle.refusal = refusal
-        elif cycle.response_started or self.pipeline:
-            self.transport.abort()  # no word of ours would be understood
+                latest.refusal = refusal
+        elif latest is None or latest.response_started or self._queue:
+            self.transport.abort()  # the client could not attribute a response
         else:
-            cycle.disconnected = True  # the application is told, and says nothing any more
-            cycle.message_event.set()
-            self._say(refusal)
+            latest.disconnected = True  # tells the application, which then writes nothing
+            latest.message_event.set()
+            self._send_refusal(refusal)
 
-    def _say(self, refusal: Refusal) -> None:
-        self._last_words = None
-        reply = self._reply()
-        reply.keep_alive = False
-        reply.whole(refusal.status, header_lines(refusal.headers()), refusal.body())
+    def _send_refusal(self, refusal: Refusal) -> None:
+        self._final_refusal = None
+        response = self._new_response()
+        response.keep_alive = False
+        response.whole(refusal.status, header_lines(refusal.headers()), refusal.body())
 
     def _close(self) -> None:
-        if not self.is_deaf:
+        if not self.ignores_input:
             self.transport.close()
             return
-        # Closing while the client still sends would take our answer with it.
+        # Closing while the client still sends would discard the response.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_CLOSE_LINGER_S, self.transport.abort)
+
+
+def _is_complete(request: ModelOrAsgiRequest | None) -> bool:
+    """Return whether the request is answered, or there is none."""
+    if isinstance(request, RequestContext):
+        return request.response.is_complete
+    return request is None or request.response_complete

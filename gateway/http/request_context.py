@@ -1,4 +1,4 @@
-"""One client's request to a model, from its first byte to its last, as uvicorn's protocol carries it along."""
+"""Context of one request to a model, from its first byte to its last."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
@@ -7,15 +7,16 @@ from typing import Any, Protocol
 
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.auth.keyring import Principal
-from gateway.errors import Refusal
 from gateway.forwarding.retry_state import RetryState
 from gateway.http.cors import AllowedOrigins
 from gateway.http.response_writer import ResponseWriter, header_lines
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
 from gateway.upstream.connection import Headers
-from machinery.clock import Clock
+from machinery.clock import NEVER, Clock
+from schemas.wire import headers
+from schemas.wire.errors import Refusal
 
-_NEVER = float("inf")
+_REQUEST_ID = headers.REQUEST_ID.encode()
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -23,74 +24,74 @@ _STREAM_HEADERS = (
 
 
 class RequestHandler(Protocol):
-    """Who answers requests to models."""
+    """Answers requests to models."""
 
     clock: Clock
-    surfaces: Mapping[bytes, ApiAdapter]
-    """By path."""
+    adapters: Mapping[bytes, ApiAdapter]
+    """API adapters by path."""
     origins: AllowedOrigins
     max_body: int
     is_stopping: bool
-    """Whether the gateway stops: the next answer on each connection is its last."""
+    """True once the gateway stops: the next response on each connection is its last."""
     linger_s: float
-    """How long an idle connection stays open once the gateway stops."""
+    """Seconds that an idle connection stays open once the gateway stops."""
 
     def next_id(self) -> bytes:
-        """Return a request id."""
+        """Return a new request id."""
         ...
 
-    def stamp(self, common: Headers) -> bytes:
+    def common_headers(self, common: Headers) -> bytes:
         """Return the headers of every response, as they are written."""
         ...
 
-    def serve(self, visit: "RequestContext") -> Coroutine[Any, Any, None]:
-        """Answer the request to the end."""
+    def serve(self, context: "RequestContext") -> Coroutine[Any, Any, None]:
+        """Answer a complete request."""
         ...
 
-    def refuse(self, visit: "RequestContext", refusal: Refusal) -> None:
-        """Answer with a refusal."""
+    def refuse(self, context: "RequestContext", refusal: Refusal) -> None:
+        """Answer a request with a refusal."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """It has what uvicorn's protocol asks of its own request cycles, and is put in their place."""
+    """State of one request to a model."""
 
-    heard: HttpRequest
-    reply: ResponseWriter
-    surface: ApiAdapter
+    http_request: HttpRequest
+    response: ResponseWriter
+    adapter: ApiAdapter
     more_body: bool = True
     body: bytes | bytearray = b""
-    is_turn: bool = False
-    """Whether what was asked before on this connection has been answered."""
-    expects: bool = False
-    """Whether the client sends no body before it is asked to."""
+    is_current: bool = False
+    """True once all earlier requests on the connection are answered."""
+    expects_continue: bool = False
+    """True if the client waits for 100 Continue before it sends the body."""
     refusal: Refusal | None = None
-    """What to answer when it is its turn, if that is certain already."""
+    """A refusal that is sent as soon as earlier requests are answered."""
     task: asyncio.Task[None] | None = None
-    ending: Refusal | None = None
-    """Why it is cut off although its client is there."""
-    telling: ResponseTranslator | None = None
-    """How its answer is told."""
-    ask: InferenceRequest | None = None
-    """What it asks, as soon as it is read."""
-    trail: RetryState = field(default_factory=RetryState)
-    holder: Principal | None = None
-    """Whose key it is, from the moment it is let in; None where keys are not asked for."""
-    more: RawHeaders = ()
-    """Headers of the answer, about the key and the store."""
+    cut_off_reason: Refusal | None = None
+    """The reason if the gateway ends the request although the client is connected."""
+    translator: ResponseTranslator | None = None
+    """Translates the response; None passes it through."""
+    request: InferenceRequest | None = None
+    """Set once the body is parsed."""
+    retry_state: RetryState = field(default_factory=RetryState)
+    principal: Principal | None = None
+    """The API key of the request once it is authenticated; None if keys are not required."""
+    extra_headers: RawHeaders = ()
+    """Response headers about the key's rates and the store."""
     model: str = "unknown"
     outcome: str = "client_gone"
     began_s: float = 0.0
-    """When the request was all here, by the gateway's clock."""
+    """Time at which the request was complete, by the gateway's clock."""
     first_s: float = 0.0
-    """When the first event of a stream was there; 0 of other answers."""
-    sending_since_s: float = _NEVER
-    """Since when the client has been reading nothing."""
+    """Time of the first event of a stream; 0 for other responses."""
+    blocked_since_s: float = NEVER
+    """Time since which the client has read nothing; infinite if it reads."""
 
-    def take(self, piece: bytes) -> int:
-        """Take a part of the body; return how long it is by now."""
-        # Most bodies come in one piece, which need not be copied.
+    def add_body(self, piece: bytes) -> int:
+        """Add a part of the body and return the length so far."""
+        # Most bodies arrive in one piece, which needs no copy.
         if not self.body:
             self.body = piece
         elif isinstance(self.body, bytearray):
@@ -99,67 +100,44 @@ class RequestContext:
             self.body = bytearray(self.body) + piece
         return len(self.body)
 
-    def whole_body(self) -> bytes:
-        """Return all that was taken, and keep it no longer."""
+    def take_body(self) -> bytes:
+        """Return the whole body and drop it."""
         body, self.body = self.body, b""
         return body if isinstance(body, bytes) else bytes(body)
 
-    def forget(self) -> None:
-        """Keep nothing of what was asked: the connection keeps this, and may be idle for long."""
-        self.ask = self.telling = None
-        self.body = self.heard.body = b""
+    def release(self) -> None:
+        """Drop the request's data: an idle connection may keep this object for long."""
+        self.request = self.translator = None
+        self.body = self.http_request.body = b""
 
-    @property
-    def response_started(self) -> bool:
-        return self.reply.is_started
-
-    @property
-    def response_complete(self) -> bool:
-        return self.reply.is_complete
-
-    @property
-    def keep_alive(self) -> bool:
-        return self.reply.keep_alive
-
-    @keep_alive.setter
-    def keep_alive(self, value: bool) -> None:
-        self.reply.keep_alive = value
-
-    @property
-    def disconnected(self) -> bool:
-        return self.reply.is_gone
-
-    @disconnected.setter
-    def disconnected(self, value: bool) -> None:
-        if self.task is not None and value and not self.reply.is_gone:
+    def disconnect(self) -> None:
+        """Stop serving the request, because its client is gone."""
+        if self.task is not None and not self.response.is_gone:
             self.task.cancel()
-        self.reply.is_gone = value
+        self.response.is_gone = True
 
-    @property
-    def message_event(self) -> "RequestContext":
-        return self
-
-    def set(self) -> None:
-        """Do nothing: what uvicorn tells its cycles this way, we are told otherwise."""
-
-    async def tick(self) -> None:
-        """Tell a client that waits for a stream that it is not forgotten; what is no stream has no words for that."""
-        if self.ask is None or not self.ask.is_streamed:
+    async def send_keep_alive(self) -> None:
+        """Send a keep-alive event to a waiting streaming client; other responses have no form for it."""
+        if self.request is None or not self.request.is_streamed:
             return
-        if not self.reply.is_started:
-            # From here on there is no status to refuse with; what goes wrong then is told as an event.
-            headers = [*_STREAM_HEADERS, (b"x-request-id", self.heard.request_id), *self.more]
-            if self.telling is not None:
-                headers = self.telling.begin(headers)
-            if not dict(headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+        if not self.response.is_started:
+            # The status is sent here, so later failures are reported as an event.
+            head = [
+                *_STREAM_HEADERS,
+                (_REQUEST_ID, self.http_request.request_id),
+                *self.extra_headers,
+            ]
+            if self.translator is not None:
+                head = self.translator.begin(head)
+            if not dict(head).get(b"content-type", b"").startswith(b"text/event-stream"):
                 return
-            self.reply.begin(200, header_lines(headers))
-        if self.reply.piece(b": waiting\n\n"):
-            await self.reply.drained()
+            self.response.begin(200, header_lines(head))
+        if self.response.piece(b": waiting\n\n"):
+            await self.response.drained()
 
-    def cut(self, why: Refusal) -> None:
-        """End it, and tell the client why."""
-        if self.task is not None and self.ending is None:
-            self.ending = why
-            self.reply.keep_alive = self.reply.keep_alive and self.reply.is_started
+    def cut_off(self, why: Refusal) -> None:
+        """End the request and tell the client the reason."""
+        if self.task is not None and self.cut_off_reason is None:
+            self.cut_off_reason = why
+            self.response.keep_alive = self.response.keep_alive and self.response.is_started
             self.task.cancel()

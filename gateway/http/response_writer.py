@@ -1,4 +1,4 @@
-"""One answer on its way to a client, as HTTP/1.1. Written by hand: uvicorn's own way costs more than all of routing."""
+"""Writer of one HTTP/1.1 response. Written by hand because uvicorn's writer costs more than all of routing."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def header_lines(headers: RawHeaders) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class ResponseWriter:
-    """Begun at most once, ended at most once; says nothing to a client that is gone."""
+    """Writes one response: started once at most, ended once at most. Writes nothing to a disconnected client."""
 
     transport: asyncio.Transport
     flow: FlowControl
@@ -27,7 +27,7 @@ class ResponseWriter:
     """Header lines of every response, such as the date."""
     on_complete: Callable[[], None]
     on_last: Callable[[], None]
-    """Called at the end of the last answer on the connection."""
+    """Called at the end of the last response on the connection."""
     keep_alive: bool
     is_http_10: bool = False
     status: int = 0
@@ -38,16 +38,16 @@ class ResponseWriter:
 
     @property
     def is_started(self) -> bool:
-        """Whether the status is out, so that nothing else can be said any more."""
+        """True once the status is sent, so that it cannot change."""
         return self.status != 0
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the answer goes out event by event."""
+        """True if the response is sent event by event."""
         return self._is_streamed
 
     def whole(self, status: int, head: bytes, body: bytes) -> None:
-        """Send a complete answer; `head`: its header lines but for the length."""
+        """Send a complete response. `head`: its header lines without the length."""
         self.status = status
         if not self.is_gone:
             self.transport.write(
@@ -64,19 +64,19 @@ class ResponseWriter:
         self._complete()
 
     def begin(self, status: int, head: bytes) -> None:
-        """Begin an answer of unknown length; its head goes out with the first piece."""
+        """Begin a response of unknown length. Its head is sent with the first piece."""
         self.status, self._is_streamed = status, True
         if self.is_http_10:
-            self.keep_alive = False  # what ends the body is the end of the connection
+            self.keep_alive = False  # the end of the connection ends the body
             self._head = self._begun(status, head) + b"\r\n"
         else:
             self._head = self._begun(status, head) + b"transfer-encoding: chunked\r\n\r\n"
 
     def piece(self, data: bytes) -> bool:
-        """Send a part of it; return whether the client does not read: then `drained` is to be awaited."""
+        """Send a piece; return whether the client reads too slowly, in which case `drained` must be awaited."""
         if not data or self.is_gone:
             return False
-        # No coroutine, and framed here: this is done for each event.
+        # Framed here without a coroutine, because this runs for each event.
         if self.is_http_10:
             self.transport.write(self._head + data)
         else:
@@ -89,7 +89,7 @@ class ResponseWriter:
         await self.flow.drain()
 
     def end(self, data: bytes = b"") -> None:
-        """Send the last part."""
+        """Send the last piece and end the response."""
         if not self.is_gone:
             framed = self._framed(data) if data else b""
             last = b"" if self.is_http_10 else b"0\r\n\r\n"
@@ -97,7 +97,7 @@ class ResponseWriter:
         self._complete()
 
     def abort(self) -> None:
-        """End it so that the client sees that it is not whole."""
+        """Abort the connection, so that the client sees an incomplete response."""
         self.transport.abort()
 
     def _framed(self, data: bytes) -> bytes:

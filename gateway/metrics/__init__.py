@@ -1,1 +1,1 @@
-"""What the gateway counts and remembers of its requests. Changes none."""
+"""Metrics of the gateway, and the facts about responses that they count."""

@@ -1,16 +1,9 @@
-"""What the process itself takes, and how late its event loop is. Counts no requests.
+"""Prometheus metrics of the gateway: process, requests by model and replica, and forwarding. No global state.
 
-Durations and tokens of requests, by model and replica. No I/O.
-
-A thousand replicas are a thousand times these lines: whatever could be by more than that is not.
-
-What a gateway counts, in Prometheus' text form. No global state.
-
-Names as the engine's (engine/metrics.py). Who counts what: requests, durations and tokens `watch.recorder` at the end of each request; the rest whoever does it, by `.add(label, ...)`:
-
-- attempts(outcome), retries(model), ejections(replica), hedges(outcome), queue_refused(reason): carry
-- resumptions(outcome): carry/resuming.py
-- limited(reason): access
+Names follow the engine's. The recorder counts requests, durations and tokens when a request ends.
+Other modules call `.add(label, ...)`: forwarding counts attempts, retries, ejections, hedges,
+refusals of queues and resumptions; auth counts refusals of keys. A thousand replicas multiply every
+line, so labels are few.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,39 +23,43 @@ from machinery.prometheus import (
     render,
 )
 
-# Four times a second costs nothing, and a pause of 10 ms is hit once in a while.
+# Four times a second costs nothing and meets a pause of 10 ms now and then.
 _PROBE_S = 0.25
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+# Buckets of gen_ai.server.time_per_output_token in OpenTelemetry's conventions, without the
+# extremes.
+_PER_TOKEN_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_WHERE = ("model", "replica")
+# Time to first byte: from a cached prefix on a fast Mac to a long prompt on a slow one.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionCounts:
-    """Who counts the connections."""
+    """Functions that count connections."""
 
     clients: Callable[[], int]
     engines: Callable[[], int]
 
 
 class ProcessMetrics:
-    """The process' own figures. `keep()` must run for the lag to be measured."""
+    """Metrics of the process. `run()` must run for the lag to be measured."""
 
     def __init__(self, clock: Clock, connections: ConnectionCounts) -> None:
         self._clock = clock
         self._process = psutil.Process()
         self.lag = Histogram(
             "fleet_gateway_event_loop_lag_seconds",
-            "How much later than asked for the event loop came back, four times a second.",
+            "Lag of the event loop, measured four times a second.",
             (),
             bounds=_LAG_S,
         )
         self._parts: tuple[MetricFamily, ...] = (
             self.lag,
-            Gauge(
-                "fleet_gateway_client_connections", "Connections of clients.", connections.clients
-            ),
+            Gauge("fleet_gateway_client_connections", "Client connections.", connections.clients),
             Gauge(
                 "fleet_gateway_engine_connections",
-                "Connections to engines, idle ones too.",
+                "Connections to engines, idle ones included.",
                 connections.engines,
             ),
             Gauge(
@@ -75,13 +72,13 @@ class ProcessMetrics:
             Gauge("process_open_fds", "Open file descriptors.", self._process.num_fds),
             Gauge(
                 "process_start_time_seconds",
-                "When it started, since 1970.",
+                "Start of the process, in seconds since 1970.",
                 self._process.create_time,
             ),
         )
 
-    async def keep(self) -> None:
-        """Measure the event loop's lag, for ever."""
+    async def run(self) -> None:
+        """Measure the event loop's lag, forever."""
         lag = self.lag.child()
         while True:
             asked_s = self._clock.monotonic()
@@ -89,7 +86,7 @@ class ProcessMetrics:
             lag.observe(max(0.0, self._clock.monotonic() - asked_s - _PROBE_S))
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text."""
+        """Yield the metrics in Prometheus text format."""
         for part in self._parts:
             yield from part.lines()
 
@@ -101,13 +98,8 @@ class ProcessMetrics:
         return float(self._process.memory_info().rss)
 
 
-# gen_ai.server.time_per_output_token of OpenTelemetry's conventions, without the ends.
-_PER_TOKEN_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
-_WHERE = ("model", "replica")
-
-
 class ReplicaMetrics:
-    """One model's at one replica, found once for all requests: observing must cost next to nothing."""
+    """Metrics of one model at one replica, looked up once: an observation must cost next to nothing."""
 
     __slots__ = (
         "_model",
@@ -132,8 +124,8 @@ class ReplicaMetrics:
         self.output = served.output.child(model, replica)
         self._outcomes: dict[str, tuple[CounterValue, HistogramValue]] = {}
 
-    def ended(self, outcome: str, seconds: float) -> None:
-        """Count a whole request."""
+    def count(self, outcome: str, seconds: float) -> None:
+        """Count a finished request."""
         found = self._outcomes.get(outcome)
         if found is None:
             requests = self._served.requests.child(self._model, outcome)
@@ -144,10 +136,10 @@ class ReplicaMetrics:
 
 
 class RequestMetrics:
-    """All of them."""
+    """Metrics of all models and replicas."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: of durations, in seconds."""
+        """`bounds`: buckets of durations, in seconds."""
 
         def histogram(name: str, help_: str, *labels: str, ends: Sequence[float]) -> Histogram:
             return Histogram(f"fleet_gateway_{name}_seconds", help_, labels, bounds=ends)
@@ -156,40 +148,40 @@ class RequestMetrics:
             return Counter(f"fleet_gateway_{kind}_tokens_total", help_, _WHERE)
 
         self.requests = Counter(
-            "fleet_gateway_requests_total", "Requests by how they ended.", ("model", "outcome")
+            "fleet_gateway_requests_total", "Requests by outcome.", ("model", "outcome")
         )
         self.whole = histogram(
             "e2e_request_latency",
-            "From a request's arrival to the last byte of its answer; no replica: nobody answered.",
+            "From arrival to the last byte of the response; an empty replica means that none answered.",
             *_WHERE,
             "outcome",
             ends=bounds,
         )
         self.first_token = histogram(
             "time_to_first_token",
-            "From a request's arrival to the first event of its stream.",
+            "From arrival to the first event of a stream.",
             *_WHERE,
             ends=bounds,
         )
         self.per_token = histogram(
             "time_per_output_token",
-            "Between a stream's tokens, mean of each request.",
+            "Time between a stream's tokens, mean of each request.",
             *_WHERE,
             ends=_PER_TOKEN_S,
         )
         self.queue = histogram(
             "request_queue_time",
-            "How long requests waited here for a place or a replica.",
+            "Wait for a slot or a replica.",
             "model",
             ends=bounds,
         )
-        self.prompt = tokens("prompt", "Tokens of prompts, as in usage.")
-        self.cached = tokens("cached", "Tokens of prompts that the engine had read before.")
-        self.output = tokens("output", "Tokens of answers, as in usage.")
+        self.prompt = tokens("prompt", "Prompt tokens, as in usage.")
+        self.cached = tokens("cached", "Prompt tokens that were cached.")
+        self.output = tokens("output", "Output tokens, as in usage.")
         self._found: dict[tuple[str, str], ReplicaMetrics] = {}
 
     def of(self, model: str, replica: str) -> ReplicaMetrics:
-        """Return the figures of a model at one replica."""
+        """Return the metrics of a model at one replica."""
         key = (model, replica)
         found = self._found.get(key)
         if found is None:
@@ -197,7 +189,7 @@ class RequestMetrics:
         return found
 
     def by_replica(self) -> dict[str, tuple[int, float]]:
-        """Return how many requests each replica has answered, and how many seconds they took together."""
+        """Return the number of answered requests and their total seconds, by replica."""
         found: dict[str, tuple[int, float]] = {}
         for (_, replica, _), one in self.whole.items():
             count, seconds = found.get(replica, (0, 0.0))
@@ -205,7 +197,7 @@ class RequestMetrics:
         return found
 
     def parts(self) -> tuple[MetricFamily, ...]:
-        """Return everything that is shown."""
+        """Return all metric families."""
         return (
             self.requests,
             self.whole,
@@ -218,7 +210,7 @@ class RequestMetrics:
         )
 
     def drop_gone(self, models: AbstractSet[str], replicas: AbstractSet[str]) -> None:
-        """Forget what is about a model or a replica that is not among these."""
+        """Drop the series of models and replicas that are not given."""
 
         def is_gone(labels: tuple[str, ...]) -> bool:
             return labels[0] not in models or labels[1] not in replicas
@@ -229,12 +221,8 @@ class RequestMetrics:
             count.drop(is_gone)
         self.queue.drop(lambda labels: labels[0] not in models)
         self.requests.drop(lambda labels: labels[0] not in models)
-        # Begun anew: what is still counted is found again, what was dropped is not kept alive.
+        # Entries are looked up anew, so that dropped series are not kept alive.
         self._found.clear()
-
-
-# Time to first byte: from a cached prefix on a fast Mac to a long prompt on a slow one.
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 def _counter(name: str, help_: str, *labels: str) -> Counter:
@@ -242,7 +230,7 @@ def _counter(name: str, help_: str, *labels: str) -> Counter:
 
 
 class GatewayMetrics:
-    """What this gateway counts."""
+    """All metrics of this gateway."""
 
     def __init__(
         self,
@@ -252,24 +240,18 @@ class GatewayMetrics:
         more: Sequence[MetricFamily] = (),
         others: Sequence[MetricFamily] = (),
     ) -> None:
-        """`more`: what is counted of deployments; `others`: of the process and what else only people read."""
-        self.attempts = _counter(
-            "attempts", "Requests sent to engines, by what came of it.", "outcome"
-        )
+        """`more`: metrics about deployments, which the reconciler reads; `others`: metrics that only people read."""
+        self.attempts = _counter("attempts", "Attempts at engines by outcome.", "outcome")
         self.retries = _counter("retries", "Attempts after a request's first.", "model")
         self.resumptions = _counter(
-            "resumptions", "Streams taken up elsewhere after their engine died.", "outcome"
+            "resumptions", "Streams whose engine died, by the outcome of the resumption.", "outcome"
         )
         self.ejections = _counter(
-            "ejections", "How often an endpoint was left out because it failed.", "replica"
+            "ejections", "Ejections of an endpoint because it failed.", "replica"
         )
-        self.hedges = _counter(
-            "hedges", "Second engines asked because the first was slow.", "outcome"
-        )
-        self.queue_refused = _counter(
-            "queue_refused", "Requests turned away from a queue here.", "reason"
-        )
-        self.limited = _counter("limited", "Requests refused for what their key may.", "reason")
+        self.hedges = _counter("hedges", "Hedged attempts, started and won.", "outcome")
+        self.queue_refused = _counter("queue_refused", "Requests refused by a queue.", "reason")
+        self.limited = _counter("limited", "Requests refused by access control.", "reason")
         self.served = RequestMetrics(SECONDS)
         self.requests = self.served.requests
         self._more = tuple(more)
@@ -282,27 +264,27 @@ class GatewayMetrics:
             self.hedges,
             self.queue_refused,
             self.limited,
-            Gauge("fleet_gateway_in_flight", "Requests at engines now.", in_flight),
+            Gauge("fleet_gateway_in_flight", "Requests at engines.", in_flight),
             Gauge("fleet_gateway_endpoints", "Endpoints with a lease.", endpoints),
             *others,
             *self._more,
         )
 
     def drop_gone(self, models: AbstractSet[str], replicas: AbstractSet[str]) -> None:
-        """Forget models and replicas that are not among these."""
+        """Drop the series of models and replicas that are not given."""
         self.served.drop_gone(models, replicas)
         self.retries.drop(lambda labels: labels[0] not in models)
         self.ejections.drop(lambda labels: labels[0] not in replicas)
 
     def lines(self) -> Iterator[str]:
-        """Yield everything in Prometheus' text form; requests may be counted in between."""
+        """Yield all metrics in Prometheus text format; requests may be counted in between."""
         for part in self._parts:
             yield from part.lines()
 
     def text(self) -> str:
-        """Return everything in Prometheus' text form."""
+        """Return all metrics in Prometheus text format."""
         return render(self._parts)
 
     def demand_text(self) -> str:
-        """Return what the reconciler asks for every second: only what is about deployments."""
+        """Return the metrics that the reconciler reads every second."""
         return render(self._more)

@@ -1,8 +1,6 @@
-"""How an engine's answer ended, by its last bytes: whole, or with a word of why not. Pure.
+"""Facts about an engine's response that are found without parsing it: its end and its token counts. Pure.
 
-Engines that cannot go on say so in an error event, and send no [DONE] after it.
-
-The tokens that an answer says it took, found without parsing what is long. Pure.
+An engine that cannot continue sends an error event and no [DONE].
 """
 
 import re
@@ -11,54 +9,53 @@ from typing import Annotated, TypeAlias
 import msgspec
 import orjson
 
-_DONE = b"data: [DONE]"
-# Streams of /v1/responses have no [DONE]. Within an event's data there is no line's end, so no text passes for these.
+from schemas.wire import streams
+
+_DONE = streams.DONE.rstrip()
+# Streams of /v1/responses have no [DONE]. Event data has no line breaks, so no text can imitate
+# these.
 _RESPONDED = (b"event: response.completed\n", b"event: response.incomplete\n")
-# Within texts quotes are escaped.
+# Quotes in texts are escaped.
 _TIMEOUT = b'"request_timeout"'
 _LONGEST = 300
-
-
-def is_complete_stream(last: bytes) -> bool:
-    """Return whether a stream with this last piece came to its end."""
-    return _DONE in last or any(event in last for event in _RESPONDED)
-
-
-def is_timeout(last: bytes) -> bool:
-    """Return whether an answer, or a stream's last piece, says that the request's own time was up."""
-    return _TIMEOUT in last
-
-
-def stream_error(last: bytes) -> str:
-    """Return what an engine said last, of a stream that ended before its end."""
-    event = last.rstrip().rpartition(b"\n\n")[2]
-    try:
-        found = orjson.loads(event[event.index(b"{") :])
-        said = (found.get("response") or found)["error"]["message"]
-    except (ValueError, AttributeError, KeyError, TypeError):
-        return "its stream ended before its end"
-    return str(said)[:_LONGEST]
-
-
 TokenCounts: TypeAlias = tuple[int, int, int]
-"""Of the prompt, those of it that the engine had read before, and of the answer."""
-
-# Where `usage` is looked for; what may follow it is a few hundred bytes.
+"""Tokens of the prompt, its cached part, and the answer."""
+# The part of the end in which `usage` is searched; at most a few hundred bytes follow it.
 _TAIL = 4096
 _USAGE = b'"usage"'
-# As engines of ours write it: one step instead of three.
+# The format of our engines: one match instead of three.
 _OURS = re.compile(
     rb'"usage":\{"prompt_tokens":(\d{1,9}),(?:"completion_tokens":(\d{1,9}),)?"total_tokens":\d{1,9}'
     rb'(?:,"prompt_tokens_details":\{"cached_tokens":(\d{1,9}))?'
 )
-# As others may.
+# Other formats.
 _PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
 _CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 _OUTPUT = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
-# How answers and streams of /v1/responses begin.
+# The beginnings of responses and streams of /v1/responses.
 _RESPONSES = (b"event:", b'{"id":"resp')
-
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+
+
+def is_complete_stream(last: bytes) -> bool:
+    """Return whether a stream with this last piece is complete."""
+    return _DONE in last or any(event in last for event in _RESPONDED)
+
+
+def is_timeout(last: bytes) -> bool:
+    """Return whether a response, or a stream's last piece, reports that the request's own deadline has passed."""
+    return _TIMEOUT in last
+
+
+def stream_error(last: bytes) -> str:
+    """Return the engine's last message in an incomplete stream."""
+    event = last.rstrip().rpartition(b"\n\n")[2]
+    try:
+        found = orjson.loads(event[event.index(b"{") :])
+        message = (found.get("response") or found)["error"]["message"]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return "its stream ended before its end"
+    return str(message)[:_LONGEST]
 
 
 class _Details(msgspec.Struct):
@@ -78,16 +75,16 @@ class _Response(msgspec.Struct):
 class _Event(msgspec.Struct):
     response: _Response = msgspec.field(default_factory=_Response)
     usage: _Usage | None = None
-    """Of an answer that was not streamed."""
+    """Set in responses that are not streamed."""
 
 
 _EVENT = msgspec.json.Decoder(_Event)
 
 
 def parse_usage(body: bytes) -> TokenCounts | None:
-    """Return what an answer, or the last events of a stream, says of tokens; None if it says nothing.
+    """Return the token counts in a response, or in the last events of a stream; None if there are none.
 
-    Within texts quotes are escaped, so that no text passes for it.
+    Quotes in texts are escaped, so no text can imitate the field.
     """
     if body.startswith(_RESPONSES):
         return _of_response(body)
@@ -97,17 +94,17 @@ def parse_usage(body: bytes) -> TokenCounts | None:
     if found := _OURS.match(body, at):
         prompt, output, cached = found.groups(b"0")
         return int(prompt), int(cached), int(output)
-    told = [pattern.search(body, at) for pattern in (_PROMPT, _CACHED, _OUTPUT)]
-    if told[0] is None and told[2] is None:
+    matches = [pattern.search(body, at) for pattern in (_PROMPT, _CACHED, _OUTPUT)]
+    if matches[0] is None and matches[2] is None:
         return None
-    first, second, third = (int(one[1]) if one is not None else 0 for one in told)
+    first, second, third = (int(one[1]) if one is not None else 0 for one in matches)
     return first, second, third
 
 
 def _of_response(body: bytes) -> TokenCounts | None:
-    """Return the same of a response, which has to be parsed: it repeats what the client sent, such as tools.
+    """Return the token counts of a /v1/responses response.
 
-    A client could write a usage of its own there.
+    It is parsed, because it repeats the client's input, which could contain a usage of its own.
     """
     if body.startswith(b"event:"):
         _, _, last = body.rpartition(b"\ndata:")

@@ -1,7 +1,7 @@
-"""What became of the requests to each version of a deployment: what a canary is judged by. No I/O.
+"""Metrics by version of a deployment, from which the reconciler judges a canary.
 
-Every attempt at an engine counts for the engine's version, also if another engine then answered: a bad
-version must not hide behind the good one. Only streams tell when the first token came.
+Every attempt counts for the version of its engine, even if another engine then answers: a bad
+version must not hide behind a good one. Only streams have a time to first token.
 """
 
 from bisect import bisect_left
@@ -13,36 +13,58 @@ from gateway.metrics.gateway_metrics import SECONDS
 from gateway.metrics.response_summary import TokenCounts, parse_usage
 from gateway.routing.table import EngineEndpoint
 from machinery.prometheus import family_header, format_labels, histogram_lines
+from schemas.wire import metrics as wire_metrics
+from schemas.wire.metrics import VERSION_OUTCOMES
 
-# Versions come and go for months: the oldest is forgotten, and begins anew if it comes back.
+# Versions come and go for months. The oldest is dropped and starts anew if it returns.
 _LIMIT = 1000
 
 AttemptOutcome: TypeAlias = Literal["ok", "error", "refused", "client_gone"]
-ATTEMPT_OUTCOMES: tuple[AttemptOutcome, ...] = ("ok", "error", "refused", "client_gone")
+_NAMES = ("deployment", "template")
+_FAMILIES = (
+    (wire_metrics.VERSION_REQUESTS, "Attempts at engines by outcome.", "counter"),
+    (
+        wire_metrics.VERSION_TTFT,
+        "From the start of an attempt to the first event of a stream.",
+        "histogram",
+    ),
+    (
+        wire_metrics.VERSION_OUTPUT_TOKENS,
+        "Output tokens, of streams those after the first.",
+        "counter",
+    ),
+    (
+        wire_metrics.VERSION_OUTPUT_SECONDS,
+        "Time that the output tokens took.",
+        "counter",
+    ),
+)
+Texts: TypeAlias = tuple[str, str, str, str]
+"""The lines of one version in each metric family."""
 
 
 @dataclass(slots=True)
 class VersionCounts:
-    """One version's counts since the gateway started."""
+    """Counts of one version since the gateway started."""
 
     ok: int = 0
     error: int = 0
-    """An answer of 5xx, no connection, or one that broke."""
+    """A 5xx response, no connection, or an incomplete response."""
     refused: int = 0
-    """4xx: what the client asked for was wrong, or there was no room."""
+    """4xx: the request was invalid, or there was no room."""
     client_gone: int = 0
-    """The client left, or the time was up that it gave itself (x-request-timeout)."""
+    """The client left, or its own timeout (x-request-timeout) passed."""
     first_tokens: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     first_token_s: float = 0.0
     tokens: int = 0
     token_s: float = 0.0
 
     def outcomes(self) -> tuple[int, int, int, int]:
-        """Return how requests ended, in the order of `OUTCOMES`."""
+        """Return the counts in the order of `VERSION_OUTCOMES`."""
         return self.ok, self.error, self.refused, self.client_gone
 
-    def answered(self, status: int, body: bytes, seconds: float) -> TokenCounts:
-        """Count an answer that was not streamed; return its tokens, which took as long as the answer."""
+    def record_response(self, status: int, body: bytes, seconds: float) -> TokenCounts:
+        """Count a response that was not streamed; return its token counts."""
         if status >= 400:
             if status >= 500:
                 self.error += 1
@@ -54,17 +76,17 @@ class VersionCounts:
         self._generated(found[2], seconds)
         return found
 
-    def first_token(self, seconds: float) -> None:
-        """Count a stream's first event."""
+    def record_first_token(self, seconds: float) -> None:
+        """Count the first event of a stream."""
         self.first_tokens[bisect_left(SECONDS, seconds)] += 1
         self.first_token_s += seconds
 
-    def streamed(self, lines: int, last: bytes, seconds: float) -> None:
-        """Count a stream that is whole.
+    def record_stream(self, lines: int, last: bytes, seconds: float) -> None:
+        """Count a complete stream.
 
-        `lines` came after the first event, two for each, within `seconds`; `last` is its last piece. The tokens
-        are those of `usage` where the client asked for it, and else the events: engines send one for
-        each token, one that says why it ended, and [DONE].
+        `lines` lines, two for each event, followed the first event within `seconds`; `last` is the
+        last piece. The tokens are those of `usage` if the client asked for it. Else they are the
+        events, without the finish reason and [DONE].
         """
         self.ok += 1
         events = lines // 2
@@ -78,39 +100,16 @@ class VersionCounts:
             self.token_s += seconds
 
 
-_NAMES = ("deployment", "template")
-_FAMILIES = (
-    ("fleet_gateway_version_requests_total", "Attempts at engines, by how they ended.", "counter"),
-    (
-        "fleet_gateway_version_first_token_seconds",
-        "From asking an engine to a stream's first event.",
-        "histogram",
-    ),
-    (
-        "fleet_gateway_version_output_tokens_total",
-        "Output tokens; of streams those after the first.",
-        "counter",
-    ),
-    (
-        "fleet_gateway_version_output_seconds_total",
-        "How long the output tokens took, by request.",
-        "counter",
-    ),
-)
-Texts: TypeAlias = tuple[str, str, str, str]
-"""A version's lines in each of the families."""
-
-
 class VersionMetrics:
-    """All versions' counts."""
+    """Counts of all versions."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], VersionCounts] = {}
         self._texts: dict[tuple[str, str], tuple[object, Texts]] = {}
 
-    def of(self, target: EngineEndpoint) -> VersionCounts:
-        """Return the counts of the target's version."""
-        key = (target.deployment, target.template)
+    def of(self, endpoint: EngineEndpoint) -> VersionCounts:
+        """Return the counts of the endpoint's version."""
+        key = (endpoint.deployment, endpoint.template)
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= _LIMIT:
@@ -121,9 +120,10 @@ class VersionMetrics:
         return found
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text, several lines at once.
+        """Yield the metrics in Prometheus text format, several lines at once.
 
-        The reconciler asks every second, and most versions have had no request since: theirs is kept.
+        The reconciler reads every second, and most versions had no request since: their text is
+        cached.
         """
         texts = [self._text(key) for key in sorted(self._found)]
         for place, (name, help_, type_) in enumerate(_FAMILIES):
@@ -144,7 +144,7 @@ class VersionMetrics:
 def _written(key: tuple[str, str], version: VersionCounts) -> Texts:
     (requests, *_), (first_tokens, *_), (tokens, *_), (seconds, *_) = _FAMILIES
     labels = format_labels(_NAMES, key)
-    ends = zip(ATTEMPT_OUTCOMES, version.outcomes(), strict=True)
+    ends = zip(VERSION_OUTCOMES, version.outcomes(), strict=True)
     counts = (
         f"{requests}{format_labels((*_NAMES, 'outcome'), (*key, outcome))} {n}"
         for outcome, n in ends

@@ -1,1 +1,1 @@
-"""Which engine gets a request: the table and the choice. Pure."""
+"""Routing: the table and the choice of an endpoint. Pure."""

@@ -1,12 +1,7 @@
-"""A map of bounded size from 64-bit keys to marks of engines; the oldest make room. Pure: time arrives.
+"""Session and prefix affinity in bounded memory. Pure; the time is an argument.
 
-Built like a processor's cache: eight places for each of the sets that a key may be in, 16 bytes a place. Python's own
-dict takes 140 bytes for the same, and doubling one of half a million entries stops the process for tens of milliseconds; here nothing
-ever grows, and the pages of what was never used are not there at all.
-
-What a gateway remembers of conversations and prompts, in bounded memory. Pure: time arrives.
-
-Nothing of what clients say is kept, only hashes of it, salted by this process (Python's own SipHash).
+It maps a conversation to its endpoint, and a prompt's beginning to the endpoints that have it
+cached. Only hashes are stored, salted by this process (Python's SipHash).
 """
 
 import mmap
@@ -19,28 +14,45 @@ from gateway.routing.query import RoutingQuery
 from gateway.routing.table import EngineEndpoint, ServedModel
 
 _WAYS = 8
-_OWN = 61
-"""A key's upper bits say which place of its set is looked at first: mostly it is there."""
+_WAY_SHIFT = 61
+"""The upper bits of a key select the way of its set that is checked first; mostly the key is there."""
 _TICKS = 8
-"""Ticks a second; 32 bits of them are 17 years."""
+"""Ticks per second; 32 bits of them are 17 years."""
+# Processing a shorter prompt again (some 128 tokens) is faster than looking it up.
+FIRST_BLOCK = 512
+# A longer conversation is known by its prefix only: parsing its opening would take longer than 100
+# us.
+_MAX_OPENING_BYTES = 1 << 17
+_64_BITS = (1 << 64) - 1
+# The assumed cached part of a prompt that shares only the cache key.
+_SHARED_KEY_PART = 0.25
+_MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class BoundedMap:
-    """Keys are never 0; a key that was not seen for long may be forgotten for another of the same set."""
+    """A map of bounded size from 64-bit keys, never 0, to marks of engines.
+
+    The oldest entry of a full set is replaced.
+
+    Built like a CPU cache: each set has eight ways of 16 bytes. A Python dict takes 140 bytes for
+    an entry, and growing one with half a million entries stops the process for tens of
+    milliseconds. This map never grows, and unused pages take no memory.
+    """
 
     def __init__(self, sets_log2: int) -> None:
-        """`sets_log2`: 18 is two million places, 32 MB once all are used."""
+        """`sets_log2`: 18 means two million entries, 32 MB when full."""
         size = _WAYS * 8 << sets_log2
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._keys = memoryview(mmap.mmap(-1, size, flags=flags)).cast("Q")
-        # The upper half is when in ticks, the lower the mark: so the least is the oldest.
+        # The upper half is the time in ticks, the lower half the mark, so the smallest value is the
+        # oldest.
         self._values = memoryview(mmap.mmap(-1, size, flags=flags)).cast("Q")
         self._mask = (1 << sets_log2) - 1
 
     def get(self, key: int, not_before_s: float) -> int:
-        """Return the mark under the key; 0 if there is none, or one of before that time."""
+        """Return the mark of the key; 0 if it is missing or older than that time."""
         base = (key & self._mask) * _WAYS
-        place = base + (key >> _OWN)
+        place = base + (key >> _WAY_SHIFT)
         if self._keys[place] != key:
             ways = self._keys[base : base + _WAYS].tolist()
             if key not in ways:
@@ -50,88 +62,78 @@ class BoundedMap:
         return value & 0xFFFFFFFF if value >> 32 >= int(not_before_s * _TICKS) else 0
 
     def put(self, key: int, mark: int, when_s: float) -> None:
-        """Note the mark; `when_s` decides who is forgotten first."""
+        """Store the mark; the smallest `when_s` is replaced first."""
         base = (key & self._mask) * _WAYS
-        place = base + (key >> _OWN)
+        place = base + (key >> _WAY_SHIFT)
         if self._keys[place] != key:
             place = base + self._way(base, key)
             self._keys[place] = key
         self._values[place] = int(when_s * _TICKS) << 32 | mark
 
     def _way(self, base: int, key: int) -> int:
-        """Return which place of the set is the key's, or becomes its."""
+        """Return the way that holds the key, or that it may take."""
         ways = self._keys[base : base + _WAYS].tolist()
         if key in ways:
             return ways.index(key)
-        if not ways[key >> _OWN]:
-            return key >> _OWN
+        if not ways[key >> _WAY_SHIFT]:
+            return key >> _WAY_SHIFT
         if 0 in ways:
             return ways.index(0)
         values = self._values[base : base + _WAYS].tolist()
         return values.index(min(values))
 
 
-# What is shorter is read again faster than it is looked for: some 128 tokens.
-FIRST_BLOCK = 512
-# A longer conversation is known by its prefix alone: looking for its opening would take longer than 100 us.
-_LONGEST_TALK = 1 << 17
-_64_BITS = (1 << 64) - 1
-# What a common cache key says of a prompt that nobody has read, as a part of it.
-_SHARED_KEY_PART = 0.25
-
-
 class _Message(msgspec.Struct):
     role: Any = None
 
 
-_MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
 _MESSAGE = msgspec.json.Decoder(_Message)
 
 
 class AffinityMemory:
-    """Which engine had a conversation, and which read a prompt's beginning."""
+    """The endpoints of sessions and of cached prompt blocks."""
 
     def __init__(self, *, sessions_log2: int = 18, blocks_log2: int = 17) -> None:
-        """Hold a million sessions and a million blocks, unless told otherwise."""
+        """Allocate the maps: a million sessions and a million blocks by default."""
         self._sessions = BoundedMap(sessions_log2)
         self._blocks = BoundedMap(blocks_log2)
 
     def recall(
-        self, ask: InferenceRequest, model: ServedModel, wish: RoutingQuery, now_s: float
+        self, request: InferenceRequest, model: ServedModel, query: RoutingQuery, now_s: float
     ) -> None:
-        """Tell the wish what is remembered, and what `keep` will remember it by."""
+        """Fill in the affinity fields of the query."""
         if model.session_s:
-            if ask.session:
-                wish.session = ask.session
-                wish.session_key = key = _key((ask.model, ask.session))
-                wish.stays = self._sessions.get(key, now_s)
-            elif not model.is_sole:
-                opening, goes_on = opening_of(ask.prompt)
+            if request.session:
+                query.session = request.session
+                query.session_key = key = _key((request.model, request.session))
+                query.sticky_mark = self._sessions.get(key, now_s)
+            elif not model.has_one_endpoint:
+                opening, goes_on = opening_of(request.prompt)
                 if opening:
-                    wish.session_key = key = _key((ask.model, opening))
-                    # Many conversations begin alike; only what was answered once has a place.
+                    query.session_key = key = _key((request.model, opening))
+                    # Many conversations begin alike; only one with an answer has an endpoint.
                     if goes_on:
-                        wish.stays = self._sessions.get(key, now_s)
-        if model.is_prefix_aware and not model.is_sole:
-            if len(ask.prompt) < FIRST_BLOCK and not ask.cache_key:
+                        query.sticky_mark = self._sessions.get(key, now_s)
+        if model.is_prefix_aware and not model.has_one_endpoint:
+            if len(request.prompt) < FIRST_BLOCK and not request.cache_key:
                 return
-            blocks = blocks_of(ask.prompt, (ask.model, ask.cache_key))
-            if not ask.cache_key:
+            blocks = blocks_of(request.prompt, (request.model, request.cache_key))
+            if not request.cache_key:
                 del blocks[0]
-            wish.blocks = blocks
-            wish.cached = self._readers(blocks, len(ask.prompt))
+            query.blocks = blocks
+            query.cached = self._readers(blocks, len(request.prompt))
 
-    def keep(
-        self, wish: RoutingQuery, model: ServedModel, target: EngineEndpoint, now_s: float
+    def remember(
+        self, query: RoutingQuery, model: ServedModel, endpoint: EngineEndpoint, now_s: float
     ) -> None:
-        """Remember who was asked: what follows may go there, too."""
-        if wish.session_key:
-            self._sessions.put(wish.session_key, target.mark, now_s + model.session_s)
-        for _, key in wish.blocks:
-            self._blocks.put(key, target.mark, now_s)
+        """Remember the endpoint for the query's session and prompt."""
+        if query.session_key:
+            self._sessions.put(query.session_key, endpoint.mark, now_s + model.session_s)
+        for _, key in query.blocks:
+            self._blocks.put(key, endpoint.mark, now_s)
 
     def _readers(self, blocks: list[tuple[int, int]], size: int) -> list[tuple[int, float]]:
-        """Return who has read how much, the longest first: with a block all before it were read."""
+        """Return the marks and cached parts, the longest first. A block is cached only with all blocks before it."""
         found: list[tuple[int, float]] = []
         for end, key in blocks:
             mark = self._blocks.get(key, 0.0)
@@ -143,11 +145,11 @@ class AffinityMemory:
 
 
 def opening_of(prompt: bytes) -> tuple[bytes, bool]:
-    """Return the messages up to the first of a user, which stay when a conversation grows, and whether it did.
+    """Return the messages up to the user's first, which stay as a conversation grows, and whether it has grown.
 
-    `prompt` is JSON. Nothing is returned of what is no list of messages.
+    `prompt` is JSON. Returns nothing for anything but a list of messages.
     """
-    if not prompt.startswith(b"[") or len(prompt) > _LONGEST_TALK or b"{" not in prompt[:64]:
+    if not prompt.startswith(b"[") or len(prompt) > _MAX_OPENING_BYTES or b"{" not in prompt[:64]:
         return b"", False
     try:
         messages = _MESSAGES.decode(prompt)
@@ -155,17 +157,18 @@ def opening_of(prompt: bytes) -> tuple[bytes, bool]:
             if _MESSAGE.decode(message).role == "user":
                 return b"\n".join(messages[:count]), count < len(messages)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # The engine says what is wrong with it.
+        # The engine reports the error.
         pass
     return b"", False
 
 
-def blocks_of(prompt: bytes, kin: tuple[str, str]) -> list[tuple[int, int]]:
-    """Return where blocks end and the key of everything up to there, beginning with 0 bytes.
+def blocks_of(prompt: bytes, cache_scope: tuple[str, str]) -> list[tuple[int, int]]:
+    """Return the end and the key of each block of the prompt, beginning with an empty one.
 
-    Each is as long as all before it together, so that there are few. `kin`: prompts that share caches at all.
+    Each block is as long as all before it together, so there are few. `kin`: prompts with equal
+    values share caches.
     """
-    key, size = hash(kin) & _64_BITS or 1, len(prompt)
+    key, size = hash(cache_scope) & _64_BITS or 1, len(prompt)
     found, begin, end = [(0, key)], 0, FIRST_BLOCK
     while end <= size:
         key = hash((key, prompt[begin:end])) & _64_BITS or 1

@@ -1,12 +1,9 @@
-"""The strategies: whom of some engines that may be asked. Pure.
+"""Load balancing: chooses one endpoint of a pool by the backend's strategy. Pure.
 
-Each gets the engines, what they have to do, and a part of a draw that decides between equals. Equals must not
-always be the same one: at low load one Mac would get hot while its twin stands idle.
-
-Whom of one pool: everybody is looked at in a small one, a few who are drawn in a large one. Pure.
-
-With d drawn of many, the busiest engine has hardly more to do than with all looked at (the power of d choices), a
-request costs the same however many there are, and gateways that know the same of others do not run all to the same one.
+Small pools are scanned. Of a large pool a few endpoints are drawn (the power of d choices): the
+busiest engine has hardly more load, a request costs the same for any size, and gateways with the
+same information do not all choose the same endpoint. Ties are broken by the draw; else one Mac
+would get hot while its twin stands idle.
 """
 
 import math
@@ -17,103 +14,118 @@ from typing import TypeAlias
 from gateway.routing.query import EndpointHealth, RoutingQuery
 from gateway.routing.table import EndpointPool, EngineEndpoint, Origin, WeightedBackend
 
-# Scores that differ by less are equal. One request more at an engine that does 16 at once makes four times
-# as much, and memory that goes up and down by 2 % should draw nobody.
+# Scores that differ by less are equal. One request more at an engine with concurrency 16 makes four
+# times as much, and memory that varies by 2 % should not decide.
 _EQUAL = 0.005
-# What is left of a figure's last bits after adding and taking away.
+# Rounding error of sums and differences.
 _EXACT = 1e-9
-# mlx-serving's `avoid_overloaded`. Without it its formula gives a strong Mac everything, however much it has.
+# mlx-serving's `avoid_overloaded`. Without it, the formula gives a strong Mac every request.
 _OVERLOADED = 0.8
+# Pools up to this size are scanned.
+SCAN_LIMIT = 16
+# The number of endpoints drawn from larger pools, and of further draws if some cannot take the
+# request.
+SAMPLE_SIZE = 8
+_REDRAWS = 3
+NO_ORIGINS: AbstractSet[Origin] = frozenset()
 
 
 class Candidates:
-    """Who may be asked, and what is known of them. A plain object: one is made for each request."""
+    """The endpoints to choose from, with their load. A plain object: one is created for each request."""
 
-    __slots__ = ("loads", "part", "read", "targets")
+    __slots__ = ("endpoints", "loads", "part", "read")
 
     def __init__(
-        self, targets: Sequence[EngineEndpoint], loads: Sequence[float], part: float
+        self, endpoints: Sequence[EngineEndpoint], loads: Sequence[float], part: float
     ) -> None:
-        self.targets = targets
+        self.endpoints = endpoints
         self.loads = loads
-        """Requests at each, ours and others'."""
+        """Requests at each endpoint, this gateway's and others'."""
         self.part = part
-        """0..1."""
+        """Part of the random draw, 0..1."""
         self.read: Mapping[int, float] = {}
-        """Which part of the prompt they have read, by mark."""
+        """Cached part of the prompt by mark."""
 
 
 def _least_loaded(
-    of: Candidates, _share: WeightedBackend, _standing: EndpointHealth
+    candidates: Candidates, _share: WeightedBackend, _health: EndpointHealth
 ) -> EngineEndpoint:
-    """Return one of those with the least to do."""
-    least = min(of.loads) + _EXACT
-    ties = [target for target, load in zip(of.targets, of.loads, strict=True) if load <= least]
-    return ties[_index(of.part, len(ties))]
+    """Return one of the endpoints with the least load."""
+    least = min(candidates.loads) + _EXACT
+    ties = [
+        endpoint
+        for endpoint, load in zip(candidates.endpoints, candidates.loads, strict=True)
+        if load <= least
+    ]
+    return ties[_index(candidates.part, len(ties))]
 
 
-def _scored(of: Candidates, share: WeightedBackend, standing: EndpointHealth) -> EngineEndpoint:
-    """Return one of those with the best score.
+def _scored(
+    candidates: Candidates, backend: WeightedBackend, health: EndpointHealth
+) -> EngineEndpoint:
+    """Return one of the endpoints with the best score.
 
-    Engines that have not loaded their model publish no endpoint: that part is the same for all, and the
-    scores stay those of the proposal that they are from.
+    Endpoints exist only for loaded models, so that part is equal for all. It stays so that scores
+    match the proposal's.
     """
-    headroom, read = standing.headroom, of.read
-    if not headroom and not read and not any(of.loads):
-        return of.targets[_index(of.part, len(of.targets))]
-    loaded, memory, queue, prefix = share.score
-    # Loops, and no comprehensions: those are calls, and this is done for each request.
+    headroom, read = health.headroom, candidates.read
+    if not headroom and not read and not any(candidates.loads):
+        return candidates.endpoints[_index(candidates.part, len(candidates.endpoints))]
+    loaded, memory, queue, prefix = backend.score
+    # Loops instead of comprehensions, which are calls: this runs for each request.
     depths: list[float] = []
-    for target, load in zip(of.targets, of.loads, strict=True):
-        depths.append(load / target.concurrency)
-    # Full counts 0, or the fullest if there are any beyond: who has twice the queue is worse then, too.
+    for endpoint, load in zip(candidates.endpoints, candidates.loads, strict=True):
+        depths.append(load / endpoint.concurrency)
+    # A full endpoint counts 0, or the fullest if any exceeds its concurrency.
     per_depth = queue / max(1.0, *depths)
     scores: list[float] = []
-    for target, depth in zip(of.targets, depths, strict=True):
+    for endpoint, depth in zip(candidates.endpoints, depths, strict=True):
         score = loaded + queue - per_depth * depth
         if headroom:
-            score += memory * headroom.get(target.origin, 1.0)
+            score += memory * headroom.get(endpoint.origin, 1.0)
         if read:
-            score += prefix * read.get(target.mark, 0.0)
+            score += prefix * read.get(endpoint.mark, 0.0)
         scores.append(score)
-    return _highest(of, scores, _EQUAL)
+    return _highest(candidates, scores, _EQUAL)
 
 
 def _hardware_aware(
-    of: Candidates, _share: WeightedBackend, _standing: EndpointHealth
+    candidates: Candidates, _share: WeightedBackend, _health: EndpointHealth
 ) -> EngineEndpoint:
-    """Return one of those with the most points (hardware.py), rather not of those that are nearly full."""
+    """Return one of the endpoints with the most points (schemas/chips.py), avoiding nearly full ones."""
     busy = [
-        load > _OVERLOADED * target.concurrency
-        for target, load in zip(of.targets, of.loads, strict=True)
+        load > _OVERLOADED * endpoint.concurrency
+        for endpoint, load in zip(candidates.endpoints, candidates.loads, strict=True)
     ]
     spares_none = all(busy)
     points = [
-        target.points + max(0.0, 50 - 5 * load) + 30 if spares_none or not full else -1.0
-        for target, load, full in zip(of.targets, of.loads, busy, strict=True)
+        endpoint.points + max(0.0, 50 - 5 * load) + 30 if spares_none or not full else -1.0
+        for endpoint, load, full in zip(candidates.endpoints, candidates.loads, busy, strict=True)
     ]
-    return _highest(of, points, _EXACT)
+    return _highest(candidates, points, _EXACT)
 
 
 def _power_of_two(
-    of: Candidates, _share: WeightedBackend, _standing: EndpointHealth
+    candidates: Candidates, _share: WeightedBackend, _health: EndpointHealth
 ) -> EngineEndpoint:
-    """Draw two, return the one with less to do."""
-    count = len(of.targets)
+    """Draw two endpoints and return the one with less load."""
+    count = len(candidates.endpoints)
     if count == 1:
-        return of.targets[0]
-    first = _index(of.part, count)
-    second = (first + 1 + _index(of.part * 7919 % 1, count - 1)) % count
-    return of.targets[first if of.loads[first] <= of.loads[second] else second]
+        return candidates.endpoints[0]
+    first = _index(candidates.part, count)
+    second = (first + 1 + _index(candidates.part * 7919 % 1, count - 1)) % count
+    return candidates.endpoints[
+        first if candidates.loads[first] <= candidates.loads[second] else second
+    ]
 
 
-def _highest(of: Candidates, scores: Sequence[float], equal: float) -> EngineEndpoint:
+def _highest(candidates: Candidates, scores: Sequence[float], equal: float) -> EngineEndpoint:
     top = max(scores) - equal
     ties: list[EngineEndpoint] = []
-    for target, score in zip(of.targets, scores, strict=True):
+    for endpoint, score in zip(candidates.endpoints, scores, strict=True):
         if score >= top:
-            ties.append(target)
-    return ties[0] if len(ties) == 1 else ties[_index(of.part, len(ties))]
+            ties.append(endpoint)
+    return ties[0] if len(ties) == 1 else ties[_index(candidates.part, len(ties))]
 
 
 def _index(part: float, count: int) -> int:
@@ -121,7 +133,7 @@ def _index(part: float, count: int) -> int:
 
 
 Chooser: TypeAlias = Callable[[Candidates, WeightedBackend, EndpointHealth], EngineEndpoint]
-# RoundRobin and Random are not here: they look at nobody's load (picking.py).
+# RoundRobin and Random are missing because they ignore load; `pick` handles them.
 BY_NAME: Mapping[str, Chooser] = {
     "Scored": _scored,
     "HardwareAware": _hardware_aware,
@@ -130,207 +142,209 @@ BY_NAME: Mapping[str, Chooser] = {
 }
 
 
-# Up to so many, all are looked at.
-SMALL = 16
-# Of more than that so many are drawn, and drawn again so often where some of them may not be asked.
-DRAWN = 8
-_REDRAWS = 3
-NO_ORIGINS: AbstractSet[Origin] = frozenset()
-
-
 class Scope:
-    """What one choice is made on. A plain object: one is made for each request."""
+    """The scope of one choice: query, health and ejected endpoints.
 
-    __slots__ = ("_others", "_ours", "has_others", "skipped", "standing", "wish")
+    A plain object: one is created for each request.
+    """
+
+    __slots__ = ("_others", "_ours", "has_others", "health", "query", "skipped")
 
     def __init__(
-        self, wish: RoutingQuery, standing: EndpointHealth, skipped: AbstractSet[Origin]
+        self, query: RoutingQuery, health: EndpointHealth, skipped: AbstractSet[Origin]
     ) -> None:
-        self.wish = wish
-        self.standing = standing
+        self.query = query
+        self.health = health
         self.skipped = skipped
-        """Who is left out because it failed a moment ago."""
+        """Endpoints that are left out because they failed a moment ago."""
         self.has_others = False
-        """Whether the engines looked at last have requests of others."""
+        """True if the endpoints of the last `loads` have requests of other gateways."""
         self._ours = self._others = 1.0
 
-    def loads(self, targets: Sequence[EngineEndpoint]) -> list[float]:
-        """Return how many requests each has, ours and others'.
+    def loads(self, endpoints: Sequence[EngineEndpoint]) -> list[float]:
+        """Return the load of each endpoint, this gateway's requests and others'.
 
-        What is known of others is a moment old and the same at every gateway: if each of them made up for all
-        that is uneven, together they would do so several times over, back and forth. So each makes up for its
-        own part: others' requests count as much as ours are a part of all, with the sum left as it is.
+        Reports of others' load are a moment old and equal at every gateway. If each gateway
+        compensated for all imbalance, they would overshoot together. Each therefore compensates for
+        its own part: others' requests are weighted by this gateway's part of the total, and the sum
+        is kept.
         """
-        # A loop, and no comprehension: those are calls, and this is done for each request.
-        ours, others = self.standing.in_flight, self.standing.elsewhere
+        # A loop instead of a comprehension, which is a call: this runs for each request.
+        ours, others = self.health.in_flight, self.health.others_in_flight
         own: list[float] = []
-        told: list[float] = []
-        theirs = 0.0
-        for target in targets:
-            origin = target.origin
+        reported: list[float] = []
+        others_sum = 0.0
+        for endpoint in endpoints:
+            origin = endpoint.origin
             own.append(ours.get(origin, 0))
             if others:
                 other = others.get(origin, 0.0)
-                told.append(other)
-                theirs += other
-        self.has_others = theirs > 0
-        if not theirs:
+                reported.append(other)
+                others_sum += other
+        self.has_others = others_sum > 0
+        if not others_sum:
             self._ours = self._others = 1.0
             return own
-        mine = sum(own)
-        part = (mine + 1) / (mine + 1 + theirs)
-        self._ours = (mine + theirs) / (mine + part * theirs)
+        own_sum = sum(own)
+        part = (own_sum + 1) / (own_sum + 1 + others_sum)
+        self._ours = (own_sum + others_sum) / (own_sum + part * others_sum)
         self._others = part * self._ours
         return [
-            self._ours * one + self._others * other for one, other in zip(own, told, strict=True)
+            self._ours * one + self._others * other
+            for one, other in zip(own, reported, strict=True)
         ]
 
-    def load(self, target: EngineEndpoint) -> float:
-        """Return how many requests one has, on the scale of the last `loads`."""
-        standing, origin = self.standing, target.origin
-        own = self._ours * standing.in_flight.get(origin, 0)
-        return own + self._others * standing.elsewhere.get(origin, 0.0)
+    def load(self, endpoint: EngineEndpoint) -> float:
+        """Return the load of one endpoint, on the scale of the last `loads`."""
+        health, origin = self.health, endpoint.origin
+        own = self._ours * health.in_flight.get(origin, 0)
+        return own + self._others * health.others_in_flight.get(origin, 0.0)
 
-    def is_within(self, target: EngineEndpoint, pool: EndpointPool, bound: int) -> bool:
-        """Return whether one request more would leave the engine within so many percent of the average."""
-        if len(pool.targets) == 1:
+    def is_within(self, endpoint: EngineEndpoint, pool: EndpointPool, bound: int) -> bool:
+        """Return whether one more request keeps the endpoint within `bound` percent of the average load."""
+        if len(pool.endpoints) == 1:
             return True
-        loads = self.loads(candidates(pool.targets, self))
-        return self.load(target) + 1 <= allowed(loads, bound)
+        loads = self.loads(eligible_endpoints(pool.endpoints, self))
+        return self.load(endpoint) + 1 <= allowed(loads, bound)
 
 
-def can_take(target: EngineEndpoint, grounds: Scope) -> bool:
-    """Return whether the engine may be asked."""
-    failed, skipped = grounds.wish.failed, grounds.skipped
-    return not (failed and target in failed) and not (skipped and target.origin in skipped)
+def can_take(endpoint: EngineEndpoint, scope: Scope) -> bool:
+    """Return whether the endpoint may be tried."""
+    failed, skipped = scope.query.failed, scope.skipped
+    return not (failed and endpoint in failed) and not (skipped and endpoint.origin in skipped)
 
 
 def allowed(loads: Sequence[float], bound: int) -> int:
-    """Return the most that one may have, a request more included, to be asked for what it has cached.
+    """Return the largest load, new request included, up to which affinity wins.
 
-    As in "Consistent Hashing with Bounded Loads" (Mirrokni, Thorup, Zadimoghaddam 2018): rounded up, or nobody
-    would get the first.
+    As in "Consistent Hashing with Bounded Loads" (Mirrokni, Thorup, Zadimoghaddam 2018). Rounded
+    up, else the first request would fit nowhere.
     """
     return math.ceil(bound * (sum(loads) + 1) / (100 * len(loads)))
 
 
-def pick(pool: EndpointPool, share: WeightedBackend, grounds: Scope) -> EngineEndpoint | None:
-    """Return whom the share's strategy chooses of those that may be asked; None if there are none."""
-    targets, wish, routing = pool.targets, grounds.wish, share.routing
-    if len(targets) == 1:
-        return targets[0] if can_take(targets[0], grounds) else None
+def pick(pool: EndpointPool, backend: WeightedBackend, scope: Scope) -> EngineEndpoint | None:
+    """Return the endpoint that the backend's strategy chooses; None if none may be tried."""
+    endpoints, query, routing = pool.endpoints, scope.query, backend.routing
+    if len(endpoints) == 1:
+        return endpoints[0] if can_take(endpoints[0], scope) else None
     if routing.strategy == "RoundRobin":
-        return _next(targets, grounds)
-    if len(targets) > SMALL or wish.failed or grounds.skipped:
-        some = candidates(targets, grounds)
-        if not some:
+        return _next(endpoints, scope)
+    if len(endpoints) > SCAN_LIMIT or query.failed or scope.skipped:
+        eligible = eligible_endpoints(endpoints, scope)
+        if not eligible:
             return None
     else:
-        some = targets
-    # Another part of the same draw, so that it has nothing to do with the weights.
-    part = wish.draw * 997 % 1
+        eligible = endpoints
+    # Another part of the draw, independent of the weights.
+    part = query.draw * 997 % 1
     if routing.strategy == "Random":
-        return some[min(int(part * len(some)), len(some) - 1)]
-    loads = grounds.loads(some)
+        return eligible[min(int(part * len(eligible)), len(eligible) - 1)]
+    loads = scope.loads(eligible)
     readers = (
-        _cached_endpoints(pool, loads, share, grounds)
-        if wish.cached and share.minds_prefixes
+        _cached_endpoints(pool, loads, backend, scope)
+        if query.cached and backend.uses_prefixes
         else ()
     )
-    of = Candidates(some, loads, part)
-    if grounds.has_others and 2 < len(targets) <= SMALL:
-        of = _drop_quarter(of)
+    candidates = Candidates(eligible, loads, part)
+    if scope.has_others and 2 < len(endpoints) <= SCAN_LIMIT:
+        candidates = _drop_quarter(candidates)
     if readers:
         if routing.strategy != "Scored":
             return readers[0][0]
-        _add_cached(of, readers, len(targets))
-    return BY_NAME[routing.strategy](of, share, grounds.standing)
+        _add_cached(candidates, readers, len(endpoints))
+    return BY_NAME[routing.strategy](candidates, backend, scope.health)
 
 
-def candidates(targets: Sequence[EngineEndpoint], grounds: Scope) -> Sequence[EngineEndpoint]:
-    """Return who is looked at: everybody able, or some drawn of them."""
-    count, failed, skipped = len(targets), grounds.wish.failed, grounds.skipped
-    if count <= SMALL:
+def eligible_endpoints(
+    endpoints: Sequence[EngineEndpoint], scope: Scope
+) -> Sequence[EngineEndpoint]:
+    """Return the endpoints to consider: all that may be tried, or a sample of them."""
+    count, failed, skipped = len(endpoints), scope.query.failed, scope.skipped
+    if count <= SCAN_LIMIT:
         if not failed and not skipped:
-            return targets
-        return [target for target in targets if can_take(target, grounds)]
-    # Steps of one length from one place: any two of them are as good as drawn apart.
-    bits = int(grounds.wish.draw * 2**53)
+            return endpoints
+        return [endpoint for endpoint in endpoints if can_take(endpoint, scope)]
+    # Steps of one length from one start: any two endpoints are as good as drawn independently.
+    bits = int(scope.query.draw * 2**53)
     begin, step = bits % count, 1 + bits // count % (count - 1)
     if not failed and not skipped:
-        return [targets[n % count] for n in range(begin, begin + DRAWN * step, step)]
+        return [endpoints[n % count] for n in range(begin, begin + SAMPLE_SIZE * step, step)]
     found: list[EngineEndpoint] = []
-    for n in range(begin, begin + DRAWN * (1 + _REDRAWS) * step, step):
-        target = targets[n % count]
-        if can_take(target, grounds):
-            found.append(target)
-            if len(found) == DRAWN:
+    for n in range(begin, begin + SAMPLE_SIZE * (1 + _REDRAWS) * step, step):
+        endpoint = endpoints[n % count]
+        if can_take(endpoint, scope):
+            found.append(endpoint)
+            if len(found) == SAMPLE_SIZE:
                 return found
     if found:
         return found
-    # The last resort, and the only time that everybody is looked at.
-    left = [target for target in targets if can_take(target, grounds)]
+    # The last resort, and the only scan of a large pool.
+    left = [endpoint for endpoint in endpoints if can_take(endpoint, scope)]
     begin = bits % len(left) if left else 0
-    return (left[begin:] + left[:begin])[:SMALL]
+    return (left[begin:] + left[:begin])[:SCAN_LIMIT]
 
 
-def _next(targets: Sequence[EngineEndpoint], grounds: Scope) -> EngineEndpoint | None:
-    """Return who is next, or the next after it who may be asked."""
-    count, turn = len(targets), grounds.wish.turn
+def _next(endpoints: Sequence[EngineEndpoint], scope: Scope) -> EngineEndpoint | None:
+    """Return the next endpoint in turn that may be tried."""
+    count, turn = len(endpoints), scope.query.turn
     for step in range(count):
-        target = targets[(turn + step) % count]
-        if can_take(target, grounds):
-            return target
+        endpoint = endpoints[(turn + step) % count]
+        if can_take(endpoint, scope):
+            return endpoint
     return None
 
 
 def _cached_endpoints(
-    pool: EndpointPool, loads: Sequence[float], share: WeightedBackend, grounds: Scope
+    pool: EndpointPool, loads: Sequence[float], backend: WeightedBackend, scope: Scope
 ) -> list[tuple[EngineEndpoint, float, float]]:
-    """Return who has read the prompt's beginning, is not too busy, and may be asked: load, and which part.
+    """Return the endpoints with a cached beginning of the prompt, unless too busy, with load and cached part.
 
-    The longest match first; of an engine its longest counts.
+    The longest match comes first; an endpoint's longest match counts.
     """
     found: list[tuple[EngineEndpoint, float, float]] = []
     most = -1
     seen: set[int] = set()
-    for mark, part in grounds.wish.cached:
+    for mark, part in scope.query.cached:
         if mark in seen:
             continue
         seen.add(mark)
-        target = pool.by_mark.get(mark)
-        if target is None or not can_take(target, grounds):
+        endpoint = pool.by_mark.get(mark)
+        if endpoint is None or not can_take(endpoint, scope):
             continue
         if most < 0:
-            most = allowed(loads, share.routing.prefix_affinity.bound)
-        load = grounds.load(target)
+            most = allowed(loads, backend.routing.prefix_affinity.bound)
+        load = scope.load(endpoint)
         if load + 1 <= most:
-            found.append((target, load, part))
+            found.append((endpoint, load, part))
     return found
 
 
-def _drop_quarter(of: Candidates) -> Candidates:
-    """Leave out a quarter, drawn, where other gateways ask, too: not all see the same one as the best.
+def _drop_quarter(candidates: Candidates) -> Candidates:
+    """Leave out a random quarter if other gateways send requests too, so that not all choose the same endpoint.
 
-    Of a large pool only a few are drawn anyway.
+    Large pools are sampled anyway.
     """
-    count = len(of.targets)
-    begin = int(of.part * 31 % 1 * count)
+    count = len(candidates.endpoints)
+    begin = int(candidates.part * 31 % 1 * count)
     end = begin + (3 * count + 2) // 4
-    targets, loads = (*of.targets, *of.targets), (*of.loads, *of.loads)
-    return Candidates(targets[begin:end], loads[begin:end], of.part)
+    endpoints, loads = (
+        (*candidates.endpoints, *candidates.endpoints),
+        (*candidates.loads, *candidates.loads),
+    )
+    return Candidates(endpoints[begin:end], loads[begin:end], candidates.part)
 
 
 def _add_cached(
-    of: Candidates, readers: Sequence[tuple[EngineEndpoint, float, float]], count: int
+    candidates: Candidates, readers: Sequence[tuple[EngineEndpoint, float, float]], count: int
 ) -> None:
-    """Have those who read the prompt before judged with the others; `count`: how many there are in all."""
-    of.read = read = {}
-    for target, _, part in readers:
-        read[target.mark] = part
-    if len(of.targets) == count:
-        return  # they are there
-    there = {target.mark for target in of.targets}
-    more = [(target, load) for target, load, _ in readers if target.mark not in there]
-    of.targets = [*of.targets, *(target for target, _ in more)]
-    of.loads = [*of.loads, *(load for _, load in more)]
+    """Add the endpoints with cached prefixes to the candidates. `count`: the size of the pool."""
+    candidates.read = read = {}
+    for endpoint, _, part in readers:
+        read[endpoint.mark] = part
+    if len(candidates.endpoints) == count:
+        return  # all are candidates already
+    there = {endpoint.mark for endpoint in candidates.endpoints}
+    more = [(endpoint, load) for endpoint, load, _ in readers if endpoint.mark not in there]
+    candidates.endpoints = [*candidates.endpoints, *(endpoint for endpoint, _ in more)]
+    candidates.loads = [*candidates.loads, *(load for _, load in more)]

@@ -1,7 +1,4 @@
-"""How the engines stand with a gateway right now: values only, and live views at that.
-
-One request as routing sees it: what it asks for, what it is drawn with, and what is remembered of it.
-"""
+"""Input of one choice: the routing query of the request, and the health of the endpoints."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,27 +8,26 @@ from types import MappingProxyType
 
 from gateway.routing.table import EngineEndpoint, Origin
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointHealth:
-    """How the engines stand with this gateway right now."""
-
-    in_flight: Mapping[Origin, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Requests of ours that are there now; exact."""
-    elsewhere: Mapping[Origin, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Requests of others that are there, by the engines' own words of a moment ago."""
-    headroom: Mapping[Origin, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Which part of its memory an engine has left, 0 to 1; 1 if it is not in here."""
-    penalised: AbstractSet[Origin] = frozenset()
-    """Those that failed a moment ago: asked only if nobody else is left."""
-
-
 _NOBODY: frozenset[EngineEndpoint] = frozenset()
 _HALF = 1 << 32
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointHealth:
+    """Load and failures of the endpoints as this gateway sees them. Live views."""
+
+    in_flight: Mapping[Origin, int] = field(default_factory=lambda: MappingProxyType({}))
+    """This gateway's requests; exact."""
+    others_in_flight: Mapping[Origin, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Requests of other gateways, as the engines reported a moment ago."""
+    headroom: Mapping[Origin, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Free part of each engine's memory, 0..1; a missing value counts as 1."""
+    ejected: AbstractSet[Origin] = frozenset()
+    """Endpoints that failed a moment ago: used only if no other remains."""
+
+
 class RoutingQuery:
-    """A plain object and no dataclass: one is made for each request, and filled as it is looked at."""
+    """One request as routing sees it. A plain object: one is created for each request and filled in step by step."""
 
     __slots__ = (
         "blocks",
@@ -42,7 +38,7 @@ class RoutingQuery:
         "name",
         "session",
         "session_key",
-        "stays",
+        "sticky_mark",
         "turn",
     )
 
@@ -55,31 +51,31 @@ class RoutingQuery:
     ) -> None:
         self.name = name
         self.draw = draw
-        """0..1, decides wherever chance does."""
+        """Random number, 0..1, for all draws of the request."""
         self.failed = failed
-        """Who was asked for this very request: never chosen again."""
+        """Endpoints that failed this request; never chosen again."""
         self.headers = headers
-        """Names in lower case."""
+        """Header names in lower case."""
         self.session = ""
-        """What the client calls its conversation; empty if nothing."""
-        self.stays = 0
-        """The mark of the engine that had the conversation last; 0 if none."""
+        """The client's session key; empty if there is none."""
+        self.sticky_mark = 0
+        """The mark of the endpoint that last served the conversation; 0 if unknown."""
         self.cached: Sequence[tuple[int, float]] = ()
-        """Marks of engines that have read the prompt's beginning, the longest first, and which part of it."""
+        """Marks of endpoints with a cached beginning of the prompt and the cached part, the longest first."""
         self.session_key = 0
-        """What the conversation is remembered under; 0 if it is not."""
+        """The key under which the session is remembered; 0 if it is not."""
         self.blocks: Sequence[tuple[int, int]] = ()
-        """Where the prompt's blocks end, and what they are remembered under."""
+        """The end and the key of each block of the prompt."""
         self.turn = 0
-        """How many requests of the name came before."""
+        """The number of earlier requests to the model."""
 
     def side(self) -> tuple[float, float]:
-        """Return what decides between backends and between versions, each in 0..1.
+        """Return the draws that select the backend and the version, each 0..1.
 
-        Of a session it is made from its name alone, so that it comes to the same side at every gateway.
+        A session's draws depend on its name only, so that every gateway selects the same.
         """
         if not self.session:
-            # A large factor: the second must not follow from the first.
+            # A large factor makes the second draw independent of the first.
             return self.draw, self.draw * 1_000_003 % 1
         text = f"{self.name}\0{self.session}".encode("utf-8", "surrogatepass")
         drawn = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"fleet-side").digest())

@@ -1,4 +1,4 @@
-"""Which engine gets a request. Pure: no clock, no randomness, no I/O; all of that arrives."""
+"""Endpoint selection: from a model name to a backend, a version and an endpoint, with fallbacks. Pure."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from gateway.routing.table import (
     WeightedBackend,
 )
 
-# A draw of exactly 1 would be beyond the last.
+# A draw of exactly 1 would select past the end.
 _BELOW_ONE = 1 - 2**-53
 
 
@@ -30,16 +30,16 @@ W = TypeVar("W", bound=_WeightedItem)
 
 @dataclass(slots=True, kw_only=True)
 class ChosenEndpoint:
-    """Not frozen: one is made for each request."""
+    """A chosen endpoint. Not frozen: one is created for each request."""
 
-    target: EngineEndpoint
+    endpoint: EngineEndpoint
     wakes: str = ""
-    """The deployment at zero that should have answered, and a fallback does instead."""
+    """The scaled-to-zero deployment that a fallback stands in for; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownModel:
-    """Nobody declared the name."""
+    """The model is not declared."""
 
     known: tuple[str, ...]
     nearest: str | None
@@ -47,49 +47,49 @@ class UnknownModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoReadyEndpoint:
-    """The name is declared, and there is nobody (left) to ask."""
+    """The model is declared, and no endpoint is left to try."""
 
     reason: str
     wakes: str = ""
-    """The deployment that a replica is started of for whoever waits; empty if waiting is of no use."""
+    """The scaled-to-zero deployment to start for waiting requests; empty if waiting is of no use."""
 
 
 RoutingChoice: TypeAlias = ChosenEndpoint | UnknownModel | NoReadyEndpoint
 
 
-def choose(table: RoutingTable, wish: RoutingQuery, standing: EndpointHealth) -> RoutingChoice:
-    """Return the engine to ask.
+def choose(table: RoutingTable, query: RoutingQuery, health: EndpointHealth) -> RoutingChoice:
+    """Return the endpoint to try.
 
-    Fallbacks come before those who failed a moment ago, and after both those whose lease is lost.
+    The order is: healthy backends, fallbacks, ejected endpoints, endpoints without a lease.
     """
-    model = table.models.get(wish.name)
+    model = table.models.get(query.name)
     if model is None:
-        return UnknownModel(known=tuple(sorted(table.models)), nearest=nearest(table, wish.name))
-    way = _matching_rule(model, wish) if model.rules else model
-    grounds = Scope(wish, standing, standing.penalised)
-    target = _from_backends(way.shares, grounds)
-    if target is not None:
-        return ChosenEndpoint(target=target)
-    wakes = _scaled_to_zero(way, wish) if way.sleepers else ""
-    target = _last_resort(way, model.fallbacks, grounds)
-    if target is None:
-        return NoReadyEndpoint(reason=way.reason, wakes=wakes)
-    is_asleep = not any(share.leased for share in way.shares)
-    return ChosenEndpoint(target=target, wakes=wakes if is_asleep else "")
+        return UnknownModel(known=tuple(sorted(table.models)), nearest=nearest(table, query.name))
+    matched = _matching_rule(model, query) if model.rules else model
+    scope = Scope(query, health, health.ejected)
+    endpoint = _from_backends(matched.backends, scope)
+    if endpoint is not None:
+        return ChosenEndpoint(endpoint=endpoint)
+    wakes = _scaled_to_zero(matched, query) if matched.scaled_to_zero else ""
+    endpoint = _last_resort(matched, model.fallbacks, scope)
+    if endpoint is None:
+        return NoReadyEndpoint(reason=matched.reason, wakes=wakes)
+    is_asleep = not any(backend.leased for backend in matched.backends)
+    return ChosenEndpoint(endpoint=endpoint, wakes=wakes if is_asleep else "")
 
 
 def nearest(table: RoutingTable, name: str) -> str | None:
-    """Return the known name that is spelled most alike; None if none is near."""
-    # Quadratic in the name's length, and the name is a stranger's.
+    """Return the most similar known name; None if none is similar."""
+    # The cost is quadratic in the length of the name, which the client chooses.
     close = difflib.get_close_matches(name[:200], sorted(table.models), n=1)
     return close[0] if close else None
 
 
-def _matching_rule(model: ServedModel, wish: RoutingQuery) -> ServedModel | HeaderRule:
-    """Return the first rule that the request's headers match; without one what goes for everybody."""
+def _matching_rule(model: ServedModel, query: RoutingQuery) -> ServedModel | HeaderRule:
+    """Return the first rule that matches the request's headers, else the model itself."""
     for rule in model.rules:
         if all(
-            any(name == has and (value is None or value == other) for has, other in wish.headers)
+            any(name == has and (value is None or value == other) for has, other in query.headers)
             for name, value in rule.headers
         ):
             return rule
@@ -97,116 +97,123 @@ def _matching_rule(model: ServedModel, wish: RoutingQuery) -> ServedModel | Head
 
 
 def _last_resort(
-    way: ServedModel | HeaderRule, fallbacks: Sequence[WeightedBackend], grounds: Scope
+    matched: ServedModel | HeaderRule, fallbacks: Sequence[WeightedBackend], scope: Scope
 ) -> EngineEndpoint | None:
-    """Return who may be asked when none of the backends is well, the least bad first."""
-    for share in fallbacks:
-        if (target := _from_subsets(share, grounds)) is not None:
-            return target
-    desperate = Scope(grounds.wish, grounds.standing, NO_ORIGINS)
-    if grounds.skipped:
-        if (target := _from_backends(way.shares, desperate)) is not None:
-            return target
-        for share in fallbacks:
-            if (target := _from_subsets(share, desperate)) is not None:
-                return target
-    for share in (*_weighted_order(_weighty(way.shares), grounds.wish.side()[0]), *fallbacks):
-        if (target := _from_subset(share.last, share, desperate)) is not None:
-            return target
+    """Return the least bad endpoint when no backend has a healthy one."""
+    for backend in fallbacks:
+        if (endpoint := _from_subsets(backend, scope)) is not None:
+            return endpoint
+    last_scope = Scope(scope.query, scope.health, NO_ORIGINS)
+    if scope.skipped:
+        if (endpoint := _from_backends(matched.backends, last_scope)) is not None:
+            return endpoint
+        for backend in fallbacks:
+            if (endpoint := _from_subsets(backend, last_scope)) is not None:
+                return endpoint
+    for backend in (
+        *_weighted_order(_with_weight(matched.backends), scope.query.side()[0]),
+        *fallbacks,
+    ):
+        if (endpoint := _from_subset(backend.orphan_subset, backend, last_scope)) is not None:
+            return endpoint
     return None
 
 
-def _weighty(shares: Sequence[WeightedBackend]) -> Sequence[WeightedBackend]:
-    return [share for share in shares if share.weight > 0]
+def _with_weight(backends: Sequence[WeightedBackend]) -> Sequence[WeightedBackend]:
+    return [backend for backend in backends if backend.weight > 0]
 
 
-def _from_backends(shares: Sequence[WeightedBackend], grounds: Scope) -> EngineEndpoint | None:
-    """Return who is asked of the shares, drawn by their weights; None if nobody can be."""
-    if len(shares) == 1:
-        return _from_subsets(shares[0], grounds) if shares[0].weight else None
-    some = _weighty(shares)
-    wish = grounds.wish
-    if wish.stays and not wish.session:
-        # Nothing but our memory says on which side such a conversation is.
-        for share in some:
-            if (target := _sticky_endpoint(share, share.arms, grounds)) is not None:
-                return target
-    for share in _weighted_order(some, wish.side()[0]):
-        if (target := _from_subsets(share, grounds)) is not None:
-            return target
+def _from_backends(backends: Sequence[WeightedBackend], scope: Scope) -> EngineEndpoint | None:
+    """Return an endpoint of a backend drawn by weight; None if there is none."""
+    if len(backends) == 1:
+        return _from_subsets(backends[0], scope) if backends[0].weight else None
+    weighted = _with_weight(backends)
+    query = scope.query
+    if query.sticky_mark and not query.session:
+        # Only the affinity memory knows the backend of such a conversation.
+        for backend in weighted:
+            if (endpoint := _sticky_endpoint(backend, backend.subsets, scope)) is not None:
+                return endpoint
+    for backend in _weighted_order(weighted, query.side()[0]):
+        if (endpoint := _from_subsets(backend, scope)) is not None:
+            return endpoint
     return None
 
 
-def _from_subsets(share: WeightedBackend, grounds: Scope) -> EngineEndpoint | None:
-    arms, wish = share.arms, grounds.wish
-    if not arms:
+def _from_subsets(backend: WeightedBackend, scope: Scope) -> EngineEndpoint | None:
+    subsets, query = backend.subsets, scope.query
+    if not subsets:
         return None
-    if len(arms) == 1 and not wish.stays and len(arms[0].pools) == 1:
-        return pick(arms[0].pools[0], share, grounds)  # as nearly always
-    target = _sticky_endpoint(share, arms, grounds) if wish.stays and not wish.session else None
-    if target is not None:
-        return target
-    if len(arms) == 1:
-        return _from_subset(arms[0], share, grounds)
-    some = [arm for arm in arms if arm.weight > 0]
-    # A version that gets nothing is asked before nobody is.
-    none = [arm for arm in arms if arm.weight <= 0]
-    for arm in (*_weighted_order(some, wish.side()[1]), *none):
-        if (target := _from_subset(arm, share, grounds)) is not None:
-            return target
+    if len(subsets) == 1 and not query.sticky_mark and len(subsets[0].pools) == 1:
+        return pick(subsets[0].pools[0], backend, scope)  # the common case
+    endpoint = (
+        _sticky_endpoint(backend, subsets, scope)
+        if query.sticky_mark and not query.session
+        else None
+    )
+    if endpoint is not None:
+        return endpoint
+    if len(subsets) == 1:
+        return _from_subset(subsets[0], backend, scope)
+    weighted = [subset for subset in subsets if subset.weight > 0]
+    # A version with weight 0 is used only if no other endpoint remains.
+    last_versions = [subset for subset in subsets if subset.weight <= 0]
+    for subset in (*_weighted_order(weighted, query.side()[1]), *last_versions):
+        if (endpoint := _from_subset(subset, backend, scope)) is not None:
+            return endpoint
     return None
 
 
-def _from_subset(arm: Subset, share: WeightedBackend, grounds: Scope) -> EngineEndpoint | None:
-    wish = grounds.wish
-    if wish.stays and wish.session and share.routing.sessions.enabled:
-        for pool in arm.pools:
-            target = pool.by_mark.get(wish.stays)
-            if target is not None and can_take(target, grounds):
-                return target
-    for pool in arm.pools:
-        if (target := pick(pool, share, grounds)) is not None:
-            return target
+def _from_subset(subset: Subset, backend: WeightedBackend, scope: Scope) -> EngineEndpoint | None:
+    query = scope.query
+    if query.sticky_mark and query.session and backend.routing.sessions.enabled:
+        for pool in subset.pools:
+            endpoint = pool.by_mark.get(query.sticky_mark)
+            if endpoint is not None and can_take(endpoint, scope):
+                return endpoint
+    for pool in subset.pools:
+        if (endpoint := pick(pool, backend, scope)) is not None:
+            return endpoint
     return None
 
 
 def _sticky_endpoint(
-    share: WeightedBackend, arms: Sequence[Subset], grounds: Scope
+    backend: WeightedBackend, subsets: Sequence[Subset], scope: Scope
 ) -> EngineEndpoint | None:
-    """Return who had the conversation last, if it still may; not if that would be far too much for it."""
-    if not share.routing.sessions.enabled:
+    """Return the endpoint that last served the conversation, if it may be tried and is not overloaded."""
+    if not backend.routing.sessions.enabled:
         return None
-    bound = share.routing.prefix_affinity.bound
-    for arm in arms:
-        for pool in arm.pools:
-            target = pool.by_mark.get(grounds.wish.stays)
-            if target is not None:
-                may_stay = arm.weight > 0 and can_take(target, grounds)
-                return target if may_stay and grounds.is_within(target, pool, bound) else None
+    bound = backend.routing.prefix_affinity.bound
+    for subset in subsets:
+        for pool in subset.pools:
+            endpoint = pool.by_mark.get(scope.query.sticky_mark)
+            if endpoint is not None:
+                may_stay = subset.weight > 0 and can_take(endpoint, scope)
+                return endpoint if may_stay and scope.is_within(endpoint, pool, bound) else None
     return None
 
 
-def _scaled_to_zero(way: ServedModel | HeaderRule, wish: RoutingQuery) -> str:
-    """Return one of those that a request brings back, by weight."""
-    point = wish.side()[0] * sum(weight for weight, _ in way.sleepers)
-    for weight, name in way.sleepers:
+def _scaled_to_zero(matched: ServedModel | HeaderRule, query: RoutingQuery) -> str:
+    """Return a scaled-to-zero deployment, drawn by weight."""
+    point = query.side()[0] * sum(weight for weight, _ in matched.scaled_to_zero)
+    for weight, name in matched.scaled_to_zero:
         point -= weight
         if point < 0:
             return name
-    return way.sleepers[-1][1]
+    return matched.scaled_to_zero[-1][1]
 
 
 def _weighted_order(items: Sequence[W], point: float) -> Iterator[W]:
-    """Yield the items, each drawn by weight from those that are left; `point` in 0..1 decides."""
-    left = list(items)
-    while left:
-        place = min(point, _BELOW_ONE) * sum(item.weight for item in left)
-        chosen = len(left) - 1
-        for number, item in enumerate(left):
+    """Yield the items in weighted random order; `point`, 0..1, is the draw."""
+    remaining = list(items)
+    while remaining:
+        place = min(point, _BELOW_ONE) * sum(item.weight for item in remaining)
+        chosen = len(remaining) - 1
+        for number, item in enumerate(remaining):
             if place < item.weight:
                 chosen = number
                 break
             place -= item.weight
-        # What is left of the draw is as good as a new one.
-        point = place / left[chosen].weight
-        yield left.pop(chosen)
+        # The rest of the draw is as good as a new one.
+        point = place / remaining[chosen].weight
+        yield remaining.pop(chosen)

@@ -1,6 +1,6 @@
-"""What a gateway knows of names and engines at one moment: values only.
+"""Routing table: models, weighted backends and endpoints at one moment.
 
-Makes shares ready for choosing, so that a request costs the same among ten engines and among a thousand. Pure.
+Values, and the builder that prepares them.
 """
 
 import zlib
@@ -10,14 +10,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from schemas.routing import Routing, ScoreWeights
+from schemas.wire import headers as wire_headers
 
 _USUAL = Routing()
-# Of a deployment that says nothing (schemas/deployment.py).
+# The default of deployments (schemas/deployment.py).
 DEFAULT_CONCURRENCY = 4
 
 
 class Origin(NamedTuple):
-    """Where an engine listens; what connections, load and penalties are counted by."""
+    """Host and port of an engine: the key of connections, load and failures."""
 
     host: str
     port: int
@@ -25,33 +26,33 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEndpoint:
-    """One engine that may be asked."""
+    """One engine that may be tried."""
 
     replica: str
     node: str
     deployment: str
     origin: Origin
     names: tuple[str, ...]
-    """Names that the engine itself answers to, its deployment's own first."""
+    """Names that the engine answers to, its deployment's own first."""
     version: int
-    """Changes when the endpoint is published anew: then it may be tried once more."""
+    """Changes when the endpoint is published anew, after which it may be tried again."""
     template: str = ""
-    """The version of the deployment that runs there; agents of before said nothing of it."""
-    # What follows is about the engine; it does not make it another one.
+    """The version of the deployment that runs there; empty from agents of earlier releases."""
+    # The fields below describe the engine and are not part of its identity.
     site: str = field(default="", compare=False)
     concurrency: int = field(default=DEFAULT_CONCURRENCY, compare=False)
-    """How many requests it works on at once."""
+    """The number of requests that the engine processes at once."""
     points: float = field(default=0.0, compare=False)
-    """For its chip, GPU cores and memory (hardware.py)."""
+    """Points for chip, GPU cores and memory (schemas/chips.py)."""
     is_fit: bool = field(default=True, compare=False)
-    """Whether its Mac is one for a model of that size."""
+    """True if the Mac meets the minimum for a model of this size."""
     mark: int = field(default=0, init=False, compare=False)
-    """32 bits that conversations remember it by. Not of `version`: an engine whose agent was updated has its cache."""
-    # Made once for all requests.
+    """32-bit id for affinity. It does not depend on `version`: an engine keeps its cache when its agent restarts."""
+    # Computed once for all requests.
     host: bytes = field(default=b"", init=False, compare=False, repr=False)
-    """The engine's host and port, as requests name them."""
+    """Host and port of the engine, as in the host header."""
     lines: bytes = field(default=b"", init=False, compare=False, repr=False)
-    """The header lines that tell clients who answered."""
+    """Header lines that name the node and the replica to clients."""
 
     def __post_init__(self) -> None:
         mark = zlib.crc32(f"{self.replica} {self.node}".encode())
@@ -59,127 +60,127 @@ class EngineEndpoint:
         host, port = self.origin
         named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         object.__setattr__(self, "host", named.encode("ascii", "replace"))
-        lines = f"x-fleet-node: {self.node}\r\nx-fleet-replica: {self.replica}\r\n"
+        lines = f"{wire_headers.NODE}: {self.node}\r\n{wire_headers.REPLICA}: {self.replica}\r\n"
         object.__setattr__(self, "lines", lines.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointPool:
-    """Engines among which the strategy alone decides."""
+    """Endpoints among which the strategy decides alone."""
 
-    targets: tuple[EngineEndpoint, ...]
+    endpoints: tuple[EngineEndpoint, ...]
     by_mark: Mapping[int, EngineEndpoint]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subset:
-    """A part of a share: everybody, or one of two versions of a deployment of which one is on trial."""
+    """A part of a backend: all endpoints, or one of two versions during a canary."""
 
     weight: float
     pools: tuple[EndpointPool, ...]
-    """The first that has anybody able counts: our own site's before others'."""
+    """The first pool with an available endpoint is used: the gateway's own site comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedBackend:
-    """A part of a name's requests and who may serve it. Made by shares.py."""
+    """A share of a model's requests and the endpoints that may serve it. `BackendBuilder` creates it."""
 
     deployments: tuple[str, ...]
     weight: int
     leased: tuple[EngineEndpoint, ...]
     orphans: tuple[EngineEndpoint, ...]
-    """Engines whose lease is lost but which may live on; asked when nobody else is left."""
-    arms: tuple[Subset, ...]
-    """Those leased, sorted."""
-    last: Subset
+    """Endpoints that lost their lease but may live; used when no other remains."""
+    subsets: tuple[Subset, ...]
+    """Leased endpoints, sorted."""
+    orphan_subset: Subset
     """The orphans."""
     routing: Routing
     score: tuple[float, float, float, float]
-    """What a loaded model, free memory, a short queue and a prefix read before count, of 1."""
-    minds_prefixes: bool
-    """Whether it counts who has read a prompt's beginning; who asks for turns or chance gets just that."""
+    """Weights of a loaded model, free memory, a short queue and a cached prefix; their sum is 1."""
+    uses_prefixes: bool
+    """True if cached prefixes influence the choice; never for RoundRobin and Random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderRule:
-    """Other shares for the requests that carry certain headers."""
+    """Other backends for requests with certain headers."""
 
     headers: tuple[tuple[bytes, bytes | None], ...]
-    """Names in lower case, and their values; None: any."""
-    shares: tuple[WeightedBackend, ...]
+    """Names in lower case and values; None: any value."""
+    backends: tuple[WeightedBackend, ...]
     reason: str
-    sleepers: tuple[tuple[int, str], ...] = ()
+    scaled_to_zero: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One name that clients may use."""
+    """One model name that clients may use."""
 
     name: str
     created: int
-    shares: tuple[WeightedBackend, ...]
+    backends: tuple[WeightedBackend, ...]
     reason: str
-    """Why nothing is ready, should that be so."""
-    sleepers: tuple[tuple[int, str], ...] = ()
-    """Deployments that a request brings back from zero, with their weights."""
+    """The reason to report if no endpoint is ready."""
+    scaled_to_zero: tuple[tuple[int, str], ...] = ()
+    """Deployments that a request starts from zero, with their weights."""
     routing: Routing = _USUAL
-    """How its requests are shared out and what is done when one fails."""
+    """Routing settings of the model."""
     rules: tuple[HeaderRule, ...] = ()
-    """The first that matches is asked instead of `shares`."""
+    """The first matching rule replaces `backends`."""
     fallbacks: tuple[WeightedBackend, ...] = ()
-    """Asked in this order when the others cannot be."""
+    """Used in this order when the backends have no healthy endpoint."""
     session_s: float = 0.0
-    """How long a conversation is remembered after its last request; 0: not at all."""
+    """The lifetime of a session after its last request, in seconds; 0: no sessions."""
     is_prefix_aware: bool = False
-    """Whether it counts for any of its shares who has read a prompt's beginning before."""
-    is_sole: bool = False
-    """Whether there is never more than one engine to choose from."""
+    """True if cached prefixes influence the choice in any backend."""
+    has_one_endpoint: bool = False
+    """True if there is at most one endpoint."""
 
     def ready(self) -> int:
-        """Return how many leased endpoints serve the name."""
-        return len({target.replica for share in self._some() for target in share.leased})
+        """Return the number of replicas with a lease."""
+        return len({endpoint.replica for backend in self._some() for endpoint in backend.leased})
 
     def kept(self) -> int:
-        """Return how many more are known from before: their lease is lost, or the store away since we started."""
-        return len({target.replica for share in self._some() for target in share.orphans})
+        """Return the number of further replicas without a lease, or from the saved state."""
+        return len({endpoint.replica for backend in self._some() for endpoint in backend.orphans})
 
     def _some(self) -> tuple[WeightedBackend, ...]:
-        ruled = (share for rule in self.rules for share in rule.shares)
-        return (*self.shares, *ruled, *self.fallbacks)
+        ruled = (backend for rule in self.rules for backend in rule.backends)
+        return (*self.backends, *ruled, *self.fallbacks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanarySplit:
-    """A new version of a deployment that gets a part of its requests."""
+    """Traffic split between two versions of a deployment."""
 
     template: str
     weight: int
-    """Percent."""
+    """In percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingTable:
-    """Everything a gateway knows of names and engines at one moment."""
+    """All models and endpoints that the gateway knows at one moment."""
 
     models: Mapping[str, ServedModel] = field(default_factory=lambda: MappingProxyType({}))
     endpoints: int = 0
-    """With a lease."""
+    """The number of endpoints with a lease."""
     kept: int = 0
-    """Known from before, whose lease is lost or cannot be seen."""
+    """The number of endpoints without a lease, or from the saved state."""
 
 
 _NO_TRIALS: Mapping[str, CanarySplit] = MappingProxyType({})
 
 
 class BackendBuilder:
-    """Makes the shares of one table."""
+    """Prepares backends for selection, so that a request costs the same with ten endpoints and with a thousand."""
 
-    def __init__(self, trials: Mapping[str, CanarySplit] = _NO_TRIALS, site: str = "") -> None:
-        """`trials` by deployment; `site` is the gateway's own, empty if it has none."""
-        self._trials = trials
+    def __init__(self, canaries: Mapping[str, CanarySplit] = _NO_TRIALS, site: str = "") -> None:
+        """`trials`: canary splits by deployment; `site`: the gateway's own, empty if it has none."""
+        self._canaries = canaries
         self._site = site
 
-    def share(
+    def backend(
         self,
         deployments: Sequence[str],
         *,
@@ -188,7 +189,7 @@ class BackendBuilder:
         weight: int = 1,
         routing: Routing = _USUAL,
     ) -> WeightedBackend:
-        """Return the share; the order of what is given makes no difference."""
+        """Return the backend; the order of the endpoints makes no difference."""
         here, gone = _sorted(leased), _sorted(orphans)
         preference = _PoolRanking(routing, self._site)
         return WeightedBackend(
@@ -196,11 +197,11 @@ class BackendBuilder:
             weight=weight,
             leased=here,
             orphans=gone,
-            arms=tuple(_subsets(here, self._trials, preference)),
-            last=Subset(weight=1.0, pools=preference.pools(gone)),
+            subsets=tuple(_subsets(here, self._canaries, preference)),
+            orphan_subset=Subset(weight=1.0, pools=preference.pools(gone)),
             routing=routing,
             score=_score(routing.weights),
-            minds_prefixes=routing.prefix_affinity.enabled
+            uses_prefixes=routing.prefix_affinity.enabled
             and routing.strategy not in ("RoundRobin", "Random"),
         )
 
@@ -216,28 +217,31 @@ def _score(weights: ScoreWeights) -> tuple[float, float, float, float]:
     return loaded, memory, queue, prefix
 
 
-def _sorted(targets: Iterable[EngineEndpoint]) -> tuple[EngineEndpoint, ...]:
-    return tuple(sorted(targets, key=lambda t: (t.replica, t.origin, t.version)))
+def _sorted(endpoints: Iterable[EngineEndpoint]) -> tuple[EngineEndpoint, ...]:
+    return tuple(sorted(endpoints, key=lambda t: (t.replica, t.origin, t.version)))
 
 
 def _subsets(
-    leased: Sequence[EngineEndpoint], trials: Mapping[str, CanarySplit], preference: "_PoolRanking"
+    leased: Sequence[EngineEndpoint],
+    canaries: Mapping[str, CanarySplit],
+    preference: "_PoolRanking",
 ) -> Iterator[Subset]:
-    """Yield who may be asked, and how often: a version on trial gets its part of its deployment's part.
+    """Yield the subsets with their weights. A canary version gets its part of its deployment's share.
 
-    The new versions come first, then their old ones: a growing weight moves requests from old to new only.
+    New versions come first, then the old ones: a growing weight moves requests from old to new
+    only.
     """
     others: list[EngineEndpoint] = []
     old_arms = []
-    for name in dict.fromkeys(target.deployment for target in leased):
-        mine, trial = [t for t in leased if t.deployment == name], trials.get(name)
-        new = [t for t in mine if trial is not None and t.template == trial.template]
-        # Where only one of the versions can be asked, it gets everything.
-        if trial is None or not new or len(new) == len(mine):
+    for name in dict.fromkeys(endpoint.deployment for endpoint in leased):
+        mine, canary = [t for t in leased if t.deployment == name], canaries.get(name)
+        new = [t for t in mine if canary is not None and t.template == canary.template]
+        # If only one version has endpoints, it gets all requests.
+        if canary is None or not new or len(new) == len(mine):
             others += mine
             continue
-        old = [t for t in mine if t.template != trial.template]
-        part = len(mine) * trial.weight / 100
+        old = [t for t in mine if t.template != canary.template]
+        part = len(mine) * canary.weight / 100
         yield Subset(weight=part, pools=preference.pools(new))
         old_arms.append(Subset(weight=len(mine) - part, pools=preference.pools(old)))
     yield from old_arms
@@ -246,18 +250,20 @@ def _subsets(
 
 
 class _PoolRanking:
-    """Who is asked only if others cannot be, whatever the load."""
+    """Ranks endpoints into pools: a later pool is used only if the earlier ones have no available endpoint."""
 
     def __init__(self, routing: Routing, site: str) -> None:
         self._site = site if routing.site_affinity else ""
         self._minds_size = routing.strategy == "HardwareAware"
 
-    def pools(self, targets: Sequence[EngineEndpoint]) -> tuple[EndpointPool, ...]:
+    def pools(self, endpoints: Sequence[EngineEndpoint]) -> tuple[EndpointPool, ...]:
         ranked: dict[tuple[bool, bool], list[EngineEndpoint]] = {}
-        for target in targets:
-            is_far = bool(self._site) and target.site != self._site
-            ranked.setdefault((is_far, self._minds_size and not target.is_fit), []).append(target)
+        for endpoint in endpoints:
+            is_far = bool(self._site) and endpoint.site != self._site
+            ranked.setdefault((is_far, self._minds_size and not endpoint.is_fit), []).append(
+                endpoint
+            )
         return tuple(
-            EndpointPool(targets=tuple(some), by_mark=MappingProxyType({t.mark: t for t in some}))
+            EndpointPool(endpoints=tuple(some), by_mark=MappingProxyType({t.mark: t for t in some}))
             for _, some in sorted(ranked.items(), key=lambda item: item[0])
         )

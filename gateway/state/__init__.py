@@ -1,1 +1,1 @@
-"""What the gateway knows of the fleet: the store's objects as a routing table, kept while the store is away."""
+"""Fleet state of the gateway: routing table and API keys, read from the store and kept while it is unreachable."""

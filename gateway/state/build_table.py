@@ -1,11 +1,10 @@
-"""From the store's objects to a routing table. Pure; remembers nothing but what it is given."""
+"""Builds the routing table from the store's objects. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from gateway.routing import hardware
 from gateway.routing.table import (
     DEFAULT_CONCURRENCY,
     BackendBuilder,
@@ -17,29 +16,30 @@ from gateway.routing.table import (
     ServedModel,
     WeightedBackend,
 )
-from schemas import duration
+from schemas import chips, duration
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import Endpoint
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from schemas.routing import Routing
 
-# How long an engine may outlive its agent's lease and still be asked: an agent's update or an
-# etcd outage is over by then, and a Mac that is gone has refused its first connection long ago.
+# The longest time that an engine may outlive its agent's lease and still be tried. An agent update
+# or an etcd outage is over by then; a Mac that is gone has refused its first connection long
+# before.
 ORPHAN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanEndpoint:
-    """An engine whose endpoint vanished although its deployment goes on."""
+    """An endpoint that lost its lease while its deployment still exists."""
 
-    target: EngineEndpoint
+    endpoint: EngineEndpoint
     until_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableInputs:
-    """What the store held, by name."""
+    """Objects of the store by name."""
 
     deployments: Mapping[str, ModelDeployment]
     statuses: Mapping[str, ModelDeploymentStatus]
@@ -47,30 +47,38 @@ class TableInputs:
     leased: Mapping[str, EngineEndpoint]
     """By replica."""
     sites: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Nodes' labels `site`, by node; they win over what endpoints say."""
+    """The label `site` of nodes, by node; it overrides the site of endpoints."""
 
 
-def endpoint_of(endpoint: Endpoint, version: int) -> EngineEndpoint | None:
-    """Return whom to ask; None if the address is none that a gateway can connect to."""
-    url = urlsplit(endpoint.spec.url)
+def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint | None:
+    """Return the routable endpoint; None if its URL is not supported."""
+    url = urlsplit(published.spec.url)
     if url.scheme != "http" or not url.hostname or url.path.strip("/"):
         return None
     try:
         port = url.port or 80
     except ValueError:
         return None
+    hardware = published.spec.hardware
     return EngineEndpoint(
-        replica=endpoint.metadata.name,
-        node=endpoint.spec.node,
-        deployment=endpoint.spec.deployment,
+        replica=published.metadata.name,
+        node=published.spec.node,
+        deployment=published.spec.deployment,
         origin=Origin(url.hostname, port),
-        names=endpoint.spec.served_names,
+        names=published.spec.served_names,
         version=version,
-        template=endpoint.spec.template,
-        site=endpoint.spec.site,
-        concurrency=endpoint.spec.concurrency or DEFAULT_CONCURRENCY,
-        points=hardware.points(endpoint.spec.hardware),
-        is_fit=hardware.is_fit(endpoint.spec.parameters, endpoint.spec.hardware),
+        template=published.spec.template,
+        site=published.spec.site,
+        concurrency=published.spec.concurrency or DEFAULT_CONCURRENCY,
+        points=chips.machine_points(
+            chip=hardware.chip, gpu_cores=hardware.gpu_cores, memory_bytes=hardware.memory_bytes
+        ),
+        is_fit=chips.meets_tier(
+            # Endpoints give millions of parameters.
+            chips.size_tier(published.spec.parameters * 10**6),
+            gpu_cores=hardware.gpu_cores,
+            memory_bytes=hardware.memory_bytes,
+        ),
     )
 
 
@@ -80,17 +88,17 @@ def orphans_of(
     now: TableInputs,
     now_s: float,
 ) -> dict[str, OrphanEndpoint]:
-    """Return the orphans after a change: `before` is who was leased until now."""
+    """Return the orphans after a change; `before` are the leased endpoints until now."""
     fresh = {
-        replica: OrphanEndpoint(target=target, until_s=now_s + ORPHAN_S)
-        for replica, target in before.items()
+        replica: OrphanEndpoint(endpoint=endpoint, until_s=now_s + ORPHAN_S)
+        for replica, endpoint in before.items()
     }
     return {
         replica: orphan
         for replica, orphan in {**known, **fresh}.items()
         if replica not in now.leased
         and orphan.until_s > now_s
-        and _is_kept(now.deployments.get(orphan.target.deployment))
+        and _is_kept(now.deployments.get(orphan.endpoint.deployment))
     }
 
 
@@ -99,115 +107,121 @@ def _is_kept(deployment: ModelDeployment | None) -> bool:
 
 
 def build_table(
-    seen: TableInputs, orphans: Iterable[EngineEndpoint], *, site: str = ""
+    inputs: TableInputs, orphans: Iterable[EngineEndpoint], *, site: str = ""
 ) -> RoutingTable:
-    """Return the table: routes win over deployments' own names, and those over served names.
+    """Return the table. Routes win over deployments' own names, and those win over served names.
 
-    `site` is the gateway's own.
+    `site`: the gateway's own.
     """
     orphans = tuple(orphans)
-    maker = _TableBuilder(seen, orphans, site)
+    builder = _TableBuilder(inputs, orphans, site)
     models = {
-        name: maker.model(name, (maker.share(deployments),))
-        for name, deployments in _served(seen.deployments).items()
+        name: builder.model(name, (builder.backend(deployments),))
+        for name, deployments in _served(inputs.deployments).items()
     }
-    # Backwards, so that of two routes for one name the first by name wins, whatever the order.
-    for _, route in sorted(seen.routes.items(), reverse=True):
-        models[route.spec.model] = maker.routed(route.spec)
+    # In reverse order: of two routes for one name, the first by name wins.
+    for _, route in sorted(inputs.routes.items(), reverse=True):
+        models[route.spec.model] = builder.route_model(route.spec)
     return RoutingTable(
-        models=MappingProxyType(models), endpoints=len(seen.leased), kept=len(orphans)
+        models=MappingProxyType(models), endpoints=len(inputs.leased), kept=len(orphans)
     )
 
 
 class _TableBuilder:
-    """Makes the models of one table."""
+    """Builds the models of one table."""
 
-    def __init__(self, seen: TableInputs, orphans: Iterable[EngineEndpoint], site: str) -> None:
-        self._seen = seen
-        self._leased = _by_deployment(seen.leased.values(), seen.sites)
-        self._orphans = _by_deployment(orphans, seen.sites)
-        self._shares = BackendBuilder(_canary_splits(seen.statuses), site)
+    def __init__(self, inputs: TableInputs, orphans: Iterable[EngineEndpoint], site: str) -> None:
+        self._inputs = inputs
+        self._leased = _by_deployment(inputs.leased.values(), inputs.sites)
+        self._orphans = _by_deployment(orphans, inputs.sites)
+        self._shares = BackendBuilder(_canary_splits(inputs.statuses), site)
 
-    def share(
+    def backend(
         self, deployments: Sequence[str], weight: int = 1, routing: Routing | None = None
     ) -> WeightedBackend:
-        """Return a share; without a `routing` the first of its deployments says."""
-        return self._shares.share(
+        """Return a backend. Without `routing`, the settings of the first deployment apply."""
+        return self._shares.backend(
             deployments,
-            leased=[target for name in deployments for target in self._leased.get(name, ())],
-            orphans=[target for name in deployments for target in self._orphans.get(name, ())],
+            leased=[endpoint for name in deployments for endpoint in self._leased.get(name, ())],
+            orphans=[endpoint for name in deployments for endpoint in self._orphans.get(name, ())],
             weight=weight,
             routing=routing or self._own_routing(deployments),
         )
 
-    def routed(self, spec: ModelRouteSpec) -> ServedModel:
-        """Return the name that a route gives."""
-        fallbacks = tuple(self.share((name,), routing=spec.routing) for name in spec.fallbacks)
+    def route_model(self, spec: ModelRouteSpec) -> ServedModel:
+        """Return the model of a route."""
+        fallbacks = tuple(self.backend((name,), routing=spec.routing) for name in spec.fallbacks)
         rules = []
         for rule in spec.rules:
-            shares = self._backends(rule.backends, spec.routing)
-            ruled = self.model(spec.model, shares, fallbacks)
+            backends = self._backends(rule.backends, spec.routing)
+            ruled = self.model(spec.model, backends, fallbacks)
             headers = tuple(
                 (one.name.lower().encode(), None if one.value is None else one.value.encode())
                 for one in rule.headers
             )
             rules.append(
                 HeaderRule(
-                    headers=headers, shares=shares, reason=ruled.reason, sleepers=ruled.sleepers
+                    headers=headers,
+                    backends=backends,
+                    reason=ruled.reason,
+                    scaled_to_zero=ruled.scaled_to_zero,
                 )
             )
-        shares = self._backends(spec.backends, spec.routing)
-        return self.model(spec.model, shares, fallbacks, tuple(rules))
+        backends = self._backends(spec.backends, spec.routing)
+        return self.model(spec.model, backends, fallbacks, tuple(rules))
 
     def model(
         self,
         name: str,
-        shares: tuple[WeightedBackend, ...],
+        backends: tuple[WeightedBackend, ...],
         fallbacks: tuple[WeightedBackend, ...] = (),
         rules: tuple[HeaderRule, ...] = (),
     ) -> ServedModel:
-        """Return a name that the shares serve."""
-        seen = self._seen
-        some = (*shares, *fallbacks, *(share for rule in rules for share in rule.shares))
-        everybody = dict.fromkeys(name for share in some for name in share.deployments)
+        """Return a model that the backends serve."""
+        inputs = self._inputs
+        some = (*backends, *fallbacks, *(backend for rule in rules for backend in rule.backends))
+        deployments_of_all = dict.fromkeys(name for backend in some for name in backend.deployments)
         created = [
             int(metadata.creation_timestamp.timestamp())
-            for one in everybody
-            if one in seen.deployments
-            and (metadata := seen.deployments[one].metadata).creation_timestamp is not None
+            for one in deployments_of_all
+            if one in inputs.deployments
+            and (metadata := inputs.deployments[one].metadata).creation_timestamp is not None
         ]
         ttls = [
-            duration.parse_fine(share.routing.sessions.ttl)
-            for share in some
-            if share.routing.sessions.enabled
+            duration.parse_fine(backend.routing.sessions.ttl)
+            for backend in some
+            if backend.routing.sessions.enabled
         ]
         return ServedModel(
             name=name,
             created=min(created, default=0),
-            shares=shares,
-            reason=_reason(shares, fallbacks, seen),
-            sleepers=tuple(_scaled_to_zero(shares, seen)),
-            routing=max(shares, key=lambda share: share.weight).routing,
+            backends=backends,
+            reason=_reason(backends, fallbacks, inputs),
+            scaled_to_zero=tuple(_scaled_to_zero(backends, inputs)),
+            routing=max(backends, key=lambda backend: backend.weight).routing,
             rules=rules,
             fallbacks=fallbacks,
             session_s=max(ttls, default=0.0),
-            is_prefix_aware=any(share.minds_prefixes for share in some),
-            is_sole=len({t for share in some for t in (*share.leased, *share.orphans)}) <= 1,
+            is_prefix_aware=any(backend.uses_prefixes for backend in some),
+            has_one_endpoint=len(
+                {t for backend in some for t in (*backend.leased, *backend.orphans)}
+            )
+            <= 1,
         )
 
     def _backends(
         self, backends: Sequence[Backend], routing: Routing | None
     ) -> tuple[WeightedBackend, ...]:
         ordered = sorted(backends, key=lambda b: (b.deployment, b.weight))
-        return tuple(self.share((one.deployment,), one.weight, routing) for one in ordered)
+        return tuple(self.backend((one.deployment,), one.weight, routing) for one in ordered)
 
     def _own_routing(self, deployments: Sequence[str]) -> Routing:
-        there = self._seen.deployments
+        there = self._inputs.deployments
         return next((there[one].spec.routing for one in deployments if one in there), Routing())
 
 
 def _canary_splits(statuses: Mapping[str, ModelDeploymentStatus]) -> dict[str, CanarySplit]:
-    """Return the new versions that get a part of the requests, or none, for they were found bad."""
+    """Return the canary splits by deployment; a rejected version gets weight 0."""
     found = {}
     for name, status in statuses.items():
         canary = status.canary
@@ -218,18 +232,18 @@ def _canary_splits(statuses: Mapping[str, ModelDeploymentStatus]) -> dict[str, C
 
 
 def _by_deployment(
-    targets: Iterable[EngineEndpoint], sites: Mapping[str, str]
+    endpoints: Iterable[EngineEndpoint], sites: Mapping[str, str]
 ) -> dict[str, list[EngineEndpoint]]:
     found: dict[str, list[EngineEndpoint]] = {}
-    for one in targets:
+    for one in endpoints:
         site = sites.get(one.node, one.site)
-        target = one if site == one.site else replace(one, site=site)
-        found.setdefault(target.deployment, []).append(target)
+        endpoint = one if site == one.site else replace(one, site=site)
+        found.setdefault(endpoint.deployment, []).append(endpoint)
     return found
 
 
 def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, ...]]:
-    """Return who serves each name; a deployment's own name belongs to it alone."""
+    """Return the deployments of each name. A deployment's own name belongs to it alone."""
     found: dict[str, list[str]] = {name: [name] for name in sorted(deployments)}
     for own, deployment in sorted(deployments.items()):
         for name in served_names(deployment)[1:]:
@@ -239,26 +253,28 @@ def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, 
 
 
 def _reason(
-    shares: Sequence[WeightedBackend], fallbacks: Sequence[WeightedBackend], seen: TableInputs
+    backends: Sequence[WeightedBackend], fallbacks: Sequence[WeightedBackend], inputs: TableInputs
 ) -> str:
-    if all(share.weight == 0 for share in (*shares, *fallbacks)):
+    if all(backend.weight == 0 for backend in (*backends, *fallbacks)):
         return "Every backend of its ModelRoute has weight 0."
-    involved = dict.fromkeys(one for share in (*shares, *fallbacks) for one in share.deployments)
-    return " ".join(_why_not(one, seen) for one in involved)
+    involved = dict.fromkeys(
+        one for backend in (*backends, *fallbacks) for one in backend.deployments
+    )
+    return " ".join(_why_not(one, inputs) for one in involved)
 
 
 def _scaled_to_zero(
-    shares: tuple[WeightedBackend, ...], seen: TableInputs
+    backends: tuple[WeightedBackend, ...], inputs: TableInputs
 ) -> Iterator[tuple[int, str]]:
-    for share in shares:
-        for name in share.deployments if share.weight else ():
-            deployment = seen.deployments.get(name)
+    for backend in backends:
+        for name in backend.deployments if backend.weight else ():
+            deployment = inputs.deployments.get(name)
             if deployment is not None and _can_scale_to_zero(deployment):
-                yield share.weight, name
+                yield backend.weight, name
 
 
 def _can_scale_to_zero(deployment: ModelDeployment) -> bool:
-    """Return whether autoscaling may leave it without a replica until somebody asks for one."""
+    """Return whether autoscaling may leave the deployment without a replica."""
     autoscaling = deployment.spec.autoscaling
     if autoscaling is None or deployment.metadata.deletion_timestamp is not None:
         return False
@@ -266,22 +282,22 @@ def _can_scale_to_zero(deployment: ModelDeployment) -> bool:
     return 0 in fewest
 
 
-def _why_not(name: str, seen: TableInputs) -> str:
-    """Return why the deployment does not answer, in the reconciler's words where there are any."""
-    deployment = seen.deployments.get(name)
+def _why_not(name: str, inputs: TableInputs) -> str:
+    """Return why the deployment does not answer, in the reconciler's words if there are any."""
+    deployment = inputs.deployments.get(name)
     if deployment is None:
         return f"ModelDeployment {name} does not exist."
     if deployment.spec.replicas == 0 and deployment.spec.autoscaling is None:
         return f"ModelDeployment {name} is scaled to 0 replicas."
-    status = seen.statuses.get(name)
-    told = _main_condition(status.conditions if status is not None else ())
-    if told is None:
-        return f"ModelDeployment {name} has no endpoint yet, and the reconciler says nothing of it."
-    return f"ModelDeployment {name}: {told.reason}: {told.message or told.type}."
+    status = inputs.statuses.get(name)
+    condition = _main_condition(status.conditions if status is not None else ())
+    if condition is None:
+        return f"ModelDeployment {name} has no endpoint yet, and the reconciler has not reported on it."
+    return f"ModelDeployment {name}: {condition.reason}: {condition.message or condition.type}."
 
 
 def _main_condition(conditions: tuple[Condition, ...]) -> Condition | None:
-    """Return the condition that says most: what is refused, then what is under way, then what is."""
+    """Return the most important condition: a failed placement, then progress, then availability."""
     found = [find_condition(conditions, type_) for type_ in ("Placed", "Progressing", "Available")]
     placed, progressing, available = found
     if placed is not None and placed.status != ConditionStatus.TRUE:

@@ -1,4 +1,4 @@
-"""Keeps the API keys like the store, and how many gateways share their rates. Decides nothing."""
+"""Cache of the API keys in the store, and of the number of gateways that share their rates."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from store.port import Transport
 
 
 class KeyCache:
-    """Has the keyring know the keys, a moment after they were written. Run `run()` in a task group.
+    """Updates the keyring after each change of the keys. Run `run()` in a task group.
 
-    Apart from the table: who may not read keys (a role of before them) still has one.
+    Separate from the table cache: a gateway without the right to read keys (an earlier role) still
+    gets a table.
     """
 
     def __init__(self, transport: Transport, clock: Clock, keyring: Keyring) -> None:
@@ -31,25 +32,25 @@ class KeyCache:
             clock,
         )
         for informer in (self._keys, self._gateways):
-            informer.on_change(lambda _: self._take())
+            informer.on_change(lambda _: self._update_keyring())
 
-    def on_news(self, handler: Callable[[], None]) -> None:
-        """Have the handler called after each change that the store told of."""
+    def on_change(self, handler: Callable[[], None]) -> None:
+        """Call the handler after each change in the store."""
         self._handlers.append(handler)
 
     def known(self) -> KnownKeys | None:
-        """Return what the store holds; None before it was read."""
+        """Return the keys in the store; None before they were read."""
         if not self._keys.synced:
             return None
         found = {
             key.removeprefix(keys.API_KEY_PREFIX): one for key, one in self._keys.items.items()
         }
-        # Where keys are not asked for, none of their rates is used up.
+        # Gateways that do not require keys use none of their rates.
         sharing = sum(one.asks_for_keys for one in self._gateways.items.values())
         return KnownKeys(keys=found, gateways=sharing)
 
-    def suppose(self, known: KnownKeys) -> None:
-        """Go by this until the store is heard."""
+    def restore(self, known: KnownKeys) -> None:
+        """Use the saved keys until the store was read."""
         if not self._keys.synced:
             self._keyring.replace(known.keys, known.gateways)
 
@@ -58,14 +59,14 @@ class KeyCache:
         await self._keys.wait_synced()
 
     async def run(self) -> None:
-        """Keep the keyring like the store, for ever."""
+        """Keep the keyring current, forever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keys.run())
             group.create_task(self._gateways.run())
             await self._keys.wait_synced()
-            self._take()  # a fleet without keys changes nothing
+            self._update_keyring()  # a fleet without keys sends no change
 
-    def _take(self) -> None:
+    def _update_keyring(self) -> None:
         known = self.known()
         if known is None:
             return

@@ -1,6 +1,6 @@
-"""What the gateway knows as a file, so that it starts without the store. Trusts nothing that it reads.
+"""Gateway snapshot: the file with which a gateway starts without the store. Its content is validated when it is read.
 
-The file holds the store's documents as the store holds them, each with its own stored version.
+The file holds the store's documents unchanged, each with its stored version.
 """
 
 import logging
@@ -31,20 +31,20 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownObjects:
-    """What the store held, by name."""
+    """Objects of the store by name."""
 
     deployments: Mapping[str, ModelDeployment] = field(default_factory=lambda: _NONE)
     statuses: Mapping[str, ModelDeploymentStatus] = field(default_factory=lambda: _NONE)
     routes: Mapping[str, ModelRoute] = field(default_factory=lambda: _NONE)
     endpoints: Mapping[str, tuple[Endpoint, int]] = field(default_factory=lambda: _NONE)
-    """By key below `endpoint/`, with the version it was written at."""
+    """By key below `endpoint/`, with the revision of the last write."""
     sites: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    """By node, as far as a gateway that has a site itself knows them."""
+    """By node; known only to gateways that have a site themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKeys:
-    """Who may ask, by name, and how many gateways there are to ask."""
+    """API keys by name, and the number of gateways that share their rates."""
 
     keys: Mapping[str, ApiKey] = field(default_factory=lambda: _NONE)
     gateways: int = 1
@@ -52,46 +52,46 @@ class KnownKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySnapshot:
-    """Everything that a start without the store needs."""
+    """The state that a start without the store needs."""
 
     saved_at: datetime
     known: KnownObjects
     keys: KnownKeys | None = None
-    """None if the gateway that wrote it did not ask for keys."""
+    """None if the gateway that wrote the file did not require keys."""
 
 
 class SnapshotError(ValueError):
-    """The file is none that this process understands; the message says why."""
+    """The file cannot be used; the message says why."""
 
 
 class SnapshotFile:
-    """One file in a folder of the gateway's own."""
+    """The snapshot file in the gateway's state folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "known.json"
         self._told = ""
 
     def read(self) -> GatewaySnapshot | None:
-        """Return what was saved last; None if there is nothing of use, which is logged."""
+        """Return the last snapshot; None if there is no usable one, which is logged."""
         try:
             return decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, SnapshotError) as error:
             log.warning(
-                "what was kept of the store is of no use; starting without it",
+                "cannot use the saved fleet state; starting without it",
                 extra={"path": str(self._path), "why": str(error)},
             )
             return None
 
     def save(self, snapshot: GatewaySnapshot) -> None:
-        """Replace the file. A full disk stops nothing; it is logged once."""
+        """Replace the file. A failure is logged once and stops nothing."""
         try:
             write_atomically(self._path, encode(snapshot).decode(), mode=0o600)
         except OSError as error:
             if str(error) != self._told:
                 log.warning(
-                    "what is known is not kept for a start without etcd",
+                    "cannot save the fleet state for a start without etcd",
                     extra={"path": str(self._path), "why": str(error)},
                 )
             self._told = str(error)
@@ -100,7 +100,7 @@ class SnapshotFile:
 
 
 def encode(snapshot: GatewaySnapshot) -> bytes:
-    """Return the file's content."""
+    """Return the content of the file."""
     known, keys = snapshot.known, snapshot.keys
     tree = {
         "format": FORMAT,
@@ -120,10 +120,10 @@ def encode(snapshot: GatewaySnapshot) -> bytes:
 
 
 def decode(raw: bytes) -> GatewaySnapshot:
-    """Return what the file says.
+    """Return the snapshot in the file's content.
 
     Raises:
-        SnapshotError: it is not such a file, or of another release that this one does not understand.
+        SnapshotError: the content is invalid or of another format version.
 
     """
     try:

@@ -1,1 +1,1 @@
-"""What is remembered of requests: the journal, time series, traces. Changes none of them."""
+"""Records of finished requests: journal, time series and traces."""

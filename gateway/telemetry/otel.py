@@ -1,7 +1,7 @@
-"""Requests as OpenTelemetry's traces, sent over OTLP/HTTP. The only user of its SDK; loaded where it is wanted.
+"""OpenTelemetry traces over OTLP/HTTP. The only user of its SDK; loaded only if tracing is configured.
 
-What is set by the standard environment (endpoint, headers, sampler, resource, batches) the SDK reads itself. Spans
-are sent by its thread from a bounded queue: a collector that is down or hangs costs spans, and no request its time.
+The SDK reads the standard environment (endpoint, headers, sampler, resource, batches) itself. Its
+thread sends spans from a bounded queue: a failing collector loses spans but never delays a request.
 """
 
 import threading
@@ -18,29 +18,29 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from typing_extensions import override
 
 from gateway.http.request_context import RequestContext
-from gateway.metrics.outcomes import ERRORS
 from gateway.telemetry.recorder import Tracer
 from gateway.telemetry.request_journal import JournalEntry
 from gateway.upstream import request_encoder
 from machinery.version import version
+from schemas.wire.metrics import REQUEST_ERRORS
 
-_WELL = frozenset({"answered", "abandoned", "resumed"})
-# For the last batch, when the process ends.
-_GOODBYE_S = 2.0
+_SUCCESS_OUTCOMES = frozenset({"answered", "abandoned", "resumed"})
+# Time for the last batch when the process ends.
+_FLUSH_S = 2.0
 _NS = 1_000_000_000
-_END_S = 0.5
+_SHUTDOWN_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class OtelTrace(request_encoder.Trace):
-    """One request's spans while it is carried; the request ends them."""
+    """The spans of one request until it ends."""
 
     tracer: api.Tracer
     span: Span
     within: Context
-    """In which spans are the request's children."""
+    """The parent context of the request's child spans."""
     attempts: list[tuple[str, Span]] = field(default_factory=list)
-    """By replica, in the order in which they were asked."""
+    """By replica, in the order of the attempts."""
 
     @override
     def attempt(self, replica: str, node: str) -> bytes:
@@ -53,7 +53,7 @@ class OtelTrace(request_encoder.Trace):
 
 
 class OtelTracer(Tracer):
-    """Makes and ends the spans of one gateway."""
+    """Creates and ends the spans of one gateway."""
 
     def __init__(self) -> None:
         resource = Resource.create()
@@ -67,37 +67,37 @@ class OtelTracer(Tracer):
         self._propagator = TraceContextTextMapPropagator()
 
     @override
-    def begin(self, visit: RequestContext, epoch_s: float) -> request_encoder.Trace:
-        parent, state = request_encoder.parse_context(visit.heard.headers)
+    def begin(self, context: RequestContext, epoch_s: float) -> request_encoder.Trace:
+        parent, state = request_encoder.parse_context(context.http_request.headers)
         within = Context()
         if parent:
             carrier = {"traceparent": parent.decode("ascii"), "tracestate": state.decode("ascii")}
             within = self._propagator.extract(carrier, within)
-        path = visit.heard.path
+        path = context.http_request.path
         attributes = {
             "http.request.method": "POST",
             "url.path": path,
-            "fleet.request_id": visit.heard.request_id.decode("ascii"),
+            "fleet.request_id": context.http_request.request_id.decode("ascii"),
         }
         span = self._tracer.start_span(
             f"POST {path}",
             within,
             SpanKind.SERVER,
             attributes,
-            start_time=_ns(epoch_s + visit.began_s),
+            start_time=_ns(epoch_s + context.began_s),
         )
         return OtelTrace(self._tracer, span, api.set_span_in_context(span, Context()))
 
     @override
-    def end(self, visit: RequestContext, entry: JournalEntry) -> None:
-        trace = visit.trail.trace
+    def end(self, context: RequestContext, entry: JournalEntry) -> None:
+        trace = context.retry_state.trace
         if not isinstance(trace, OtelTrace) or not trace.span.is_recording():
             return
-        epoch_s = entry.time_s - visit.began_s
-        _end_attempts(trace, visit, epoch_s)
+        epoch_s = entry.time_s - context.began_s
+        _end_attempts(trace, context, epoch_s)
         end_s = entry.time_s + entry.whole_s
         if entry.queued_s:
-            # It may have waited more than once; shown as one piece, from its arrival on.
+            # A request may wait more than once; the span shows the sum, from its arrival on.
             self._child(trace, "queue", entry.time_s, entry.time_s + entry.queued_s)
         if entry.first_s:
             self._child(trace, "stream", entry.time_s + entry.first_s, end_s)
@@ -113,43 +113,43 @@ class OtelTracer(Tracer):
             }
         )
         if entry.served_by is not None:
-            target = entry.served_by
-            span.set_attributes({"fleet.replica": target.replica, "fleet.node": target.node})
-        if entry.outcome in ERRORS:
+            endpoint = entry.served_by
+            span.set_attributes({"fleet.replica": endpoint.replica, "fleet.node": endpoint.node})
+        if entry.outcome in REQUEST_ERRORS:
             span.set_status(Status(StatusCode.ERROR, entry.outcome))
         span.end(_ns(end_s))
 
     @override
     def close(self) -> None:
-        """Send what is left, for two seconds at most. Blocks."""
-        # In a thread that the process need not wait for: the SDK's own limit is 30 s.
+        """Send the remaining spans, for two seconds at most. Blocks."""
+        # In a daemon thread, because the SDK's own limit is 30 s.
         last = threading.Thread(target=self._processor.shutdown, daemon=True)
         last.start()
-        last.join(_GOODBYE_S)
+        last.join(_FLUSH_S)
         if last.is_alive():
-            # It would try again for a minute.
+            # Otherwise it would retry for a minute.
             self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the library leaves it so
-            last.join(_END_S)
+            last.join(_SHUTDOWN_S)
 
     def _child(self, trace: OtelTrace, name: str, begin_s: float, end_s: float) -> None:
         span = self._tracer.start_span(name, trace.within, start_time=_ns(begin_s))
         span.end(_ns(end_s))
 
 
-def _end_attempts(trace: OtelTrace, visit: RequestContext, epoch_s: float) -> None:
-    """Say of each attempt what came of it; who is not in the trail was cut off with the request."""
-    tried = list(visit.trail.tried)
+def _end_attempts(trace: OtelTrace, context: RequestContext, epoch_s: float) -> None:
+    """End the span of each attempt. An attempt that is not recorded was abandoned with the request."""
+    tried = list(context.retry_state.attempts)
     for replica, span in trace.attempts:
-        found = next((one for one in tried if one.target.replica == replica), None)
+        found = next((one for one in tried if one.endpoint.replica == replica), None)
         if found is None:
             span.set_attribute("fleet.outcome", "abandoned")
             span.end()
             continue
         tried.remove(found)
         span.set_attribute("fleet.outcome", found.outcome)
-        if visit.first_s and found.began_s > visit.first_s:
+        if context.first_s and found.began_s > context.first_s:
             span.update_name("resumption")
-        if found.outcome not in _WELL:
+        if found.outcome not in _SUCCESS_OUTCOMES:
             span.set_status(Status(StatusCode.ERROR, found.outcome))
         span.end(_ns(epoch_s + found.ended_s))
 

@@ -1,6 +1,6 @@
-"""Writes down each request to a model when it ends: journal, metrics, series, trace. Changes none.
+"""Recorder: writes each finished request to journal, metrics, time series and trace.
 
-This runs once a request: nothing here may look at what others have asked before.
+It runs once for each request, so its cost must not depend on earlier requests.
 """
 
 import asyncio
@@ -22,33 +22,33 @@ from gateway.upstream import request_encoder
 from gateway.upstream.request_encoder import Trace
 from machinery.clock import Clock
 
-_SWEEP_S = 60.0
-# Such as a UUID, or a URL.
+_SWEEP_INTERVAL_S = 60.0
+# Enough for a UUID or a URL.
 _LONGEST_NAME = 200
 _NOT_OF_THE_TABLE = ("", "unknown")
 
 
 class Tracer(Protocol):
-    """Who records traces."""
+    """Records traces."""
 
-    def begin(self, visit: RequestContext, time_s: float) -> Trace:
-        """Begin a request's trace, or go on with the client's."""
+    def begin(self, context: RequestContext, time_s: float) -> Trace:
+        """Begin the trace of a request, or continue the client's."""
         ...
 
-    def end(self, visit: RequestContext, entry: JournalEntry) -> None:
-        """End it, and tell what became of the request."""
+    def end(self, context: RequestContext, entry: JournalEntry) -> None:
+        """End the trace with the outcome of the request."""
         ...
 
     def close(self) -> None:
-        """Have done with it all; may take a moment."""
+        """Flush and stop; may take a moment."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecorder:
-    """Everything that is told of requests."""
+    """Records all requests of one gateway."""
 
-    keeper: TableCache
+    table_cache: TableCache
     metrics: GatewayMetrics
     clock: Clock
     journal: RequestJournal
@@ -57,51 +57,50 @@ class RequestRecorder:
     tracer: Tracer | None = None
     series: RateSeries = field(default_factory=RateSeries)
     since_s: float = 0.0
-    """When the gateway started, since 1970."""
+    """Start of the gateway, in seconds since 1970."""
     _epoch_s: float = 0.0
-    """When the monotonic clock showed 0, since 1970."""
+    """The zero of the monotonic clock, in seconds since 1970."""
 
     def __post_init__(self) -> None:
         self._set_clock()
         self.since_s = self.clock.now().timestamp()
 
-    def begin(self, visit: RequestContext) -> None:
-        """Take up the client's trace."""
+    def begin(self, context: RequestContext) -> None:
+        """Continue the client's trace."""
         if self.tracer is not None:
-            visit.trail.trace = self.tracer.begin(visit, self._epoch_s)
+            context.retry_state.trace = self.tracer.begin(context, self._epoch_s)
             return
-        parent, state = request_encoder.parse_context(visit.heard.headers)
+        parent, trace_state = request_encoder.parse_context(context.http_request.headers)
         if parent:
-            visit.trail.trace = request_encoder.PassthroughTrace(
-                request_encoder.trace_lines(parent, state)
+            context.retry_state.trace = request_encoder.PassthroughTrace(
+                request_encoder.trace_lines(parent, trace_state)
             )
 
-    def ended(self, visit: RequestContext) -> None:
-        """Write down a request that is over."""
-        trail, target = visit.trail, visit.trail.served_by
+    def record(self, context: RequestContext) -> None:
+        """Record a finished request."""
+        state, endpoint = context.retry_state, context.retry_state.served_by
         now_s = self.clock.monotonic()
-        began_s = visit.began_s or now_s
-        ask, holder, model = visit.ask, visit.holder, visit.model
+        began_s = context.began_s or now_s
+        request, principal, model = context.request, context.principal, context.model
+        model_state = state.terms.model_state
         entry = JournalEntry(
             self._epoch_s + began_s,
-            visit.heard.request_id,
-            visit.heard.path,
-            model if ask is None or model == ask.model else truncate(ask.model),
-            holder.name if holder is not None else "",
-            _session_label(ask.session) if ask is not None and ask.session else "",
-            visit.reply.is_streamed,
-            visit.reply.status,
-            visit.outcome,
-            trail.named.routing.strategy if trail.named is not None else "",
-            target,
-            trail.tried,
-            trail.resumptions,
-            trail.queued_s,
-            visit.first_s - began_s if visit.first_s else 0.0,
+            context.http_request.request_id,
+            context.http_request.path,
+            model if request is None or model == request.model else truncate(request.model),
+            principal.name if principal is not None else "",
+            _session_label(request.session) if request is not None and request.session else "",
+            context.response.is_streamed,
+            context.response.status,
+            context.outcome,
+            model_state.routing.strategy if model_state is not None else "",
+            endpoint,
+            state.attempts,
+            state.resumptions,
+            state.queued_s,
+            context.first_s - began_s if context.first_s else 0.0,
             now_s - began_s,
-            trail.prompt_tokens,
-            trail.cached_tokens,
-            trail.output_tokens,
+            *state.usage,
         )
         self.journal.add(entry)
         self.series.add(entry)
@@ -109,52 +108,52 @@ class RequestRecorder:
         if self.file is not None:
             self.file.add(entry)
         if self.tracer is not None:
-            self.tracer.end(visit, entry)
+            self.tracer.end(context, entry)
 
     def _count(self, model: str, entry: JournalEntry) -> None:
-        target = entry.served_by
-        figures = self.metrics.served.of(model, target.replica if target is not None else "")
-        figures.ended(entry.outcome, entry.whole_s)
+        endpoint = entry.served_by
+        metrics = self.metrics.served.of(model, endpoint.replica if endpoint is not None else "")
+        metrics.count(entry.outcome, entry.whole_s)
         if entry.queued_s:
-            figures.queue.observe(entry.queued_s)
+            metrics.queue.observe(entry.queued_s)
         else:
-            figures.queue.counts[0] += 1
+            metrics.queue.counts[0] += 1
         if entry.first_s:
-            figures.first_token.observe(entry.first_s)
+            metrics.first_token.observe(entry.first_s)
             if entry.output_tokens > 1 and entry.outcome == "ok":
                 spent_s = entry.whole_s - entry.first_s
-                figures.per_token.observe(spent_s / (entry.output_tokens - 1))
+                metrics.per_token.observe(spent_s / (entry.output_tokens - 1))
         if entry.prompt_tokens:
-            figures.prompt.count += entry.prompt_tokens
-            figures.cached.count += entry.cached_tokens
-        figures.output.count += entry.output_tokens
+            metrics.prompt.count += entry.prompt_tokens
+            metrics.cached.count += entry.cached_tokens
+        metrics.output.count += entry.output_tokens
 
-    async def keep(self) -> None:
-        """Do what is done beside requests, for ever."""
+    async def run(self) -> None:
+        """Run the background work of all records, forever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.process.keep())
+            group.create_task(self.process.run())
             group.create_task(self._sweep())
             if self.file is not None:
                 group.create_task(self.file.run())
 
     async def _sweep(self) -> None:
-        """Follow the wall clock, and forget models and replicas that are gone."""
+        """Follow changes of the wall clock, and drop the metrics of models and replicas that are gone."""
         gone_before: frozenset[str] = frozenset()
         while True:
-            await self.clock.sleep(_SWEEP_S)
+            await self.clock.sleep(_SWEEP_INTERVAL_S)
             self._set_clock()
             gone_before = self.sweep(gone_before)
 
     def sweep(self, seen_before: frozenset[str]) -> frozenset[str]:
-        """Drop the figures of who is neither here nor was at the last sweep; return who is here."""
-        models = self.keeper.table.models
+        """Drop metrics of replicas that are neither known now nor were at the last sweep; return the known ones."""
+        models = self.table_cache.table.models
         replicas = frozenset(
-            target.replica
+            endpoint.replica
             for model in models.values()
-            for share in model.shares
-            for target in (*share.leased, *share.orphans)
+            for backend in model.backends
+            for endpoint in (*backend.leased, *backend.orphans)
         )
-        # A replica that ended with requests under way is still to be counted once more.
+        # A replica that ended with requests in flight is counted once more.
         known = replicas | seen_before | frozenset(_NOT_OF_THE_TABLE)
         self.metrics.drop_gone(models.keys() | set(_NOT_OF_THE_TABLE), known)
         return replicas
@@ -164,5 +163,5 @@ class RequestRecorder:
 
 
 def _session_label(session: str) -> str:
-    """Return what the journal keeps: clients may call a conversation by megabytes."""
+    """Return the session for the journal; a long name is replaced by its digest."""
     return session if len(session) <= _LONGEST_NAME else session_digest(session)

@@ -1,10 +1,6 @@
-"""Which engine served which request, and what became of it: the last few thousand, and on disk if somebody wants them.
+"""Journal of finished requests: the last few thousand in memory, and all of them in a file if one is configured.
 
-Written down in the fewest possible steps when a request ends; made into words when somebody asks.
-
-The journal on disk: JSON lines, written in batches by a thread. Serving never waits for it.
-
-A disk that is full or hangs costs lines of this file, one line of the log, and nothing else.
+An entry is recorded with the fewest possible steps and rendered only when it is read.
 """
 
 import logging
@@ -27,35 +23,44 @@ from machinery.prometheus import family_header
 
 Json: TypeAlias = dict[str, object]
 
-# Names are a stranger's, and the ring must stay as small as it says.
+# Clients choose the names, and the memory of the ring is bounded.
 _LONGEST = 128
+log = logging.getLogger(__name__)
+# 64 MB hold some 100,000 requests.
+_FILE_BYTES = 64 << 20
+_OLD_FILES = 4
+_BATCH_S = 1.0
+# The limit of entries that wait for the disk: 10 s of the fastest gateway, some 60 MB.
+_WAITING_LIMIT = 50_000
+# Time for the last batch when the process ends.
+_FLUSH_S = 2.0
 
 
 class JournalEntry(NamedTuple):
-    """One request to a model. A tuple, for each costs its request time."""
+    """One request to a model. A tuple, because creating it costs time in each request."""
 
     time_s: float
-    """When it was all here: seconds since 1970."""
+    """Arrival of the complete request, in seconds since 1970."""
     request_id: bytes
     path: str
     model: str
-    """As the client wrote it, cut off where it is too long."""
+    """As the client wrote it, truncated."""
     key: str
-    """The name of its API key; empty without one."""
+    """The name of the API key; empty without one."""
     session: str
-    """What the conversation sticks by; never shown as it is."""
+    """The session key; shown only as a digest."""
     is_streamed: bool
     status: int
-    """What the client got; 0 if it left before."""
+    """The HTTP status that the client got; 0 if it left before."""
     outcome: str
     strategy: str
-    """By which the engine was chosen; empty if none was."""
+    """The load balancing strategy; empty if the model is unknown."""
     served_by: EngineEndpoint | None
-    tried: Sequence[Attempt]
+    attempts: Sequence[Attempt]
     resumptions: int
     queued_s: float
     first_s: float
-    """From its arrival to the first event of its stream; 0 if it was no stream."""
+    """Seconds from arrival to the first event; 0 if the request was not streamed."""
     whole_s: float
     prompt_tokens: int
     cached_tokens: int
@@ -63,12 +68,12 @@ class JournalEntry(NamedTuple):
 
 
 class RequestJournal:
-    """The last requests. `taker`, if there is one, gets each of them, too."""
+    """The last requests."""
 
     def __init__(self, size: int) -> None:
         self._entries: deque[JournalEntry] = deque(maxlen=size)
         self.add = self._entries.append
-        """Note a request that ended."""
+        """Record a finished request."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -81,7 +86,7 @@ class RequestJournal:
         model: str = "",
         node: str = "",
     ) -> list[JournalEntry]:
-        """Return so many of the latest, the newest first; an empty filter lets all through."""
+        """Return the latest `count` entries, newest first; an empty filter matches all."""
         found: list[JournalEntry] = []
         for entry in reversed(self._entries):
             if len(found) >= count:
@@ -94,45 +99,45 @@ class RequestJournal:
 
 
 def nodes_of(entry: JournalEntry) -> Iterator[str]:
-    """Yield the Macs that were asked, who answered first."""
+    """Yield the nodes that were attempts, beginning with the one that answered."""
     if entry.served_by is not None:
         yield entry.served_by.node
-    for one in entry.tried:
-        yield one.target.node
+    for one in entry.attempts:
+        yield one.endpoint.node
 
 
 def truncate(name: str) -> str:
-    """Return a stranger's word in a length that can be kept."""
+    """Return a client's text in a bounded length."""
     return name if len(name) <= _LONGEST else name[:_LONGEST]
 
 
 def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[Json]:
-    """Return them as the API and the file have them; `gateway` is who served them."""
+    """Return the entries as JSON values; `gateway` is the id of this gateway."""
     return [_render_entry(entry, gateway) for entry in entries]
 
 
 def _render_entry(entry: JournalEntry, gateway: str) -> Json:
-    target = entry.served_by
+    endpoint = entry.served_by
     return {
         "time": datetime.fromtimestamp(entry.time_s, tz=UTC).isoformat(timespec="milliseconds"),
         "id": entry.request_id.decode("ascii"),
         "gateway": gateway,
         "path": entry.path,
         "model": entry.model,
-        "deployment": target.deployment if target is not None else None,
-        "replica": target.replica if target is not None else None,
-        "worker": target.node if target is not None else None,
-        "endpoint": _url(target) if target is not None else None,
+        "deployment": endpoint.deployment if endpoint is not None else None,
+        "replica": endpoint.replica if endpoint is not None else None,
+        "worker": endpoint.node if endpoint is not None else None,
+        "endpoint": _url(endpoint) if endpoint is not None else None,
         "strategy": entry.strategy or None,
         "attempts": [
             {
-                "replica": one.target.replica,
-                "worker": one.target.node,
+                "replica": one.endpoint.replica,
+                "worker": one.endpoint.node,
                 "outcome": one.outcome,
                 "ms": _ms(one.ended_s - one.began_s),
                 "why": truncate(one.why) or None,
             }
-            for one in entry.tried
+            for one in entry.attempts
         ],
         "resumptions": entry.resumptions,
         "streamed": entry.is_streamed,
@@ -151,8 +156,8 @@ def _render_entry(entry: JournalEntry, gateway: str) -> Json:
     }
 
 
-def _url(target: EngineEndpoint) -> str:
-    host, port = target.origin
+def _url(endpoint: EngineEndpoint) -> str:
+    host, port = endpoint.origin
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -161,24 +166,16 @@ def _ms(seconds: float) -> float:
 
 
 def session_digest(session: str) -> str:
-    """Return what tells one conversation from another at every gateway, and nothing of what it is called."""
+    """Return a digest that identifies a conversation at every gateway without revealing its name."""
     return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
-log = logging.getLogger(__name__)
-
-# 64 MB hold some 100,000 requests.
-_FILE_BYTES = 64 << 20
-_OLD_FILES = 4
-_BATCH_S = 1.0
-# What may wait for the disk: 10 s of the fastest gateway, some 60 MB.
-_WAITING_LIMIT = 50_000
-# For the last batch, when the process ends.
-_GOODBYE_S = 2.0
-
-
 class JournalWriter:
-    """`path` and up to four older ones, `path.1` being the youngest of those. `run()` writes."""
+    """Journal on disk as JSON lines in `path` and up to four older files; `path.1` is the youngest of those.
+
+    A thread writes batches, so serving never waits for the disk. A full or hanging disk loses
+    lines, logs one error and has no other effect.
+    """
 
     def __init__(
         self, path: Path, clock: Clock, *, gateway: str, file_bytes: int = _FILE_BYTES
@@ -190,46 +187,44 @@ class JournalWriter:
         self._waiting: list[JournalEntry] = []
         self._batches: SimpleQueue[list[JournalEntry] | None] = SimpleQueue()
         self._is_failing = False
-        # Two numbers, for two threads count.
-        self._not_taken = self._not_written = 0
+        # Two numbers, because two threads count.
+        self._not_queued = self._not_written = 0
 
     @property
     def lost(self) -> int:
-        """How many requests are not in the file because it could not be written."""
-        return self._not_taken + self._not_written
+        """The number of requests that could not be written."""
+        return self._not_queued + self._not_written
 
     def lines(self) -> Iterator[str]:
-        """Yield Prometheus' text."""
+        """Yield the metrics in Prometheus text format."""
         name = "fleet_gateway_journal_lost_total"
-        yield from family_header(
-            name, "Requests that could not be written to the journal's file.", "counter"
-        )
+        yield from family_header(name, "Requests missing from the journal file.", "counter")
         yield f"{name} {self.lost}"
 
     def add(self, entry: JournalEntry) -> None:
-        """Have it written with the next batch."""
+        """Add the entry to the next batch."""
         if len(self._waiting) < _WAITING_LIMIT:
             self._waiting.append(entry)
         else:
-            self._not_taken += 1
+            self._not_queued += 1
 
     async def run(self) -> None:
-        """Write, for ever; what waits at the end is written as well, if the disk takes it in time."""
-        # Not the loop's own threads: the process would wait for one whose disk hangs.
+        """Write batches forever; at the end, write the rest if the disk is fast enough."""
+        # Not a thread of the event loop's pool: the process would wait for one with a hanging disk.
         writer = threading.Thread(target=self._write_all, daemon=True)
         writer.start()
         try:
             while True:
                 await self._clock.sleep(_BATCH_S)
-                # While the disk hangs they wait here, where they are counted.
+                # While the disk hangs, entries wait here, where they are counted.
                 if self._waiting and self._batches.empty():
-                    self._hand_over()
+                    self._flush()
         finally:
-            self._hand_over()
+            self._flush()
             self._batches.put(None)
-            writer.join(_GOODBYE_S)
+            writer.join(_FLUSH_S)
 
-    def _hand_over(self) -> None:
+    def _flush(self) -> None:
         batch, self._waiting = self._waiting, []
         self._batches.put(batch)
 
@@ -238,8 +233,8 @@ class JournalWriter:
             self.write(batch)
 
     def write(self, batch: list[JournalEntry]) -> None:
-        """Write them now; that it fails is told in the log, once until it works again."""
-        why = self._written(batch)
+        """Write a batch; log the first of successive failures."""
+        why = self._write_batch(batch)
         if why is None:
             self._is_failing = False
             return
@@ -247,18 +242,18 @@ class JournalWriter:
         if not self._is_failing:
             self._is_failing = True
             log.error(
-                "the journal cannot be written; requests are served without it",
+                "cannot write the journal; requests are served without it",
                 extra={"path": str(self._path), "why": why},
             )
 
-    def _written(self, batch: list[JournalEntry]) -> str | None:
-        """Write them; return why that failed, None if it did not."""
+    def _write_batch(self, batch: list[JournalEntry]) -> str | None:
+        """Write a batch; return the reason of a failure, else None."""
         if not batch:
             return None
         lines = b"".join(orjson.dumps(one) + b"\n" for one in render_entries(batch, self._gateway))
         try:
             self._make_room()
-            # Only its owner: it says who asked what for how long.
+            # Readable by the owner only: the entries tell which key asked what.
             number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 if os.write(number, lines) != len(lines):
@@ -270,7 +265,7 @@ class JournalWriter:
         return None
 
     def _make_room(self) -> None:
-        """Begin a new file if the one there is large. Raises OSError."""
+        """Rotate the files if the current one is full. Raises OSError."""
         try:
             if self._path.stat().st_size < self._file_bytes:
                 return

@@ -1,6 +1,6 @@
-"""The gateway's own rates of the last 24 h, in steps of 10 s. Pure: the time arrives as an argument.
+"""Time series of the gateway's rates over the last 24 h, in steps of 10 s. Pure; the time is an argument.
 
-Takes 8,640 steps of 8 numbers, 553 kB, from the first request to the last.
+It takes 8,640 steps of 8 numbers, 553 kB, allocated at once.
 """
 
 from array import array
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gateway.metrics.outcomes import ERRORS
 from gateway.telemetry.request_journal import JournalEntry
+from schemas.wire.metrics import REQUEST_ERRORS
 
 STEP_S = 10
 STEPS = 24 * 3600 // STEP_S
@@ -19,12 +19,12 @@ _WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class IntervalSums:
-    """What a stretch of time adds up to."""
+    """Sums over an interval."""
 
     seconds: float
     requests: float = 0.0
     errors: float = 0.0
-    """Requests that ended as unavailable, failed or interrupted."""
+    """Requests with the outcome unavailable, failed or interrupted."""
     whole_s: float = 0.0
     streams: float = 0.0
     first_s: float = 0.0
@@ -33,7 +33,7 @@ class IntervalSums:
     queued_s: float = 0.0
 
     def since(self, begin_s: float, since_s: float) -> "IntervalSums | None":
-        """Return it for a stretch from `begin_s` of which nobody saw what was before `since_s`; None if that is all."""
+        """Return the sums without the unmeasured time before `since_s`; None if nothing remains."""
         unseen_s = since_s - begin_s
         if unseen_s <= 0:
             return self
@@ -59,21 +59,21 @@ SERIES_METRICS: Mapping[str, tuple[str, Callable[[IntervalSums], float | None]]]
         "error_rate": ("ratio", lambda s: round(s.errors / s.requests, 4) if s.requests else None),
     }
 )
-"""What can be drawn: its unit, and how it follows from sums; None where there was nothing to measure."""
+"""The unit of each figure and its computation from sums; None if there was nothing to measure."""
 
 
 class RateSeries:
-    """Sums by step. A step is over when a later one has begun; what never happened is 0."""
+    """Sums by step. A step is complete once a later one has begun; missing steps are 0."""
 
     def __init__(self) -> None:
         self._numbers = array("d", bytes(8 * STEPS * _WIDTH))
         self._step = -1
-        """The latest step that anything is in, counted from 1970."""
+        """The latest step with data, counted from 1970."""
         self._now = [0.0] * _WIDTH
-        """Its sums: adding to an array takes twice as long."""
+        """Its sums; adding to an array would take twice as long."""
 
     def add(self, entry: JournalEntry) -> None:
-        """Count a request that just ended."""
+        """Count a finished request."""
         whole_s = entry.whole_s
         step = int(entry.time_s + whole_s) // STEP_S
         if step != self._step:
@@ -88,13 +88,13 @@ class RateSeries:
             now[_FIRST_S] += entry.first_s
         if entry.queued_s:
             now[_QUEUED_S] += entry.queued_s
-        if entry.outcome != "ok" and entry.outcome in ERRORS:
+        if entry.outcome != "ok" and entry.outcome in REQUEST_ERRORS:
             now[_ERRORS] += 1.0
 
     def points(
         self, time_s: float, duration_s: float, most: int
     ) -> Iterator[tuple[int, IntervalSums]]:
-        """Yield the stretches of the last `duration_s`, the oldest first, at most so many; each with its beginning."""
+        """Yield the start and the sums of at most `most` intervals within the last `duration_s`, oldest first."""
         last = int(time_s) // STEP_S
         steps = min(STEPS - 1, max(1, int(duration_s) // STEP_S))
         width = -(-steps // most)
@@ -110,7 +110,7 @@ class RateSeries:
         return self._sums(last - steps, last + 1, steps * STEP_S + part_s)
 
     def fastest(self, time_s: float) -> float:
-        """Return the most output tokens per second in a step of the last 24 h."""
+        """Return the largest output tokens per second of any step in the last 24 h."""
         last = int(time_s) // STEP_S
         self._store()
         parts = self._parts(last - STEPS + 1, last + 1)
@@ -127,8 +127,8 @@ class RateSeries:
         return IntervalSums(seconds, *found)
 
     def _parts(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
-        """Return where in the numbers the steps from `begin` up to `end` lie; of those that are there."""
-        # Later steps do not exist yet, and of earlier ones others have taken the place.
+        """Return the ranges of the array that hold the steps from `begin` up to `end`."""
+        # Later steps do not exist yet, and earlier ones are overwritten.
         first, after = max(begin, self._step - STEPS + 1, 0), min(end, self._step + 1)
         if first >= after:
             return ()
@@ -136,7 +136,7 @@ class RateSeries:
         return ((low, high),) if low < high else ((low, STEPS * _WIDTH), (0, high))
 
     def _move(self, step: int) -> None:
-        """Go on to another step; a clock that was set back has its time counted to the latest."""
+        """Advance to another step; if the clock was set back, time counts for the latest step."""
         if step < self._step:
             return
         self._store()

@@ -1,1 +1,1 @@
-"""The way to engines: pooled connections and one exchange at a time on each. Knows no models."""
+"""Connections to engines: a pool, and one exchange at a time on each connection. Knows no models."""

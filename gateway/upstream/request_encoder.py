@@ -1,9 +1,7 @@
-"""Traces as the carriage sees them: the context that engines are sent, in W3C's form. No I/O.
+"""Encodes requests to engines: the head with its trace context, and the body, unchanged where possible. Pure.
 
-What a client says in `traceparent` reaches engines whether or not we record anything ourselves; the recording
-is `gateway.telemetry.otel`, which is loaded only where somebody wants it.
-
-A request as it is written to an engine; the body as it came wherever that works. Pure.
+A client's `traceparent` reaches engines whether or not this gateway traces;
+`gateway.telemetry.otel` records spans.
 """
 
 import re
@@ -14,26 +12,36 @@ import msgspec
 import orjson
 from typing_extensions import override
 
-from gateway.errors import invalid
 from gateway.request import InferenceRequest, RawHeaders
 from gateway.routing.table import EngineEndpoint
 from machinery.http_server import TRACE_PARENT
+from schemas.wire import headers as wire_headers
+from schemas.wire.errors import invalid
 
-# Printable, for it goes into a header as it is; W3C asks for 512 characters at least.
+# Printable, because it is copied into a header. W3C demands at least 512 characters.
+_TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
+_TRACE_STATE = wire_headers.TRACE_STATE.encode()
+_REQUEST = (
+    b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    + wire_headers.REQUEST_ID.encode()
+    + b": %b\r\n%b\r\n%b"
+)
 _STATE = re.compile(rb"[ -~\t]{1,2048}")
+_MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Trace(Protocol):
-    """One request's trace while it is carried."""
+    """The trace context of one request."""
 
     def attempt(self, replica: str, node: str) -> bytes:
-        """Return the header lines that an engine is sent with a request, each with its end."""
+        """Return the header lines for a request to this engine, each with its line end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PassthroughTrace(Trace):
-    """A client's context as it came; nothing is recorded."""
+    """The client's context, unchanged; no spans are recorded."""
 
     lines: bytes
 
@@ -43,12 +51,12 @@ class PassthroughTrace(Trace):
 
 
 def parse_context(headers: RawHeaders) -> tuple[bytes, bytes]:
-    """Return the client's traceparent and tracestate; empty if it sent none that is one."""
+    """Return the client's traceparent and tracestate; empty if they are missing or invalid."""
     parent = state = b""
     for name, value in headers:
-        if name == b"traceparent":
+        if name == _TRACE_PARENT:
             parent = value
-        elif name == b"tracestate":
+        elif name == _TRACE_STATE:
             state = state + b"," + value if state else value
     if not parent or not TRACE_PARENT.fullmatch(parent):
         return b"", b""
@@ -56,42 +64,42 @@ def parse_context(headers: RawHeaders) -> tuple[bytes, bytes]:
 
 
 def trace_lines(parent: bytes, state: bytes) -> bytes:
-    """Return the headers that say so."""
-    found = b"traceparent: " + parent + b"\r\n"
-    return found + b"tracestate: " + state + b"\r\n" if state else found
+    """Return the context as header lines."""
+    lines = b"%b: %b\r\n" % (_TRACE_PARENT, parent)
+    return lines + b"%b: %b\r\n" % (_TRACE_STATE, state) if state else lines
 
 
-_MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+def encode_request(request: InferenceRequest, endpoint: EngineEndpoint, more: bytes = b"") -> bytes:
+    """Return the HTTP request for the engine.
 
-
-def encode_request(ask: InferenceRequest, target: EngineEndpoint, more: bytes = b"") -> bytes:
-    """Return the HTTP request for the engine; the body as it came wherever that works.
-
-    `more`: header lines, each with its end.
+    `more`: further header lines, each with its line end.
     """
-    body = ask.body
-    if ask.model not in target.names and target.names:
-        # A route's name, or a served name younger than the engine: it answers to its own.
-        body = rename_model(body, ask.model, target.names[0])
-    return (
-        b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\nx-request-id: %b\r\n%b\r\n%b"
-    ) % (ask.path.encode("ascii"), target.host, len(body), ask.request_id, more, body)
+    body = request.body
+    if request.model not in endpoint.names and endpoint.names:
+        # The engine does not know a route's name, or a served name younger than itself.
+        body = rename_model(body, request.model, endpoint.names[0])
+    return _REQUEST % (
+        request.path.encode("ascii"),
+        endpoint.host,
+        len(body),
+        request.request_id,
+        more,
+        body,
+    )
 
 
 def rename_model(body: bytes, old: str, new: str) -> bytes:
-    """Return the body with another model name, every other byte as it was if possible.
+    """Return the body with another model name, all other bytes unchanged if possible.
 
     Raises:
-        RefusedError: its members cannot be told apart.
+        RefusedError: the body is not valid JSON.
 
     """
     found = list(_MODEL_MEMBER.finditer(body))
     if len(found) == 1 and orjson.loads(found[0][1]) == old:
         return body[: found[0].start(1)] + orjson.dumps(new) + body[found[0].end(1) :]
-    # The word is a key elsewhere too, or is written with escapes: only parsing tells them apart.
-    # Values stay as they came, those that are wrong and numbers that fit into no float, too.
+    # The key occurs more than once or has escapes, so the body must be parsed. Values stay
+    # unchanged, invalid ones and numbers beyond floats included.
     try:
         fields = _FIELDS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

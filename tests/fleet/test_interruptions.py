@@ -22,8 +22,8 @@ from machinery.clock import SystemClock
 from schemas.routing import Routing, Timeouts
 from store import keys
 from store.memory import MemoryTransport
-from tests.gateway.world import Running, World, deployment, endpoint, running_gateway
 from tests.support.engine_process import START_S, Engine, Start, eventually, launching
+from tests.support.gateway_world import Running, World, deployment, endpoint, running_gateway
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.mlx, pytest.mark.timeout(300)]

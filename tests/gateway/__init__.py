@@ -1,1 +1,1 @@
-"""The gateway: pure routing, the way to engines, and the whole process against scripted engines."""
+"""Tests of the gateway, with fake engines and with real ones."""

@@ -1,4 +1,4 @@
-"""A gateway that listens, a store of its own, and an HTTP client."""
+"""Fixtures: a listening gateway, its store, and an HTTP client."""
 
 from collections.abc import AsyncIterator
 
@@ -7,7 +7,7 @@ import pytest
 
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
-from tests.gateway.world import Running, World, running_gateway
+from tests.support.gateway_world import Running, World, running_gateway
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: `docs/reference/anthropic.md` says what of it is honoured."""
+"""Anthropic's Messages API; `docs/reference/anthropic.md` lists the supported fields."""

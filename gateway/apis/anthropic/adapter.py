@@ -1,4 +1,4 @@
-"""Anthropic's requests to models."""
+"""Adapter of Anthropic's Messages API."""
 
 import orjson
 from typing_extensions import override
@@ -18,31 +18,33 @@ PATHS = (MESSAGES, COUNT)
 
 
 class AnthropicAdapter(ApiAdapter):
-    """The surface of `PATHS`."""
+    """Adapter of `PATHS`."""
 
     @override
-    def telling(self) -> ResponseTranslator:
+    def error_translator(self) -> ResponseTranslator:
         return ClientErrorTranslator()
 
     @override
-    def read(self, heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
+    def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
         try:
-            return _read(heard)
+            return _read(http_request)
         except orjson.JSONEncodeError as error:
             raise common.unencodable(error) from error
 
 
-def _read(heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
-    if heard.path == COUNT:
-        body = request_translator.count_to_chat(request_translator.read_count(heard.body))
-        return common.to_inference_request(heard, "/tokenize", body), TokenCountTranslator()
-    asked = request_translator.read_messages(heard.body)
-    session = asked.metadata.user_id if asked.metadata is not None else None
-    ask = common.to_inference_request(
-        heard,
+def _read(http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
+    if http_request.path == COUNT:
+        body = request_translator.count_to_chat(request_translator.read_count(http_request.body))
+        return common.to_inference_request(http_request, "/tokenize", body), TokenCountTranslator()
+    body_fields = request_translator.read_messages(http_request.body)
+    session = body_fields.metadata.user_id if body_fields.metadata is not None else None
+    request = common.to_inference_request(
+        http_request,
         "/v1/chat/completions",
-        request_translator.messages_to_chat(asked),
+        request_translator.messages_to_chat(body_fields),
         session=session or "",
     )
-    is_shown = asked.thinking is None or asked.thinking.display != "omitted"
-    return ask, MessageTranslator(asked.model, asked.max_tokens, shows_thoughts=is_shown)
+    is_shown = body_fields.thinking is None or body_fields.thinking.display != "omitted"
+    return request, MessageTranslator(
+        body_fields.model, body_fields.max_tokens, shows_thoughts=is_shown
+    )

@@ -1,7 +1,4 @@
-"""Anthropic's messages as OpenAI's: blocks become texts, calls and results. Pure.
-
-Anthropic's requests as OpenAI's. Pure: bytes in, the engine's body out.
-"""
+"""Translates Anthropic's requests to OpenAI's: body fields, messages, tools and results. Pure."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -10,13 +7,13 @@ import msgspec
 import orjson
 
 from gateway.apis.adapter import decode, without_nones
-from gateway.errors import RefusedError, invalid
+from schemas.wire.errors import RefusedError, invalid
 
 Block: TypeAlias = dict[str, Any]
 
-# What is between the texts of blocks that become one text.
+# Separates the texts of blocks that become one text.
 _BETWEEN = "\n\n"
-# The fields of each kind of block; those that are not read have no effect (docs/reference/anthropic.md).
+# Fields of each type of block; some are accepted without effect (docs/reference/anthropic.md).
 _FIELDS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "cache_control", "citations"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
@@ -36,6 +33,25 @@ _KINDS = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
+# Thinking budgets from which effort is medium or high: chat templates know words, not numbers.
+# Anthropic's minimum is 1,024.
+_MEDIUM_TOKENS, _HIGH_TOKENS = 4096, 16384
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_TOOL_FIELDS = frozenset(
+    {
+        "type", "name", "description", "input_schema", "strict", "cache_control",
+        "eager_input_streaming", "input_examples", "defer_loading", "allowed_callers",
+    }
+)  # fmt: skip
+# OpenAI's names for these fields.
+_MEANT = {
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+# The fields that counting has, too.
+_MEANT_OF_COUNTS = {name: _MEANT[name] for name in ("reasoning_effort", "response_format")}
 
 
 class AnthropicMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,10 +62,10 @@ class AnthropicMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def system_messages(given: str | list[Block] | None) -> list[dict[str, Any]]:
-    """Return the message that comes first; none if there is nothing to say.
+    """Return the system message; empty if there is no text.
 
     Raises:
-        RefusedError: it is something else than text.
+        RefusedError: a block is not text.
 
     """
     text = given if isinstance(given, str) else _texts(given or (), "system", "system")
@@ -57,14 +73,14 @@ def system_messages(given: str | list[Block] | None) -> list[dict[str, Any]]:
 
 
 def translate_messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
-    """Return the turns; neighbours of one role are one turn, as Anthropic has it.
+    """Return the messages; neighbours with the same role become one turn, as in Anthropic's API.
 
     Raises:
-        RefusedError: a block is not known, or not text.
+        RefusedError: a block is unknown or not supported.
 
     """
     found: list[dict[str, Any]] = []
-    called: set[str] = set()  # the ids of the calls so far
+    called: set[str] = set()  # ids of the calls so far
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.role not in _KINDS:
@@ -95,7 +111,7 @@ def _add(found: list[dict[str, Any]], role: str, text: str) -> None:
 
 
 def _join(found: list[dict[str, Any]], turn: dict[str, Any]) -> None:
-    """Append a turn, or join it with the one before."""
+    """Append a turn, or merge it into the previous one."""
     if not found or found[-1]["role"] != turn["role"] or turn["role"] == "tool":
         found.append(turn)
         return
@@ -116,7 +132,7 @@ def _add_blocks(
     called: Container[str],
     where: str,
 ) -> None:
-    """Add what a user or a system says: each result of a tool is a message of its own."""
+    """Add the blocks of a user or system turn; each tool result becomes a message of its own."""
     for at, block in enumerate(blocks):
         here = f"{where}[{at}]"
         if _kind(block, role, here) == "tool_result":
@@ -131,7 +147,7 @@ def _add_blocks(
 def _result(block: Block, where: str) -> str:
     given = block.get("content")
     text = given if isinstance(given, str) else _texts(given or (), "system", f"{where}.content")
-    # Templates have no place for it, and models read it well.
+    # Chat templates have no field for it, and models understand the prefix.
     return f"Error: {text}" if block.get("is_error") else text
 
 
@@ -164,10 +180,10 @@ def _texts(blocks: Sequence[Block], role: str, where: str) -> str:
 
 
 def _kind(block: object, role: str, where: str) -> str:
-    """Return a block's type.
+    """Return the type of a block.
 
     Raises:
-        RefusedError: it is not one that may stand there, or not as it should be.
+        RefusedError: the block is not valid in this place.
 
     """
     kind = block.get("type") if isinstance(block, dict) else None
@@ -183,7 +199,7 @@ def _kind(block: object, role: str, where: str) -> str:
 
 
 def _no_such_call(call: str, where: str) -> RefusedError:
-    """Return the refusal of a result without its call; an engine would refuse it in OpenAI's words."""
+    """Return the refusal of a tool result without its call; an engine would refuse it in OpenAI's words."""
     message = (
         f"Invalid '{where}.tool_use_id': a tool_result answers a tool_use of the assistant in a message before "
         f"it, and none has the id {call[:100]!r}; send the message with that tool_use, too."
@@ -200,19 +216,8 @@ def _no_such_block(kind: object, role: str, where: str) -> RefusedError:
     return invalid(f"Invalid '{where}': {message}", param=where)
 
 
-# What of a budget for thinking is which effort: templates know words, not numbers. Anthropic's least is 1,024.
-_MEDIUM_TOKENS, _HIGH_TOKENS = 4096, 16384
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-_TOOL_FIELDS = frozenset(
-    {
-        "type", "name", "description", "input_schema", "strict", "cache_control",
-        "eager_input_streaming", "input_examples", "defer_loading", "allowed_callers",
-    }
-)  # fmt: skip
-
-
 class ThinkingOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether and how much to think, and whether to show it."""
+    """Thinking budget and display."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -220,7 +225,7 @@ class ThinkingOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """Which tools are to be used."""
+    """Choice of tools."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -228,27 +233,27 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What the text has to match."""
+    """Format of the text."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """How the answer is to be."""
+    """Effort and format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class RequestMetadata(msgspec.Struct, forbid_unknown_fields=True):
-    """Who asks."""
+    """Metadata of the client."""
 
     user_id: str | None = None
 
 
 class CountBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What `/v1/messages/count_tokens` takes."""
+    """Body of `/v1/messages/count_tokens`."""
 
     model: str
     messages: list[AnthropicMessage]
@@ -265,7 +270,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
-    """What `/v1/messages` takes."""
+    """Body of `/v1/messages`."""
 
     max_tokens: int
     stream: bool | None = None
@@ -281,96 +286,92 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
     container: Any = None
 
 
-# What OpenAI's clients call it.
-_MEANT = {
-    "max_completion_tokens": "max_tokens",
-    "reasoning_effort": "output_config.effort",
-    "response_format": "output_config.format",
-    "stop": "stop_sequences",
-}
-# Counting takes no such field.
-_MEANT_OF_COUNTS = {name: _MEANT[name] for name in ("reasoning_effort", "response_format")}
-
 _COUNT = msgspec.json.Decoder(CountBody)
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
 
 
 def read_messages(body: bytes) -> MessagesBody:
-    """Return the body of a request for an answer.
+    """Return the decoded body of a message request.
 
     Raises:
-        RefusedError: it is none, or asks for what is not done.
+        RefusedError: the body is invalid or asks for something unsupported.
 
     """
-    asked = decode(_MESSAGES, MessagesBody, body, _MEANT)
-    if asked.max_tokens < 1:
+    body_fields = decode(_MESSAGES, MessagesBody, body, _MEANT)
+    if body_fields.max_tokens < 1:
         raise invalid("'max_tokens' must be at least 1.", param="max_tokens")
-    if asked.temperature is not None and not 0 <= asked.temperature <= 1:
+    if body_fields.temperature is not None and not 0 <= body_fields.temperature <= 1:
         raise invalid("'temperature' must be between 0 and 1.", param="temperature")
-    if asked.container is not None:
+    if body_fields.container is not None:
         raise invalid("This fleet runs no code for models; leave 'container' out.", "container")
-    return asked
+    return body_fields
 
 
 def read_count(body: bytes) -> CountBody:
-    """Return the body of a request to count tokens.
+    """Return the decoded body of a token count request.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: the body is invalid.
 
     """
     return decode(_COUNT, CountBody, body, _MEANT_OF_COUNTS)
 
 
-def messages_to_chat(asked: MessagesBody) -> dict[str, Any]:
-    """Return the request as a chat of OpenAI's.
+def messages_to_chat(body_fields: MessagesBody) -> dict[str, Any]:
+    """Return the request as an OpenAI chat request.
 
     Raises:
-        RefusedError: something in it has no like there.
+        RefusedError: a field has no equivalent.
 
     """
     body = {
-        **count_to_chat(asked),
+        **count_to_chat(body_fields),
         **without_nones(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            stop=asked.stop_sequences or None,
+            temperature=body_fields.temperature,
+            top_p=body_fields.top_p,
+            top_k=body_fields.top_k,
+            stop=body_fields.stop_sequences or None,
         ),
-        "max_tokens": asked.max_tokens,
+        "max_tokens": body_fields.max_tokens,
         "fit_max_tokens": True,
     }
-    if asked.tools and asked.tool_choice and asked.tool_choice.disable_parallel_tool_use:
+    if (
+        body_fields.tools
+        and body_fields.tool_choice
+        and body_fields.tool_choice.disable_parallel_tool_use
+    ):
         body["parallel_tool_calls"] = False
-    if asked.stream:
+    if body_fields.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
 
 
-def count_to_chat(asked: CountBody) -> dict[str, Any]:
-    """Return what of a request the prompt is made of, in OpenAI's words.
+def count_to_chat(body_fields: CountBody) -> dict[str, Any]:
+    """Return the fields that form the prompt, in OpenAI's format.
 
     Raises:
-        RefusedError: something in it has no like there.
+        RefusedError: a field has no equivalent.
 
     """
-    if asked.mcp_servers:
+    if body_fields.mcp_servers:
         raise invalid(
             "This fleet calls no MCP servers; give their tools in 'tools'.", "mcp_servers"
         )
-    found = translate_messages(asked.messages)
+    found = translate_messages(body_fields.messages)
     body: dict[str, Any] = {
-        "model": asked.model,
-        "messages": [*system_messages(asked.system), *found],
+        "model": body_fields.model,
+        "messages": [*system_messages(body_fields.system), *found],
     }
-    if asked.tools:
-        body["tools"] = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
-    if asked.tool_choice is not None:
-        body["tool_choice"] = _choice(asked.tool_choice)
-    effort = _effort(asked)
+    if body_fields.tools:
+        body["tools"] = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body_fields.tools)]
+    if body_fields.tool_choice is not None:
+        body["tool_choice"] = _choice(body_fields.tool_choice)
+    effort = _effort(body_fields)
     if effort is not None:
         body["reasoning_effort"] = effort
-    wanted = asked.output_format or (asked.output_config and asked.output_config.format)
+    wanted = body_fields.output_format or (
+        body_fields.output_config and body_fields.output_config.format
+    )
     if wanted:
         schema = {"name": "answer", "schema": wanted.schema, "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -412,13 +413,13 @@ def _choice(choice: ToolChoice) -> object:
             return choice.type
 
 
-def _effort(asked: CountBody) -> str | None:
-    """Return how much to think; None leaves it to the model."""
-    thinking = asked.thinking
+def _effort(body_fields: CountBody) -> str | None:
+    """Return the reasoning effort; None leaves it to the model."""
+    thinking = body_fields.thinking
     if thinking is not None and thinking.type == "disabled":
         return "none"
-    if asked.output_config is not None and asked.output_config.effort is not None:
-        return _EFFORTS[asked.output_config.effort]
+    if body_fields.output_config is not None and body_fields.output_config.effort is not None:
+        return _EFFORTS[body_fields.output_config.effort]
     if thinking is None or thinking.type == "adaptive":
         return None
     budget = thinking.budget_tokens or 0

@@ -1,13 +1,4 @@
-"""Refusals in Anthropic's words. Pure.
-
-Refusals and counts of tokens as Anthropic tells them. Does no I/O.
-
-The content blocks of one streamed message: opened, filled and closed one after another. Pure.
-
-Engines' answers as Anthropic tells them: one message, or events. Does no I/O.
-
-Models as Anthropic's API lists them. Pure.
-"""
+"""Translates responses to Anthropic's format: messages, events, token counts, errors and lists of models. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,11 +19,14 @@ from gateway.apis.openai_response import (
     ToolCallAssembler,
     ToolCallPiece,
 )
-from gateway.errors import Refusal, RefusedError, invalid
 from gateway.routing.table import ServedModel
 from gateway.upstream.connection import Headers
+from schemas.wire import headers as wire_headers
+from schemas.wire.errors import Refusal, RefusedError, invalid
 
-# What the engine calls what a client called otherwise.
+_REQUEST_ID = wire_headers.REQUEST_ID.encode()
+
+# The engine's names of fields that clients know by another name.
 _NAMES = {
     "'reasoning_effort'": "'thinking'",
     "'response_format'": "'output_config.format'",
@@ -51,44 +45,53 @@ _TYPES = {
     529: "overloaded_error",
 }
 _OVERLOADED = 529
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+Json: TypeAlias = dict[str, Any]
+# Anthropic's own values.
+_USUAL_LIMIT, _LARGEST_LIMIT = 20, 1000
 
 
 def client_status(given: int) -> int:
-    """Return the status that Anthropic's clients know."""
+    """Return the status that Anthropic's clients expect."""
     return _OVERLOADED if given == 503 else given
 
 
 def rename_fields(message: str) -> str:
-    """Return an engine's words with this API's names in them."""
+    """Return an engine's message with this API's field names."""
     for engines, own in _NAMES.items():
         message = message.replace(engines, own)
     return message
 
 
 def error_body(given: int, message: str, request_id: str) -> bytes:
-    """Return the body of a refusal with that status of ours; `request_id`: empty if it has none."""
+    """Return the body of an error; `request_id` may be empty."""
     kind = _TYPES.get(given, "api_error" if given >= 500 else "invalid_request_error")
     error = {"type": kind, "message": message}
     return orjson.dumps({"type": "error", "error": error, "request_id": request_id or None})
 
 
 class ErrorTranslator(ResponseTranslator):
-    """Tells refusals, whoever refused: with this API's names for an engine's."""
+    """Translates errors, with this API's field names."""
 
     request_id = ""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        return self.told(status, headers, rename_fields(openai_response.error_message(body)))
+        return self.error_response(
+            status, headers, rename_fields(openai_response.error_message(body))
+        )
 
-    def told(self, status: int, headers: Headers, message: str) -> tuple[int, Headers, bytes]:
-        """Return a refusal with that status of ours, and these words."""
+    def error_response(
+        self, status: int, headers: Headers, message: str
+    ) -> tuple[int, Headers, bytes]:
+        """Return an error with this status and message."""
         headers = self.begin(headers)
         return client_status(status), headers, error_body(status, message, self.request_id)
 
     @override
     def begin(self, headers: Headers) -> Headers:
-        found = next((value for name, value in headers if name == b"x-request-id"), b"")
+        found = next((value for name, value in headers if name == _REQUEST_ID), b"")
         self.request_id = found.decode("latin-1")
         return [*headers, (b"request-id", found)] if found else headers
 
@@ -105,21 +108,21 @@ class ErrorTranslator(ResponseTranslator):
         return self.error(refusal.status, refusal.message)
 
     def error(self, status: int, message: str) -> bytes:
-        """Return the event that ends a stream with what went wrong."""
+        """Return the event that ends a stream with an error."""
         body = error_body(status, rename_fields(message), self.request_id)
         return b"event: error\ndata: " + body + b"\n\n"
 
 
 class ClientErrorTranslator(ErrorTranslator):
-    """Tells why a request was refused before it was one to an engine: its names are the client's own."""
+    """Translates errors of requests that never reached an engine: their field names are the client's own."""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        return self.told(status, headers, openai_response.error_message(body))
+        return self.error_response(status, headers, openai_response.error_message(body))
 
 
 class TokenCountTranslator(ErrorTranslator):
-    """Tells how many tokens there are."""
+    """Translates token counts."""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
@@ -135,10 +138,10 @@ def encode_event(kind: str, members: Mapping[str, Any]) -> bytes:
 
 
 class ContentBlocks:
-    """At most one block is open, and none is opened twice."""
+    """The content blocks of a streamed message: at most one is open, and none is reopened."""
 
     def __init__(self, signature: str) -> None:
-        """`signature`: what thoughts are signed with. Clients want one to send a thought back; nobody reads it."""
+        """`signature`: signs thinking blocks. Clients need one to send a block back; it is not checked."""
         self._signature = signature
         self._index = -1
         self._kind = ""
@@ -147,14 +150,14 @@ class ContentBlocks:
         self._prefix = b""
 
     def text(self, piece: str) -> bytes:
-        """Add to what is said."""
+        """Add text."""
         out = b""
         if self._kind != "text":
             out = self._open("text", {"type": "text", "text": ""}, "text_delta", "text")
         return out + self._delta(piece)
 
     def thought(self, piece: str) -> bytes:
-        """Add to what is thought."""
+        """Add thinking."""
         out = b""
         if self._kind != "thinking":
             block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -162,7 +165,7 @@ class ContentBlocks:
         return out + (self._delta(piece) if piece else b"")
 
     def call(self, piece: ToolCallPiece) -> bytes | None:
-        """Add to a call; None if it was complete, since another block came after it."""
+        """Add to a tool call; None if the call was complete already."""
         out = b""
         if self._kind != "tool_use" or self._call != piece.index:
             if piece.index in self._calls:
@@ -180,7 +183,7 @@ class ContentBlocks:
         return out + (self._delta(arguments) if arguments else b"")
 
     def close(self) -> bytes:
-        """Close the block that is open, if one is."""
+        """Close the open block, if there is one."""
         kind, self._kind = self._kind, ""
         if not kind:
             return b""
@@ -194,7 +197,7 @@ class ContentBlocks:
         out = self.close()
         self._kind = kind
         self._index += 1
-        # All but the text itself is the same in every piece of the block.
+        # Everything but the text is the same in all pieces of the block.
         self._prefix = (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
             % (self._index, delta.encode(), member.encode())
@@ -207,81 +210,77 @@ class ContentBlocks:
         return self._prefix + orjson.dumps(piece) + b"}}\n\n"
 
 
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-
-
 class MessageTranslator(ErrorTranslator):
-    """Tells one answer."""
+    """Translates one message."""
 
     def __init__(self, model: str, max_tokens: int, *, shows_thoughts: bool) -> None:
-        """`model`: as the client calls it."""
+        """`model`: the name that the client used."""
         self._model = model
         self._max_tokens = max_tokens
         self._shows_thoughts = shows_thoughts
         self._blocks: ContentBlocks | None = None
-        self._heard = ResponseReader()
+        self._reader = ResponseReader()
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         if status != 200:
             return super().whole(status, headers, body)
-        choice = self._heard.whole(body)
+        choice = self._reader.whole(body)
         if isinstance(choice, EngineError):
-            return self.told(502, headers, rename_fields(choice.message))
+            return self.error_response(502, headers, rename_fields(choice.message))
         headers = self.begin(headers)
         message_id = self._message_id()
-        told = {
+        message = {
             **self._head(message_id),
             "content": self._content(choice, message_id),
             **self._stop(),
             "usage": self._used(),
         }
-        return 200, headers, orjson.dumps(told)
+        return 200, headers, orjson.dumps(message)
 
     @override
     def events(self, data: bytes) -> bytes:
         found = openai_response.event_payloads(data)
         if not found:
-            # A comment, which says that somebody still works on it.
-            return b"" if self._heard.is_over else _PING
-        return b"".join(map(self._event, self._heard.pieces(found)))
+            # A comment means that the request is still in progress.
+            return b"" if self._reader.is_over else _PING
+        return b"".join(map(self._event, self._reader.pieces(found)))
 
     @override
     def broken(self, refusal: Refusal) -> bytes:
-        return b"" if self._heard.is_over else super().broken(refusal)
+        return b"" if self._reader.is_over else super().broken(refusal)
 
     @override
     def end(self) -> bytes:
-        return b"" if self._heard.is_over else self._event(self._heard.cut())
+        return b"" if self._reader.is_over else self._event(self._reader.cut())
 
     def _event(self, piece: ResponsePiece) -> bytes:
         if isinstance(piece, EngineError):
             return self.error(502, piece.message)
-        return self._last() if piece == COMPLETE else self._said(piece.said())
+        return self._last() if piece == COMPLETE else self._message_events(piece.content_message())
 
-    def _said(self, said: MessagePiece) -> bytes:
+    def _message_events(self, message: MessagePiece) -> bytes:
         out = self._first()
         assert self._blocks is not None
-        if said.reasoning_content:
-            out += self._blocks.thought(said.reasoning_content if self._shows_thoughts else "")
-        if said.content:
-            out += self._blocks.text(said.content)
-        for call in said.tool_calls or ():
+        if message.reasoning_content:
+            out += self._blocks.thought(message.reasoning_content if self._shows_thoughts else "")
+        if message.content:
+            out += self._blocks.text(message.content)
+        for call in message.tool_calls or ():
             piece = self._blocks.call(call)
             if piece is None:
-                self._heard.is_over = True
-                return out + self.error(502, "The engine went back to a call that was complete.")
+                self._reader.is_over = True
+                return out + self.error(502, "The engine continued a tool call that was complete.")
             out += piece
         return out
 
     def _first(self) -> bytes:
-        """Return what goes before everything else, if nothing went yet."""
+        """Return the start of the message, once."""
         if self._blocks is not None:
             return b""
         message_id = self._message_id()
         self._blocks = ContentBlocks(message_id)
-        # What the prompt cost comes with the last event: engines tell it at the end.
+        # Engines send the usage of the prompt at the end, so the last event has it.
         message = {
             **self._head(message_id),
             "content": [],
@@ -300,52 +299,46 @@ class MessageTranslator(ErrorTranslator):
         )
 
     def _message_id(self) -> str:
-        return "msg_" + self._heard.id.removeprefix("chatcmpl-")
+        return "msg_" + self._reader.id.removeprefix("chatcmpl-")
 
     def _head(self, message_id: str) -> dict[str, Any]:
         return {"id": message_id, "type": "message", "role": "assistant", "model": self._model}
 
     def _content(self, choice: ResponseChoice, message_id: str) -> list[dict[str, Any]]:
-        said, found = choice.said(), list[dict[str, Any]]()
-        if said.reasoning_content:
-            thinking = said.reasoning_content if self._shows_thoughts else ""
+        message, found = choice.content_message(), list[dict[str, Any]]()
+        if message.reasoning_content:
+            thinking = message.reasoning_content if self._shows_thoughts else ""
             found.append({"type": "thinking", "thinking": thinking, "signature": message_id})
-        if said.content:
-            found.append({"type": "text", "text": said.content})
+        if message.content:
+            found.append({"type": "text", "text": message.content})
         calls = ToolCallAssembler()
-        calls.take_all(said.tool_calls or ())
+        calls.take_all(message.tool_calls or ())
         for id_, name, arguments in calls.complete():
             found.append({"type": "tool_use", "id": id_, "name": name, "input": arguments})
         return found
 
     def _stop(self) -> dict[str, str | None]:
-        sequence, made = None, self._heard.usage.completion_tokens
-        match self._heard.last.finish_reason:
+        sequence, made = None, self._reader.usage.completion_tokens
+        match self._reader.last.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
-                # Fewer than were asked for: there was no room for more.
+                # With fewer tokens than requested, the context was full.
                 is_full = 0 < made < self._max_tokens
                 reason = "model_context_window_exceeded" if is_full else "max_tokens"
             case _:
-                sequence = self._heard.last.stop_reason
+                sequence = self._reader.last.stop_reason
                 reason = "end_turn" if sequence is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _used(self) -> dict[str, int]:
-        usage = self._heard.usage
+        usage = self._reader.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
         }
-
-
-Json: TypeAlias = dict[str, Any]
-
-# Anthropic's own.
-_USUAL_LIMIT, _LARGEST_LIMIT = 20, 1000
 
 
 def model_body(model: ServedModel) -> Json:
@@ -360,10 +353,10 @@ def model_body(model: ServedModel) -> Json:
 
 
 def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> Json:
-    """Return the part of the list that the query asks for: `limit`, `after_id`, `before_id`.
+    """Return the page of the list for `limit`, `after_id` and `before_id`.
 
     Raises:
-        RefusedError: the limit is none.
+        RefusedError: the limit is invalid.
 
     """
     limit = _limit(query.get("limit"))

@@ -1,1 +1,1 @@
-"""Ollama's API: `docs/reference/ollama.md` says what of it is honoured."""
+"""Ollama's API; `docs/reference/ollama.md` lists the supported fields."""

@@ -1,4 +1,4 @@
-"""Ollama's requests to models: which of its paths asks an engine for what."""
+"""Adapter of Ollama's API: the engine request for each of its paths."""
 
 from typing import Any
 
@@ -15,94 +15,96 @@ from gateway.apis.ollama.response_translator import (
     LoadTranslator,
     OllamaClientErrorTranslator,
 )
-from gateway.errors import invalid
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
+from schemas.wire.errors import invalid
 
 PATHS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 
 _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 _EMBEDDINGS, _TOKENIZE = "/v1/embeddings", "/tokenize"
-# What Ollama's clients put behind a model's name that has no tag.
+# The tag that Ollama clients add to model names.
 _TAG = ":latest"
 
 
 class OllamaAdapter(ApiAdapter):
-    """The surface of `PATHS`."""
+    """Adapter of `PATHS`."""
 
-    def __init__(self, keeper: TableCache, clock: Clock) -> None:
-        self._keeper = keeper
+    def __init__(self, table_cache: TableCache, clock: Clock) -> None:
+        self._table_cache = table_cache
         self._clock = clock
 
     @override
-    def telling(self) -> ResponseTranslator:
+    def error_translator(self) -> ResponseTranslator:
         return OllamaClientErrorTranslator()
 
     @override
-    def read(self, heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
+    def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
         try:
-            return self._read(heard)
+            return self._read(http_request)
         except orjson.JSONEncodeError as error:
             raise common.unencodable(error) from error
 
-    def _read(self, heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
-        match heard.path:
+    def _read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
+        match http_request.path:
             case "/api/chat":
-                return self._chat(heard)
+                return self._chat(http_request)
             case "/api/generate":
-                return self._generate(heard)
+                return self._generate(http_request)
             case "/api/embed":
-                embed = request_translator.read_embed(heard.body)
-                telling = EmbeddingTranslator(embed.model, self._clock, is_single=False)
+                embed = request_translator.read_embed(http_request.body)
+                translator = EmbeddingTranslator(embed.model, self._clock, is_single=False)
                 return self._ask(
-                    heard, _EMBEDDINGS, request_translator.embed_to_openai(embed)
-                ), telling
+                    http_request, _EMBEDDINGS, request_translator.embed_to_openai(embed)
+                ), translator
             case _:
-                one = request_translator.read_embeddings(heard.body)
-                telling = EmbeddingTranslator(one.model, self._clock, is_single=True)
+                one = request_translator.read_embeddings(http_request.body)
+                translator = EmbeddingTranslator(one.model, self._clock, is_single=True)
                 return self._ask(
-                    heard, _EMBEDDINGS, request_translator.embeddings_to_openai(one)
-                ), telling
+                    http_request, _EMBEDDINGS, request_translator.embeddings_to_openai(one)
+                ), translator
 
-    def _chat(self, heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
-        asked = request_translator.read_chat(heard.body)
-        if not asked.messages:
-            return self._load(heard, asked)
-        ask = self._ask(heard, _CHAT, request_translator.chat_to_openai(asked))
-        return ask, GenerationTranslator(asked.model, self._clock, is_chat=True)
+    def _chat(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
+        body_fields = request_translator.read_chat(http_request.body)
+        if not body_fields.messages:
+            return self._load(http_request, body_fields)
+        request = self._ask(http_request, _CHAT, request_translator.chat_to_openai(body_fields))
+        return request, GenerationTranslator(body_fields.model, self._clock, is_chat=True)
 
-    def _generate(self, heard: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
-        asked = request_translator.read_generate(heard.body)
-        if not asked.prompt:
-            return self._load(heard, asked)
-        path = _COMPLETION if asked.raw else _CHAT
-        ask = self._ask(heard, path, request_translator.generate_to_openai(asked))
-        return ask, GenerationTranslator(asked.model, self._clock, is_chat=False)
+    def _generate(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
+        body_fields = request_translator.read_generate(http_request.body)
+        if not body_fields.prompt:
+            return self._load(http_request, body_fields)
+        path = _COMPLETION if body_fields.raw else _CHAT
+        request = self._ask(http_request, path, request_translator.generate_to_openai(body_fields))
+        return request, GenerationTranslator(body_fields.model, self._clock, is_chat=False)
 
     def _load(
-        self, heard: HttpRequest, asked: ChatBody | GenerateBody
+        self, http_request: HttpRequest, body_fields: ChatBody | GenerateBody
     ) -> tuple[InferenceRequest, ResponseTranslator]:
-        """Ask an engine for next to nothing: one that is not there yet is waited for."""
-        if str(asked.keep_alive) in ("0", "0.0", "0s"):
+        """Return a minimal engine request, which waits until the model is ready."""
+        if str(body_fields.keep_alive) in ("0", "0.0", "0s"):
             raise invalid(
                 "Clients do not unload models here; set `replicas: 0` in the ModelDeployment to have it go.",
                 param="keep_alive",
             )
-        ask = self._ask(heard, _TOKENIZE, {"model": asked.model, "prompt": "hello"})
-        is_streamed = asked.stream is not False
-        is_chat = isinstance(asked, ChatBody)
-        return ask, LoadTranslator(
-            asked.model, self._clock, is_chat=is_chat, is_streamed=is_streamed
+        request = self._ask(
+            http_request, _TOKENIZE, {"model": body_fields.model, "prompt": "hello"}
+        )
+        is_streamed = body_fields.stream is not False
+        is_chat = isinstance(body_fields, ChatBody)
+        return request, LoadTranslator(
+            body_fields.model, self._clock, is_chat=is_chat, is_streamed=is_streamed
         )
 
-    def _ask(self, heard: HttpRequest, path: str, body: dict[str, Any]) -> InferenceRequest:
-        body["model"] = resolve_name(self._keeper, body["model"])
-        return common.to_inference_request(heard, path, body)
+    def _ask(self, http_request: HttpRequest, path: str, body: dict[str, Any]) -> InferenceRequest:
+        body["model"] = resolve_name(self._table_cache, body["model"])
+        return common.to_inference_request(http_request, path, body)
 
 
-def resolve_name(keeper: TableCache, name: str) -> str:
-    """Return the model's name without the tag that clients add, if only that one is known."""
+def resolve_name(table_cache: TableCache, name: str) -> str:
+    """Return the model name without its tag, if only that name is known."""
     bare = name.removesuffix(_TAG)
-    models = keeper.table.models
+    models = table_cache.table.models
     return bare if name not in models and bare in models else name

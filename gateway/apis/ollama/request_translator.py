@@ -1,9 +1,4 @@
-"""Ollama's `options`: what each becomes, and which have no effect here. Pure; the engine judges the values.
-
-Ollama's messages as OpenAI's: calls get the ids that Ollama does without. Pure.
-
-Ollama's requests as OpenAI's. Pure: bytes in, the engine's body out.
-"""
+"""Translates Ollama's requests to OpenAI's: bodies, options and messages. Pure; the engine validates the values."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -13,7 +8,7 @@ import msgspec
 import orjson
 
 from gateway.apis.adapter import decode, unknown_name, without_nones
-from gateway.errors import RefusedError, invalid
+from schemas.wire.errors import RefusedError, invalid
 
 MAPPED: Mapping[str, str] = MappingProxyType(
     {
@@ -29,16 +24,16 @@ MAPPED: Mapping[str, str] = MappingProxyType(
         "top_p": "top_p",
     }
 )
-"""By Ollama's name, the engine's."""
+"""The engine's parameter by Ollama's option."""
 
 MEANT: Mapping[str, str] = MappingProxyType(
     {"max_completion_tokens": "num_predict"}
     | {name: own for own, name in MAPPED.items() if name != own}
 )
-"""By other APIs' names, Ollama's."""
+"""Ollama's option by other APIs' names."""
 
-# What a deployment decides for all requests, what belongs to llama.cpp alone, and samplers that the
-# engine does not have. Clients send these with their defaults, so refusing them would refuse clients.
+# Options that the deployment decides, options of llama.cpp, and samplers that the engine lacks.
+# Clients send them with default values, so they are ignored and not refused.
 NO_EFFECT = frozenset(
     {
         "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat", "mirostat_eta",
@@ -48,15 +43,46 @@ NO_EFFECT = frozenset(
     }
 )  # fmt: skip
 
-# Ollama's words for "as it comes": without a limit, with a seed of its own.
+# Options whose negative values mean no limit or a random seed.
 _AS_IT_COMES = frozenset({"num_predict", "seed"})
+NO_IMAGES = (
+    "The models of this fleet read text only; leave 'images' out, or describe them in the text."
+)
+_EFFORTS: dict[object, str] = {
+    True: "medium",
+    False: "none",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "max": "high",
+}
+# Options that other APIs have as fields, or under another name.
+_OPTIONS = {name: f"options.{name}" for name in MAPPED.keys() | NO_EFFECT} | {
+    name: f"options.{own}" for name, own in MEANT.items()
+}
+_RENAMED_FIELDS = _OPTIONS | {
+    "response_format": "format",
+    "reasoning_effort": "think",
+    "thinking": "think",
+}
+# Unsupported fields of `/api/generate`, each with advice.
+_UNSUPPORTED = {
+    "suffix": "This fleet continues texts and does not fill gaps; leave 'suffix' out.",
+    "template": "The model's own chat template is used; leave 'template' out, or send the finished text with "
+    "'raw': true.",
+    "context": "This gateway keeps no conversations as tokens; send the messages so far to /api/chat.",
+    "images": NO_IMAGES,
+    "width": "The models of this fleet make text, no images; leave 'width' out.",
+    "height": "The models of this fleet make text, no images; leave 'height' out.",
+    "steps": "The models of this fleet make text, no images; leave 'steps' out.",
+}
 
 
 def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine's parameters.
 
     Raises:
-        RefusedError: an option is none.
+        RefusedError: an option is unknown.
 
     """
     found: dict[str, Any] = {}
@@ -75,13 +101,8 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-NO_IMAGES = (
-    "The models of this fleet read text only; leave 'images' out, or describe them in the text."
-)
-
-
 class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """What was called."""
+    """The function of a call."""
 
     name: str
     arguments: dict[str, Any] | str | None = None
@@ -90,7 +111,7 @@ class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OllamaToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A call of before."""
+    """A tool call of an earlier turn."""
 
     function: OllamaFunction
     id: str | None = None
@@ -110,13 +131,13 @@ class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def translate_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Return the messages as an engine takes them.
+    """Return the messages in OpenAI's format; calls get the ids that Ollama's lack.
 
     Raises:
         RefusedError: a message has images, or a result answers no call.
 
     """
-    waiting: list[tuple[str, str]] = []  # ids and names of the calls without a result so far
+    waiting: list[tuple[str, str]] = []  # ids and names of calls without a result
     found: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         if message.images:
@@ -148,7 +169,7 @@ def _call(call: OllamaToolCall, id_: str) -> dict[str, Any]:
 
 
 def _answered(message: OllamaMessage, waiting: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the call that a result belongs to: by its id, else by its name, else by its place."""
+    """Return the call that a result belongs to: by its id, else its name, else its position."""
     for call in waiting:
         if message.tool_call_id:
             if call[0] == message.tool_call_id:
@@ -164,16 +185,6 @@ def _answers_nothing(index: int) -> RefusedError:
         "message a call; name the function in 'tool_name'.",
         param=f"messages[{index}]",
     )
-
-
-_EFFORTS: dict[object, str] = {
-    True: "medium",
-    False: "none",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "max": "high",
-}
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -193,14 +204,14 @@ class _Generation(_Body):
 
 
 class ChatBody(_Generation):
-    """What `/api/chat` takes."""
+    """Body of `/api/chat`."""
 
     messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class GenerateBody(_Generation):
-    """What `/api/generate` takes."""
+    """Body of `/api/generate`."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -215,14 +226,14 @@ class GenerateBody(_Generation):
 
 
 class EmbedBody(_Body):
-    """What `/api/embed` takes."""
+    """Body of `/api/embed`."""
 
     input: str | list[str] = ""
     dimensions: int | None = None
 
 
 class EmbeddingsBody(_Body):
-    """What `/api/embeddings`, the older of the two, takes."""
+    """Body of `/api/embeddings`, the older form."""
 
     prompt: str = ""
 
@@ -232,137 +243,116 @@ _GENERATE = msgspec.json.Decoder(GenerateBody)
 _EMBED = msgspec.json.Decoder(EmbedBody)
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsBody)
 
-# What is a field of its own elsewhere, or is called otherwise there.
-_OPTIONS = {name: f"options.{name}" for name in MAPPED.keys() | NO_EFFECT}
-_OPTIONS |= {name: f"options.{own}" for name, own in MEANT.items()}
-_RENAMED_FIELDS = _OPTIONS | {
-    "response_format": "format",
-    "reasoning_effort": "think",
-    "thinking": "think",
-}
-
-# Of generate, what an engine has nothing for; each with what to do instead.
-_UNSUPPORTED = {
-    "suffix": "This fleet continues texts and does not fill gaps; leave 'suffix' out.",
-    "template": "The model's own chat template is used; leave 'template' out, or send the finished text with "
-    "'raw': true.",
-    "context": "This gateway keeps no conversations as tokens; send the messages so far to /api/chat.",
-    "images": NO_IMAGES,
-    "width": "The models of this fleet make text, no images; leave 'width' out.",
-    "height": "The models of this fleet make text, no images; leave 'height' out.",
-    "steps": "The models of this fleet make text, no images; leave 'steps' out.",
-}
-
 
 def read_chat(body: bytes) -> ChatBody:
-    """Return the body of a chat.
+    """Return the decoded body of a chat request.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: the body is invalid.
 
     """
     return decode(_CHAT, ChatBody, body, _RENAMED_FIELDS)
 
 
 def read_generate(body: bytes) -> GenerateBody:
-    """Return the body of a generation.
+    """Return the decoded body of a generate request.
 
     Raises:
-        RefusedError: it is none, or asks for what is not done.
+        RefusedError: the body is invalid or has an unsupported field.
 
     """
-    asked = decode(_GENERATE, GenerateBody, body, _RENAMED_FIELDS)
+    body_fields = decode(_GENERATE, GenerateBody, body, _RENAMED_FIELDS)
     for name, why in _UNSUPPORTED.items():
-        if getattr(asked, name):
+        if getattr(body_fields, name):
             raise invalid(why, param=name)
-    return asked
+    return body_fields
 
 
 def read_embed(body: bytes) -> EmbedBody:
-    """Return the body of a request for embeddings.
+    """Return the decoded body of an embed request.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: the body is invalid.
 
     """
     return decode(_EMBED, EmbedBody, body, _OPTIONS)
 
 
 def read_embeddings(body: bytes) -> EmbeddingsBody:
-    """Return the body of a request for one embedding.
+    """Return the decoded body of an embeddings request.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: the body is invalid.
 
     """
     return decode(_EMBEDDINGS, EmbeddingsBody, body, _OPTIONS)
 
 
-def chat_to_openai(asked: ChatBody) -> dict[str, Any]:
-    """Return the chat as OpenAI's.
+def chat_to_openai(body_fields: ChatBody) -> dict[str, Any]:
+    """Return the request as an OpenAI chat request.
 
     Raises:
-        RefusedError: something in it has no like there.
+        RefusedError: a field has no equivalent.
 
     """
-    tools = [{"type": "function", **tool} for tool in asked.tools or ()]
+    tools = [{"type": "function", **tool} for tool in body_fields.tools or ()]
     return {
-        **_generation(asked),
-        "messages": translate_messages(asked.messages or ()),
+        **_generation(body_fields),
+        "messages": translate_messages(body_fields.messages or ()),
         **({"tools": tools} if tools else {}),
     }
 
 
-def generate_to_openai(asked: GenerateBody) -> dict[str, Any]:
-    """Return the prompt as a chat of OpenAI's, or with `raw` as a text to be continued.
+def generate_to_openai(body_fields: GenerateBody) -> dict[str, Any]:
+    """Return the prompt as an OpenAI chat request, or with `raw` as a completion request.
 
     Raises:
-        RefusedError: something in it has no like there.
+        RefusedError: a field has no equivalent.
 
     """
-    body = _generation(asked)
-    prompt = asked.prompt or ""
-    if not asked.raw:
-        system = [{"role": "system", "content": asked.system}] if asked.system else []
+    body = _generation(body_fields)
+    prompt = body_fields.prompt or ""
+    if not body_fields.raw:
+        system = [{"role": "system", "content": body_fields.system}] if body_fields.system else []
         return {**body, "messages": [*system, {"role": "user", "content": prompt}]}
     for name in ("system", "format", "think", "logprobs"):
-        if getattr(asked, name):
+        if getattr(body_fields, name):
             raise invalid(f"'{name}' is for chats; leave it out, or 'raw'.", param=name)
     body.pop("reasoning_effort", None)
     return {**body, "prompt": prompt}
 
 
-def embed_to_openai(asked: EmbedBody) -> dict[str, Any]:
-    """Return the texts as OpenAI's request for their embeddings."""
+def embed_to_openai(body_fields: EmbedBody) -> dict[str, Any]:
+    """Return the request as an OpenAI embeddings request."""
     return {
-        "model": asked.model,
-        "input": asked.input,
-        **without_nones(dimensions=asked.dimensions),
+        "model": body_fields.model,
+        "input": body_fields.input,
+        **without_nones(dimensions=body_fields.dimensions),
     }
 
 
-def embeddings_to_openai(asked: EmbeddingsBody) -> dict[str, Any]:
-    """Return the text as OpenAI's request for its embedding."""
-    return {"model": asked.model, "input": asked.prompt}
+def embeddings_to_openai(body_fields: EmbeddingsBody) -> dict[str, Any]:
+    """Return the request as an OpenAI embeddings request."""
+    return {"model": body_fields.model, "input": body_fields.prompt}
 
 
-def _generation(asked: _Generation) -> dict[str, Any]:
-    is_streamed = asked.stream is not False
+def _generation(body_fields: _Generation) -> dict[str, Any]:
+    is_streamed = body_fields.stream is not False
     body: dict[str, Any] = {
-        "model": asked.model,
-        **translate_options(asked.options or {}),
+        "model": body_fields.model,
+        **translate_options(body_fields.options or {}),
         "fit_max_tokens": True,
         "include_performance": True,
         "stream": is_streamed,
     }
     if is_streamed:
         body["stream_options"] = {"include_usage": True}
-    if asked.think is not None:
-        body["reasoning_effort"] = _effort(asked.think)
-    if asked.format:
-        body["response_format"] = _format(asked.format)
-    if asked.logprobs:
-        body |= without_nones(logprobs=True, top_logprobs=asked.top_logprobs)
+    if body_fields.think is not None:
+        body["reasoning_effort"] = _effort(body_fields.think)
+    if body_fields.format:
+        body["response_format"] = _format(body_fields.format)
+    if body_fields.logprobs:
+        body |= without_nones(logprobs=True, top_logprobs=body_fields.top_logprobs)
     return body
 
 

@@ -1,14 +1,7 @@
-"""Refusals as Ollama tells them. Does no I/O.
+"""Translates responses to Ollama's format: chats, generations, embeddings, errors and lists of models.
 
-Engines' answers as Ollama tells them: lines of JSON, or one body. Does no I/O.
-
-Durations are the engine's own measurement (`include_performance`), the total is the gateway's.
-
-Embeddings as Ollama tells them. The numbers are passed on as the engine wrote them, and never parsed.
-
-What Ollama's clients ask about models besides answers: which there are, and what they can. Pure.
-
-A fleet knows no files, so sizes are 0 and families unknown; a digest is one of the name.
+Durations are the engine's measurements (`include_performance`), the total is the gateway's. A fleet
+knows no files: sizes are 0, families are unknown, and the digest is that of the name.
 """
 
 import hashlib
@@ -32,26 +25,45 @@ from gateway.apis.openai_response import (
     ResponseUsage,
     ToolCallAssembler,
 )
-from gateway.errors import Refusal
 from gateway.routing.table import ServedModel
 from gateway.upstream.connection import Headers
 from machinery.clock import Clock
+from schemas.wire.errors import Refusal
 
 _LINES = (b"content-type", b"application/x-ndjson")
-# What the engine calls what a client called otherwise.
-_WORDS = {name: own for own, name in request_translator.MAPPED.items() if own != name}
-_WORDS |= {"reasoning_effort": "think", "response_format": "format"}
+# Ollama's names of fields that the engine knows by another name.
+_OLLAMA_NAMES = {
+    **{name: own for own, name in request_translator.MAPPED.items() if own != name},
+    "reasoning_effort": "think",
+    "response_format": "format",
+}
+
+_DONE_LINE = b',"done":false}\n'
+Json: TypeAlias = dict[str, Any]
+# The Ollama version of this API; clients refuse servers that are too old for them.
+VERSION = "0.13.0"
+# Models are never unloaded for lack of requests.
+_FOR_EVER = "9999-12-31T23:59:59Z"
+_DETAILS = {
+    "parent_model": "",
+    "format": "mlx",
+    "family": "",
+    "families": None,
+    "parameter_size": "",
+    "quantization_level": "",
+}
+_ARCHITECTURE = "mlx"
 
 
 def error_body(message: str) -> bytes:
-    """Return an engine's refusal with this API's names in it."""
-    for engines, own in _WORDS.items():
+    """Return an engine's error with this API's field names."""
+    for engines, own in _OLLAMA_NAMES.items():
         message = message.replace(f"'{engines}'", f"'{own}'")
     return orjson.dumps({"error": message})
 
 
 class OllamaErrorTranslator(ResponseTranslator):
-    """Tells refusals, whoever refused: with this API's names for an engine's."""
+    """Translates errors, with this API's field names."""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
@@ -75,49 +87,46 @@ class OllamaErrorTranslator(ResponseTranslator):
 
 
 class OllamaClientErrorTranslator(OllamaErrorTranslator):
-    """Tells why a request was refused before it was one to an engine: its names are the client's own."""
+    """Translates errors of requests that never reached an engine: their field names are the client's own."""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         return status, headers, orjson.dumps({"error": openai_response.error_message(body)})
 
 
-_DONE_LINE = b',"done":false}\n'
-
-
 class GenerationTranslator(OllamaErrorTranslator):
-    """Tells one answer to `/api/chat` or `/api/generate`."""
+    """Translates one response of `/api/chat` or `/api/generate`."""
 
     def __init__(self, model: str, clock: Clock, *, is_chat: bool) -> None:
-        """`model`: as the client calls it."""
+        """`model`: the name that the client used."""
         self._head = b'{"model":' + orjson.dumps(model) + b',"created_at":"'
         self._clock = clock
         self._began_s = clock.monotonic()
         self._is_chat = is_chat
         self._calls = ToolCallAssembler()
-        self._heard = ResponseReader()
+        self._reader = ResponseReader()
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         if status != 200:
             return super().whole(status, headers, body)
-        choice = self._heard.whole(body)
+        choice = self._reader.whole(body)
         if isinstance(choice, EngineError):
             return 502, headers, error_body(choice.message)
-        self._calls.take_all(choice.said().tool_calls or ())
+        self._calls.take_all(choice.content_message().tool_calls or ())
         return 200, headers, self._last(choice)
 
     @override
     def events(self, data: bytes) -> bytes:
-        return b"".join(map(self._event, self._heard.pieces(openai_response.event_payloads(data))))
+        return b"".join(map(self._event, self._reader.pieces(openai_response.event_payloads(data))))
 
     @override
     def broken(self, refusal: Refusal) -> bytes:
-        return b"" if self._heard.is_over else super().broken(refusal)
+        return b"" if self._reader.is_over else super().broken(refusal)
 
     @override
     def end(self) -> bytes:
-        return b"" if self._heard.is_over else self._event(self._heard.cut())
+        return b"" if self._reader.is_over else self._event(self._reader.cut())
 
     def _event(self, piece: ResponsePiece) -> bytes:
         if isinstance(piece, EngineError):
@@ -125,31 +134,31 @@ class GenerationTranslator(OllamaErrorTranslator):
         return self._last(ResponseChoice()) + b"\n" if piece == COMPLETE else self._piece(piece)
 
     def _piece(self, choice: ResponseChoice) -> bytes:
-        said = choice.said()
-        if said.tool_calls:
-            self._calls.take(said.tool_calls)
+        message = choice.content_message()
+        if message.tool_calls:
+            self._calls.take(message.tool_calls)
         calls = self._called() if choice.finish_reason is not None else []
-        if not (said.content or said.reasoning_content or calls):
+        if not (message.content or message.reasoning_content or calls):
             return b""
         created = self._clock.now().isoformat().encode()
         return self._head + created + b'"' + self._shown(choice, calls) + _DONE_LINE
 
     def _shown(self, choice: ResponseChoice, calls: Sequence[dict[str, Any]]) -> bytes:
-        """Return the members that say something, each with a comma before it."""
-        said = choice.said()
-        text = orjson.dumps(said.content or "")
-        more = b""
-        if said.reasoning_content:
-            more += b',"thinking":' + orjson.dumps(said.reasoning_content)
+        """Return the members with content, each after a comma."""
+        message = choice.content_message()
+        text = orjson.dumps(message.content or "")
+        extra = b""
+        if message.reasoning_content:
+            extra += b',"thinking":' + orjson.dumps(message.reasoning_content)
         if calls:
-            more += b',"tool_calls":' + orjson.dumps(calls)
+            extra += b',"tool_calls":' + orjson.dumps(calls)
         if self._is_chat:
-            shown = b',"message":{"role":"assistant","content":' + text + more + b"}"
+            content = b',"message":{"role":"assistant","content":' + text + extra + b"}"
         else:
-            shown = b',"response":' + text + more
+            content = b',"response":' + text + extra
         if choice.logprobs is not None and choice.logprobs.content:
-            shown += b',"logprobs":' + choice.logprobs.content
-        return shown
+            content += b',"logprobs":' + choice.logprobs.content
+        return content
 
     def _called(self) -> list[dict[str, Any]]:
         return [
@@ -158,21 +167,26 @@ class GenerationTranslator(OllamaErrorTranslator):
         ]
 
     def _last(self, choice: ResponseChoice) -> bytes:
-        """Return what ends an answer, with all of it if it was not streamed."""
+        """Return the end of a response, with its content if it was not streamed."""
         calls = self._called() if choice.finish_reason is not None else []
         created = self._clock.now().isoformat().encode()
-        told = {
+        members = {
             "done": True,
-            "done_reason": "length" if self._heard.last.finish_reason == "length" else "stop",
+            "done_reason": "length" if self._reader.last.finish_reason == "length" else "stop",
             **self._durations(),
         }
         return (
-            self._head + created + b'"' + self._shown(choice, calls) + b"," + orjson.dumps(told)[1:]
+            self._head
+            + created
+            + b'"'
+            + self._shown(choice, calls)
+            + b","
+            + orjson.dumps(members)[1:]
         )
 
     def _durations(self) -> dict[str, int]:
-        """Return counts, and times in nanoseconds: load is the wait for a place at the engine."""
-        usage, took = self._heard.usage, self._heard.performance
+        """Return counts, and times in nanoseconds; `load_duration` is the wait in the engine's queue."""
+        usage, took = self._reader.usage, self._reader.performance
         made = usage.completion_tokens
         rate = took.decode_tokens_per_s
         return {
@@ -181,16 +195,16 @@ class GenerationTranslator(OllamaErrorTranslator):
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": round((took.prefill_s or 0) * 1e9),
             "eval_count": made,
-            # The first token comes with the prompt.
+            # The first token belongs to the prompt's time.
             "eval_duration": round((made - 1) / rate * 1e9) if rate else 0,
         }
 
 
 class LoadTranslator(OllamaErrorTranslator):
-    """Tells a client that sent no prompt, which is how Ollama is asked to have a model ready."""
+    """Translates the response to a request without a prompt, which loads a model in Ollama."""
 
     def __init__(self, model: str, clock: Clock, *, is_chat: bool, is_streamed: bool) -> None:
-        """`model`: as the client calls it."""
+        """`model`: the name that the client used."""
         self._model = model
         self._clock = clock
         self._is_chat = is_chat
@@ -200,17 +214,17 @@ class LoadTranslator(OllamaErrorTranslator):
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         if status != 200:
             return super().whole(status, headers, body)
-        said = (
+        message = (
             {"message": {"role": "assistant", "content": ""}} if self._is_chat else {"response": ""}
         )
-        told = {
+        members = {
             "model": self._model,
             "created_at": self._clock.now().isoformat(),
-            **said,
+            **message,
             "done": True,
             "done_reason": "load",
         }
-        line = orjson.dumps(told)
+        line = orjson.dumps(members)
         return (
             (200, self.begin(headers), line + b"\n") if self._is_streamed else (200, headers, line)
         )
@@ -229,10 +243,13 @@ _VECTORS = msgspec.json.Decoder(_Vectors)
 
 
 class EmbeddingTranslator(OllamaErrorTranslator):
-    """Tells one answer to `/api/embed`, or to `/api/embeddings`, which is the older form of it."""
+    """Translates one response of `/api/embed`, or of `/api/embeddings`, its older form.
+
+    Vectors are copied as the engine wrote them and never parsed.
+    """
 
     def __init__(self, model: str, clock: Clock, *, is_single: bool) -> None:
-        """`model`: as the client calls it."""
+        """`model`: the name that the client used."""
         self._model = model
         self._clock = clock
         self._began_s = clock.monotonic()
@@ -245,12 +262,12 @@ class EmbeddingTranslator(OllamaErrorTranslator):
         try:
             found = _VECTORS.decode(body)
         except msgspec.DecodeError as error:
-            told = orjson.dumps({"error": f"The engine's answer makes no sense: {error}"})
-            return 502, headers, told
+            members = orjson.dumps({"error": f"The engine's response is invalid: {error}"})
+            return 502, headers, members
         vectors = b",".join(bytes(one.embedding) for one in found.data)
         if self._is_single:
             return 200, headers, b'{"embedding":' + vectors + b"}"
-        told = orjson.dumps(
+        members = orjson.dumps(
             {
                 "model": self._model,
                 "total_duration": round((self._clock.monotonic() - self._began_s) * 1e9),
@@ -258,33 +275,16 @@ class EmbeddingTranslator(OllamaErrorTranslator):
                 "prompt_eval_count": found.usage.prompt_tokens,
             }
         )
-        return 200, headers, told[:-1] + b',"embeddings":[' + vectors + b"]}"
-
-
-Json: TypeAlias = dict[str, Any]
-
-# The version of Ollama whose API this is; clients refuse to talk to servers that are too old for them.
-VERSION = "0.13.0"
-# Nothing of this fleet is unloaded because nobody asked for it.
-_FOR_EVER = "9999-12-31T23:59:59Z"
-_DETAILS = {
-    "parent_model": "",
-    "format": "mlx",
-    "family": "",
-    "families": None,
-    "parameter_size": "",
-    "quantization_level": "",
-}
-_ARCHITECTURE = "mlx"
+        return 200, headers, members[:-1] + b',"embeddings":[' + vectors + b"]}"
 
 
 def tags_body(models: Iterable[ServedModel]) -> Json:
-    """Return the answer to `/api/tags`."""
+    """Return the response of `/api/tags`."""
     return {"models": [_model_entry(model) for model in models]}
 
 
 def running_body(models: Iterable[ServedModel], contexts: dict[str, int]) -> Json:
-    """Return the answer to `/api/ps`: those that somebody serves, or did when the store was last heard; `contexts` in tokens, by name."""
+    """Return the response of `/api/ps`: models with a replica; `contexts`: context length in tokens by name."""
     found = []
     for model in models:
         if not model.ready() and not model.kept():
@@ -296,7 +296,7 @@ def running_body(models: Iterable[ServedModel], contexts: dict[str, int]) -> Jso
 
 
 def show_body(model: ServedModel, context: int) -> Json:
-    """Return the answer to `/api/show`; `context` in tokens, 0 if nobody knows."""
+    """Return the response of `/api/show`; `context` in tokens, 0 if unknown."""
     info: Json = {"general.architecture": _ARCHITECTURE, "general.basename": model.name}
     if context:
         info[f"{_ARCHITECTURE}.context_length"] = context

@@ -1,4 +1,4 @@
-"""Ollama's paths that ask no engine for anything: FastAPI routes."""
+"""Routes of Ollama's API that need no engine."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,21 @@ from gateway.apis.adapter import decode
 from gateway.apis.ollama import response_translator
 from gateway.apis.ollama.adapter import resolve_name
 from gateway.auth.access_control import AccessControl, can_see, principal_of
-from gateway.errors import RefusedError, compressed, invalid
 from gateway.routing.selection import nearest
 from gateway.routing.table import ServedModel
 from gateway.state.table_cache import TableCache
+from schemas.wire.errors import RefusedError, body_too_large, invalid
 
-# A model's name, and what Ollama's clients may say besides.
+# A model name and a few options.
 _BODY_LIMIT = 64 << 10
-# How models come and go; whoever asks for it here learns how it is done.
+# Model management, which is refused with advice.
 _MANAGED = ("/api/create", "/api/copy", "/api/delete", "/api/push")
 
 
 class _NamedModel(msgspec.Struct, forbid_unknown_fields=True):
     model: str = ""
     name: str = ""
-    """What `model` was called before."""
+    """The old name of `model`."""
     verbose: bool | None = None
     insecure: bool | None = None
     stream: bool | None = None
@@ -37,9 +37,9 @@ class _NamedModel(msgspec.Struct, forbid_unknown_fields=True):
 _NAMED = msgspec.json.Decoder(_NamedModel)
 
 
-def add_routes(app: FastAPI, keeper: TableCache, access: AccessControl) -> None:
-    """Add the routes."""
-    routes = OllamaRoutes(keeper, access)
+def add_routes(app: FastAPI, table_cache: TableCache, access: AccessControl) -> None:
+    """Add the routes to the application."""
+    routes = OllamaRoutes(table_cache, access)
     app.add_api_route("/", routes.root, methods=["GET", "HEAD"])
     app.add_api_route("/api/version", routes.version, methods=["GET", "HEAD"])
     app.add_api_route("/api/tags", routes.tags, methods=["GET", "HEAD"])
@@ -52,83 +52,83 @@ def add_routes(app: FastAPI, keeper: TableCache, access: AccessControl) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OllamaRoutes:
-    """One method a route."""
+    """Route handlers, one method for each route."""
 
-    keeper: TableCache
+    table_cache: TableCache
     access: AccessControl
 
     async def root(self) -> Response:
-        """Say what Ollama says, by which its clients tell that it is there."""
+        """Answer as Ollama does; clients detect a server by it."""
         return Response("Ollama is running", media_type="text/plain")
 
     async def version(self) -> Response:
-        """Tell which version of Ollama's API this is."""
+        """Return the version of Ollama's API."""
         return _json({"version": response_translator.VERSION})
 
     async def tags(self, request: Request) -> Response:
         """List the models that the client may use."""
-        if not self.keeper.is_synced:
+        if not self.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
         return _json(response_translator.tags_body(self._models(request)))
 
     async def running(self, request: Request) -> Response:
-        """List those of them that somebody serves right now."""
-        if not self.keeper.is_synced:
+        """List the models that have a replica."""
+        if not self.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
         models = self._models(request)
         return _json(response_translator.running_body(models, self._contexts(models)))
 
     async def show(self, request: Request) -> Response:
-        """Tell of one model."""
+        """Describe one model."""
         found = await self._named(request)
         return _json(
             response_translator.show_body(found, self._contexts([found]).get(found.name, 0))
         )
 
     async def pull(self, request: Request) -> Response:
-        """Say that a model is there, if it is: clients ask for it before they use one."""
+        """Confirm that a model exists; clients pull a model before they use it."""
         await self._named(request)
         return Response(b'{"status":"success"}\n', media_type="application/x-ndjson")
 
     async def manage(self) -> Response:
-        """Refuse what is not a client's business here."""
+        """Refuse model management."""
         raise invalid(
             "Models come and go with ModelDeployments here: declare one and `fleetctl apply` it."
         )
 
     def _models(self, request: Request) -> list[ServedModel]:
-        models = sorted(self.keeper.table.models.values(), key=lambda model: model.name)
+        models = sorted(self.table_cache.table.models.values(), key=lambda model: model.name)
         return [model for model in models if can_see(request, model.name)]
 
     async def _named(self, request: Request) -> ServedModel:
         """Return the model that the body names.
 
         Raises:
-            RefusedError: it names none that the client may use.
+            RefusedError: the client may not use the model, or it does not exist.
 
         """
-        if not self.keeper.is_synced:
+        if not self.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
-        asked = decode(_NAMED, _NamedModel, await _body(request))
-        name = resolve_name(self.keeper, asked.model or asked.name)
+        body_fields = decode(_NAMED, _NamedModel, await _body(request))
+        name = resolve_name(self.table_cache, body_fields.model or body_fields.name)
         if not name:
             raise invalid('"model" must be the name of a model, as a string.', param="model")
         self.access.allow(principal_of(request), name)
-        table = self.keeper.table
+        table = self.table_cache.table
         found = table.models.get(name)
         if found is None:
             names = [model.name for model in self._models(request)]
-            # Who may not use all of them is not told what else there is.
+            # A suggestion must not reveal models that the client may not use.
             near = nearest(table, name) if len(names) == len(table.models) else None
             raise RefusedError(errors.unknown_model(name, names, near))
         return found
 
     def _contexts(self, models: list[ServedModel]) -> dict[str, int]:
-        """Return how many tokens each takes; of several deployments, what all of them take."""
-        deployments = self.keeper.known().deployments
+        """Return the context length of each model in tokens; the smallest of several deployments."""
+        deployments = self.table_cache.known().deployments
         found = {}
         for model in models:
-            names = {name for share in model.shares for name in share.deployments}
+            names = {name for backend in model.backends for name in backend.deployments}
             lengths = [
                 deployments[name].spec.context_length for name in names if name in deployments
             ]
@@ -139,12 +139,12 @@ class OllamaRoutes:
 
 async def _body(request: Request) -> bytes:
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise RefusedError(compressed(coding))
+        raise RefusedError(errors.compressed(coding))
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > _BODY_LIMIT:
-            raise errors.too_large(_BODY_LIMIT)
+            raise body_too_large(_BODY_LIMIT)
     return bytes(body)
 
 

@@ -15,9 +15,9 @@ from engine.text.output_parser import OutputParser
 from engine.text.reasoning import ReasoningParser, ThinkingMarkers, ThinkingState
 from engine.text.spans import StopMatcher
 from schemas.wire.errors import RefusedError
-from tests.gateway.marked import check
 from tests.support.byte_detokenizer import ByteDetokenizer
 from tests.support.engine_process import Engine
+from tests.support.gateway_resume_engine import check
 
 END = 0
 HEADERS = {"x-fleet-resumable": "1"}

@@ -12,12 +12,12 @@ import pytest
 from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
-from tests.gateway.access.test_keys import give
-from tests.gateway.fake_engine import Call, FakeEngine, Script, running
-from tests.gateway.scripts import DONE, delta, dies_mid_stream, refuses
-from tests.gateway.world import World, running_gateway
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.gateway_calls import put_api_key
+from tests.support.gateway_engine_scripts import DONE, delta, dies_mid_stream, refuses
+from tests.support.gateway_fake_engine import Call, FakeEngine, Script, running
+from tests.support.gateway_world import World, running_gateway
 from tests.support.terminal import CTRL_C, CTRL_D, ENTER, TAB, UP, terminal
 from tests.support.waiting import until
 
@@ -142,9 +142,9 @@ async def test_a_gateway_that_requires_api_keys(tmp_path: Path) -> None:
         running_gateway(world.transport, limits) as gateway,
     ):
         await world.serve("qwen", engine)
-        await give(world, "sk-fleet-abc")
+        await put_api_key(world, "sk-fleet-abc")
         await gateway.knows("qwen", ready=1)
-        await until(lambda: gateway.gateway.known.keyring.is_known, what="the keys")
+        await until(lambda: gateway.gateway.fleet_state.keyring.is_known, what="the keys")
         words = ("chat", "qwen", "-m", "hi", "--gateway", gateway.url)
         refused = await run_fleetctl(*words)
         assert refused.code == 1

@@ -13,10 +13,10 @@ from schemas.meta import ApiObject
 from schemas.pools import NodePool
 from store import codec, objects
 from store.port import Transport
-from tests.manifests.faulty import FaultyTransport, InstantClock, lost
-from tests.manifests.making import pool, read
 from tests.support.fleetctl_manifests import DEPLOYMENT
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
+from tests.support.manifests_texts import pool, read
 
 
 async def there(shared_transport: Transport, name: str) -> ModelDeployment:

@@ -14,8 +14,8 @@ from manifests.trees import Tree, is_equal
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiObject
-from tests.schemas.strategies import objects
 from tests.support.fleetctl_manifests import SCALARS
+from tests.support.schemas_strategies import objects
 
 LINES = st.sampled_from(["#|", "#| no comment of ours", "# a comment", "kind: Node", "", "#| x\r"])
 BODIES = st.lists(LINES, max_size=6).map("\n".join) | st.text(max_size=40)

@@ -18,9 +18,9 @@ from store import keys
 from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.port import Delete, Put, Transport
-from tests.store.tcp_etcd import TcpEtcd
 from tests.support.fleet import Done, Fleet, fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.etcd

@@ -11,9 +11,9 @@ from manifests.yaml import nodes, parser
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from store import codec, keys, objects
 from store.port import Put, Transport
-from tests.manifests.making import read
 from tests.support.fleetctl_manifests import DEPLOYMENT
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.manifests_texts import read
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,9 +9,6 @@ from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from store import codec
 from store.port import Transport
-from tests.models.test_adapter_files import CONFIG as ADAPTER
-from tests.models.test_adapter_files import TENSORS
-from tests.models.test_model_files import CONFIG, safetensors
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleetctl_runner import MemoryFleet

@@ -12,12 +12,12 @@ from machinery.clock import SystemClock
 from store import keys
 from store.memory import MemoryTransport
 from store.port import Transport
-from tests.gateway.fake_engine import FakeEngine, running
-from tests.gateway.scripts import chat, dies_at_once
-from tests.gateway.test_http import CHAT
-from tests.gateway.world import Running, World, running_gateway
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.gateway_calls import CHAT
+from tests.support.gateway_engine_scripts import chat, dies_at_once
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import Running, World, running_gateway
 from tests.support.waiting import until_async
 
 

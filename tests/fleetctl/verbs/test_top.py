@@ -15,9 +15,9 @@ from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
 from store.etcd.connect import connect
 from store.port import Delete, Put, Transport
-from tests.gateway.world import World, endpoint, running_gateway
 from tests.support.fleet import Done, Fleet
 from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.gateway_world import World, endpoint, running_gateway
 from tests.support.terminal import CTRL_C, terminal
 from tests.support.waiting import until_async
 

@@ -1,1 +1,1 @@
-"""Clients that mean harm: raw sockets against a gateway's process, and an engine behind it that records all it hears."""
+"""Hostile clients: raw sockets against a gateway process, with an engine that records every byte."""

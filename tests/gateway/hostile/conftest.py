@@ -1,21 +1,21 @@
-"""One gateway process for each test process; what one test leaves behind, the next one must bear."""
+"""One gateway process for each test process, shared by its tests."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.gateway.hostile.stand import Stand, standing
+from tests.support.gateway_raw_stand import Stand, running_stand
 
 
 @pytest.fixture(scope="session")
 async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand]:
-    async with standing(tmp_path_factory.mktemp("hostile")) as made:
+    async with running_stand(tmp_path_factory.mktemp("hostile")) as made:
         yield made
 
 
 @pytest.fixture
 async def stand(one: Stand) -> AsyncIterator[Stand]:
-    """Afterwards the gateway must still serve, and nobody may have been led elsewhere."""
+    """After each test the gateway must still serve, and no request may have reached another address."""
     one.engine.clear()
     yield one
     assert await one.is_well()

@@ -1,8 +1,8 @@
-"""Bodies and headers that are made to break whoever reads them."""
+"""Bodies and headers that try to break parsers."""
 
 import pytest
 
-from tests.gateway.hostile.stand import LAST, Stand, post
+from tests.support.gateway_raw_stand import LAST, Stand, post
 
 CHATS = (b"/v1/chat/completions", b"/v1/messages", b"/api/chat")
 """One path of each API."""
@@ -36,7 +36,7 @@ def nested(depth: int) -> bytes:
     ],
 )
 async def test_what_no_engine_hears(stand: Stand, path: bytes, body: bytes) -> None:
-    # The connection goes on: what was wrong is the body and not the framing.
+    # The connection continues: the body was wrong, not the framing.
     assert await stand.statuses(post(body, path=path) + LAST) == [400, 200]
     assert not stand.engine.requests
 
@@ -57,11 +57,11 @@ async def test_what_no_engine_hears(stand: Stand, path: bytes, body: bytes) -> N
 )
 async def test_what_the_engine_judges(stand: Stand, body: bytes) -> None:
     assert await stand.statuses(post(body) + LAST) == [200, 200]
-    assert [heard.body for heard in stand.engine.requests] == [body]
+    assert [received.body for received in stand.engine.requests] == [body]
 
 
 @pytest.mark.parametrize(
-    ("body", "heard"),
+    ("body", "received"),
     [
         (b'{"model":"other","model":"alias"}', b'{"model":"m"}'),
         (b'{"mod\\u0065l":"alias","x":"%b"}' % WRONG, b'{"model":"m","x":"%b"}' % WRONG),
@@ -72,23 +72,25 @@ async def test_what_the_engine_judges(stand: Stand, body: bytes) -> None:
     ],
     ids=["twice", "escaped", "nested"],
 )
-async def test_another_name_changes_nothing_else(stand: Stand, body: bytes, heard: bytes) -> None:
+async def test_another_name_changes_nothing_else(
+    stand: Stand, body: bytes, received: bytes
+) -> None:
     assert await stand.statuses(post(body) + LAST) == [200, 200]
-    assert [one.body for one in stand.engine.requests] == [heard]
+    assert [one.body for one in stand.engine.requests] == [received]
 
 
 async def test_the_last_of_two_names_counts(stand: Stand) -> None:
-    # As engines' parsers have it: who checks one name must not let another one through.
+    # Same as engines' parsers: a check of one name must not admit another.
     assert await stand.statuses(post(b'{"model":"m","model":"other"}') + LAST) == [404, 200]
     assert not stand.engine.requests
 
 
 @pytest.mark.parametrize("name", ["x" * 1_000_000, "\u00fc" * 500_000, "a\\r\\nx-evil: 1\\u0000"])
 async def test_odd_names(stand: Stand, name: str) -> None:
-    heard = await stand.say(post(b'{"model":"%b"}' % name.encode()) + LAST)
-    assert heard.startswith(b"HTTP/1.1 404")
-    assert len(heard) < 4000
-    assert b"\r\nx-evil" not in heard
+    received = await stand.say(post(b'{"model":"%b"}' % name.encode()) + LAST)
+    assert received.startswith(b"HTTP/1.1 404")
+    assert len(received) < 4000
+    assert b"\r\nx-evil" not in received
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ async def test_a_body_without_end(stand: Stand) -> None:
 
 @pytest.mark.parametrize("name", [b"x-session-id", b"authorization", b"cookie", b"x-request-id"])
 async def test_headers_that_are_no_text(stand: Stand, name: bytes) -> None:
-    heard = await stand.say(post(b'{"model":"m"}', name + b": " + WRONG) + LAST)
-    assert heard.startswith(b"HTTP/1.1 200")
+    received = await stand.say(post(b'{"model":"m"}', name + b": " + WRONG) + LAST)
+    assert received.startswith(b"HTTP/1.1 200")
     (one,) = stand.engine.requests
     assert WRONG not in one.head

@@ -1,11 +1,11 @@
-"""Many clients that do little, and few that take much: the others are served, and memory stays bounded."""
+"""Many idle clients and some greedy ones: others are served, and memory stays bounded."""
 
 import asyncio
 import resource
 from contextlib import AsyncExitStack
 
-from tests.gateway.hostile.recorder import ENDLESS
-from tests.gateway.hostile.stand import BODY, LAST, Stand, post
+from tests.support.gateway_raw_stand import BODY, LAST, Stand, post
+from tests.support.gateway_recording_engine import ENDLESS
 from tests.support.waiting import until
 
 _MB = 1 << 20
@@ -20,12 +20,12 @@ async def test_idle_connections(stand: Stand) -> None:
             if number % 2:
                 writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nx-half: a")
         assert await stand.is_well()
-        # The kernel's buffers are not in it; a connection of ours takes some 10 kB.
+        # Without the kernel's buffers; a connection takes some 10 kB.
         assert stand.rss() - before < count * 40_000
 
 
-async def test_idle_connections_keep_nothing_of_what_was_asked(stand: Stand) -> None:
-    # Bodies of 1 MB, all of them answered: what is kept of one is kept a thousand times.
+async def test_idle_connections_hold_no_request_data(stand: Stand) -> None:
+    # Answered bodies of 1 MB: anything kept of one would be kept a thousand times.
     before = stand.rss()
     async with AsyncExitStack() as stack:
         for number in range(100):
@@ -62,7 +62,7 @@ async def test_clients_that_do_not_read(stand: Stand) -> None:
             writer.write(post(body))
             await reader.readuntil(b"\r\n\r\n")
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a ReadTransport, too
-        # All of them are stuck once engines cannot send any more either.
+        # All of them stall once engines cannot send either.
         sent = -1
 
         def stuck() -> bool:
@@ -77,7 +77,7 @@ async def test_clients_that_do_not_read(stand: Stand) -> None:
     def left() -> bool:
         return stand.engine.streaming == 0
 
-    # Engines are told that nobody wants the rest.
+    # Engines notice that the rest is not wanted.
     await until(left, what="the streams' end")
 
 

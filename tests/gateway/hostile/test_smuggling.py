@@ -1,8 +1,8 @@
-"""Requests that two parsers might tell apart differently: refused, or one request; the engine never hears a second."""
+"""Request smuggling: ambiguous requests are refused or are one request; the engine never gets a second."""
 
 import pytest
 
-from tests.gateway.hostile.stand import BODY, LAST, Stand
+from tests.support.gateway_raw_stand import BODY, LAST, Stand
 
 SIZE = len(BODY)
 SECOND_BODY = b'{"model":"m","prompt":"SMUGGLED"}'
@@ -84,7 +84,7 @@ def chunks(name: str, body: bytes) -> object:
     ],
 )
 async def test_what_is_refused(stand: Stand, data: bytes) -> None:
-    # One answer, and then the connection is over: what follows is heard by nobody.
+    # One response, and then the connection ends: the rest is ignored.
     assert await stand.statuses(data + LAST) == [400]
     assert not stand.engine.requests
     assert not stand.engine.leftover
@@ -105,10 +105,10 @@ async def test_what_is_refused(stand: Stand, data: bytes) -> None:
 )  # fmt: skip
 async def test_what_is_one_request(stand: Stand, data: bytes) -> None:
     assert await stand.statuses(data + LAST) == [200, 200]
-    (heard,) = stand.engine.requests
-    assert heard.body == BODY
-    assert b"evil" not in heard.head
-    assert b"upgrade" not in heard.head.lower()
+    (received,) = stand.engine.requests
+    assert received.body == BODY
+    assert b"evil" not in received.head
+    assert b"upgrade" not in received.head.lower()
 
 
 async def test_a_second_request_in_the_body_is_a_body(stand: Stand) -> None:
@@ -116,14 +116,14 @@ async def test_a_second_request_in_the_body_is_a_body(stand: Stand) -> None:
     assert (
         await stand.statuses(raw(b"content-length: %d" % len(body), body=body) + LAST) == [200] * 2
     )
-    (heard,) = stand.engine.requests
-    assert heard.body == body
+    (received,) = stand.engine.requests
+    assert received.body == body
 
 
 async def test_pipelined_requests_are_answered_in_turn(stand: Stand) -> None:
     data = b"".join(raw(b"x-request-id: r%d" % n, LENGTH) for n in range(20))
-    heard = await stand.say(data + LAST)
-    found = [heard.find(b"x-request-id: r%d\r\n" % n) for n in range(20)]
+    received = await stand.say(data + LAST)
+    found = [received.find(b"x-request-id: r%d\r\n" % n) for n in range(20)]
     assert found == sorted(found)
     assert found[0] >= 0
     assert len(stand.engine.requests) == 20

@@ -14,10 +14,10 @@ from schemas.records import GatewayLease
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
-from tests.gateway.fake_engine import Call, FakeEngine, running
-from tests.gateway.scripts import chat
-from tests.gateway.test_holding import sleeping
-from tests.gateway.world import World, published, running_gateway
+from tests.support.gateway_calls import scaled_to_zero
+from tests.support.gateway_engine_scripts import chat
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_world import World, published, running_gateway
 from tests.support.waiting import until
 
 
@@ -95,7 +95,7 @@ async def test_a_request_that_waits_at_a_gateway_is_seen() -> None:
         watching(world.transport, {"m"}, told) as watch,
         aiohttp.ClientSession() as http,
     ):
-        await world.put(sleeping("m"))
+        await world.put(scaled_to_zero("m"))
         await gateway.knows("m", ready=0)
         await says(watch, lambda d: d.is_complete)
         told.clear()

@@ -1,1 +1,0 @@
-"""API keys: who may ask gateways for what, and how often."""

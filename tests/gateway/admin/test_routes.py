@@ -1,0 +1,300 @@
+"""The admin API: workers, totals, time series, requests and refusals."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import aiohttp
+import pytest
+from typing_extensions import override
+
+from gateway.admin.admin_context import NodeCache
+from gateway.server import GatewayLimits
+from machinery.clock import SystemClock
+from schemas.node import NodeLease, NodeStatus
+from schemas.records import ApiKey
+from store import codec, keys
+from store.errors import UnavailableError
+from store.memory import MemoryTransport
+from store.port import Listing, Put
+from tests.support.gateway_calls import (
+    CHAT,
+    error_of,
+    send_chats,
+    streams_three_tokens,
+)
+from tests.support.gateway_engine_scripts import chat, refuses, slow
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import Running, World, deployment, endpoint, running_gateway
+from tests.support.waiting import until
+
+GIB = 1 << 30
+
+
+def status(name: str, **more: Any) -> NodeStatus:
+    values: dict[str, Any] = {
+        "uid": name,
+        "hostname": f"{name}.local",
+        "address": "10.0.0.1",
+        "agent_version": "1",
+        "os": "macOS",
+        "os_version": "26.1",
+        "machine": "arm64",
+        "chip": "Apple M4 Pro",
+        "cpu_cores": 12,
+        "gpu_cores": 20,
+        "memory_bytes": 48 * GIB,
+        "allocatable_bytes": 36 * GIB,
+    }
+    return NodeStatus(**{**values, **more})
+
+
+async def report(world: World, *names: str, alive: bool = True) -> None:
+    puts = [
+        Put(key=keys.status_key("Node", name), value=codec.encode(status(name))) for name in names
+    ]
+    if alive:
+        lease = codec.encode(NodeLease(uid="u", session="s"))
+        puts += [Put(key=keys.node_lease_key(name), value=lease) for name in names]
+    await world.transport.commit([], puts)
+
+
+async def get(http: aiohttp.ClientSession, gateway: Running, path: str) -> dict[str, Any]:
+    async with http.get(gateway.url + path) as response:
+        assert response.status == 200, await response.text()
+        body: dict[str, Any] = await response.json()
+    return body
+
+
+async def test_workers(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    await report(world, "mac-1", "mac-2")
+    await report(world, "mac-3", alive=False)
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await send_chats(http, gateway, 2)
+        found = (await get(http, gateway, "/api/cluster/workers"))["workers"]
+        assert found == (await get(http, gateway, "/api/dashboard/workers"))["workers"]
+        assert [(one["id"], one["status"]) for one in found] == [
+            ("mac-1", "online"),
+            ("mac-2", "online"),
+            ("mac-3", "offline"),
+        ]
+        serving, idle, _ = found
+        assert serving["hardware"] == {
+            "chipModel": "Apple M4 Pro",
+            "cpuCores": 12,
+            "gpuCores": 20,
+            "unifiedMemoryGB": 48.0,
+            "memoryForModelsGB": 36.0,
+            "osVersion": "26.1",
+        }
+        assert (serving["ip"], serving["modelsLoaded"]) == ("10.0.0.1", ["m"])
+        assert serving["totalRequestsHandled"] == 2
+        assert serving["avgLatencyMs"] > 0
+        assert serving["endpoints"][0]["url"] == f"http://127.0.0.1:{engine.port}"
+        # Values that only the Mac itself could measure.
+        for unknown in ("cpuUsagePercent", "gpuUtilizationPercent", "memoryUsedGB"):
+            assert serving[unknown] is None
+        assert (idle["modelsLoaded"], idle["activeRequests"]) == ([], 0)
+        assert await get(http, gateway, "/api/cluster/workers/mac-1") == serving
+        async with http.get(f"{gateway.url}/api/cluster/workers/mac-9") as response:
+            error = await error_of(response)
+            assert (response.status, error["code"]) == (404, "worker_not_found")
+            assert "mac-1, mac-2, mac-3" in error["message"]
+
+
+async def test_a_worker_with_a_failing_agent_or_engine(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    """An engine outlives its agent, so its Mac is neither offline nor online."""
+    await report(world, "mac-2")
+    ports = [endpoint("m-0", "m", "http://127.0.0.1:1"), endpoint("m-1", "m", "http://127.0.0.1:2")]
+    ill = ports[1].model_copy(update={"spec": ports[1].spec.model_copy(update={"node": "mac-2"})})
+    await world.put(deployment("m", replicas=2), ports[0], ill)
+    await gateway.knows("m", ready=2)
+    await send_chats(http, gateway, 1)
+    found = (await get(http, gateway, "/api/cluster/workers"))["workers"]
+    assert [(one["id"], one["status"]) for one in found] == [
+        ("mac-1", "degraded"),
+        ("mac-2", "degraded"),
+    ]
+    assert "renew" in found[0]["statusReason"]
+    assert "m-1" in found[1]["statusReason"]
+    cluster = await get(http, gateway, "/api/cluster/status")
+    assert cluster["status"] == "degraded"
+    assert cluster["workers"] == {"total": 2, "online": 0, "degraded": 2, "offline": 0}
+
+
+async def test_cards_graphs_and_the_request_log(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", streams_three_tokens)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await send_chats(http, gateway, 2, stream=True)
+        engine.script = refuses(400, "bad")
+        await send_chats(http, gateway, 1)
+        cards = await get(http, gateway, "/api/dashboard/overview")
+        assert cards["totalRequests24h"] == 3
+        assert cards["totalTokens24h"] == 12
+        assert cards["tokensPerSecond"] > 0
+        assert cards["avgFirstTokenMs"] > 0
+        assert (cards["errorRate"], cards["activeRequests"]) == (0, 0)
+        log = await get(http, gateway, "/api/dashboard/requests?limit=2")
+        assert [one["status"] for one in log["requests"]] == ["refused", "ok"]
+        assert log["kept"] == 3
+        tokens = log["requests"][1]["tokens"]
+        assert (tokens["prompt"], tokens["output"]) == (3, 3)
+        only = await get(http, gateway, "/api/dashboard/requests?status=ok,failed&model=m")
+        assert [one["status"] for one in only["requests"]] == ["ok", "ok"]
+        graph = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=latency")
+        assert (graph["unit"], graph["stepSeconds"], len(graph["points"])) == ("ms", 10, 360)
+        day = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=rps&duration=24h")
+        assert len(day["points"]) <= 360
+        shot = await get(http, gateway, "/metrics/snapshot")
+        assert (shot["requests24h"], shot["outputTokens24h"]) == (3, 6)
+        assert len(shot["lastGenerationsTokensPerSecond"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/api/dashboard/requests?status=bad", "they end as ok, refused"),
+        ("/api/dashboard/requests?limit=0", "limit"),
+        ("/api/dashboard/metrics/timeseries?metric=x", "there are rps, latency"),
+        ("/api/dashboard/metrics/timeseries?duration=1y", "1h30m or 90s"),
+        ("/api/dashboard/metrics/timeseries?duration=48h", "between 10s and 24h"),
+    ],
+)
+async def test_wrong_questions(
+    gateway: Running, http: aiohttp.ClientSession, path: str, says: str
+) -> None:
+    async with http.get(gateway.url + path) as response:
+        assert response.status == 400
+        assert says in (await error_of(response))["message"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/cluster/load-model",
+        "/api/cluster/workers/mac-1/load-model",
+        "/api/cluster/workers/mac-1/unload-model",
+    ],
+)
+async def test_models_are_not_loaded_by_hand(
+    gateway: Running, http: aiohttp.ClientSession, path: str
+) -> None:
+    async with http.post(gateway.url + path, json={"model": "m"}) as response:
+        error = await error_of(response)
+        assert (response.status, error["code"]) == (501, "declared_not_commanded")
+        assert "fleetctl apply" in error["message"]
+
+
+async def test_the_queue(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    async with running(FakeEngine("m-0", slow(0.3))) as engine, asyncio.TaskGroup() as group:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        group.create_task(send_chats(http, gateway, 1))
+        while not engine.calls:  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.01)
+        busy = await get(http, gateway, "/queue")
+        assert busy == {
+            "queueDepth": 0,
+            "active": 1,
+            "waitingByModel": busy["waitingByModel"],
+            "activeByDeployment": {"m": 1},
+        }
+        worker = await get(http, gateway, "/api/cluster/workers/mac-1")
+        assert worker["activeRequests"] == 1
+
+
+async def test_what_is_known_of_models(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await world.put(
+        deployment("m", "fast"),
+        endpoint("m-0", "m", "http://127.0.0.1:1"),
+        endpoint("m-1", "m", "http://127.0.0.1:2"),
+    )
+    await gateway.knows("fast", ready=2)
+    (fast, _) = (await get(http, gateway, "/model/info"))["data"]
+    assert fast == await get(http, gateway, "/model/info?model=fast")
+    assert fast == {
+        "id": "fast",
+        "created": 0,
+        "deployments": ["m"],
+        "source": ["/models/m"],
+        "contextLength": 4096,
+        "concurrency": 8,
+        "replicasReady": 2,
+        "deviceCount": 1,
+    }
+    async with http.get(f"{gateway.url}/model/info?model=fats") as response:
+        assert "Did you mean 'fast'?" in (await error_of(response))["message"]
+
+
+async def test_only_keys_for_admins_may_ask(world: World, http: aiohttp.ClientSession) -> None:
+    words = {name: f"sk-fleet-{name}-{'x' * 40}" for name in ("admin", "client")}
+    for name, word in words.items():
+        key = ApiKey(
+            name=name,
+            hash=hashlib.sha256(word.encode()).hexdigest(),
+            created=SystemClock().now(),
+            is_admin=name == "admin",
+        )
+        put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
+        await world.transport.commit([], [put])
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
+    paths = ("/api/cluster/status", "/api/dashboard/requests", "/queue", "/metrics/snapshot")
+    async with running_gateway(world.transport, limits) as gateway:
+        await until(lambda: gateway.gateway.fleet_state.keyring.is_known, what="the keys")
+        for path in paths:
+            for name, expected in (("admin", 200), ("client", 403), ("nobody", 401)):
+                word = words.get(name, "sk-fleet-nobody")
+                headers = {"authorization": f"Bearer {word}"}
+                async with http.get(gateway.url + path, headers=headers) as response:
+                    assert response.status == expected, (path, name)
+        headers = {"authorization": f"Bearer {words['client']}"}
+        async with http.get(f"{gateway.url}/model/info", headers=headers) as response:
+            assert response.status == 200
+        async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as response:
+            assert response.status == 404
+        (found,) = gateway.gateway.recorder.journal.last(1)
+        assert found.key == "client"
+
+
+class Away(MemoryTransport):
+    """A store that can become unreachable."""
+
+    is_away = False
+    lists = 0
+
+    @override
+    async def list(self, prefix: str) -> Listing:
+        self.lists += 1
+        if self.is_away:
+            raise UnavailableError("away")
+        return await super().list(prefix)
+
+
+async def test_nodes_are_listed_now_and_then_and_kept_while_the_store_is_away() -> None:
+    now_s = 0.0
+
+    class Hours(SystemClock):
+        @override
+        def monotonic(self) -> float:
+            return now_s
+
+    store = Away(SystemClock())
+    await report(World(store), "mac-1")
+    book = NodeCache(store, Hours())
+    first, *others = await asyncio.gather(*(book.nodes() for _ in range(10)))
+    assert set(first.statuses) == first.alive == {"mac-1"}
+    assert not first.error
+    assert all(other is first for other in others)
+    assert store.lists == 2
+    store.is_away, now_s = True, 60.0
+    later = await book.nodes()
+    assert (set(later.statuses), later.error) == ({"mac-1"}, "away")

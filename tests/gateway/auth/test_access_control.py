@@ -1,0 +1,562 @@
+"""Access control: keys, models and rates in values; then over HTTP, and in which order they are checked."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.apis.registry import PATHS as TRANSLATED
+from gateway.auth.access_control import AccessControl, requires_keys
+from gateway.auth.keyring import Keyring, presented_key
+from machinery.clock import SystemClock
+from schemas.records import ApiKey
+from schemas.wire.errors import Refusal, RefusedError
+from store import keys
+from store.memory import MemoryTransport
+from tests.support.clock import FakeClock
+from tests.support.gateway_calls import ADMIN, KEYS_REQUIRED, SECRET, chat_with_key, put_api_key
+from tests.support.gateway_engine_scripts import chat
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_resume_engine import DONE, Marked
+from tests.support.gateway_world import Running, World, deployment, running_gateway
+from tests.support.waiting import until, until_async
+
+ONE_SECRET = "sk-fleet-one"
+
+
+class Gate:
+    """Access control with the keys that a test adds."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.keyring = Keyring(self.clock)
+        self.access = AccessControl(self.keyring, self.clock, is_on=True)
+        self.reasons: list[str] = []
+        self.access.on_refusal(self.reasons.append)
+
+    def key(self, secret: str = ONE_SECRET, name: str = "ci", **more: object) -> ApiKey:
+        hash_ = hashlib.sha256(secret.encode()).hexdigest()
+        return ApiKey(name=name, hash=hash_, created=self.clock.now(), **more)  # type: ignore[arg-type]  # any field
+
+    def has(self, *keys: ApiKey, gateways: int = 1) -> None:
+        self.keyring.replace({key.name: key for key in keys}, gateways)
+
+    def refusal(self, secret: str = ONE_SECRET, model: str = "m") -> Refusal:
+        with pytest.raises(RefusedError) as caught:
+            self.access.allow(self.access.enter(bearer(secret)), model)
+        assert secret not in caught.value.refusal.message
+        return caught.value.refusal
+
+
+def bearer(secret: str) -> list[tuple[bytes, bytes]]:
+    return [(b"accept", b"*/*"), (b"authorization", f"Bearer {secret}".encode())]
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([(b"authorization", b"Bearer k")], b"k"),
+        ([(b"authorization", b"bearer  k ")], b"k"),
+        ([(b"x-api-key", b"k")], b"k"),
+        ([(b"api-key", b"k")], b"k"),
+        ([(b"authorization", b"Basic a2V5"), (b"x-api-key", b"k")], b"k"),
+        ([(b"authorization", b"Bearer"), (b"x-api-key", b"k")], b"k"),
+        ([(b"x-api-key", b""), (b"api-key", b"k")], b"k"),
+        ([(b"x-api-key", b"k"), (b"authorization", b"Bearer other")], b"k"),
+        ([(b"authorization", b"Basic k")], b""),
+        ([(b"cookie", b"Bearer k")], b""),
+        ([], b""),
+    ],
+)
+def test_where_a_key_is_shown(headers: list[tuple[bytes, bytes]], key: bytes) -> None:
+    assert presented_key(headers) == key
+
+
+@given(st.binary(max_size=80))
+def test_no_other_bytes_are_a_key(shown: bytes) -> None:
+    gate = Gate()
+    gate.has(gate.key())
+    assert gate.keyring.find(shown) is None or shown == ONE_SECRET.encode()
+    with pytest.raises(RefusedError):
+        gate.access.enter([(b"x-api-key", shown)])
+
+
+@pytest.mark.parametrize(
+    ("auth", "host", "asks"),
+    [
+        ("auto", "127.0.0.1", False),
+        ("auto", "::1", False),
+        ("auto", "0.0.0.0", True),
+        ("auto", "::", True),
+        ("auto", "10.0.0.5", True),
+        ("on", "127.0.0.1", True),
+        ("off", "0.0.0.0", False),
+    ],
+)
+def test_requires_keys(auth: str, host: str, asks: bool) -> None:
+    assert requires_keys(auth, host) is asks
+
+
+def test_without_keys_it_says_how_to_make_one(gate: Gate) -> None:
+    assert (gate.refusal().status, gate.refusal().code) == (503, "not_synced")
+    gate.has()
+    with pytest.raises(RefusedError) as caught:
+        gate.access.enter([])
+    refusal = caught.value.refusal
+    assert (refusal.status, refusal.code) == (401, "invalid_api_key")
+    assert "the fleet has none yet: `fleetctl create apikey NAME`" in refusal.message
+    assert (b"www-authenticate", b'Bearer realm="mlx-fleet"') in refusal.headers()
+    assert "no keys yet" in gate.refusal().message
+    assert gate.reasons == ["unknown", "unknown", "no_key", "wrong_key"]
+
+
+async def test_a_key_is_good_until_it_is_revoked_or_expires(gate: Gate) -> None:
+    ends = gate.clock.now() + timedelta(seconds=10)
+    gate.has(gate.key(), gate.key("two", "short", expires=ends))
+    assert gate.access.enter(bearer(ONE_SECRET)) is not None
+    assert gate.access.enter(bearer("two")) is not None
+    await gate.clock.advance(10)
+    assert (gate.refusal("two").status, gate.refusal("two").code) == (401, "api_key_expired")
+    gate.has()
+    assert gate.refusal().code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("shown", [ONE_SECRET, f"Basic {ONE_SECRET}", f"Token {ONE_SECRET}"])
+def test_a_key_without_its_scheme_is_explained(gate: Gate, shown: str) -> None:
+    gate.has(gate.key())
+    with pytest.raises(RefusedError, match="does not begin with `Bearer `") as caught:
+        gate.access.enter([(b"authorization", shown.encode())])
+    assert caught.value.refusal.status == 401
+    assert ONE_SECRET not in caught.value.refusal.message
+    assert gate.reasons == ["no_key"]
+
+
+async def test_names_are_for_admins(gate: Gate) -> None:
+    ends = gate.clock.now() + timedelta(seconds=10)
+    gate.has(gate.key(), gate.key("two", "chief", is_admin=True, expires=ends))
+    seen = [gate.access.sees_all(headers) for headers in ([], bearer(ONE_SECRET), bearer("two"))]
+    assert seen == [False, False, True]
+    await gate.clock.advance(10)
+    assert not gate.access.sees_all(bearer("two"))
+    assert gate.reasons == []  # a lookup is not a refusal
+
+
+def test_models_are_those_of_the_key(gate: Gate) -> None:
+    gate.has(gate.key(models=("fast", "best")))
+    gate.access.allow(gate.access.enter(bearer(ONE_SECRET)), "fast")
+    refusal = gate.refusal(model="secret-model")
+    assert (refusal.status, refusal.code, refusal.param) == (403, "model_not_allowed", "model")
+    assert refusal.message.endswith("may not use the model 'secret-model'; it may use: best, fast.")
+
+
+async def test_requests_run_out_and_come_back(gate: Gate) -> None:
+    gate.has(gate.key(requests_per_minute=3))
+    for left in (2, 1, 0):
+        principal = gate.access.enter(bearer(ONE_SECRET))
+        assert dict(gate.access.headers(principal)) == {
+            b"x-ratelimit-limit-requests": b"3",
+            b"x-ratelimit-remaining-requests": b"%d" % left,
+            b"x-ratelimit-reset-requests": b"%ds" % (20 * (3 - left)),
+        }
+    refusal = gate.refusal()
+    assert (refusal.status, refusal.type, refusal.code) == (
+        429,
+        "rate_limit_error",
+        "rate_limit_exceeded",
+    )
+    assert dict(refusal.headers())[b"retry-after"] == b"20"
+    assert dict(refusal.headers())[b"x-ratelimit-remaining-requests"] == b"0"
+    await gate.clock.advance(20)
+    assert gate.access.enter(bearer(ONE_SECRET)) is not None
+    assert gate.refusal().status == 429
+
+
+async def test_tokens_are_charged_afterwards_and_debts_are_waited_for(gate: Gate) -> None:
+    gate.has(gate.key(tokens_per_minute=600))
+    principal = gate.access.enter(bearer(ONE_SECRET))
+    assert principal is not None
+    gate.access.leave(principal, 900)
+    refusal = gate.refusal()
+    # 300 in debt at 10 a second, and one more.
+    assert (refusal.status, refusal.retry_after_s) == (429, 31)
+    assert "tokens" in refusal.message
+    await gate.clock.advance(31)
+    assert gate.access.enter(bearer(ONE_SECRET)) is principal
+    assert (principal.in_flight, principal.requests_used, principal.tokens_used) == (1, 2, 900)
+
+
+def test_so_many_at_once(gate: Gate) -> None:
+    gate.has(gate.key(concurrency=2))
+    first = gate.access.enter(bearer(ONE_SECRET))
+    assert first is not None
+    assert gate.access.enter(bearer(ONE_SECRET)) is first
+    assert (gate.refusal().status, gate.refusal().retry_after_s) == (429, 1)
+    gate.access.leave(first, 0)
+    assert gate.access.enter(bearer(ONE_SECRET)) is first
+
+
+def test_what_was_used_stays_used_when_a_key_is_edited_and_not_when_it_is_made_anew(
+    gate: Gate,
+) -> None:
+    gate.has(gate.key(requests_per_minute=2))
+    for _ in range(2):
+        assert gate.access.enter(bearer(ONE_SECRET)) is not None
+    gate.has(gate.key(requests_per_minute=2, models=("m",)))
+    assert gate.refusal().status == 429
+    gate.has()
+    gate.has(gate.key(requests_per_minute=2))
+    assert gate.access.enter(bearer(ONE_SECRET)) is not None
+
+
+def test_gateways_share_a_keys_rates(gate: Gate) -> None:
+    gate.has(gate.key(requests_per_minute=6), gateways=3)
+    for _ in range(2):
+        assert gate.access.enter(bearer(ONE_SECRET)) is not None
+    assert "at this gateway 2 per minute" in gate.refusal().message
+    gate.has(gate.key("two", "small", requests_per_minute=1), gateways=3)
+    assert gate.access.enter(bearer("two")) is not None
+    # A third of one a minute is one in three minutes, and not none.
+    assert gate.refusal("two").retry_after_s == 180
+
+
+def test_without_required_keys_every_request_is_admitted() -> None:
+    clock = FakeClock()
+    access = AccessControl(Keyring(clock), clock, is_on=False)
+    assert access.enter(bearer("anything")) is None
+    assert access.headers(None) == ()
+
+
+def test_figures_name_keys_and_show_none(gate: Gate) -> None:
+    gate.has(gate.key(), gate.key("two", "b"))
+    principal = gate.access.enter(bearer(ONE_SECRET))
+    assert principal is not None
+    gate.access.leave(principal, 7)
+    text = "\n".join(gate.keyring.lines())
+    assert 'fleet_gateway_key_requests_total{key="ci"} 1' in text
+    assert 'fleet_gateway_key_tokens_total{key="ci"} 7' in text
+    assert 'fleet_gateway_key_in_flight{key="b"} 0' in text
+    assert "sk-fleet" not in text
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with running(FakeEngine("m-0", chat)) as made:
+        yield made
+
+
+@pytest.fixture
+async def world(engine: FakeEngine) -> World:
+    world = World(MemoryTransport(SystemClock()))
+    await world.serve("m", engine)
+    await world.put(deployment("hidden"))
+    return world
+
+
+@pytest.fixture
+async def gateway(world: World) -> AsyncIterator[Running]:
+    async with running_gateway(world.transport, KEYS_REQUIRED) as made:
+        await made.knows("m", ready=1)
+        await until(lambda: made.gateway.fleet_state.keyring.is_known, what="the keys")
+        yield made
+
+
+async def never(_: Call) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_key_opens_and_its_end_closes(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    assert (await chat_with_key(http, gateway))[:2] == (401, "invalid_api_key")
+    assert (await chat_with_key(http, gateway, SECRET))[:2] == (
+        401,
+        "invalid_api_key",
+    )
+    await put_api_key(world, SECRET)
+
+    async def opened() -> bool:
+        return (await chat_with_key(http, gateway, SECRET))[0] == 200
+
+    async def closed() -> bool:
+        return (await chat_with_key(http, gateway, SECRET))[0] == 401
+
+    await until_async(opened, what="the key")
+    await world.delete(keys.named(keys.API_KEY_PREFIX, "ci"))
+    # All requests wait for the same watch: one turn of the loop here, milliseconds in a fleet.
+    await until_async(closed, limit_s=1.0, what="its end")
+
+
+async def test_what_a_key_is_for_and_how_often(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await put_api_key(
+        world,
+        SECRET,
+        models=("m", "old"),
+        requests_per_minute=4,
+        tokens_per_minute=500,
+    )
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    assert (await chat_with_key(http, gateway, SECRET, "hidden"))[:2] == (
+        403,
+        "model_not_allowed",
+    )
+    assert (await chat_with_key(http, gateway, SECRET, "no-such"))[:2] == (
+        403,
+        "model_not_allowed",
+    )
+    # These two count too: the rate covers every request of the key.
+    status, _, headers = await chat_with_key(http, gateway, SECRET)
+    assert status == 200
+    assert headers["x-ratelimit-limit-requests"] == "4"
+    assert headers["x-ratelimit-remaining-requests"] == "1"
+    assert headers["x-ratelimit-remaining-tokens"] == "500"
+    assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+    status, code, headers = await chat_with_key(http, gateway, SECRET)
+    assert (status, code) == (429, "rate_limit_exceeded")
+    assert 0 < int(headers["retry-after"]) <= 15
+    by_key = {"x-api-key": SECRET}
+    async with http.get(f"{gateway.url}/v1/models", headers=by_key) as answer:
+        assert [model["id"] for model in (await answer.json())["data"]] == ["m"]
+    async with http.get(f"{gateway.url}/v1/models/hidden", headers=by_key) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (403, "model_not_allowed")
+    async with http.get(f"{gateway.url}/v1/models/m", headers=by_key) as answer:
+        assert answer.status == 200
+    text = gateway.gateway.metrics.text()
+    assert 'fleet_gateway_limited_total{reason="requests"} 1' in text
+    assert 'fleet_gateway_key_requests_total{key="ci"} 4' in text
+
+
+async def test_a_request_is_counted_until_its_client_is_answered_or_gone(
+    world: World, gateway: Running, engine: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    await put_api_key(world, SECRET, concurrency=1)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    principal = gateway.gateway.fleet_state.keyring.find(SECRET.encode())
+    assert principal is not None
+    for _ in range(2):
+        assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+        await until(lambda: principal.in_flight == 0, what="its end")
+    engine.script = never
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(chat_with_key(http, gateway, SECRET))
+        await until(lambda: principal.in_flight == 1, what="the request")
+        assert (await chat_with_key(http, gateway, SECRET))[:2] == (
+            429,
+            "rate_limit_exceeded",
+        )
+        asking.cancel()
+    await until(lambda: principal.in_flight == 0, what="its end")
+
+
+async def with_usage(call: Call) -> None:
+    await call.answer(b'{"usage":{"prompt_tokens":30,"completion_tokens":5,"total_tokens":35}}')
+
+
+async def test_tokens_of_answers_are_charged(
+    world: World, gateway: Running, engine: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    await put_api_key(world, SECRET, tokens_per_minute=40)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    principal = gateway.gateway.fleet_state.keyring.find(SECRET.encode())
+    assert principal is not None
+    engine.script = with_usage
+    assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+    await until(lambda: principal.tokens_used == 35, what="the charge")
+    engine.script = Marked()
+    body = {"model": "m", "messages": [], "stream": True}
+    headers = {"authorization": f"Bearer {SECRET}"}
+    url = f"{gateway.url}/v1/chat/completions"
+    async with http.post(url, json=body, headers=headers) as answer:
+        assert (answer.status, (await answer.read())[-14:]) == (200, DONE)
+    # 11 of the prompt and 8 of the answer, whether or not the client asked for usage.
+    await until(lambda: principal.tokens_used == 35 + 19, what="the charge")
+    status, code, got = await chat_with_key(http, gateway, SECRET)
+    assert (status, code) == (429, "rate_limit_exceeded")
+    assert int(got["retry-after"]) >= 20
+
+
+async def test_what_is_open_and_what_is_not(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await put_api_key(world, SECRET)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    for path in ("/health", "/metrics", "/metrics/demand"):
+        async with http.get(f"{gateway.url}{path}") as answer:
+            assert answer.status == 200, path
+    for path in ("/v1/models", "/nowhere", "/api/tags", "/metrics/", "/health/"):
+        async with http.get(f"{gateway.url}{path}") as answer:
+            assert answer.status == 401, path
+    async with http.get(f"{gateway.url}/nowhere", headers={"api-key": SECRET}) as answer:
+        assert answer.status == 404
+
+
+async def test_the_admin_api_is_for_admins(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await put_api_key(world, SECRET)
+    await put_api_key(world, ADMIN, "me", is_admin=True)
+    await until(lambda: gateway.gateway.fleet_state.keyring.find(ADMIN.encode()), what="the keys")
+    for path in ("/api/cluster/status", "/api/dashboard/overview", "/queue", "/metrics/snapshot"):
+        statuses = []
+        for secret in ("", SECRET, ADMIN):
+            headers = {"authorization": f"Bearer {secret}"} if secret else {}
+            async with http.get(f"{gateway.url}{path}", headers=headers) as answer:
+                statuses.append(answer.status)
+        assert statuses == [401, 403, 200], path
+
+
+async def test_official_clients_understand_refusals(world: World, gateway: Running) -> None:
+    await put_api_key(world, SECRET, models=("old",))
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    messages = [{"role": "user", "content": "hi"}]
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="wrong", max_retries=0
+    ) as client:
+        with pytest.raises(openai.AuthenticationError, match="fleetctl get apikeys"):
+            await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]  # plain dicts
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key=SECRET, max_retries=0
+    ) as client:
+        with pytest.raises(openai.PermissionDeniedError, match="it may use: old"):
+            await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]  # plain dicts
+    async with anthropic.AsyncAnthropic(
+        base_url=gateway.url, api_key="wrong", max_retries=0
+    ) as theirs:
+        with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
+            await theirs.messages.create(model="m", max_tokens=1, messages=messages)  # type: ignore[arg-type]  # plain dicts
+
+
+async def test_a_key_goes_nowhere(
+    world: World,
+    gateway: Running,
+    engine: FakeEngine,
+    http: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG")
+    await put_api_key(world, SECRET)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+    for secret, model in ((SECRET, "no-such"), (SECRET + "x", "m")):
+        _, _, headers = await chat_with_key(http, gateway, secret, model)
+        assert SECRET not in str(headers)
+    assert engine.calls
+    assert all(SECRET not in str(call.headers) for call in engine.calls)
+    told = [str(vars(record)) for record in caplog.records if record.name.startswith("gateway")]
+    assert not any(SECRET in one for one in told)
+    assert SECRET not in gateway.gateway.metrics.text()
+
+
+PATHS = ("/v1/chat/completions", "/v1/embeddings", "/v1/responses", *TRANSLATED)
+
+
+def bearer_header(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [b"{", b"{}", b'{"model": "m", "colour": 1}'])
+async def test_strangers_bodies_are_not_read(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str, body: bytes
+) -> None:
+    await put_api_key(world, SECRET)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    for headers in ({}, bearer_header("wrong"), {"authorization": SECRET}):
+        async with http.post(gateway.url + path, data=body, headers=headers) as answer:
+            told = await answer.text()
+            assert answer.status == 401, told
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert ("begin with `Bearer `" in told) == (headers == {"authorization": SECRET})
+    assert [one.model for one in gateway.gateway.recorder.journal.last(9)] == ["unknown"] * 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_bad_bodies_are_under_the_rate(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str
+) -> None:
+    await put_api_key(world, SECRET, requests_per_minute=2, concurrency=1)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    statuses = []
+    for _ in range(3):
+        async with http.post(
+            gateway.url + path, data=b"{", headers=bearer_header(SECRET)
+        ) as answer:
+            statuses.append(answer.status)
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+    assert statuses == [400, 400, 429]
+    principal = gateway.gateway.fleet_state.keyring.find(SECRET.encode())
+    assert principal is not None
+    assert principal.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", b'{"model": "m", "colour": 1}'),
+        ("/v1/messages", b'{"model": "m", "stop": ["x"]}'),
+        ("/v1/chat/completions", b'{"model": "m", "fleet": 1}'),
+    ],
+)
+async def test_the_journal_names_the_model_of_a_bad_body(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str, body: bytes
+) -> None:
+    await put_api_key(world, SECRET)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    for one in (body, body.replace(b'"m"', b'"no-such"'), b"{"):
+        async with http.post(gateway.url + path, data=one, headers=bearer_header(SECRET)) as answer:
+            assert answer.status == 400
+    entries = gateway.gateway.recorder.journal.last(3)
+    assert [one.model for one in entries] == ["unknown", "unknown", "m"]
+
+
+async def test_health_names_models_to_admins_alone(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await put_api_key(world, SECRET)
+    await put_api_key(world, ADMIN, "me", is_admin=True)
+    await until(lambda: gateway.gateway.fleet_state.keyring.find(ADMIN.encode()), what="the keys")
+    found: list[Any] = []
+    for headers in (
+        {},
+        bearer_header(SECRET),
+        bearer_header(ADMIN),
+    ):
+        async with http.get(f"{gateway.url}/health", headers=headers) as answer:
+            told = await answer.json()
+            assert (answer.status, told["modelsKnown"], told["modelsReady"]) == (200, 2, 1)
+            found.append(told.get("models"))
+    assert found[:2] == [None, None]
+    assert {name: one["ready"] for name, one in found[2].items()} == {"hidden": 0, "m": 1}
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/api/show"])
+async def test_compressed_bodies_are_refused_in_words(
+    world: World, gateway: Running, engine: FakeEngine, http: aiohttp.ClientSession, path: str
+) -> None:
+    await put_api_key(world, SECRET)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    for coding in ("gzip", "br, gzip"):
+        headers = {**bearer_header(SECRET), "content-encoding": coding}
+        async with http.post(gateway.url + path, data=b"\x1f\x8b", headers=headers) as answer:
+            told = await answer.text()
+            assert answer.status == 415
+            assert f"content-encoding: {coding}" in told
+            assert "send it uncompressed" in told
+    assert not engine.calls
+    headers = {**bearer_header(SECRET), "content-encoding": "identity"}
+    async with http.post(gateway.url + path, data=b"{", headers=headers) as answer:
+        assert answer.status == 400

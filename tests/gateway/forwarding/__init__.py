@@ -1,0 +1,1 @@
+"""Tests of forwarding: admission, retries, health and resumption."""

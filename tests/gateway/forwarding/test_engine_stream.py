@@ -1,0 +1,204 @@
+"""Streams after their first byte: interruption, leaving and slow clients, shutdown."""
+
+import asyncio
+
+import aiohttp
+import openai
+import orjson
+import pytest
+
+from gateway.server import GatewayLimits
+from tests.support import gateway_engine_scripts
+from tests.support.gateway_engine_scripts import DONE, chat, delta, slow, streams
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_world import Running, World, running_gateway
+from tests.support.waiting import until, until_async
+
+CHAT = "/v1/chat/completions"
+STREAM = {"model": "m", "messages": [], "stream": True}
+
+
+async def test_a_stream_that_breaks_says_so_and_is_not_done(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", gateway_engine_scripts.dies_mid_stream)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            raw = await response.read()
+    events = [orjson.loads(line[6:]) for line in raw.split(b"\n\n") if line]
+    assert DONE not in raw
+    assert [e["choices"][0]["delta"]["content"] for e in events[:-1]] == ["one", "two"]
+    assert events[-1]["error"]["type"] == "server_error"
+    assert events[-1]["error"]["code"] == "stream_interrupted"
+    assert gateway.gateway.metrics.requests.value("m", "interrupted") == 1
+
+
+async def test_bytes_come_as_they_were_sent_and_when(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(delta("first"))
+        await go_on.wait()
+        await call.chunk(b": comment\n\ndata: odd   bytes \xff\n\n" + DONE)
+        await call.send(b"0\r\n\r\n")
+
+    async with running(FakeEngine("m-0", script)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert response.headers["x-fleet-node"] == "mac-1"
+            assert "x-fleet-queued" not in response.headers
+            assert await response.content.readany() == delta("first")
+            go_on.set()
+            rest = await response.content.read()
+            assert rest == b": comment\n\ndata: odd   bytes \xff\n\n" + DONE
+
+
+@pytest.mark.parametrize("mode", ["whole", "streamed"])
+async def test_a_client_that_leaves_frees_the_engine(
+    world: World, gateway: Running, http: aiohttp.ClientSession, mode: str
+) -> None:
+    is_streamed = mode == "streamed"
+    script = streams(1000, pause_s=0.02) if is_streamed else slow(30)
+    async with running(FakeEngine("m-0", script)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        with pytest.raises(TimeoutError):
+            async with (
+                asyncio.timeout(0.2),
+                http.post(gateway.url + CHAT, json=STREAM | {"stream": is_streamed}) as response,
+            ):
+                await response.read()
+        await until(lambda: engine.abandoned == 1, limit_s=30, what="the engine noticing")
+        assert gateway.gateway.load_tracker.total() == 0
+        metrics = gateway.gateway.metrics
+        await until(lambda: metrics.requests.value("m", "client_gone"), what="the count")
+
+
+async def stream_without_reading(
+    gateway: Running,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = orjson.dumps(STREAM)
+    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT.encode())
+    writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+    return reader, writer
+
+
+async def test_a_client_that_reads_slowly_holds_the_engine_back(
+    world: World, gateway: Running
+) -> None:
+    sent = 0
+
+    async def flood(call: Call) -> None:
+        nonlocal sent
+        await call.begin_stream()
+        for _ in range(1000):
+            await call.chunk(delta("x" * 20_000))
+            sent += 1
+        await call.send(b"0\r\n\r\n")
+
+    async with running(FakeEngine("m-0", flood)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        reader, writer = await stream_without_reading(gateway)
+        await asyncio.sleep(0.5)
+        assert 0 < sent < 1000
+        raw = await reader.read()
+        assert sent == 1000
+        assert raw.count(b"data: ") == 1000
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
+    limits = GatewayLimits(request_timeout_s=0.2, drain_timeout_s=0)
+    script = streams(1000, pause_s=0.0, size=5000)
+    async with (
+        running(FakeEngine("m-0", script)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        _, writer = await stream_without_reading(gateway)
+        await until(lambda: engine.abandoned == 1, what="the engine being freed")
+        assert gateway.gateway.load_tracker.total() == 0
+        writer.transport.abort()
+
+
+async def test_streams_outlive_the_stop_within_the_drain(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    limits = GatewayLimits(drain_timeout_s=5)
+    async with (
+        running(FakeEngine("m-0", streams(20, pause_s=0.02))) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            first = await response.content.readany()
+            gateway.gateway.stop()
+            await until_async(lambda: refuses(gateway), what="the listener's end")
+            assert (first + await response.content.read()).endswith(DONE)
+
+
+async def test_streams_beyond_the_drain_end_with_an_error(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    limits = GatewayLimits(drain_timeout_s=0.2)
+    async with (
+        running(FakeEngine("m-0", streams(1000, pause_s=0.02))) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+            await response.content.readany()
+            gateway.gateway.stop()
+            raw = await response.content.read()
+        assert orjson.loads(raw.split(b"\n\n")[-2][6:])["error"]["code"] == "gateway_shutting_down"
+        await until(lambda: engine.abandoned == 1, what="the engine noticing")
+
+
+async def test_the_official_client(world: World, gateway: Running) -> None:
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
+        ) as client:
+            assert [model.id async for model in client.models.list()] == ["m"]
+            whole = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hi"}]
+            )
+            assert whole.choices[0].message.content == "hello from m-0"
+            stream = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            words = [c.choices[0].delta.content or "" async for c in stream]
+            assert "".join(words) == "hello from m-0"
+            with pytest.raises(openai.NotFoundError, match="Did you mean 'm'"):
+                await client.chat.completions.create(model="mm", messages=[])
+            engine.script = gateway_engine_scripts.dies_mid_stream
+            broken = await client.chat.completions.create(model="m", messages=[], stream=True)
+            with pytest.raises(openai.APIError, match="interrupted"):
+                _ = [chunk async for chunk in broken]
+
+
+async def refuses(gateway: Running) -> bool:
+    """Return whether the port is closed; uses a connection of its own."""
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{gateway.url}/health"),
+        ):
+            return False
+    except aiohttp.ClientConnectorError:
+        return True

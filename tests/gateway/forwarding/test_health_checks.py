@@ -1,0 +1,78 @@
+"""The schedule of health checks: silent endpoints only, the most urgent first, at a limited rate."""
+
+from gateway.forwarding.health_checks import RATE_PER_S, TICK_S, ProbeSchedule
+from gateway.routing.table import EngineEndpoint, Origin
+from tests.support.gateway_world import target
+
+NOBODY: frozenset[Origin] = frozenset()
+
+
+def fleet(count: int) -> list[EngineEndpoint]:
+    return [target(f"m-{number}", port=number + 1) for number in range(count)]
+
+
+def asked(
+    rounds: ProbeSchedule,
+    now_s: float,
+    awaited: frozenset[Origin] = NOBODY,
+    ejected: frozenset[Origin] = NOBODY,
+) -> list[str]:
+    due = rounds.due(now_s, awaited=awaited, is_open=ejected.__contains__)
+    return [found.replica for found in due]
+
+
+def test_answering_endpoints_are_not_checked() -> None:
+    rounds, (one, other) = ProbeSchedule(), fleet(2)
+    rounds.set_endpoints((one, other), 0.0)
+    for second in range(30):
+        rounds.record_heard({one.origin}, float(second))
+        found = asked(rounds, float(second))
+        assert found == (["m-1"] if second in (10, 20) else [])
+        if found:
+            rounds.done(other.origin)
+
+
+def test_a_running_check_is_not_repeated() -> None:
+    rounds, (one,) = ProbeSchedule(), fleet(1)
+    rounds.set_endpoints((one,), 0.0)
+    assert asked(rounds, 10.0) == ["m-0"]
+    assert asked(rounds, 60.0) == []
+    rounds.done(one.origin)
+    assert asked(rounds, 60.0) == ["m-0"]
+
+
+def test_awaited_and_ejected_endpoints_are_checked_first() -> None:
+    rounds, endpoints = ProbeSchedule(), fleet(40)
+    rounds.set_endpoints(endpoints, 0.0)
+    awaited, ejected = frozenset({endpoints[30].origin}), frozenset({endpoints[31].origin})
+    assert asked(rounds, 0.5, awaited, ejected) == ["m-31"]
+    assert asked(rounds, 1.0, awaited, ejected) == ["m-30"]
+    rounds.done(endpoints[30].origin)
+    rounds.done(endpoints[31].origin)
+    assert asked(rounds, 1.5, awaited, ejected) == ["m-31"]
+    assert asked(rounds, 11.0, awaited, ejected)[0] == "m-30"
+
+
+def test_a_thousand_endpoints_are_checked_in_turn_at_the_same_rate() -> None:
+    rounds, endpoints = ProbeSchedule(), fleet(1000)
+    rounds.set_endpoints(endpoints, 0.0)
+    found: list[str] = []
+    ticks = int(1000 / (RATE_PER_S * TICK_S))
+    for tick in range(ticks):
+        now = asked(rounds, 10.0 + tick * TICK_S)
+        assert len(now) <= RATE_PER_S * TICK_S
+        found += now
+        for replica in now:
+            rounds.done(endpoints[int(replica.removeprefix("m-"))].origin)
+    assert sorted(found) == sorted(one.replica for one in endpoints)
+
+
+def test_missing_endpoints_are_dropped_and_others_keep_their_times() -> None:
+    rounds, (one, other) = ProbeSchedule(), fleet(2)
+    rounds.set_endpoints((one, other), 0.0)
+    rounds.record_heard({one.origin}, 5.0)
+    rounds.set_endpoints((one,), 6.0)
+    assert rounds.heard_since(one.origin, 4.0)
+    assert not rounds.heard_since(one.origin, 5.0)
+    assert not rounds.heard_since(other.origin, 0.0)
+    assert asked(rounds, 15.0) == ["m-0"]

@@ -1,0 +1,63 @@
+"""The retry budget: never more than its percentage of the last ten seconds, plus a floor."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.forwarding.model_state import WINDOW_S, RetryBudget
+
+
+def spent(budget: RetryBudget, now_s: float, most: int = 1000) -> int:
+    return next(n for n in range(most) if not budget.spend(now_s))
+
+
+def test_a_few_are_always_allowed() -> None:
+    budget = RetryBudget(20)
+    assert spent(budget, 100.0) == 10
+    assert spent(budget, 109.9) == 0
+    assert spent(budget, 110.0) == 10
+
+
+def test_a_part_of_the_requests_is() -> None:
+    budget = RetryBudget(20)
+    for _ in range(200):
+        budget.count(5.0)
+    assert spent(budget, 5.0) == 50
+    # Ten seconds later none of it counts.
+    assert spent(budget, 15.0) == 10
+
+
+def test_nothing_at_zero_and_without_a_floor() -> None:
+    assert spent(RetryBudget(0, 0), 1.0) == 0
+
+
+def test_a_clock_that_stands_or_jumps() -> None:
+    budget = RetryBudget(100, 0)
+    budget.count(3.0)
+    budget.count(1e9)
+    assert spent(budget, 1e9) == 1
+
+
+moments = st.lists(st.tuples(st.sampled_from(["ask", "spend"]), st.floats(0, 4)), max_size=200)
+
+
+@given(moments, st.integers(0, 100), st.integers(0, 10))
+def test_the_sums_are_those_of_the_last_ten_seconds(
+    story: list[tuple[str, float]], percent: int, floor: int
+) -> None:
+    """Equal to the sums of a list of all events."""
+    budget, now_s = RetryBudget(percent, floor), 0.0
+    asked: list[int] = []
+    taken: list[int] = []
+    for what, later_s in story:
+        now_s += later_s
+        since = int(now_s) - WINDOW_S + 1
+        if what == "ask":
+            budget.count(now_s)
+            asked.append(int(now_s))
+            continue
+        recent = sum(second >= since for second in asked)
+        used = sum(second >= since for second in taken)
+        is_allowed = used < floor + recent * percent // 100
+        assert budget.spend(now_s) is is_allowed
+        if is_allowed:
+            taken.append(int(now_s))

@@ -1,0 +1,275 @@
+"""Resumption in values: streams cut at every event and every byte, in every way an engine can fail."""
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from gateway.forwarding.attempt import AttemptRunner
+from gateway.forwarding.engine_stream import WAITING, EngineStream
+from gateway.forwarding.load_tracker import LoadTracker
+from gateway.forwarding.resume_log import ResumeLog, parse_fault
+from gateway.forwarding.resumption import Resumer
+from gateway.forwarding.retry_state import RetryState
+from gateway.forwarding.router import Router
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from gateway.metrics.version_metrics import VersionMetrics
+from gateway.request import InferenceRequest
+from gateway.routing.table import Origin
+from gateway.state.build_table import TableInputs, build_table
+from gateway.state.table_cache import TableCache
+from gateway.upstream.connection import BrokenResponseError, Headers
+from gateway.upstream.connection_pool import UnreachableError, Upstream, UpstreamResponse
+from machinery.clock import SystemClock
+from store.memory import MemoryTransport
+from tests.support.gateway_resume_engine import (
+    BODY,
+    CASES,
+    CHAT,
+    DONE,
+    WITH_USAGE,
+    Request,
+    check,
+    clean,
+    events,
+    expected_stream,
+)
+from tests.support.gateway_world import deployment, target
+
+
+@pytest.mark.parametrize(("path", "body"), CASES, ids=["chat", "usage", "completion"])
+def test_fake_engines_mark_as_real_ones_do(path: str, body: dict[str, Any]) -> None:
+    check(b"".join(events(Request(path, body))))
+
+
+# Without sockets: every byte.
+
+
+@dataclass
+class Pieces:
+    """A response in pieces, which may break."""
+
+    pieces: list[bytes]
+    is_broken: bool
+    status: int = 200
+    headers: Headers = field(default_factory=lambda: [(b"content-type", b"text/event-stream")])
+    is_surplus: bool = False
+    is_complete: bool = False
+    until_s: float = 0.0
+
+    async def read(self) -> bytes:
+        if self.pieces:
+            return self.pieces.pop(0)
+        if self.is_broken:
+            raise BrokenResponseError("it broke", had_bytes=True)
+        return b""
+
+    def close(self) -> None:
+        self.pieces.clear()
+
+
+@dataclass
+class Cut(Upstream):
+    """Engines whose streams break after a number of bytes, one after another."""
+
+    cuts: list[int] = field(default_factory=list)
+    size: int = 0
+    asked: list[bytes] = field(default_factory=list)
+    is_gone: bool = False
+    """True if no engine is reachable."""
+
+    @override
+    async def request(
+        self,
+        origin: Origin,
+        raw: bytes,
+        *,
+        silence_s: float | None = None,
+        until_s: float = float("inf"),
+    ) -> UpstreamResponse:
+        if self.is_gone:
+            raise UnreachableError("connection refused")
+        self.asked.append(raw)
+        head, _, body = raw.partition(b"\r\n\r\n")
+        path = head.split(b" ")[1].decode()
+        number = len(self.asked)
+        request = Request(path, orjson.loads(body))
+        data = b"".join(events(request, seed=number, id_=f"x-{number}"))
+        is_cut = bool(self.cuts)
+        if is_cut:
+            data = data[: self.cuts.pop(0)]
+        pieces = [data[at : at + self.size] for at in range(0, len(data), self.size)]
+        return Pieces(pieces, is_broken=is_cut)
+
+
+class Carried:
+    """Streams, forwarded as the gateway does."""
+
+    def __init__(self, replicas: int = 3, patience_s: float = 5.0) -> None:
+        clock, entropy = SystemClock(), random.Random(0)
+        self.engines = Cut()
+        self.metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0)
+        self._targets = [target(f"m-{n}", port=n + 1) for n in range(replicas)]
+        leased = {one.replica: one for one in self._targets}
+        seen = TableInputs(
+            deployments={"m": deployment("m")}, statuses={}, routes={}, leased=leased
+        )
+        table_cache = TableCache(MemoryTransport(clock), clock)
+        table_cache.table = build_table(seen, [])
+        loads = LoadTracker(entropy)
+        attempts = AttemptRunner(
+            upstream=self.engines,
+            load_tracker=loads,
+            versions=VersionMetrics(),
+            table_cache=table_cache,
+            metrics=self.metrics,
+            clock=clock,
+        )
+        router = Router(table_cache=table_cache, load_tracker=loads, clock=clock, random=entropy)
+        self._resumer = Resumer(
+            attempts=attempts, router=router, max_search_s=patience_s, keep_alive_s=0.05
+        )
+
+    async def stream(
+        self, *cuts: int, path: str = CHAT, body: dict[str, Any] = BODY, size: int = 10_000
+    ) -> tuple[EngineStream, RetryState]:
+        """Begin a stream that breaks at each of the cuts."""
+        self.engines.cuts, self.engines.size, state = list(cuts), size, RetryState()
+        self.engines.asked.clear()
+        ask = InferenceRequest(
+            path=path,
+            model="m",
+            body=orjson.dumps(body),
+            request_id=b"r",
+            is_streamed=True,
+            is_resumable=True,
+        )
+        result = await self._resumer.attempts.run(ask, self._targets[0], state)
+        assert isinstance(result, EngineStream)
+        self._resumer.watch(result, ask, state)
+        return result, state
+
+
+async def read(stream: EngineStream) -> AsyncIterator[bytes]:
+    while piece := await stream.read():
+        yield piece
+    stream.close()
+
+
+@pytest.mark.parametrize(("path", "body"), CASES, ids=["chat", "usage", "completion"])
+@pytest.mark.parametrize(("size", "step"), [(10_000, 1), (7, 9)])
+async def test_cut_at_every_byte(path: str, body: dict[str, Any], size: int, step: int) -> None:
+    told = events(Request(path, body))
+    whole, first, carried = b"".join(told), len(told[0]), Carried()
+    is_told = len(whole) - len(DONE)  # without the end, which needs no engine
+    for cut in range(first, len(whole), step):
+        stream, state = await carried.stream(cut, path=path, body=body, size=size)
+        got = [piece async for piece in read(stream)]
+        assert b"".join(got) == expected_stream(path, body), cut
+        assert all(piece.endswith(b"\n\n") for piece in got)
+        has_told = "stream_options" in body and cut >= is_told
+        assert state.resumptions == (0 if has_told else 1)
+        assert state.usage == (11, 4, 8)
+        assert stream.in_flight.is_counted
+
+
+async def test_repeated_cuts() -> None:
+    """Cuts within the next engine's first event are its failure."""
+    chooser, carried = random.Random(1), Carried(replicas=8)
+    told = events(Request(CHAT, WITH_USAGE))
+    whole, first = len(b"".join(told)), len(told[0])
+    for _ in range(200):
+        cuts = [chooser.randrange(first, whole), *(chooser.randrange(whole // 2) for _ in "ab")]
+        size = chooser.choice((1, 50, 10_000))
+        stream, state = await carried.stream(*cuts, body=WITH_USAGE, size=size)
+        assert b"".join([piece async for piece in read(stream)]) == expected_stream(
+            CHAT, WITH_USAGE
+        )
+        assert state.resumptions <= 3
+
+
+async def test_resumptions_are_limited() -> None:
+    carried = Carried(replicas=9)
+    stream, state = await carried.stream(400, 300, 300, 300, 300)
+    with pytest.raises(
+        BrokenResponseError, match=r"it broke; it is not resumed: .*(3 times|before they)"
+    ):
+        _ = [piece async for piece in read(stream)]
+    assert carried.metrics.resumptions.value("too_often") == 1
+    stream.close()
+    assert state.usage[0] == 11
+    assert 0 < state.usage[2] < 8
+
+
+async def test_clients_hear_that_they_are_waited_for() -> None:
+    carried = Carried(patience_s=0.5)
+    stream, _ = await carried.stream(400)
+    carried.engines.is_gone = True
+    received: list[bytes] = []
+
+    async def hear() -> None:
+        while piece := await stream.read():
+            received.append(piece)
+
+    with pytest.raises(BrokenResponseError, match="no replica of 'm' could continue it within"):
+        await hear()
+    assert received.count(WAITING) > 3
+    assert carried.metrics.resumptions.value("nobody") == 1
+    assert carried.metrics.attempts.value("unreachable") >= 3
+
+
+async def test_what_is_kept_is_bounded() -> None:
+    head, *more = events(Request(CHAT, BODY), length=2000)
+    resume_log = ResumeLog(100)
+    for event in (head, *more):
+        assert resume_log.take(event) == clean(event)
+    assert resume_log.is_lost
+    assert resume_log.resume_point() is None
+    # Its usage is still known.
+    assert resume_log.usage()[:2] == (11, 4)
+    assert resume_log.usage()[2] == pytest.approx(2000, rel=0.4)  # held-back tokens share a comment
+    assert b'"completion_tokens":2000' in resume_log.last()
+
+
+@given(data=st.data())
+def test_events_in_any_pieces_are_the_same_without_marks(data: st.DataObject) -> None:
+    path, body = data.draw(st.sampled_from(CASES))
+    told = [*events(Request(path, body)), b": keep-alive\n\n"]
+    resume_log, out, at = ResumeLog(1000), b"", 0
+    while at < len(told):
+        count = data.draw(st.integers(1, len(told)))
+        out += resume_log.take(b"".join(told[at : at + count]))
+        at += count
+    assert out == b"".join(clean(event) for event in told[:-1]) + told[-1]
+    assert resume_log.events == len(told)
+    assert resume_log.fault is None
+    sums = resume_log.resume_point()
+    assert sums is not None
+    assert len(sums.tokens) == 8
+
+
+@pytest.mark.parametrize(
+    ("event", "says", "is_resumable"),
+    [
+        (b'data: {"error":{"message":"m","type":"server_error","code":"draining"}}', "m", True),
+        (b'data: {"error":{"message":"m","type":"server_error","code":null}}', "m", True),
+        (b'data: {"error":{"message":"m","type":"server_error","code":"request_timeout"}}', "m", 0),
+        (b'data: {"error":{"message":"m","type":"invalid_request_error"}}', "m", False),
+        (b'data: {"error":"what"}', "invalid data", True),
+        (b'data: {"error"', "invalid data", True),
+        (b"\x00\xff", "invalid data", True),
+    ],
+)
+async def test_engines_own_errors(event: bytes, says: str, *, is_resumable: bool) -> None:
+    why, found = parse_fault(event)
+    assert says in why
+    assert found == is_resumable
+    resume_log, told = ResumeLog(100), events(Request(CHAT, BODY))
+    assert resume_log.take(told[0] + told[1] + event + b"\n\n") == clean(told[0] + told[1])
+    assert resume_log.fault == event

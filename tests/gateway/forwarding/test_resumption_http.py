@@ -1,0 +1,355 @@
+"""Resumption over HTTP: every way to fail, restarts, refusals and limits."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import openai
+import orjson
+import pytest
+from openai.types.responses import ResponseErrorEvent
+
+from gateway.server import GatewayLimits
+from schemas.routing import Resumption, Routing, Timeouts
+from tests.support import gateway_engine_scripts
+from tests.support.gateway_engine_scripts import delta
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_resume_engine import (
+    BODY,
+    CASES,
+    CHAT,
+    DONE,
+    ENDS,
+    WITH_USAGE,
+    Marked,
+    Request,
+    clean,
+    events,
+    expected_stream,
+)
+from tests.support.gateway_world import Running, World, deployment, published, running_gateway
+from tests.support.waiting import until
+
+
+@asynccontextmanager
+async def fleet(
+    world: World, gateway: Running, *scripts: Any, routing: Routing | None = None
+) -> AsyncIterator[list[FakeEngine]]:
+    """Serve "m" with fake engines, one for each script."""
+    engines = [FakeEngine(f"m-{at}", script) for at, script in enumerate(scripts)]
+    for engine in engines:
+        await engine.start()
+    declared = deployment("m", replicas=len(engines))
+    if routing is not None:
+        spec = declared.spec.model_copy(update={"routing": routing})
+        declared = declared.model_copy(update={"spec": spec})
+    await world.put(declared, *(published(one, "m") for one in engines))
+    await gateway.knows("m", ready=len(engines))
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            await engine.kill()
+
+
+async def ask(http: aiohttp.ClientSession, gateway: Running, path: str, body: Any) -> bytes:
+    async with http.post(gateway.url + path, json=body) as response:
+        raw = await response.read()
+        assert response.status == 200, raw
+        assert response.headers["x-fleet-attempts"] == "1"
+        return raw
+
+
+def resumptions(gateway: Running, outcome: str = "resumed") -> float:
+    return gateway.gateway.metrics.resumptions.value(outcome)
+
+
+@pytest.mark.parametrize("ends", ENDS)
+async def test_every_way_to_fail(
+    world: World, gateway: Running, http: aiohttp.ClientSession, ends: str
+) -> None:
+    """Cut at every event, inside and after it."""
+    engine = Marked(ends=ends)
+    count = 0
+    async with fleet(world, gateway, engine, engine):
+        for path, body in CASES:
+            at = 0
+            for event in events(Request(path, body))[:-1]:
+                at += len(event)
+                engine.cuts = [at + 5 if at % 2 else at]
+                engine.bodies.clear()
+                assert await ask(http, gateway, path, body) == expected_stream(path, body)
+                count += 1
+        metrics = gateway.gateway.metrics
+        # If only [DONE] is missing, no engine is needed.
+        assert count - 1 <= resumptions(gateway) <= count
+        assert metrics.requests.value("m", "ok") == count
+    entry = gateway.gateway.recorder.journal.last(1)[0]
+    assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (11, 4, 8)
+    assert entry.resumptions == 1
+    assert [one.outcome for one in entry.attempts] == ["interrupted", "resumed"]
+    assert [bool(one.why) for one in entry.attempts] == [True, False]
+
+
+async def test_the_next_engine_gets_the_emitted_tokens(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    told = events(Request(CHAT, BODY))
+    engine = Marked(cuts=[sum(map(len, told[:3])) + 9])
+    async with fleet(world, gateway, engine, engine):
+        await ask(http, gateway, CHAT, BODY)
+    first, second = engine.bodies
+    assert first == BODY
+    tokens = [t for e in told[:3] for t in orjson.loads(e.split(b"\n")[0][8:])["tokens"]]
+    assert second.pop("fleet") == {
+        "tokens": tokens,
+        "seed": 6,
+        "prompt": Request(CHAT, BODY).prompt,
+        "id": "x-1",
+        "created": 1_700_000_000,
+        "cached_tokens": 4,
+    }
+    assert second == BODY
+
+
+async def test_a_single_restarted_engine_continues(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    engine = Marked(cuts=[700], ends="dies")
+    async with (
+        fleet(world, gateway, engine) as (first,),
+        http.post(gateway.url + CHAT, json=WITH_USAGE) as response,
+    ):
+        begun = await response.content.readuntil(b"\n\n")
+        await until(lambda: not engine.cuts, what="the death")
+        await first.kill()
+        second = FakeEngine("m-0", engine)
+        async with running(second):
+            await world.put(published(second, "m"))
+            raw = begun + await response.content.read()
+    assert clean(raw) == expected_stream(CHAT, WITH_USAGE)
+    assert resumptions(gateway) == 1
+
+
+async def test_a_broken_connection_continues_on_the_same_engine(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    engine = Marked(cuts=[500, 3])
+    async with fleet(world, gateway, engine):
+        assert clean(await ask(http, gateway, CHAT, BODY)) == expected_stream(CHAT, BODY)
+    assert resumptions(gateway) == 1
+
+
+async def test_no_engine_left(world: World, http: aiohttp.ClientSession) -> None:
+    async with running_gateway(world.transport, GatewayLimits(resume_timeout_s=0.3)) as gateway:
+        async with (
+            fleet(world, gateway, Marked(cuts=[700])) as (engine,),
+            http.post(gateway.url + CHAT, json=BODY) as response,
+        ):
+            await engine.kill()
+            raw = await response.read()
+        assert DONE not in raw
+        error = orjson.loads(raw.rsplit(b"data: ", 1)[1])["error"]
+        assert error["code"] == "stream_interrupted"
+        assert re.search(r"no replica of 'm' could continue it within", error["message"])
+        assert resumptions(gateway, "nobody") == 1
+        assert gateway.gateway.metrics.requests.value("m", "interrupted") == 1
+        assert gateway.gateway.recorder.journal.last(1)[0].output_tokens > 0
+
+
+async def differs(call: Call) -> None:
+    """An engine with another tokenizer."""
+    error = {"message": "The prompt differs.", "code": "prompt_differs"}
+    await call.answer(orjson.dumps({"error": error}), 409)
+
+
+async def begins_anew(call: Call) -> None:
+    await call.begin_stream()
+    await call.chunk(delta("Once more: ") + DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+def unfit(odd: Any) -> Any:
+    """An engine that dies in each stream and continues none."""
+
+    async def script(call: Call) -> None:
+        await (odd if "fleet" in orjson.loads(call.body) else Marked(cuts=[700]))(call)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "odd", [differs, begins_anew, gateway_engine_scripts.refuses(503, "draining")]
+)
+async def test_an_engine_that_cannot_continue_is_left_out(
+    world: World, http: aiohttp.ClientSession, odd: Any
+) -> None:
+    limits = GatewayLimits(resume_timeout_s=0.5)
+    async with (
+        running_gateway(world.transport, limits) as gateway,
+        fleet(world, gateway, unfit(odd), unfit(odd), unfit(odd)) as engines,
+    ):
+        raw = await ask(http, gateway, CHAT, BODY)
+        assert b"Once more" not in raw
+        assert raw.endswith(b'"code":"stream_interrupted"}}\n\n')
+        engines[2].script = fit
+        assert clean(await ask(http, gateway, CHAT, BODY)) == expected_stream()
+
+
+async def fit(call: Call) -> None:
+    is_first = "fleet" not in orjson.loads(call.body)
+    await Marked(cuts=[700] if is_first else [])(call)
+
+
+async def test_what_has_no_marks_ends_as_it_must(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    bodies: list[dict[str, Any]] = [BODY | {"n": 2}, BODY]
+    async with fleet(
+        world,
+        gateway,
+        gateway_engine_scripts.dies_mid_stream,
+        gateway_engine_scripts.dies_mid_stream,
+    ) as engines:
+        for body in bodies:
+            async with http.post(gateway.url + CHAT, json=body) as response:
+                raw = await response.read()
+            assert raw.count(b"data: ") == 3
+            assert b"stream_interrupted" in raw
+        calls = [call.headers for engine in engines for call in engine.calls]
+    assert sorted("x-fleet-resumable" in one for one in calls) == [False, True]
+
+
+async def test_a_response_ends_in_its_own_words(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async def dies(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(b'event: x\ndata: {"type":"x","sequence_number":41}\n\n')
+        await asyncio.sleep(0.02)
+        call.die()
+
+    async with fleet(world, gateway, dies) as (engine,):
+        asked = {"model": "m", "input": "x", "stream": True}
+        async with http.post(f"{gateway.url}/v1/responses", json=asked) as response:
+            raw = await response.read()
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
+            stream: Any = await client.responses.create(model="m", input="x", stream=True)
+            last = [event async for event in stream][-1]
+        assert "x-fleet-resumable" not in engine.calls[0].headers
+    first, error = raw.split(b"\n\n")[:-1]
+    assert first == b'event: x\ndata: {"type":"x","sequence_number":41}'
+    told = orjson.loads(error.removeprefix(b"event: error\ndata: "))
+    assert (told["type"], told["code"]) == ("error", "stream_interrupted")
+    assert told["sequence_number"] == 42
+    assert isinstance(last, ResponseErrorEvent)
+
+
+OTHERS = {
+    "/api/chat": {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+    "/api/generate": {"model": "m", "prompt": "x"},
+    "/v1/messages": {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 99,
+        "stream": True,
+    },
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+async def test_clients_of_other_apis_notice_nothing_either(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str
+) -> None:
+    def text(raw: bytes) -> str:
+        found = re.findall(rb'"(?:content|response|text)":("(?:[^"\\]|\\.)*")', raw)
+        return "".join(orjson.loads(one) for one in found)
+
+    engine = Marked()
+    async with fleet(world, gateway, engine, engine):
+        whole = text(await ask(http, gateway, path, OTHERS[path]))
+        engine.bodies.clear()
+        engine.cuts = [1200]
+        assert text(await ask(http, gateway, path, OTHERS[path])) == whole
+    assert len(whole) > 10
+    assert resumptions(gateway) == 1
+
+
+async def test_it_can_be_turned_off(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    off = Routing(resumption=Resumption(max_resumptions=0))
+    async with fleet(world, gateway, gateway_engine_scripts.chat, routing=off) as (engine,):
+        await ask(http, gateway, CHAT, BODY)
+        assert "x-fleet-resumable" not in engine.calls[0].headers
+
+
+async def test_a_long_stream_is_not_kept(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    short = Routing(resumption=Resumption(max_tokens=3))
+    engine = Marked(length=40, cuts=[4000])
+    async with (
+        fleet(world, gateway, engine, engine, routing=short),
+        http.post(gateway.url + CHAT, json=BODY) as response,
+    ):
+        assert b"more than 3 tokens" in await response.read()
+    assert resumptions(gateway, "too_long") == 1
+
+
+async def test_silence_is_a_death(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    engine = Marked()
+
+    async def hangs(call: Call) -> None:
+        if engine.bodies:
+            await engine(call)
+            return
+        engine.bodies.append(orjson.loads(call.body))
+        data = b"".join(events(Request(call.path, engine.bodies[0]), id_="x-1"))
+        await call.begin_stream()
+        await call.chunk(data[:800])
+        await asyncio.Event().wait()
+
+    quick = Routing(timeouts=Timeouts(attempt="1s"))
+    async with fleet(world, gateway, hangs, hangs, routing=quick):
+        assert await ask(http, gateway, CHAT, BODY) == expected_stream()
+    assert resumptions(gateway) == 1
+
+
+async def test_clients_cannot_use_resumption(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    """Clients get no comments if they ask for them, and cannot send tokens."""
+    async with fleet(world, gateway, gateway_engine_scripts.chat) as (engine,):
+        headers = {"x-fleet-resumable": "1"}
+        plain = {"model": "m", "messages": []}
+        async with http.post(gateway.url + CHAT, json=plain, headers=headers) as response:
+            assert response.status == 200
+        assert "x-fleet-resumable" not in engine.calls[0].headers
+        for body in (
+            orjson.dumps(BODY | {"fleet": {"tokens": [1]}}),
+            orjson.dumps(BODY | {"fleet": None}),
+            b'{"model":"m","messages":[],"stream":true,"fl\\u0065et":{"tokens":[1]}}',
+            b'{"fleet":1,"model":"m","messages":[],"stream":true,"fleet":null}',
+        ):
+            async with http.post(gateway.url + CHAT, data=body) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == "fleet"
+        assert len(engine.calls) == 1
+
+
+async def test_a_client_that_leaves_ends_the_search(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with fleet(world, gateway, Marked(cuts=[700])) as (engine,):
+        async with http.post(gateway.url + CHAT, json=BODY) as response:
+            await response.content.readuntil(b"\n\n")
+            await engine.kill()
+        metrics = gateway.gateway.metrics
+        await until(lambda: metrics.requests.value("m", "client_gone") == 1, what="the end")
+    assert gateway.gateway.load_tracker.total() == 0

@@ -1,1 +1,0 @@
-"""One gateway takes over from another."""

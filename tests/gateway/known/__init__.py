@@ -1,1 +1,0 @@
-"""What a gateway knows of its fleet, and how it gets by without the store."""

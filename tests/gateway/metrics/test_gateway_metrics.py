@@ -1,0 +1,157 @@
+"""`/metrics`: correct, bounded, and as documented."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import aiohttp
+from typing_extensions import override
+
+from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
+from machinery.clock import SystemClock
+from store import keys
+from tests.support.gateway_calls import CHAT, send_chats, streams_three_tokens
+from tests.support.gateway_engine_scripts import chat, dies_at_once
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import Running, World
+from tests.support.waiting import until
+
+DOCS = Path(__file__).parents[3] / "docs" / "operations" / "gateway.md"
+SAMPLE = re.compile(r'([a-z0-9_]+)(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+(inf)?')
+
+
+async def shown(http: aiohttp.ClientSession, gateway: Running) -> str:
+    async with http.get(f"{gateway.url}/metrics") as response:
+        assert response.status == 200
+        return await response.text()
+
+
+def families(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+async def test_what_requests_leave(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        running(FakeEngine("m-0", dies_at_once)) as bad,
+        running(FakeEngine("m-1", streams_three_tokens)) as good,
+    ):
+        await world.serve("m", bad, good)
+        await gateway.knows("m", ready=2)
+        await send_chats(http, gateway, 1, stream=True)
+        async with http.post(gateway.url + CHAT, json={"model": "x" * 1000}) as response:
+            assert response.status == 404
+        text = await shown(http, gateway)
+    where = 'model="m",replica="m-1"'
+    for line in (
+        'fleet_gateway_requests_total{model="m",outcome="ok"} 1',
+        'fleet_gateway_requests_total{model="unknown",outcome="refused"} 1',
+        'fleet_gateway_attempts_total{outcome="broken"} 1',
+        'fleet_gateway_retries_total{model="m"} 1',
+        f'fleet_gateway_e2e_request_latency_seconds_count{{{where},outcome="ok"}} 1',
+        f"fleet_gateway_time_to_first_token_seconds_count{{{where}}} 1",
+        f"fleet_gateway_time_per_output_token_seconds_count{{{where}}} 1",
+        'fleet_gateway_request_queue_time_seconds_count{model="m"} 1',
+        f"fleet_gateway_prompt_tokens_total{{{where}}} 3",
+        f"fleet_gateway_output_tokens_total{{{where}}} 3",
+    ):
+        assert f"{line}\n" in text, line
+
+
+async def test_every_line_is_prometheus_text(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await send_chats(http, gateway, 1)
+        text = await shown(http, gateway)
+    found = families(text)
+    assert len(found) == text.count("# TYPE "), "a family is there twice"
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match is not None, line
+        name = re.sub("_(bucket|sum|count)$", "", match[1])
+        assert name in found or match[1] in found, line
+
+
+async def test_the_documentation_has_every_family_and_no_other(
+    gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    rows = re.findall(r"^\| `([a-z0-9_]+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
+    documented = dict(rows)
+    assert len(documented) == len(rows)
+    # Only there with --journal-file.
+    expected = families(await shown(http, gateway)) | {
+        "fleet_gateway_journal_lost_total": "counter"
+    }
+    assert documented == expected
+
+
+async def test_what_is_gone_is_not_shown_for_ever(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    """Otherwise a fleet with daily rollouts would show every replica it ever had."""
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await send_chats(http, gateway, 1)
+        recorder = gateway.gateway.recorder
+        before = recorder.sweep(frozenset())
+        assert before == {"m-0"}
+        assert 'replica="m-0"' in await shown(http, gateway)
+        await world.delete(keys.endpoint_key("mac-1", "m-0"), keys.spec_key("ModelDeployment", "m"))
+        table = gateway.gateway.table_cache
+        await until(lambda: "m" not in table.table.models, what="the model to be gone")
+        recorder.sweep(recorder.sweep(before))
+        text = await shown(http, gateway)
+        assert 'replica="m-0"' not in text
+        assert 'fleet_gateway_requests_total{model="m"' not in text
+
+
+def test_a_child_that_was_dropped_is_counted_anew() -> None:
+    metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0)
+    for _ in range(2):
+        metrics.served.of("m", "m-0").count("ok", 1.0)
+        metrics.drop_gone(frozenset({"m"}), frozenset())
+        assert "m-0" not in metrics.text()
+    metrics.served.of("m", "m-0").count("ok", 1.0)
+    assert 'latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n' in metrics.text()
+
+
+async def test_the_process(gateway: Running, http: aiohttp.ClientSession) -> None:
+    lag = gateway.gateway.recorder.process.lag.child()
+    await until(lambda: sum(lag.counts), what="the event loop's lag to be measured")
+    text = await shown(http, gateway)
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["process_resident_memory_bytes"]) > 1 << 20
+    assert float(values["process_cpu_seconds_total"]) > 0
+    assert float(values["process_open_fds"]) > 3
+    assert float(values["fleet_gateway_client_connections"]) >= 1
+
+
+async def test_a_loop_that_is_blocked_is_late() -> None:
+    """The probe asks for 0.25 s; what it gets later than that is the lag."""
+
+    class Late(SystemClock):
+        now_s = 0.0
+
+        @override
+        def monotonic(self) -> float:
+            return self.now_s
+
+        @override
+        async def sleep(self, seconds: float) -> None:
+            self.now_s += seconds + 0.03
+            await asyncio.sleep(0)
+
+    process = ProcessMetrics(Late(), ConnectionCounts(clients=lambda: 0, engines=lambda: 0))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(process.run())
+        await until(lambda: sum(process.lag.child().counts), what="a probe")
+        task.cancel()
+    at = process.lag.child().bounds.index(0.05)
+    assert process.lag.child().counts[at] >= 1

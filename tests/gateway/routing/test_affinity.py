@@ -1,0 +1,166 @@
+"""Affinity: the bounded map, conversations, and beginnings of prompts."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.request import InferenceRequest
+from gateway.routing.affinity import FIRST_BLOCK, AffinityMemory, BoundedMap, blocks_of, opening_of
+from gateway.routing.query import RoutingQuery
+from gateway.routing.table import ServedModel
+from tests.support.gateway_world import target
+
+A, B = target("m-0"), target("m-1", port=2)
+MODEL = ServedModel(
+    name="m", created=0, backends=(), reason="", session_s=300.0, is_prefix_aware=True
+)  # fmt: skip
+TALK = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": 'hi {["}]'},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "and now?"},
+]
+LONG = "a long story " * 400
+
+
+def ask(
+    messages: object, *, session: str = "", model: str = "m", cache_key: str = ""
+) -> InferenceRequest:
+    prompt = messages if isinstance(messages, bytes) else json.dumps(messages).encode()
+    return InferenceRequest(
+        path="/", model=model, body=b"", request_id=b"", session=session, prompt=prompt,
+        cache_key=cache_key,
+    )  # fmt: skip
+
+
+def recalled(
+    memory: AffinityMemory, one: InferenceRequest, now_s: float = 100.0, model: ServedModel = MODEL
+) -> RoutingQuery:
+    query = RoutingQuery(one.model, 0.5)
+    memory.recall(one, model, query, now_s)
+    return query
+
+
+def small() -> AffinityMemory:
+    return AffinityMemory(sessions_log2=8, blocks_log2=8)
+
+
+def asked(memory: AffinityMemory, one: InferenceRequest, now_s: float = 100.0) -> None:
+    """Record a request to A."""
+    memory.remember(recalled(memory, one, now_s), MODEL, A, now_s)
+
+
+def test_a_named_session_is_remembered_until_its_time_is_over() -> None:
+    memory, named = small(), ask([], session="one")
+    assert recalled(memory, named).sticky_mark == 0
+    asked(memory, named, 100.0)
+    assert recalled(memory, named, 399.0).sticky_mark == A.mark
+    asked(memory, named, 399.0)  # each use renews it
+    assert recalled(memory, named, 698.0).sticky_mark == A.mark
+    assert recalled(memory, named, 700.0).sticky_mark == 0
+    assert recalled(memory, ask([], session="other"), 399.0).sticky_mark == 0
+    assert recalled(memory, ask([], session="one", model="n"), 399.0).sticky_mark == 0
+
+
+def test_a_conversation_is_known_by_its_opening_from_the_second_turn() -> None:
+    memory = small()
+    asked(memory, ask(TALK[:2]))
+    # Same as any other with this beginning: many ask the same question.
+    assert recalled(memory, ask(TALK[:2])).sticky_mark == 0
+    assert recalled(memory, ask(TALK)).sticky_mark == A.mark
+    assert recalled(memory, ask([{"role": "user", "content": "bye"}, *TALK[2:]])).sticky_mark == 0
+    assert recalled(memory, ask(TALK)).session == "", "chance decides between its backends"
+    assert recalled(memory, ask([], session="x")).session == "x"
+
+
+def test_what_is_turned_off_is_not_remembered() -> None:
+    off = ServedModel(name="m", created=0, backends=(), reason="")
+    memory = small()
+    for one in (ask(TALK), ask([], session="x"), ask(LONG.encode())):
+        query = recalled(memory, one, model=off)
+        assert (query.session, query.session_key, query.blocks) == ("", 0, ())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (b"", False),
+        (b'"a text"', False),
+        (b"[1, 2, 3]", False),
+        (b'["a", "b"]', False),
+        (b"[[1], [2]]", False),
+        (b"[{}, {}]", False),
+        (b'[{"role": 1}]', False),
+        (b'[{"role": "system", "content": "x"}]', False),
+        (b'[{"content": {"role": "user"}, "role": "assistant"}]', False),
+        (b'[{"role": "user"}]', True),
+        (b'[{"type": "message", "role": "user", "content": [{"text": "x"}]}]', True),
+        (b'[{"role": "user"}', False),
+    ],
+)
+def test_openings(prompt: bytes, expected: bool) -> None:
+    assert (opening_of(prompt)[0] != b"") is expected
+
+
+def test_an_opening_stays_the_same_when_the_conversation_grows() -> None:
+    texts = [json.dumps(TALK[:n]).encode() for n in (2, 3, 4)]
+    assert len({opening_of(text)[0] for text in texts}) == 1
+    assert [opening_of(text)[1] for text in texts] == [False, True, True]
+
+
+def test_prompts_go_to_the_longest_cached_beginning() -> None:
+    memory = small()
+    first = ask([{"role": "system", "content": LONG}, {"role": "user", "content": "one"}])
+    asked(memory, first)
+    other = ask([{"role": "system", "content": LONG}, {"role": "user", "content": "two"}])
+    cached = recalled(memory, other).cached
+    assert {mark for mark, _ in cached} == {A.mark}
+    assert max(part for _, part in cached) > 0.5
+    assert [part for _, part in cached] == sorted((part for _, part in cached), reverse=True)
+    # B has it cached too, and A has more than a third.
+    memory.remember(recalled(memory, other), MODEL, B, 101.0)
+    assert {mark for mark, _ in recalled(memory, first).cached} == {B.mark}
+    assert recalled(memory, ask(f"x{LONG}".encode())).cached == []
+    assert recalled(memory, ask(LONG[: FIRST_BLOCK - 1].encode())).cached == ()
+
+
+def test_a_cache_key_joins_and_separates_prompts() -> None:
+    memory = small()
+    asked(memory, ask([{"role": "user", "content": "short"}], cache_key="team"))
+    kin = recalled(memory, ask([{"role": "user", "content": "else"}], cache_key="team"))
+    assert [mark for mark, _ in kin.cached] == [A.mark]
+    assert recalled(memory, ask([{"role": "user", "content": "short"}], cache_key="x")).cached == []
+
+
+@given(st.binary(max_size=5_000), st.binary(max_size=3_000), st.binary(max_size=3_000))
+def test_blocks_are_few_and_equal_for_equal_beginnings(
+    start: bytes, one: bytes, other: bytes
+) -> None:
+    mine, theirs = (blocks_of(start + rest, ("m", "")) for rest in (one, other))
+    assert len(mine) <= 2 + max(0, (len(start + one) // FIRST_BLOCK).bit_length())
+    assert all(begin < end for (begin, _), (end, _) in pairwise(mine))
+    for (end, key), (_, their_key) in zip(mine, theirs, strict=False):
+        same = (start + one)[:end] == (start + other)[:end]
+        assert (key == their_key) is same
+
+
+keys = st.integers(1, 2**64 - 1)
+
+
+@given(st.lists(st.tuples(keys, st.integers(1, 2**32 - 1)), max_size=60))
+def test_cells_forget_the_oldest_of_a_set_and_nothing_else(puts: list[tuple[int, int]]) -> None:
+    cells = BoundedMap(1)
+    kept: dict[int, dict[int, int]] = {0: {}, 1: {}}
+    for now, (key, mark) in enumerate(puts):
+        cells.put(key, mark, float(now))
+        ways = kept[key & 1]
+        ways.pop(key, None)
+        ways[key] = mark
+        if len(ways) > 8:
+            del ways[next(iter(ways))]
+    for key, _ in puts:
+        assert cells.get(key, 0.0) == kept[key & 1].get(key, 0)
+        assert cells.get(key, len(puts) + 1.0) == 0

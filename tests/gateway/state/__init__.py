@@ -1,0 +1,1 @@
+"""Tests of the fleet state, with and without the store."""

@@ -1,0 +1,307 @@
+"""The routing table: precedence of names, orphans, and reasons."""
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.routing.query import EndpointHealth, RoutingQuery
+from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, choose
+from gateway.routing.table import EngineEndpoint, RoutingTable
+from gateway.state.build_table import (
+    ORPHAN_S,
+    OrphanEndpoint,
+    TableInputs,
+    build_table,
+    endpoint_of,
+    orphans_of,
+)
+from schemas.autoscaling import Autoscaling
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.replica import EndpointHardware
+from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
+from schemas.routing import PrefixAffinity, Routing, Sessions
+from tests.support.gateway_world import deployment, endpoint, route, target
+
+
+def seen(
+    *objects: ModelDeployment | ModelRoute | EngineEndpoint,
+    statuses: dict[str, ModelDeploymentStatus] | None = None,
+) -> TableInputs:
+    return TableInputs(
+        deployments={o.name: o for o in objects if isinstance(o, ModelDeployment)},
+        routes={o.name: o for o in objects if isinstance(o, ModelRoute)},
+        leased={o.replica: o for o in objects if isinstance(o, EngineEndpoint)},
+        statuses=statuses or {},
+    )
+
+
+def serving(table: RoutingTable, name: str) -> list[str]:
+    return [t.replica for backend in table.models[name].backends for t in backend.leased]
+
+
+@pytest.mark.parametrize(
+    ("objects", "name", "expected"),
+    [
+        pytest.param((deployment("a"), target("a-0", "a")), "a", ["a-0"], id="own-name"),
+        pytest.param((deployment("a", "fast"), target("a-0", "a")), "fast", ["a-0"], id="served"),
+        pytest.param(
+            (
+                deployment("a", "fast"),
+                deployment("b", "fast"),
+                target("b-0", "b"),
+                target("a-0", "a"),
+            ),
+            "fast",
+            ["a-0", "b-0"],
+            id="a-tier-of-two",
+        ),
+        pytest.param(
+            (deployment("a", "b"), deployment("b"), target("a-0", "a"), target("b-0", "b")),
+            "b",
+            ["b-0"],
+            id="own-name-beats-served",
+        ),
+        pytest.param(
+            (deployment("a"), deployment("b"), target("b-0", "b"), route("r", "a", b=1)),
+            "a",
+            ["b-0"],
+            id="route-beats-own-name",
+        ),
+        pytest.param(
+            (deployment("b"), target("b-0", "b"), route("r2", "x", a=1), route("r1", "x", b=1)),
+            "x",
+            ["b-0"],
+            id="first-route-wins",
+        ),
+    ],
+)
+def test_names(
+    objects: tuple[ModelDeployment | ModelRoute | EngineEndpoint, ...],
+    name: str,
+    expected: list[str],
+) -> None:
+    assert serving(build_table(seen(*objects), ()), name) == expected
+    mixed = random.Random(1).sample(objects, len(objects))
+    assert build_table(seen(*mixed), ()) == build_table(seen(*objects), ())
+
+
+def test_an_endpoint_without_its_deployment_serves_no_name() -> None:
+    assert build_table(seen(target("a-0", "a")), ()).models == {}
+
+
+def status(*conditions: tuple[str, ConditionStatus, str, str]) -> ModelDeploymentStatus:
+    return ModelDeploymentStatus(
+        conditions=tuple(
+            Condition(type=t, status=s, reason=r, message=m) for t, s, r, m in conditions
+        )
+    )
+
+
+REFUSED = ("Placed", ConditionStatus.FALSE, "InsufficientMemory", "no node has 40 GiB free")
+PLACED = ("Placed", ConditionStatus.TRUE, "Placed", "")
+LOADING = ("Progressing", ConditionStatus.TRUE, "Loading", "1 of 1 replicas loads weights")
+DOWN = ("Available", ConditionStatus.FALSE, "NoReplicaReady", "")
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ((REFUSED, LOADING), "InsufficientMemory: no node has 40 GiB free"),
+        ((PLACED, LOADING, DOWN), "Loading: 1 of 1 replicas loads weights"),
+        ((PLACED, DOWN), "NoReplicaReady: Available"),
+        ((PLACED,), "Placed: Placed"),
+        ((), "the reconciler has not reported on it"),
+    ],
+)
+def test_the_reason_is_the_reconcilers(
+    told: tuple[tuple[str, ConditionStatus, str, str], ...], expected: str
+) -> None:
+    table = build_table(seen(deployment("a"), statuses={"a": status(*told)}), ())
+    assert expected in table.models["a"].reason
+
+
+def test_reasons_without_a_status() -> None:
+    objects = (deployment("zero", replicas=0), route("r", "x", gone=1), route("s", "y", zero=0))
+    table = build_table(seen(*objects), ())
+    assert "scaled to 0" in table.models["zero"].reason
+    assert "gone does not exist" in table.models["x"].reason
+    assert "weight 0" in table.models["y"].reason
+
+
+def test_created_is_the_oldest_deployments() -> None:
+    made = deployment("a")
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    made = made.model_copy(
+        update={"metadata": made.metadata.model_copy(update={"creation_timestamp": when})}
+    )
+    table = build_table(seen(made, deployment("b"), route("r", "x", a=1, b=1)), ())
+    assert table.models["x"].created == int(when.timestamp())
+
+
+GONE, LEASED = target("m-0"), target("m-1")
+
+
+def deleting(name: str) -> ModelDeployment:
+    made = deployment(name)
+    metadata = made.metadata.model_copy(
+        update={"deletion_timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
+    )
+    return made.model_copy(update={"metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    ("now", "known", "expected"),
+    [
+        pytest.param(seen(deployment("m")), {}, ["m-0"], id="lease-lost"),
+        pytest.param(seen(), {}, [], id="deployment-deleted"),
+        pytest.param(seen(deleting("m")), {}, [], id="deployment-being-deleted"),
+        pytest.param(seen(deployment("m"), target("m-0", version=2)), {}, [], id="published-anew"),
+        pytest.param(
+            seen(deployment("m"), GONE),
+            {"m-1": OrphanEndpoint(endpoint=LEASED, until_s=101.0)},
+            ["m-1"],
+            id="an-orphan-stays-one",
+        ),
+        pytest.param(
+            seen(deployment("m"), GONE),
+            {"m-1": OrphanEndpoint(endpoint=LEASED, until_s=100.0)},
+            [],
+            id="until-its-time-is-over",
+        ),
+    ],
+)
+def test_orphans(now: TableInputs, known: dict[str, OrphanEndpoint], expected: list[str]) -> None:
+    assert list(orphans_of(known, {"m-0": GONE}, now, 100.0)) == expected
+
+
+def test_an_orphans_time_counts_from_the_loss_of_its_lease() -> None:
+    now = seen(deployment("m"))
+    first = orphans_of({}, {"m-0": GONE}, now, 100.0)
+    assert first["m-0"].until_s == 100.0 + ORPHAN_S
+    assert orphans_of(first, {}, now, 200.0) == first
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://10.0.0.5:4100", ("10.0.0.5", 4100)),
+        ("http://10.0.0.5:4100/", ("10.0.0.5", 4100)),
+        ("http://[fe80::1]:4100", ("fe80::1", 4100)),
+        ("http://mac.local", ("mac.local", 80)),
+        ("https://10.0.0.5:4100", None),
+        ("http://10.0.0.5:99999", None),
+        ("http://10.0.0.5:1/v1", None),
+        ("nonsense", None),
+    ],
+)
+def test_addresses(url: str, origin: tuple[str, int] | None) -> None:
+    found = endpoint_of(endpoint("m-0", "m", url), 1)
+    assert (found.origin if found else None) == origin
+
+
+def routed(**spec: object) -> ModelRoute:
+    """Return a route of the name x to b, with further fields."""
+    made = ModelRouteSpec(model="x", backends=(Backend(deployment="b"),))
+    return ModelRoute(metadata=ObjectMeta(name="r"), spec=made.model_copy(update=spec))
+
+
+def routing_as(name: str, routing: Routing) -> ModelDeployment:
+    made = deployment(name)
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"routing": routing})})
+
+
+TURNS, CHANCE = Routing(strategy="RoundRobin"), Routing(strategy="Random")
+SHORT = Routing(sessions=Sessions(ttl="90s"), prefix_affinity=PrefixAffinity(enabled=False))
+OFF = Routing(sessions=Sessions(enabled=False))
+
+
+def test_each_backend_has_its_deployments_routing_unless_the_route_has_one() -> None:
+    objects = (routing_as("a", CHANCE), routing_as("b", TURNS))
+    both = (Backend(deployment="a", weight=1), Backend(deployment="b", weight=2))
+    model = build_table(seen(*objects, routed(backends=both)), ()).models["x"]
+    assert [backend.routing for backend in model.backends] == [CHANCE, TURNS]
+    assert model.routing == TURNS, "what is not an engine's own goes by the heaviest"
+    model = build_table(seen(*objects, routed(backends=both, routing=SHORT)), ()).models["x"]
+    assert {backend.routing for backend in model.backends} == {SHORT}
+    assert model.routing == SHORT
+
+
+@pytest.mark.parametrize(
+    ("routing", "session_s", "is_prefix_aware"),
+    [
+        (Routing(), 300.0, True),
+        (SHORT, 90.0, False),
+        (OFF, 0.0, True),
+        (TURNS, 300.0, False),
+        (CHANCE, 300.0, False),
+    ],
+)
+def test_what_is_remembered(routing: Routing, session_s: float, is_prefix_aware: bool) -> None:
+    model = build_table(seen(routing_as("a", routing)), ()).models["a"]
+    assert (model.session_s, model.is_prefix_aware) == (session_s, is_prefix_aware)
+
+
+def test_rules_and_fallbacks() -> None:
+    match = HeaderMatch(name="X-Team", value="res\xe9arch")
+    rule = RouteRule(headers=(match, HeaderMatch(name="beta")), backends=(Backend(deployment="c"),))
+    objects = (deployment("b"), deployment("c"), target("b-0", "b"), target("c-0", "c", port=2))
+    model = build_table(seen(*objects, routed(rules=(rule,), fallbacks=("gone", "c"))), ()).models[
+        "x"
+    ]
+    [found] = model.rules
+    assert found.headers == ((b"x-team", "res\xe9arch".encode()), (b"beta", None))
+    assert [t.replica for backend in found.backends for t in backend.leased] == ["c-0"]
+    assert [backend.deployments for backend in model.fallbacks] == [("gone",), ("c",)]
+    assert model.ready() == 2
+    assert "gone does not exist" in model.reason
+    assert "gone does not exist" in found.reason
+    assert "ModelDeployment b" not in found.reason
+
+
+def test_a_backend_at_zero_is_woken_though_its_fallback_answers() -> None:
+    sleeping = deployment("b")
+    autoscaling = Autoscaling(min_replicas=0, max_replicas=2)
+    sleeping = sleeping.model_copy(
+        update={"spec": sleeping.spec.model_copy(update={"autoscaling": autoscaling})}
+    )
+    objects = (sleeping, deployment("c"), routed(fallbacks=("c",)))
+    awake = target("c-0", "c")
+    choice = choose(
+        build_table(seen(*objects, awake), ()), RoutingQuery("x", 0.5), EndpointHealth()
+    )
+    assert choice == ChosenEndpoint(endpoint=awake, wakes="b")
+    both = build_table(seen(*objects, awake, target("b-0", "b", port=2)), ())
+    choice = choose(
+        both, RoutingQuery("x", 0.5, frozenset({target("b-0", "b", port=2)})), EndpointHealth()
+    )
+    assert choice == ChosenEndpoint(endpoint=awake), "it is awake; this request only failed there"
+    choice = choose(build_table(seen(*objects), ()), RoutingQuery("x", 0.5), EndpointHealth())
+    assert isinstance(choice, NoReadyEndpoint)
+    assert choice.wakes == "b"
+
+
+def test_what_an_endpoint_says_of_its_mac() -> None:
+    made = endpoint("a-0", "a", "http://10.0.0.5:4100")
+    found = endpoint_of(made, 1)
+    assert found is not None
+    assert (found.concurrency, found.site, found.points, found.is_fit) == (4, "", 0, True)
+    hardware = EndpointHardware(chip="Apple M4 Pro", gpu_cores=20, memory_bytes=48 << 30)
+    spec = made.spec.model_copy(
+        update={"concurrency": 16, "site": "x", "hardware": hardware, "parameters": 70_000}
+    )
+    found = endpoint_of(made.model_copy(update={"spec": spec}), 1)
+    assert found is not None
+    assert (found.concurrency, found.site, found.points, found.is_fit) == (16, "x", 57, False)
+
+
+def test_nodes_labels_win_over_what_endpoints_say_of_their_site() -> None:
+    here = replace(target("a-0", "a"), site="here", node="mac-0")
+    there = replace(target("a-1", "a", port=2), site="there", node="mac-1")
+    for sites, near in (({}, ["a-0"]), ({"mac-0": "there", "mac-1": "here"}, ["a-1"])):
+        known = replace(seen(deployment("a"), here, there), sites=sites)
+        [arm] = build_table(known, (), site="here").models["a"].backends[0].subsets
+        assert [t.replica for t in arm.pools[0].endpoints] == near
+        assert len(arm.pools) == 2

@@ -1,0 +1,245 @@
+"""The table cache follows the store and works without it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.state.build_table import ORPHAN_S
+from gateway.state.table_cache import TableCache
+from machinery.clock import SystemClock
+from schemas.deployment import ModelDeploymentStatus
+from schemas.meta import Condition, ConditionStatus
+from store import codec, keys
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.memory import MemoryTransport
+from store.port import Put, Transport
+from tests.support.clock import FakeClock
+from tests.support.etcd import running_etcd
+from tests.support.gateway_engine_scripts import chat
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import (
+    World,
+    deployment,
+    endpoint,
+    published,
+    route,
+    running_gateway,
+)
+from tests.support.waiting import until, until_async
+
+
+@asynccontextmanager
+async def keeping(transport: Transport) -> AsyncIterator[tuple[TableCache, FakeClock]]:
+    clock = FakeClock()
+    table_cache = TableCache(transport, clock)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(table_cache.run())
+        yield table_cache, clock
+        task.cancel()
+
+
+def ready(table_cache: TableCache, name: str) -> int | None:
+    model = table_cache.table.models.get(name)
+    return None if model is None else model.ready()
+
+
+def orphans(table_cache: TableCache, name: str) -> list[str]:
+    model = table_cache.table.models.get(name)
+    return [t.replica for backend in (model.backends if model else ()) for t in backend.orphans]
+
+
+async def test_it_follows_the_store(world: World) -> None:
+    async with keeping(world.transport) as (table_cache, _):
+        assert not table_cache.is_synced
+        await until(lambda: table_cache.is_synced, what="the first list")
+        assert table_cache.table.models == {}
+        await world.put(deployment("m", "fast"), route("r", "public", m=1))
+        await until(lambda: set(table_cache.table.models) == {"m", "fast", "public"}, what="names")
+        await world.put(endpoint("m-0", "m", "http://127.0.0.1:4100"))
+        await until(lambda: ready(table_cache, "public") == 1, what="the endpoint")
+        before = table_cache.table
+        await asyncio.sleep(0.05)
+        assert table_cache.table is before
+        await world.delete(keys.spec_key("ModelDeployment", "m"))
+        await until(lambda: ready(table_cache, "m") is None, what="the name being gone")
+
+
+async def test_reasons_come_from_the_status(world: World) -> None:
+    await world.put(deployment("m"))
+    said = Condition(
+        type="Placed", status=ConditionStatus.FALSE, reason="NoNodes", message="no node"
+    )
+    await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
+    async with keeping(world.transport) as (table_cache, _):
+        await until(lambda: table_cache.is_synced, what="the first list")
+        assert table_cache.table.models["m"].reason == "ModelDeployment m: NoNodes: no node."
+
+
+async def test_an_endpoint_that_loses_its_lease_is_kept_for_a_while(world: World) -> None:
+    await world.put(deployment("m"), endpoint("m-0", "m", "http://127.0.0.1:4100"))
+    async with keeping(world.transport) as (table_cache, clock):
+        await until(lambda: ready(table_cache, "m") == 1, what="the endpoint")
+        await world.delete(keys.endpoint_key("mac-1", "m-0"))
+        await until(lambda: orphans(table_cache, "m") == ["m-0"], what="the orphan")
+        assert ready(table_cache, "m") == 0
+        await clock.advance(ORPHAN_S - 10)
+        assert orphans(table_cache, "m") == ["m-0"]
+        await clock.advance(20)
+        await until(lambda: not orphans(table_cache, "m"), what="its end")
+
+
+async def test_an_orphan_ends_with_its_failure_its_return_or_its_deployment(world: World) -> None:
+    await world.put(deployment("m"))
+    leased = [endpoint(f"m-{n}", "m", f"http://127.0.0.1:410{n}") for n in range(3)]
+    await world.put(*leased)
+    async with keeping(world.transport) as (table_cache, _):
+        await until(lambda: ready(table_cache, "m") == 3, what="the endpoints")
+        endpoints = table_cache.table.models["m"].backends[0].leased
+        await world.delete(*(keys.endpoint_key("mac-1", one.name) for one in leased))
+        await until(lambda: len(orphans(table_cache, "m")) == 3, what="the orphans")
+        table_cache.drop_orphan(endpoints[0])
+        await until(lambda: orphans(table_cache, "m") == ["m-1", "m-2"], what="one less")
+        await world.put(leased[1])
+        await until(lambda: orphans(table_cache, "m") == ["m-2"], what="one returned")
+        table_cache.drop_orphan(endpoints[1])
+        assert ready(table_cache, "m") == 1
+        await world.delete(keys.spec_key("ModelDeployment", "m"))
+        await until(lambda: ready(table_cache, "m") is None, what="the name being gone")
+        await world.put(deployment("m"))
+        await until(lambda: ready(table_cache, "m") == 1, what="the name again")
+        assert orphans(table_cache, "m") == []
+
+
+async def test_unusable_addresses_get_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.put(deployment("m"), endpoint("m-0", "m", "unix:/tmp/x"))
+    async with keeping(world.transport) as (table_cache, _):
+        await until(lambda: table_cache.is_synced, what="the first list")
+        assert ready(table_cache, "m") == 0
+        assert [(r.message, r.why) for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
+            ("endpoint ignored", "its url is not http://host:port")
+        ]
+
+
+async def test_an_agent_speaks_for_its_own_node_only(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.put(deployment("m"))
+    stolen = endpoint("m-0", "m", "http://127.0.0.1:4100", node="mac-1")
+    put = Put(key=keys.endpoint_key("mac-2", "m-0"), value=codec.encode(stolen))
+    await world.transport.commit([], [put])
+    async with keeping(world.transport) as (table_cache, _):
+        await until(lambda: table_cache.is_synced, what="the first list")
+        assert ready(table_cache, "m") == 0
+        assert [r.why for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
+            "it was written below the key of another node"
+        ]
+
+
+async def test_a_live_engine_serves_without_its_agent(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await world.delete(keys.endpoint_key("mac-1", "m-0"))
+        await gateway.knows("m", ready=0)
+        url, body = f"{gateway.url}/v1/completions", {"model": "m"}
+        async with http.post(url, json=body) as response:
+            assert response.status == 200
+        await engine.kill()
+        async with http.post(url, json=body) as response:
+            assert (await response.json())["error"]["code"] == "upstream_unreachable"
+        async with http.post(url, json=body) as response:
+            assert (await response.json())["error"]["code"] == "model_not_ready"
+
+
+@pytest.mark.etcd
+async def test_etcd_is_killed_and_requests_are_answered(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with running_etcd(tmp_path) as etcd, running(FakeEngine("m-0", chat)) as engine:
+        transport, writing = connect(etcd.address), connect(etcd.address)
+        async with running_gateway(transport) as gateway:
+            await World(writing).put(deployment("m"))
+            lease = await writing.grant(2)
+            put = Put(
+                key=keys.endpoint_key("mac-1", "m-0"),
+                value=codec.encode(published(engine, "m")),
+                lease=lease,
+            )
+            await writing.commit([], [put])
+            await gateway.knows("m", ready=1)
+            pid = etcd.supervisor.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            # Beyond the lease's time, of which the gateway cannot learn.
+            for _ in range(6):
+                async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as got:
+                    assert got.status == 200
+                await asyncio.sleep(0.5)
+            async with http.get(f"{gateway.url}/health") as got:
+                assert got.status == 200
+                assert (await got.json())["storeStalenessSeconds"] > 2
+        await transport.close()
+        await writing.close()
+
+
+@pytest.mark.etcd
+async def test_a_lost_lease_in_etcd_makes_an_orphan_and_a_lost_etcd_is_noticed(
+    tmp_path: Path,
+) -> None:
+    async with running_etcd(tmp_path) as etcd:
+        transport = connect(etcd.address)
+        async with keeping(transport) as (table_cache, clock):
+            await World(transport).put(deployment("m"))
+            lease = await transport.grant(5)
+            value = codec.encode(endpoint("m-0", "m", "http://127.0.0.1:4100"))
+            await transport.commit(
+                [], [Put(key=keys.endpoint_key("mac-1", "m-0"), value=value, lease=lease)]
+            )
+            await until(lambda: ready(table_cache, "m") == 1, what="the endpoint")
+            await transport.revoke(lease)
+            await until(lambda: orphans(table_cache, "m") == ["m-0"], what="the orphan")
+
+            async def is_stale(*, wanted: bool) -> bool:
+                await clock.advance(1)
+                return table_cache.is_stale is wanted
+
+            # A quiet store is not an outage, however long it is quiet.
+            await clock.advance(60)
+            await until_async(lambda: is_stale(wanted=False), what="a word from etcd")
+            await etcd.supervisor.stop()
+            await until_async(lambda: is_stale(wanted=True), what="its absence")
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_a_gateway_starts_without_etcd(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    transport = connect(EtcdAddress(socket=tmp_path / "nobody"))
+    async with running_gateway(transport) as gateway:
+        async with http.get(f"{gateway.url}/health") as got:
+            assert got.status == 503
+            assert "not synced" in (await got.json())["status"]
+        async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as got:
+            assert (got.status, got.headers["retry-after"]) == (503, "2")
+            assert (await got.json())["error"]["code"] == "not_synced"
+        async with http.get(f"{gateway.url}/v1/models") as got:
+            assert got.status == 503
+    await transport.close()
+
+
+def test_nothing_is_started_by_making_one() -> None:
+    table_cache = TableCache(MemoryTransport(SystemClock()), SystemClock())
+    assert table_cache.staleness_s() is None

@@ -1,1 +1,0 @@
-"""Translated APIs, with the clients that people use."""

@@ -1,0 +1,307 @@
+"""The journal: ring, file, time series, and entries of real requests."""
+
+import asyncio
+import json
+import logging
+import os
+from pathlib import Path
+
+import aiohttp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.forwarding.retry_state import Attempt
+from gateway.metrics.response_summary import parse_usage
+from gateway.server import GatewayLimits
+from gateway.telemetry.request_journal import (
+    JournalEntry,
+    JournalWriter,
+    RequestJournal,
+    render_entries,
+)
+from gateway.telemetry.time_series import SERIES_METRICS, STEP_S, STEPS, RateSeries
+from machinery.clock import SystemClock
+from tests.support.gateway_calls import CHAT
+from tests.support.gateway_engine_scripts import chat, dies_at_once, dies_mid_stream, refuses
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import Running, World, running_gateway, target
+from tests.support.waiting import until
+
+
+def entry(
+    number: int = 1, *, outcome: str = "ok", model: str = "m", **more: object
+) -> JournalEntry:
+    values = {
+        "time_s": 1000.0 + number,
+        "request_id": b"r-%d" % number,
+        "path": CHAT,
+        "model": model,
+        "key": "",
+        "session": "",
+        "is_streamed": True,
+        "status": 200,
+        "outcome": outcome,
+        "strategy": "Scored",
+        "served_by": target("m-0"),
+        "attempts": [Attempt(target("m-0"), "answered", 1.0, 1.5)],
+        "resumptions": 0,
+        "queued_s": 0.0,
+        "first_s": 0.5,
+        "whole_s": 2.0,
+        "prompt_tokens": 7,
+        "cached_tokens": 3,
+        "output_tokens": 11,
+    }
+    return JournalEntry(**{**values, **more})  # type: ignore[arg-type]  # a table of defaults
+
+
+def test_the_ring_keeps_the_last() -> None:
+    journal = RequestJournal(3)
+    for number in range(5):
+        journal.add(entry(number, outcome="ok" if number % 2 else "failed"))
+    assert [one.request_id for one in journal.last(10)] == [b"r-4", b"r-3", b"r-2"]
+    assert [one.request_id for one in journal.last(1)] == [b"r-4"]
+    failed = journal.last(10, outcomes=frozenset({"failed"}))
+    assert [one.request_id for one in failed] == [b"r-4", b"r-2"]
+    assert journal.last(10, model="other") == journal.last(10, node="mac-2") == []
+    assert len(journal.last(10, model="m", node="mac-1")) == 3
+
+
+def test_a_node_that_failed_is_found_too() -> None:
+    journal = RequestJournal(3)
+    journal.add(entry(served_by=None, outcome="failed"))
+    assert len(journal.last(1, node="mac-1")) == 1
+
+
+def test_what_is_shown_of_a_request() -> None:
+    (tree,) = render_entries([entry(session="somebody@example.com", key="team")], "g1")
+    assert tree["id"] == "r-1"
+    assert tree["worker"] == "mac-1"
+    assert tree["endpoint"] == "http://127.0.0.1:1"
+    assert tree["tokens"] == {"prompt": 7, "cached": 3, "output": 11}
+    assert tree["apiKey"] == "team"
+    assert (tree["latencyMs"], tree["firstTokenMs"]) == (2000.0, 500.0)
+    # Equal at every gateway, and it reveals nothing of the name.
+    assert (
+        tree["session"]
+        == render_entries([entry(2, session="somebody@example.com")], "g2")[0]["session"]
+    )
+    assert "example" not in json.dumps(tree)
+
+
+async def test_real_requests(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    async with (
+        running(FakeEngine("m-0", dies_at_once)) as bad,
+        running(FakeEngine("m-1", chat)) as good,
+    ):
+        await world.serve("m", bad, good)
+        await gateway.knows("m", ready=2)
+        headers = {"x-request-id": "mine", "x-session-id": "s"}
+        async with http.post(
+            gateway.url + CHAT, json={"model": "m", "stream": True}, headers=headers
+        ) as response:
+            await response.read()
+        async with http.post(gateway.url + CHAT, json={"model": "nobody"}) as response:
+            assert response.status == 404
+        journal = gateway.gateway.recorder.journal
+        await until(lambda: len(journal) == 2, what="both to be written down")
+        unknown, served = journal.last(2)
+        assert (unknown.model, unknown.outcome, unknown.status) == ("nobody", "refused", 404)
+        assert (unknown.served_by, list(unknown.attempts)) == (None, [])
+        assert (served.request_id, served.path, served.outcome) == (b"mine", CHAT, "ok")
+        assert served.session == "s"
+        assert served.is_streamed
+        assert served.served_by is not None
+        assert served.served_by.replica == "m-1"
+        assert [(one.endpoint.replica, one.outcome) for one in served.attempts] == [
+            ("m-0", "broken"),
+            ("m-1", "answered"),
+        ]
+        assert served.strategy == "Scored"
+        assert 0 < served.first_s <= served.whole_s
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        pytest.param(dies_mid_stream, "interrupted", id="a-stream-that-broke"),
+        pytest.param(refuses(400, "bad"), "refused", id="the-clients-own"),
+    ],
+)
+async def test_how_others_end(
+    world: World, gateway: Running, http: aiohttp.ClientSession, script: object, expected: str
+) -> None:
+    async with running(FakeEngine("m-0", script)) as engine:  # type: ignore[arg-type]  # a script
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json={"model": "m", "stream": True}) as response:
+            await response.read()
+        journal = gateway.gateway.recorder.journal
+        await until(lambda: len(journal) == 1, what="it to be written down")
+        assert journal.last(1)[0].outcome == expected
+
+
+async def test_the_file_has_every_request(
+    world: World, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    limits = GatewayLimits(drain_timeout_s=0.0, journal_size=1, journal_file=path)
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        for _ in range(3):
+            async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+                await response.read()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["replica"] for line in lines] == ["m-0"] * 3
+    assert len({line["id"] for line in lines}) == 3
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_file_is_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    file = JournalWriter(path, SystemClock(), gateway="g", file_bytes=1)
+    for number in range(8):
+        file.write([entry(number)])
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "requests.jsonl",
+        *(f"requests.jsonl.{number}" for number in range(1, 5)),
+    ]
+    assert json.loads(path.read_text())["id"] == "r-7"
+    assert json.loads((tmp_path / "requests.jsonl.4").read_text())["id"] == "r-3"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, on Linux")
+def test_a_full_disk_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    file = JournalWriter(Path("/dev/full"), SystemClock(), gateway="g")
+    with caplog.at_level(logging.ERROR):
+        for number in range(3):
+            file.write([entry(number)])
+    # Another test's file may be on a hanging disk and log now.
+    ours = [record for record in caplog.records if vars(record)["path"] == "/dev/full"]
+    assert [record.message for record in ours] == [
+        "cannot write the journal; requests are served without it"
+    ]
+    assert file.lost == 3
+
+
+def test_a_missing_folder_is_logged(tmp_path: Path) -> None:
+    file = JournalWriter(tmp_path / "no" / "where", SystemClock(), gateway="g")
+    file.write([entry()])
+    assert file.lost == 1
+    (tmp_path / "no").mkdir()
+    file.write([entry()])
+    assert len((tmp_path / "no" / "where").read_text().splitlines()) == 1
+
+
+RESPONSE = (
+    b'{"input_tokens":3,"input_tokens_details":{"cached_tokens":1,"cache_write_tokens":0},'
+    b'"output_tokens":5,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":8}'
+)
+
+
+async def test_a_disk_that_hangs_costs_lines_and_no_request(tmp_path: Path) -> None:
+    """A pipe without a reader blocks its opener, like a dead network disk."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    one = entry()
+    file = JournalWriter(path, SystemClock(), gateway="g")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(file.run())
+        await asyncio.sleep(0)
+        for _ in range(60_000):
+            file.add(one)
+        assert file.lost == 10_000
+        task.cancel()
+    # Releases the thread.
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+
+
+requests = st.lists(st.tuples(st.integers(0, 3 * 24 * 3600), st.booleans()), max_size=30)
+
+
+@settings(max_examples=40)
+@given(requests)
+def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
+    """The sums are those of the steps that are kept, whatever came when."""
+    series = RateSeries()
+    ends.sort()
+    for time_s, is_ok in ends:
+        outcome = "ok" if is_ok else "failed"
+        series.add(entry(outcome=outcome)._replace(time_s=float(time_s), whole_s=0.0))
+    now_s = ends[-1][0] if ends else 0
+    for duration_s in (60, 3600, 24 * 3600):
+        steps = min(STEPS - 1, duration_s // STEP_S)
+        first = (now_s // STEP_S - steps) * STEP_S
+        expected = [is_ok for time_s, is_ok in ends if time_s >= first]
+        found = series.over(now_s, duration_s)
+        assert (found.requests, found.errors) == (len(expected), expected.count(False))
+        assert found.output_tokens == 11 * len(expected)
+        points = list(series.points(now_s, duration_s, 100))
+        assert len(points) <= 100
+        # The current step is not drawn.
+        drawn = [one for one in ends if first <= one[0] < now_s // STEP_S * STEP_S]
+        assert sum(sums.requests for _, sums in points) == len(drawn)
+
+
+def test_rates_are_per_second_and_means_are_of_what_there_was() -> None:
+    series = RateSeries()
+    for number in range(20):
+        series.add(entry(number)._replace(time_s=1000.0, whole_s=2.0))
+    ((_, sums),) = series.points(1010.0, 10, 1)
+    values = {name: read(sums) for name, (_, read) in SERIES_METRICS.items()}
+    assert values["rps"] == 2.0
+    assert values["tokens_per_second"] == 22.0
+    assert (values["latency"], values["first_token"]) == (2000.0, 500.0)
+    assert values["error_rate"] == 0.0
+    ((_, nothing),) = series.points(2000.0, 10, 1)
+    assert SERIES_METRICS["latency"][1](nothing) is None
+    assert series.fastest(1010.0) == 22.0
+    assert series.fastest(1010.0 + 25 * 3600) == 0.0
+
+
+def test_before_the_start_nothing_was_measured() -> None:
+    ((at_s, sums),) = RateSeries().points(1010.0, 10, 1)
+    assert (at_s, sums.seconds) == (1000, 10)
+    assert sums.since(at_s, 1010.0) is None
+    assert sums.since(at_s, 1000.0) is sums
+    half = sums.since(at_s, 1005.0)
+    assert half is not None
+    assert (half.seconds, SERIES_METRICS["rps"][1](half)) == (5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            b'{"usage":{"prompt_tokens":3,"completion_tokens":5,"total_tokens":8,'
+            b'"prompt_tokens_details":{"cached_tokens":2}}}',
+            (3, 2, 5),
+        ),
+        (b'{"usage":{"prompt_tokens":3,"total_tokens":3}}', (3, 0, 0)),
+        (b'{"id":"resp_1","usage":' + RESPONSE + b"}", (3, 1, 5)),
+        (
+            b'event: response.output_text.delta\ndata: {"delta":"x"}\n\nevent: response.completed\n'
+            b'data: {"response":{"usage":' + RESPONSE + b',"metadata":{"a":"b"}}}\n\n',
+            (3, 1, 5),
+        ),
+        # The response repeats the client's tools, which are not usage.
+        (
+            b'{"id":"resp_1","usage":' + RESPONSE + b',"tools":[{"usage":{"prompt_tokens":0,'
+            b'"completion_tokens":0,"total_tokens":0}}]}',
+            (3, 1, 5),
+        ),
+        (b'event: response.failed\ndata: {"response":{"usage":null}}\n\n', None),
+        (b"event: response.failed\ndata: {", None),
+        (b'{"usage": {"completion_tokens": 5, "prompt_tokens" : 3}}', (3, 0, 5)),
+        (b'{"choices":[{"text":"\\"usage\\":{\\"prompt_tokens\\":9}"}]}', None),
+        (b'{"usage":null}', None),
+        (b"", None),
+    ],
+)
+def test_tokens_of_an_answer(body: bytes, expected: tuple[int, int, int] | None) -> None:
+    assert parse_usage(body) == expected

@@ -1,0 +1,192 @@
+"""Requests outside the model paths: errors, models, health, metrics."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.server import GatewayLimits
+from schemas.deployment import ModelDeploymentStatus
+from schemas.meta import Condition, ConditionStatus
+from tests.support.gateway_calls import CHAT, error_of
+from tests.support.gateway_engine_scripts import chat, echo
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import Running, World, deployment, route, running_gateway
+
+
+async def test_an_unknown_model(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await world.put(deployment("qwen-8b", "fast"))
+    await gateway.knows("fast", ready=0)
+    async with http.post(gateway.url + CHAT, json={"model": "qwen-8"}) as response:
+        error = await error_of(response)
+        assert (response.status, error["code"], error["param"]) == (
+            404,
+            "model_not_found",
+            "model",
+        )
+        assert "Did you mean 'qwen-8b'?" in error["message"]
+        assert "fast, qwen-8b" in error["message"]
+
+
+async def test_nothing_deployed(gateway: Running, http: aiohttp.ClientSession) -> None:
+    async with http.post(gateway.url + CHAT, json={"model": "x" * 1000}) as response:
+        error = await error_of(response)
+        if response.status == 404:  # 503 until the first list is in
+            assert "fleetctl apply" in error["message"]
+            assert len(error["message"]) < 500
+
+
+async def test_nothing_ready(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    said = Condition(
+        type="Placed",
+        status=ConditionStatus.FALSE,
+        reason="InsufficientMemory",
+        message="2 GiB short",
+    )
+    await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
+    await world.put(deployment("m"))
+    await gateway.knows("m", ready=0)
+    async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+        error = await error_of(response)
+        assert (response.status, error["code"]) == (503, "model_not_ready")
+        assert int(response.headers["retry-after"]) > 0
+        assert "InsufficientMemory: 2 GiB short" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "param"),
+    [(b"{", 400, None), (b"{}", 400, "model"), (b'{"model":7}', 400, "model")],
+)
+async def test_bad_bodies(
+    gateway: Running, http: aiohttp.ClientSession, raw: bytes, status: int, param: str | None
+) -> None:
+    async with http.post(gateway.url + CHAT, data=raw) as response:
+        error = await error_of(response)
+        assert (response.status, error["param"]) == (status, param)
+        assert error["type"] == "invalid_request_error"
+        assert response.headers["x-request-id"]
+
+
+async def test_bodies_too_large(world: World, http: aiohttp.ClientSession) -> None:
+    limits = GatewayLimits(max_body_bytes=100, drain_timeout_s=0)
+
+    async def parts() -> Any:
+        for _ in range(3):
+            yield b"x" * 50
+
+    async with running_gateway(world.transport, limits) as gateway:
+        for data in (b"x" * 101, parts()):
+            async with http.post(gateway.url + CHAT, data=data) as response:
+                assert (await error_of(response))["code"] == "body_too_large"
+                assert response.status == 413
+
+
+async def test_request_ids(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    async with running(FakeEngine("m-0", echo)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        url, ids = gateway.url + CHAT, set()
+        async with http.post(url, json={"model": "m"}, headers={"x-request-id": "mine"}) as got:
+            assert got.headers["x-request-id"] == "mine"
+            assert engine.calls[0].headers["x-request-id"] == "mine"
+        for _ in range(2):
+            async with http.post(url, json={"model": "m"}) as got:
+                ids.add(got.headers["x-request-id"])
+        assert len(ids) == 2
+
+
+async def test_what_the_engine_is_sent(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    raw = b'{ "model":"m", "n" : 1.50 }'
+    async with running(FakeEngine("m-0", echo)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        headers = {"authorization": "Bearer secret", "cookie": "a=b"}
+        async with http.post(gateway.url + CHAT, data=raw, headers=headers) as response:
+            assert await response.read() == raw
+        sent = engine.calls[0]
+        assert (sent.path, sent.body) == (CHAT, raw)
+        assert sent.headers.keys() == {"host", "content-type", "content-length", "x-request-id"}
+
+
+async def test_models(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+    await world.put(deployment("m", "org/m", "fast"), deployment("n", "fast"))
+    await world.put(route("r", "public", m=1))
+    await gateway.knows("public", ready=0)
+    async with http.get(f"{gateway.url}/v1/models/") as response:
+        with_slash = await response.json()
+    async with http.get(f"{gateway.url}/v1/models") as response:
+        body = await response.json()
+        assert body == with_slash
+        assert [model["id"] for model in body["data"]] == ["fast", "m", "n", "org/m", "public"]
+        assert body["data"][0] == {
+            "id": "fast",
+            "object": "model",
+            "created": 0,
+            "owned_by": "mlx-fleet",
+        }
+    async with http.get(f"{gateway.url}/v1/models/org/m") as response:
+        assert (await response.json())["id"] == "org/m"
+    async with http.get(f"{gateway.url}/v1/models/zzz") as response:
+        assert (response.status, (await error_of(response))["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("POST", "/v1/audio/speech", 404),
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/docs", 404),
+    ],
+)
+async def test_what_is_not_there(
+    gateway: Running, http: aiohttp.ClientSession, method: str, path: str, status: int
+) -> None:
+    async with http.request(method, gateway.url + path) as response:
+        assert response.status == status
+        assert path in (await error_of(response))["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_address_alone_says_what_is_below_it(
+    gateway: Running, http: aiohttp.ClientSession, method: str, path: str
+) -> None:
+    async with http.request(method, gateway.url + path) as response:
+        assert response.status == 404
+        assert (await error_of(response))["message"] == (
+            f"Not Found: {method} {path}; below it there are: GET /v1/models, "
+            "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, "
+            "POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens"
+        )
+
+
+async def test_health_and_metrics(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.get(f"{gateway.url}/health") as response:
+            body = await response.json()
+            assert response.status == 200
+            assert (body["status"], body["endpoints"]) == ("ok", 1)
+            assert body["models"] == {"m": {"ready": 1, "kept": 0}}
+            assert body["storeStalenessSeconds"] >= 0
+        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+            await response.read()
+        async with http.get(f"{gateway.url}/metrics") as response:
+            text = await response.text()
+        assert 'fleet_gateway_requests_total{model="m",outcome="ok"} 1\n' in text
+        assert 'fleet_gateway_attempts_total{outcome="answered"} 1\n' in text
+        assert (
+            'fleet_gateway_e2e_request_latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n'
+            in text
+        )
+        assert "fleet_gateway_in_flight 0\n" in text
+        assert "fleet_gateway_endpoints 1\n" in text

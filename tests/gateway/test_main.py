@@ -1,0 +1,82 @@
+"""The gateway process: flags, exit codes, signals."""
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from gateway.__main__ import main
+from store.etcd.connect import connect
+from tests.support.etcd import running_etcd
+from tests.support.gateway_calls import gateway_process
+from tests.support.gateway_engine_scripts import DONE, streams
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import World
+from tests.support.ports import free_port
+from tests.support.waiting import until_async
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(main, ["--port", str(port), "--etcd", "unix:/s"])
+    assert result.exit_code == 3
+    assert result.stderr == (
+        f"gateway: port {port} is in use on 127.0.0.1; choose another with --port\n"
+    )
+
+
+def test_an_address_that_is_not_ours() -> None:
+    result = CliRunner().invoke(main, ["--host", "192.0.2.1", "--port", "0", "--etcd", "unix:/s"])
+    assert result.exit_code == 3
+    assert result.stderr.startswith("gateway: cannot listen on 192.0.2.1:0: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--etcd", "http://a:1", "--etcd", "unix:/s"], "not both"),
+        (["--etcd", "https://a:1", "--etcd-ca", "/nowhere"], "/nowhere"),
+        (["--etcd", "https://a:1", "--etcd-ca", __file__], "TLS files"),
+        ([], "which etcd?"),
+        (["--etcd", "unix:/s", "--max-body", "0"], "--max-body"),
+    ],
+)
+def test_wrong_flags(flags: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, flags)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@pytest.mark.etcd
+async def test_sigterm_lets_streams_finish(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    async def healthy() -> bool:
+        try:
+            async with http.get(f"{url}/health") as response:
+                return "m" in (await response.json())["models"]
+        except aiohttp.ClientError:
+            return False
+
+    async with (
+        running_etcd(tmp_path) as etcd,
+        running(FakeEngine("m-0", streams(30, pause_s=0.02))) as engine,
+        gateway_process("--port", str(port), "--etcd", str(etcd.address)) as gateway,
+    ):
+        transport = connect(etcd.address)
+        await World(transport).serve("m", engine)
+        await until_async(healthy, what="the gateway")
+        body = {"model": "m", "stream": True}
+        async with http.post(f"{url}/v1/completions", json=body) as response:
+            await response.content.readany()
+            gateway.send_signal(signal.SIGTERM)
+            assert (await response.content.read()).endswith(DONE)
+        async with asyncio.timeout(30):
+            assert await gateway.wait() == 0
+        await transport.close()

@@ -1,0 +1,145 @@
+"""Helpers for tests with a listening gateway: requests, deployments, keys, metrics."""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import orjson
+from multidict import CIMultiDictProxy
+
+from gateway.server import GatewayLimits
+from schemas.autoscaling import Autoscaling
+from schemas.deployment import ModelDeployment
+from schemas.records import ApiKey
+from schemas.routing import Routing
+from store import codec, keys
+from store.port import Put
+from tests.support.gateway_engine_scripts import DONE, delta
+from tests.support.gateway_fake_engine import FakeEngine
+from tests.support.gateway_world import Running, World, deployment, published, target
+from tests.support.waiting import until
+
+CHAT = "/v1/chat/completions"
+
+
+async def post_chat(
+    http: aiohttp.ClientSession, gateway: Running, **body: Any
+) -> tuple[int, Any, aiohttp.ClientResponse]:
+    body = {"model": "m", "messages": [], **body}
+    async with http.post(gateway.url + CHAT, json=body) as response:
+        raw = await response.read()
+        is_json = response.content_type == "application/json"
+        return response.status, orjson.loads(raw) if is_json else raw, response
+
+
+def with_routing(name: str, **routing: Any) -> ModelDeployment:
+    """Return a deployment with these fields of `spec.routing`."""
+    made = deployment(name)
+    declared = Routing.model_validate_json(orjson.dumps(routing))
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"routing": declared})})
+
+
+async def serve_deployment(
+    world: World, gateway: Running, declared: ModelDeployment, *engines: FakeEngine
+) -> None:
+    name = declared.name
+    await world.put(declared, *(published(engine, name) for engine in engines))
+    await gateway.knows(name, ready=len(engines))
+
+
+async def metrics_text(http: aiohttp.ClientSession, gateway: Running) -> str:
+    async with http.get(f"{gateway.url}/metrics") as response:
+        return await response.text()
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    assert response.content_type == "application/json"
+    body: dict[str, dict[str, Any]] = orjson.loads(await response.read())
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+def scaled_to_zero(name: str, *served: str, **fields: object) -> ModelDeployment:
+    made = deployment(name, *served)
+    autoscaling = Autoscaling.model_validate({"minReplicas": 0, "maxReplicas": 2, **fields})
+    return made.model_copy(
+        update={"spec": made.spec.model_copy(update={"autoscaling": autoscaling})}
+    )
+
+
+async def wait_for_waiting(gateway: Running, number: int, of: str = "m") -> None:
+    await until(
+        lambda: gateway.gateway.activator.waiting().get(of, 0) == number or None,
+        what=f"{number} requests that wait",
+    )
+
+
+def usage_event(number: int) -> bytes:
+    body = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": number}}
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def version_counts(gateway: Running) -> dict[str, int]:
+    found = gateway.gateway.versions.of(target("m-0", template=""))
+    outcomes = {name: getattr(found, name) for name in ("ok", "error", "refused", "client_gone")}
+    return {name: number for name, number in outcomes.items() if number}
+
+
+@asynccontextmanager
+async def gateway_process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *flags, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def send_chats(
+    http: aiohttp.ClientSession, gateway: Running, count: int, **body: Any
+) -> None:
+    for _ in range(count):
+        async with http.post(gateway.url + CHAT, json={"model": "m", **body}) as response:
+            await response.read()
+
+
+async def streams_three_tokens(call: Any) -> None:
+    """Stream three tokens, with usage."""
+    await call.begin_stream()
+    for word in ("a", "b", "c"):
+        await call.chunk(delta(word))
+        await asyncio.sleep(0.002)
+    await call.chunk(usage_event(3) + DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+SECRET, ADMIN = "sk-fleet-abc", "sk-fleet-admin"
+
+
+KEYS_REQUIRED = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
+
+
+async def put_api_key(world: World, secret: str, name: str = "ci", **more: object) -> None:
+    hash_ = hashlib.sha256(secret.encode()).hexdigest()
+    key = ApiKey(name=name, hash=hash_, created=datetime(2026, 1, 1, tzinfo=UTC), **more)  # type: ignore[arg-type]  # any field
+    put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
+    await world.transport.commit([], [put])
+
+
+async def chat_with_key(
+    http: aiohttp.ClientSession, gateway: Running, secret: str = "", model: str = "m"
+) -> tuple[int, str, CIMultiDictProxy[str]]:
+    """Return status, code and headers."""
+    headers = {"authorization": f"Bearer {secret}"} if secret else {}
+    url = f"{gateway.url}/v1/chat/completions"
+    async with http.post(url, json={"model": model, "messages": []}, headers=headers) as answer:
+        error = (await answer.json()).get("error", {})
+        return answer.status, error.get("code", ""), answer.headers

@@ -1,0 +1,125 @@
+"""A gateway process with a recording engine, and raw connections to it."""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from store.etcd.connect import connect
+from tests.support.etcd import running_etcd
+from tests.support.gateway_recording_engine import Recorder, recording
+from tests.support.gateway_world import World, deployment, endpoint, route
+from tests.support.ports import free_port
+from tests.support.waiting import until_async
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+_PATIENCE_S = 20.0
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+
+
+def post(body: bytes = BODY, *headers: bytes, path: bytes = b"/v1/chat/completions") -> bytes:
+    """Return a valid request with further headers."""
+    lines = [b"POST %b HTTP/1.1" % path, b"host: gateway", b"content-type: application/json"]
+    return b"\r\n".join([*lines, *headers, b"content-length: %d" % len(body), b"", body])
+
+
+LAST = b"GET /health HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
+"""A request that ends the connection, if it is parsed as one."""
+
+
+@dataclass
+class Stand:
+    """The gateway process and its engine."""
+
+    port: int
+    process: psutil.Process
+    engine: Recorder
+    elsewhere: Recorder
+    """Listens, but was never published."""
+
+    def rss(self) -> int:
+        return int(self.process.memory_info().rss)
+
+    @asynccontextmanager
+    async def connection(
+        self,
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    async def say(self, *pieces: bytes) -> bytes:
+        """Send the pieces one by one on one connection; return everything that comes back."""
+        async with self.connection() as (reader, writer), asyncio.timeout(_PATIENCE_S):
+            try:
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+            except ConnectionError:
+                pass  # refused before all was sent; the response is read below
+            received = b""
+            try:
+                while piece := await reader.read(1 << 16):
+                    received += piece
+            except ConnectionError:
+                pass
+            return received
+
+    async def statuses(self, *pieces: bytes) -> list[int]:
+        """Send the pieces; return the statuses of all responses."""
+        return statuses(await self.say(*pieces))
+
+    async def is_well(self) -> bool:
+        """Return whether the engine answers a valid request."""
+        before = len(self.engine.requests)
+        return await self.statuses(post() + LAST) == [200, 200] and (
+            len(self.engine.requests) == before + 1
+        )
+
+
+def statuses(received: bytes) -> list[int]:
+    """Return the statuses of all responses in the bytes."""
+    return [int(found) for found in _STATUS.findall(received)]
+
+
+@asynccontextmanager
+async def running_stand(folder: Path) -> AsyncIterator[Stand]:
+    """Start everything; the model is `m`, with the alias `alias`."""
+    async with AsyncExitStack() as stack:
+        etcd = await stack.enter_async_context(running_etcd(folder))
+        engine = await stack.enter_async_context(recording())
+        elsewhere = await stack.enter_async_context(recording())
+        transport = connect(etcd.address)
+        endpoints = [
+            endpoint(f"m-{ordinal}", "m", f"http://127.0.0.1:{port}")
+            for ordinal, port in enumerate(engine.ports)
+        ]
+        alias = route("alias", "alias", m=1)
+        await World(transport).put(deployment("m", replicas=2), alias, *endpoints)
+        await transport.close()
+        port = free_port()
+        flags = ("--port", str(port), "--etcd", str(etcd.address), "--log-level", "error")
+        child = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway", *flags)
+        try:
+            made = Stand(port, psutil.Process(child.pid), engine, elsewhere)
+
+            async def ready() -> bool:
+                try:
+                    return await made.is_well()
+                except OSError:
+                    return False
+
+            await until_async(ready, what="the gateway")
+            yield made
+            assert child.returncode is None, "the gateway did not survive"
+        finally:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()

@@ -1,0 +1,47 @@
+"""A real engine behind a gateway: a tiny model with random weights and embeddings."""
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from machinery.clock import SystemClock
+from store.memory import MemoryTransport
+from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.gateway_world import Running, World, deployment, endpoint, running_gateway
+
+
+@contextmanager
+def tiny_engine(folder: Path) -> Iterator[Engine]:
+    """Start the engine, and end it."""
+    cache = folder / "blas"
+    cache.mkdir(mode=0o700)
+    model = folder / "model"
+    command = [sys.executable, "-m", "tests.support.tiny_model", str(model), "--endless"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    # The format of sentence-transformers; the model still has its head and generates.
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    listing = [
+        {"idx": at, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for at, (path, kind) in enumerate(kinds)
+    ]
+    (model / "modules.json").write_text(json.dumps(listing))
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    with launching(folder, cache) as start:
+        engine = start(model)
+        eventually(engine.is_ready, within_s=START_S)
+        yield engine
+
+
+@asynccontextmanager
+async def in_front_of(engine: Engine) -> AsyncIterator[Running]:
+    """Start a gateway that serves the engine."""
+    world = World(MemoryTransport(SystemClock()))
+    await world.put(deployment("tiny"))
+    await world.put(endpoint("tiny-0", "tiny", f"http://127.0.0.1:{engine.port}", node="mac-1"))
+    async with running_gateway(world.transport) as gateway:
+        await gateway.knows("tiny", ready=1)
+        yield gateway

@@ -1,0 +1,109 @@
+"""An engine that records every byte, and a socket that must never be connected to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+_ANSWER = b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[]}'
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n"
+_EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * 4000)
+_DONE = b"data: [DONE]\n\n"
+# The gateway's health checks are not recorded.
+_PROBE = b"GET /"
+ENDLESS = b'"endless"'
+"""A prompt with this text gets events for as long as they are read."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as it arrived."""
+
+    head: bytes
+    body: bytes
+
+
+@dataclass
+class Recorder:
+    """Listens on two ports, as two engines, and answers every valid request."""
+
+    ports: tuple[int, ...] = ()
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+    leftover: bytes = b""
+    """Bytes on a connection that are not a request."""
+    streamed_bytes: int = 0
+    streaming: int = 0
+    """The number of endless streams being read."""
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def clear(self) -> None:
+        self.requests.clear()
+        self.leftover, self.streamed_bytes = b"", 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.readexactly(_length(head))
+                if not head.startswith(_PROBE):
+                    self.requests.append(Request(head, body))
+                await (self._endless(writer) if ENDLESS in body else self._answer(writer, body))
+        except asyncio.IncompleteReadError as error:
+            self.leftover += error.partial
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the gateway or the test closed it
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, body: bytes) -> None:
+        if b'"stream":true' in body:
+            writer.write(_HEAD % b"text/event-stream" + b"transfer-encoding: chunked\r\n\r\n")
+            writer.write(_framed(_EVENT) + _framed(_DONE) + b"0\r\n\r\n")
+        else:
+            length = b"content-length: %d\r\n\r\n" % len(_ANSWER)
+            writer.write(_HEAD % b"application/json" + length + _ANSWER)
+        await writer.drain()
+
+    async def _endless(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(_HEAD % b"text/event-stream" + b"transfer-encoding: chunked\r\n\r\n")
+        self.streaming += 1
+        try:
+            while True:
+                writer.write(_framed(_EVENT))
+                await writer.drain()
+                self.streamed_bytes += len(_EVENT)
+        finally:
+            self.streaming -= 1
+
+    def close(self) -> None:
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        if name == b"content-length":
+            return int(value)
+    return 0
+
+
+def _framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@asynccontextmanager
+async def recording() -> AsyncIterator[Recorder]:
+    recorder = Recorder()
+    servers = [await asyncio.start_server(recorder.serve, "127.0.0.1", 0) for _ in range(2)]
+    recorder.ports = tuple(server.sockets[0].getsockname()[1] for server in servers)
+    try:
+        yield recorder
+    finally:
+        for server in servers:
+            server.close()
+        recorder.close()

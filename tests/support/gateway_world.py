@@ -1,0 +1,148 @@
+"""Small fleets for tests: objects, a store that holds them, and a gateway that really listens."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from gateway.routing.table import EngineEndpoint, Origin
+from gateway.server import Gateway, GatewayLimits
+from gateway.telemetry.recorder import Tracer
+from machinery.clock import Clock, SystemClock
+from machinery.http_server import listen
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    ModelSource,
+)
+from schemas.meta import ObjectMeta
+from schemas.replica import Endpoint, EndpointSpec
+from schemas.route import Backend, ModelRoute, ModelRouteSpec
+from store import codec, keys
+from store.port import Delete, Operation, Put, Transport
+from tests.support.gateway_fake_engine import FakeEngine
+from tests.support.waiting import until
+
+
+def deployment(name: str, *served: str, replicas: int = 1) -> ModelDeployment:
+    spec = ModelDeploymentSpec(
+        model=ModelSource(path="/models/m"), served_names=served, replicas=replicas
+    )
+    return ModelDeployment(metadata=ObjectMeta(name=name), spec=spec)
+
+
+def route(name: str, model: str, **weights: int) -> ModelRoute:
+    backends = tuple(Backend(deployment=d, weight=w) for d, w in weights.items())
+    return ModelRoute(
+        metadata=ObjectMeta(name=name), spec=ModelRouteSpec(model=model, backends=backends)
+    )
+
+
+def endpoint(replica: str, of: str, url: str, *served: str, node: str = "mac-1") -> Endpoint:
+    spec = EndpointSpec(
+        deployment=of, replica_uid="uid", node=node, url=url, served_names=(of, *served)
+    )
+    return Endpoint(metadata=ObjectMeta(name=replica), spec=spec)
+
+
+def target(
+    replica: str, of: str = "m", *, port: int = 1, version: int = 1, template: str = ""
+) -> EngineEndpoint:
+    return EngineEndpoint(
+        replica=replica,
+        node="mac-1",
+        deployment=of,
+        origin=Origin("127.0.0.1", port),
+        names=(of,),
+        version=version,
+        template=template,
+    )
+
+
+@dataclass(frozen=True)
+class World:
+    """What the store holds, and how to change it."""
+
+    transport: Transport
+
+    async def put(self, *objects: ModelDeployment | ModelRoute | Endpoint) -> None:
+        await self.transport.commit([], [_put(one) for one in objects])
+
+    async def put_status(self, name: str, status: ModelDeploymentStatus) -> None:
+        key = keys.status_key("ModelDeployment", name)
+        await self.transport.commit([], [Put(key=key, value=codec.encode(status))])
+
+    async def delete(self, *keys_: str) -> None:
+        operations: list[Operation] = [Delete(key=key) for key in keys_]
+        await self.transport.commit([], operations)
+
+    async def serve(self, of: str, *engines: FakeEngine) -> None:
+        """Publish the engines as the deployment's replicas."""
+        await self.put(deployment(of, replicas=len(engines)), *(published(e, of) for e in engines))
+
+
+def published(engine: FakeEngine, of: str) -> Endpoint:
+    return endpoint(engine.replica, of, f"http://127.0.0.1:{engine.port}")
+
+
+def _put(one: ModelDeployment | ModelRoute | Endpoint) -> Put:
+    if isinstance(one, Endpoint):
+        return Put(key=keys.endpoint_key(one.spec.node, one.name), value=codec.encode(one))
+    return codec.put_spec(one)
+
+
+class FirstOfEquals(random.Random):
+    """Draws evenly for weights, but always the first by name of engines with as little to do."""
+
+    _drawn = 0
+
+    @override
+    def random(self) -> float:
+        self._drawn += 313
+        # What is left of a draw times 997 decides between equals: a tenth, so the first.
+        return (self._drawn % 997 + 0.1) / 997
+
+
+@dataclass(frozen=True)
+class Running:
+    """A gateway that listens."""
+
+    gateway: Gateway
+    url: str
+
+    async def knows(self, model: str, *, ready: int) -> None:
+        """Wait until its table shows so many endpoints for the model."""
+
+        def shown() -> bool:
+            found = self.gateway.table_cache.table.models.get(model)
+            return found is not None and found.ready() == ready
+
+        await until(shown, what=f"{ready} endpoints for {model}")
+
+
+@asynccontextmanager
+async def running_gateway(
+    transport: Transport,
+    limits: GatewayLimits | None = None,
+    clock: Clock | None = None,
+    tracer: Tracer | None = None,
+) -> AsyncIterator[Running]:
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0)
+    url = f"http://127.0.0.1:{port}"
+    gateway = Gateway(
+        transport, clock or SystemClock(), FirstOfEquals(), limits, url=url, tracer=tracer
+    )
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(gateway.run(listener))
+        try:
+            yield Running(gateway=gateway, url=url)
+        finally:
+            gateway.stop()
+            await task
+    assert gateway.load_tracker.total() == 0
