@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import get_args
 
-from gateway.forwarding.load_tracker import LoadTracker
-from gateway.forwarding.router import Router
+from gateway.forwarding.router import LoadTracker, Router
 from gateway.request import InferenceRequest
 from gateway.routing.table import BackendBuilder, EngineEndpoint, Origin, RoutingTable, ServedModel
 from gateway.state.table_cache import TableCache

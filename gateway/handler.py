@@ -17,8 +17,7 @@ from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.http.cors import AllowedOrigins
-from gateway.http.request_context import RequestContext, RequestHandler
-from gateway.http.response_writer import header_lines
+from gateway.http.request_context import RequestContext, RequestHandler, header_lines
 from gateway.request import RawHeaders
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder

@@ -20,10 +20,9 @@ from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.health_checks import HealthChecker
-from gateway.forwarding.load_tracker import LoadTracker
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.resumption import Resumer
-from gateway.forwarding.router import Router
+from gateway.forwarding.router import LoadTracker, Router
 from gateway.handler import HandlerOptions, InferenceHandler
 from gateway.handover import HandOver
 from gateway.http.cors import AllowedOrigins, CorsMiddleware

@@ -9,7 +9,7 @@ _UNACKNOWLEDGED_S = 30
 
 
 def enable_keepalive(connection: socket.socket) -> None:
-    """Have the kernel probe whether the other end is alive, and close the connection if it is not."""
+    """Make the kernel probe whether the other end is alive, and close the connection if it is not."""
     with suppress(OSError):  # it is closed already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # Linux has the first name, macOS the second.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from nodeagent.replicas.observed import EpochEnd, ObservedReplica
+from nodeagent.replicas.observation import EpochEnd, ObservedReplica
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition
 

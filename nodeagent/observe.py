@@ -11,7 +11,7 @@ from nodeagent.engines.references import ReferenceState, ReferenceTasks
 from nodeagent.node import registration
 from nodeagent.node.machine_conditions import LeakedResources
 from nodeagent.replicas.engine_tracker import EngineTracker
-from nodeagent.replicas.observed import ObservedReplica
+from nodeagent.replicas.observation import ObservedReplica
 from nodeagent.replicas.rank_reports import RankReports
 from schemas.node import ModelReport, NodeStatus
 from schemas.replica import Replica

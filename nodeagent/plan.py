@@ -22,7 +22,7 @@ from nodeagent.actions import (
 )
 from nodeagent.engines.references import ReferenceState
 from nodeagent.replicas import epoch_health
-from nodeagent.replicas.observed import (
+from nodeagent.replicas.observation import (
     EpochEnd,
     ObservedEngine,
     ObservedRank,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from models import golden_question
 from nodeagent.engines.references import ReferenceState
 from nodeagent.replicas import epoch_health
-from nodeagent.replicas.observed import (
+from nodeagent.replicas.observation import (
     EpochEnd,
     ObservedEngine,
     ObservedRank,

@@ -176,7 +176,7 @@ class ModelDeploymentSpec(ApiModel):
 
 
 class NodeRefusal(ApiModel):
-    """Why one node cannot take a replica."""
+    """The reason why one node cannot take a replica."""
 
     node: ObjectName
     reason: str

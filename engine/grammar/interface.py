@@ -13,7 +13,7 @@ class GrammarMatcher(Protocol):
 
     @property
     def fault(self) -> str | None:
-        """Why the output cannot be followed any further: a forbidden token, or text that is too costly to match."""
+        """The reason why the output cannot be followed any further: a forbidden token, or text that is too costly to match."""
         ...
 
     def fill(self, row: TokenMask) -> None:

@@ -36,7 +36,7 @@ class LlgMatcher:
 
     @property
     def fault(self) -> str | None:
-        """Why the output cannot be followed any further: a forbidden token, or text that is too costly to match."""
+        """The reason why the output cannot be followed any further: a forbidden token, or text that is too costly to match."""
         return _shorten(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def fill(self, row: TokenMask) -> None:

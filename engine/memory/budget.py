@@ -77,7 +77,7 @@ class MemoryBudget:
 
     @property
     def shortage(self) -> str:
-        """Why the memory is too small for any request; "" if it is large enough."""
+        """The reason why the memory is too small for any request; "" if it is large enough."""
         if self.longest >= min(CACHE_STEP, self.load.context_length):
             return ""
         return (

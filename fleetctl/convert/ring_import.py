@@ -1,6 +1,6 @@
 """Conversion of mlx_distributed_ring_inference_v2's .env to a ShardGroup and its ModelDeployment. Pure.
 
-Names and defaults come from its `.env.example` and `config/manager.py` (2026-02).
+Names and defaults come from its `.env.example` and configuration manager (2026-02).
 """
 
 import re

@@ -228,7 +228,7 @@ def refuse_unselectable(path: tuple[str, ...], kinds: Sequence[Kind]) -> None:
 
 
 class _PathProblem(NamedTuple):
-    """Why objects cannot be selected by a path."""
+    """The reason why objects cannot be selected by a path."""
 
     depth: int
     """The number of names of the path that exist."""

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from gateway.admin.gateway_log import GatewayLog
 from gateway.forwarding.admission import Activator
-from gateway.forwarding.load_tracker import LoadTracker
 from gateway.forwarding.model_state import ModelStates
+from gateway.forwarding.router import LoadTracker
 from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gateway.admin.admin_context import DAY_S, RECENT_S, AdminContext, NodeList, endpoints_of
-from gateway.routing.query import EndpointHealth
-from gateway.routing.table import EngineEndpoint, Origin
+from gateway.routing.table import EndpointHealth, EngineEndpoint, Origin
 from gateway.telemetry.time_series import SERIES_METRICS
 from machinery.version import version
 from schemas.node import NodeStatus

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gateway.forwarding.engine_stream import EngineStream, InFlight, split_events
-from gateway.forwarding.load_tracker import LoadTracker
 from gateway.forwarding.outlier_detection import PAUSE_S, Fault
 from gateway.forwarding.retry_state import RetryState, WholeResponse
+from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.metrics.version_metrics import VersionMetrics

@@ -11,8 +11,7 @@ from functools import partial
 from typing_extensions import override
 
 from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
-from gateway.forwarding.engine_stream import EngineStream, ResumeSearch
-from gateway.forwarding.resume_log import ResumeLog, ResumePoint
+from gateway.forwarding.engine_stream import EngineStream, ResumeLog, ResumePoint, ResumeSearch
 from gateway.forwarding.retry_state import Attempt, RetryState, WholeResponse
 from gateway.forwarding.router import Router
 from gateway.metrics.gateway_metrics import GatewayMetrics

@@ -14,8 +14,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway import errors
-from gateway.http.request_context import RequestContext, RequestHandler
-from gateway.http.response_writer import ResponseWriter, header_lines
+from gateway.http.request_context import (
+    RequestContext,
+    RequestHandler,
+    ResponseWriter,
+    header_lines,
+)
 from gateway.request import HttpRequest, RawHeaders
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES, REQUEST_ID

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.request import InferenceRequest
-from gateway.routing.query import RoutingQuery
-from gateway.routing.table import EngineEndpoint, ServedModel
+from gateway.routing.table import EngineEndpoint, RoutingQuery, ServedModel
 
 _WAYS = 8
 _WAY_SHIFT = 61

@@ -11,8 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
-from gateway.routing.query import EndpointHealth, RoutingQuery
-from gateway.routing.table import EndpointPool, EngineEndpoint, Origin, WeightedBackend
+from gateway.routing.table import (
+    EndpointHealth,
+    EndpointPool,
+    EngineEndpoint,
+    Origin,
+    RoutingQuery,
+    WeightedBackend,
+)
 
 # Scores that differ by less are equal. One request more at an engine with concurrency 16 makes four
 # times as much, and memory that varies by 2 % should not decide.

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from gateway.routing.load_balancer import NO_ORIGINS, Scope, can_take, pick
-from gateway.routing.query import EndpointHealth, RoutingQuery
 from gateway.routing.table import (
+    EndpointHealth,
     EngineEndpoint,
     HeaderRule,
+    RoutingQuery,
     RoutingTable,
     ServedModel,
     Subset,

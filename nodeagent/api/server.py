@@ -1,7 +1,7 @@
 """The agent's API server: its routes, their authorization, and the condition that says whether it listens.
 
 `/health` and `/metrics` are open: they contain numbers and replica names, and nothing that a client wrote. The other routes
-need a ticket (store/auth/tickets.py).
+need a ticket (store/tickets.py).
 """
 
 import logging

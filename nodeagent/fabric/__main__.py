@@ -1,8 +1,8 @@
 """One rank of a fabric test: connects, sums arrays of each size with the other ranks, and prints measurements.
 
-Its deadlines use SIGALRM with the default action: while MLX connects it holds the interpreter's lock, so no Python code
-runs, and rank 0 would wait for ever. The kernel ends the process all the same. Only this module imports mlx in this package,
-and only it writes the environment.
+Its deadlines use SIGALRM with the default action: while MLX connects it holds the interpreter's lock, so no Python
+code runs, and rank 0 would wait for ever. The kernel ends the process all the same. Only this module imports mlx in
+this package, and only it writes the environment.
 """
 
 import os

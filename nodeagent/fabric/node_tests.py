@@ -1,7 +1,7 @@
 """The node's part in tests of the cables: its rank as a child process, its results in the store, and its condition.
 
-A test exists as long as the command that requested it. When it is gone, its rank is stopped and its results are removed. The
-results are written under the agent's lease, so they do not outlive the agent.
+A test exists as long as the command that requested it. When it is gone, its rank is stopped and its results are
+removed. The results are written under the agent's lease, so they do not outlive the agent.
 """
 
 import asyncio

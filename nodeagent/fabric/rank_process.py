@@ -1,4 +1,4 @@
-"""One rank of a fabric test as a child process: its order, its messages, and its life seen from the parent. Never imports mlx.
+"""One rank of a fabric test as a child process: its order, its messages, and its supervision. Never imports mlx.
 
 The order is the child's command line. Messages are JSON, one a line, on its standard output.
 """

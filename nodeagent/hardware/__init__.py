@@ -1,1 +1,1 @@
-"""Facts and readings of this machine: chip, cores, memory, heat, power, cables. Parsing is pure; one thin reader per system."""
+"""Facts and readings of this machine: chip, memory, heat, power, cables. Parsing is pure; one thin reader per system."""

@@ -1,8 +1,8 @@
 """Facts and readings of a Mac, from the commands of macOS. Parsing is pure; only the `read_` functions run commands.
 
-Tested on captures only, not on a Mac: tests/nodeagent/hardware/captures holds plausible output, modelled on what owners published,
-and its README says which parts are assumed. The kernel's pressure level decides how much reclaimable memory counts as
-available, because free memory alone is a poor signal on macOS (exo#976): the kernel caches and compresses before it frees.
+Tested on captures only, not on a Mac: tests/nodeagent/hardware/captures holds plausible output, modelled on what
+owners published, and its README says which parts are assumed. Free memory alone is a poor signal on macOS (exo#976),
+because the kernel caches and compresses before it frees: readings carry the kernel's own pressure level.
 """
 
 import asyncio
@@ -283,21 +283,6 @@ def parse_pressure(sysctl: str) -> MemoryPressure:
     """Return the pressure level; a missing or unknown one counts as a warning."""
     level = parse_positive(parse_pairs(sysctl).get(PRESSURE_SYSCTL))
     return next((known for known in MemoryPressure if known == level), MemoryPressure.WARNING)
-
-
-def mac_available_bytes(memory: MacMemory) -> int:
-    """Return the bytes that a new model could take: free and inactive pages while the pressure is normal.
-
-    Under a warning the inactive pages are already being compressed, so only free ones count; under critical pressure
-    none do.
-    """
-    match memory.pressure:
-        case MemoryPressure.NORMAL:
-            return memory.free_bytes + memory.inactive_bytes
-        case MemoryPressure.WARNING:
-            return memory.free_bytes
-        case MemoryPressure.CRITICAL:
-            return 0
 
 
 _READING_TIMEOUT_S: Final = 5.0

@@ -1,4 +1,4 @@
-"""Cables, addresses and RDMA devices of a Mac, from the commands of macOS. Parsing is pure; only `read_fabric` runs commands.
+"""Cables, addresses and RDMA devices of a Mac, from macOS commands. Parsing is pure; only `read_fabric` runs commands.
 
 Tested on captures only, not on a Mac: tests/nodeagent/hardware/captures/fabric holds output that others published.
 """

@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from machinery import linux_memory
-from nodeagent.hardware import linux, macos, macos_fabric, system_text
+from nodeagent.hardware import linux, macos, macos_fabric
 from nodeagent.hardware.readings import DiskReading, HardwareError, HardwareFacts, MachineReading
 from schemas.node import NodeFabric
 
-_COMMAND_TIMEOUT_S: Final = 5.0
+T = TypeVar("T")
+
+_QUERY_TIMEOUT_S: Final = 5.0
+# Every third reading, so every 30 s: system_profiler is expensive. Once at the start is not enough, because ports go dead
+# while a group idles (exo#1973) and addresses change (exo#2067).
+_READINGS_PER_FABRIC: Final = 3
 
 
 async def read_machine_facts(platform: str = sys.platform) -> HardwareFacts:
@@ -30,36 +34,6 @@ async def read_machine_facts(platform: str = sys.platform) -> HardwareFacts:
             return linux.read_facts()
         case _:
             raise HardwareError(f"nodes run macOS or Linux; this machine runs {platform}")
-
-
-async def available_memory_bytes(platform: str = sys.platform) -> int | None:
-    """Return the bytes that a new model could take now; None if unknown, which is not 0."""
-    if platform != "darwin":
-        return linux_memory.available_memory_bytes()
-    seen = await mac_memory()
-    return macos.mac_available_bytes(seen) if seen else None
-
-
-async def mac_memory() -> macos.MacMemory | None:
-    """Return a Mac's current memory; None if vm_stat failed."""
-    async with asyncio.TaskGroup() as group:
-        vm_stat = group.create_task(
-            system_text.command_output(("/usr/bin/vm_stat",), timeout_s=_COMMAND_TIMEOUT_S)
-        )
-        pressure = group.create_task(
-            system_text.command_output(
-                ("/usr/sbin/sysctl", macos.PRESSURE_SYSCTL), timeout_s=_COMMAND_TIMEOUT_S
-            )
-        )
-    return macos.parse_mac_memory(vm_stat.result() or "", pressure.result() or "")
-
-
-T = TypeVar("T")
-
-_QUERY_TIMEOUT_S: Final = 5.0
-# Every third reading, so every 30 s: system_profiler is expensive. Once at the start is not enough, because ports go dead
-# while a group idles (exo#1973) and addresses change (exo#2067).
-_READINGS_PER_FABRIC: Final = 3
 
 
 class SystemMachineReader:

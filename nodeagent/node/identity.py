@@ -1,8 +1,8 @@
 """The identity of the node: a name and a uid that survive restarts, upgrades and a lost state folder. Reads no hardware.
 
-The uid is derived from the hardware UUID and the name, never random: an agent that lost its state is still the same node
-(exo#2194 made a new one at each start, and the dead ones blocked placement), and two declared nodes on one machine differ by
-name. The hardware UUID is stored with it, so that a copied disk is noticed (exo#1599).
+The uid is derived from the hardware UUID and the name, never random: an agent that lost its state is still the same
+node (exo#2194 made a new one at each start, and the dead ones blocked placement), and two declared nodes on one
+machine differ by name. The hardware UUID is stored with it, so that a copied disk is noticed (exo#1599).
 """
 
 import json

@@ -1,1 +1,1 @@
-"""One replica on this node: observed values, the tracked state of its engine, epoch health, and its reports to the store."""
+"""One replica on this node: observed values, the tracked state of its engine, epoch health, and reports."""

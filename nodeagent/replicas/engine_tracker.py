@@ -14,7 +14,7 @@ from machinery.backoff import Backoff
 from machinery.clock import Clock
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.health_client import HEALTH_TIMEOUT_S, EngineHealth, HealthPort
-from nodeagent.replicas.observed import EpochEnd, ObservedEngine, ObservedRank, ProbeState
+from nodeagent.replicas.observation import EpochEnd, ObservedEngine, ObservedRank, ProbeState
 from schemas.formation import GoldenAnswer
 
 # A restart must not overload the Mac: a model takes memory, and minutes to load.

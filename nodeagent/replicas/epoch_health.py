@@ -5,7 +5,7 @@ MLX notices a lost peer only sometimes, and may spin for ever (docs/operations/s
 
 from models import golden_question
 from nodeagent.engines import group_launch
-from nodeagent.replicas.observed import (
+from nodeagent.replicas.observation import (
     EpochEnd,
     ObservedEngine,
     ObservedRank,

@@ -15,7 +15,7 @@ from tests.support.gitrepo import Repository, pool
 from tests.support.reconciler_gitops import ready, source
 from tests.support.waiting import until_async
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.full, pytest.mark.etcd]
 
 # Six transactions: between the first and the last there is time to die.
 _POOLS = 600

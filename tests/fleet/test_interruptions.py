@@ -26,7 +26,7 @@ from tests.support.engine_process import START_S, Engine, Start, eventually, lau
 from tests.support.gateway_world import Running, World, deployment, endpoint, running_gateway
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.fleet, pytest.mark.mlx, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.fleet, pytest.mark.mlx, pytest.mark.timeout(300)]
 
 MESSAGES = [{"role": "user", "content": "héllo, we hold these truths"}]
 CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 160}

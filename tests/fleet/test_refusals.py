@@ -8,6 +8,8 @@ from tests.support.commands import run_module
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.waiting import until_async
 
+pytestmark = pytest.mark.full
+
 MANIFEST = """
 apiVersion: fleet/v1alpha1
 kind: ModelDeployment

@@ -1,16 +1,14 @@
 """Rollouts, drains and deletions under load, with real engines: no request is dropped, and the fleet ends as declared."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.fleet import Fleet, running_fleet
-from tests.support.streams import Stream, stream
+from tests.support.fleet_load import replicas, rolled_out, under_load
 from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.full
 
 MANIFEST = """
 apiVersion: fleet/v1alpha1
@@ -22,45 +20,6 @@ spec:
   contextLength: {context}
   minAvailable: 1
 """
-
-
-@asynccontextmanager
-async def under_load(fleet: Fleet, pause_s: float = 0.3) -> AsyncIterator[list[Stream]]:
-    """Have four clients ask again and again; at the end every answer must have been whole."""
-    asked: list[Stream] = []
-    is_over = asyncio.Event()
-
-    async def client() -> None:
-        while not is_over.is_set():
-            one = Stream()
-            asked.append(one)
-            await stream(fleet.url, "tiny", "hello", max_tokens=48, into=one)
-            await asyncio.sleep(pause_s)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(4):
-            group.create_task(client())
-        yield asked
-        is_over.set()
-    assert asked
-    assert all(one.succeeded for one in asked), [one.error for one in asked if not one.succeeded]
-
-
-async def rolled_out(fleet: Fleet) -> None:
-    done = await fleet.ctl("rollout", "status", "md/tiny", "--timeout=90s", limit_s=120)
-    assert done.code == 0, done.err + fleet.words()
-
-
-async def replicas(fleet: Fleet) -> dict[str, str]:
-    """Return the nodes of the replicas that do not drain, by uid: a name is taken again once it is free."""
-    done = await fleet.ctl("get", "replicas", "-o", "json")
-    assert done.code == 0, done.err
-    items = json.loads(done.out)["items"]
-    return {
-        one["metadata"]["uid"]: one["spec"]["ranks"][0]["node"]
-        for one in items
-        if "deletionTimestamp" not in one["metadata"]
-    }
 
 
 # Without a pause the clients take all that the machine has.

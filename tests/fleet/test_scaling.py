@@ -6,9 +6,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.fleet.test_rollout import replicas, rolled_out, under_load
 from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet_load import replicas, rolled_out, under_load
 from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.full
 
 MANIFEST = """
 apiVersion: fleet/v1alpha1

@@ -97,6 +97,7 @@ async def test_a_pair_outlives_ranks_agents_and_macs(fleet: Fleet, wanted: list[
         await macs_lost(group, wanted)
 
 
+@pytest.mark.full
 async def test_two_stand_in_for_three(fleet: Fleet, wanted: list[str]) -> None:
     """One Mac is off, and there is no spare: layers are dealt out to two as the fallback says, with the same answer."""
     fleet.kill("node-2")

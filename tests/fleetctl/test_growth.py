@@ -23,6 +23,8 @@ from tests.support.store_certificates import Authority, Identity
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until, until_async
 
+pytestmark = pytest.mark.full
+
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "store.md"
 NAMES = ("a", "b", "c")
 

@@ -42,7 +42,7 @@ def test_an_address_that_is_not_ours() -> None:
         (["--etcd", "http://a:1", "--etcd", "unix:/s"], "not both"),
         (["--etcd", "https://a:1", "--etcd-ca", "/nowhere"], "/nowhere"),
         (["--etcd", "https://a:1", "--etcd-ca", __file__], "TLS files"),
-        ([], "which etcd?"),
+        ([], "no etcd given"),
         (["--etcd", "unix:/s", "--max-body", "0"], "--max-body"),
     ],
 )

@@ -13,6 +13,7 @@ from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from manifests.yaml import nodes, parser
 from manifests.yaml.nodes import YamlNode
+from tests.support.sampling import samples
 
 HEAD = "apiVersion: fleet/v1alpha1\n"
 OVERLAY = HEAD + "kind: Overlay\nbase: [../base]\n"
@@ -114,7 +115,7 @@ def reference(base: object, patch: object) -> object:
     return {**base, **{k: reference(base.get(k), v) for k, v in patch.items()}}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 @given(mappings, mappings)
 def test_a_patch_without_lists_is_a_merge_patch(
     base: dict[str, object], patch: dict[str, object]

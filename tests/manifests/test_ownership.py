@@ -24,6 +24,7 @@ from schemas.gitsource import GitSource
 from schemas.kinds import Kind
 from schemas.meta import APPLY_SET, RESTARTED_AT, ApiModel, ApiObject
 from tests.support.manifests_texts import HEAD, deployment, read, route
+from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -323,7 +324,7 @@ every_kind = pytest.mark.parametrize(
     "kind", [pytest.param(k, id=k.name) for k in kinds.KINDS if k.written_by_users]
 )
 many = settings(
-    max_examples=12,
+    max_examples=samples(12),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from manifests import three_way, trees
 from manifests.three_way import MergeResult, OtherManagers
 from manifests.trees import Path, Tree
+from tests.support.sampling import samples
 
 PATHS: tuple[Path, ...] = (("a",), ("b",), ("m", "x"), ("m", "y"), ("m", "n", "z"))
 Flat = dict[Path, Tree]
@@ -52,7 +53,7 @@ def verdict(base: Flat, ours: Flat, theirs: Flat, owners: Mapping[Path, str], pa
     return "kept" if path in base and base[path] == ours[path] else "conflict"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(base=said, ours=said, theirs=full, owners=who)
 def test_each_field_is_merged_as_the_table_says(
     base: Flat, ours: Flat, theirs: Flat, owners: dict[Path, str]
@@ -78,7 +79,7 @@ def test_each_field_is_merged_as_the_table_says(
             assert clash.owner == owners.get(path, "")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(base=said, ours=said, theirs=full, owners=who)
 def test_force_applies_every_field_of_the_manifest(
     base: Flat, ours: Flat, theirs: Flat, owners: dict[Path, str]
@@ -89,7 +90,7 @@ def test_force_applies_every_field_of_the_manifest(
         assert trees.value_at(cast("Tree", dict(found.tree)), path) == value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(base=said, ours=said, theirs=full)
 def test_merging_again_changes_nothing(base: Flat, ours: Flat, theirs: Flat) -> None:
     first = merged(base, ours, theirs, claims_of({}, force=True))
@@ -98,7 +99,7 @@ def test_merging_again_changes_nothing(base: Flat, ours: Flat, theirs: Flat) -> 
     assert (again.kept_by_others, again.conflicts, again.owned) == ((), (), ())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(base=full, later=said, owners=who)
 def test_fields_of_one_writer_are_never_lost(
     base: Flat, later: Flat, owners: dict[Path, str]
@@ -110,7 +111,7 @@ def test_fields_of_one_writer_are_never_lost(
     assert {one.path for one in found.kept_by_others} == {p for p in PATHS if base[p] != theirs[p]}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(before=full, after=full)
 def test_changed_paths_finds_every_difference(before: Flat, after: Flat) -> None:
     found = set(trees.changed_paths(tree_of(before), tree_of(after)))

@@ -13,6 +13,7 @@ from reconciler.placement import memory_proof
 from reconciler.placement.memory_proof import ProofExtras
 from schemas.node import LayerGroup, ModelGeometry
 from tests.support.mlx_models import Late
+from tests.support.sampling import samples
 
 allocation: Any = Late("engine.memory.allocation")
 
@@ -59,7 +60,7 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=samples(50))
 @given(geometries, loads)
 def test_the_placement_proof_uses_the_formula(geometry: ModelGeometry, load: ServingLoad) -> None:
     proof = memory_proof.prove(
@@ -76,7 +77,7 @@ def test_the_placement_proof_uses_the_formula(geometry: ModelGeometry, load: Ser
 
 
 @pytest.mark.mlx
-@settings(max_examples=50)
+@settings(max_examples=samples(50))
 @given(geometries, loads)
 def test_admission_uses_the_formula(geometry: ModelGeometry, load: ServingLoad) -> None:
     measured = KvFootprint(token_bytes=8, windows=((64, 4),))
@@ -88,7 +89,7 @@ def test_admission_uses_the_formula(geometry: ModelGeometry, load: ServingLoad) 
     assert activations == expected + measured.reading_bytes(geometry.prefill_step)
 
 
-@settings(max_examples=50)
+@settings(max_examples=samples(50))
 @given(geometries, loads, st.integers(1, 8))
 def test_more_requests_never_take_less(
     geometry: ModelGeometry, load: ServingLoad, more: int

@@ -15,7 +15,7 @@ from nodeagent.actions import (
     WithdrawEndpoint,
 )
 from nodeagent.plan import plan, quantize_peak_bytes
-from nodeagent.replicas.observed import ObservedEngine, ObservedReplica, ProbeState
+from nodeagent.replicas.observation import ObservedEngine, ObservedReplica, ProbeState
 from nodeagent.status import replica_conditions
 from schemas.meta import Condition, ConditionStatus
 from schemas.replica import RankStatus, Replica

@@ -18,7 +18,7 @@ from nodeagent.actions import (
 from nodeagent.engines.references import ReferenceState
 from nodeagent.plan import plan
 from nodeagent.replicas import epoch_health
-from nodeagent.replicas.observed import (
+from nodeagent.replicas.observation import (
     ObservedEngine,
     ObservedRank,
     ObservedReplica,

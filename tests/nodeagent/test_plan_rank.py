@@ -8,7 +8,7 @@ import pytest
 from nodeagent.actions import ReportRank
 from nodeagent.engines.references import ReferenceState
 from nodeagent.plan import plan, rank_grace_s
-from nodeagent.replicas.observed import (
+from nodeagent.replicas.observation import (
     ObservedEngine,
     ObservedRank,
     ObservedReplica,

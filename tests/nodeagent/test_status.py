@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.replicas.observed import ObservedEngine, ObservedReplica, ProbeState
+from nodeagent.replicas.observation import ObservedEngine, ObservedReplica, ProbeState
 from nodeagent.status import golden_of, replica_conditions
 from schemas.wire.exit_codes import ExitCode
 from tests.support.nodeagent_plans import wanted

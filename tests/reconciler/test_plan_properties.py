@@ -28,8 +28,8 @@ from reconciler.rollout.revisions import template_hash, with_content
 from reconciler.views import DeploymentView
 from schemas import quantity
 from schemas.rollout import Canary, CanaryStep, Rollout
-from tests.support.examples import few
 from tests.support.fleets import NOW, deployment, node, observed, replica, revision
+from tests.support.sampling import samples
 
 NAMES = ("a", "b", "c", "d")
 AMOUNTS = st.sampled_from([0, 1, 2, "0%", "25%", "50%"])
@@ -161,7 +161,7 @@ def apply(seen: DeploymentView, action: Action) -> DeploymentView:
             left = tuple(one for one in seen.revisions if one.name != name)
             seen = replace(seen, revisions=left)
         case OrphanReplica() | AdoptReplica() | ReformReplica() | ReleaseRanks():
-            raise AssertionError(action)  # test_deletion.py and test_group_properties.py have these
+            raise AssertionError(action)  # other tests hold these
     return sound(replace(seen, replicas=tuple(kept.values())))
 
 
@@ -191,7 +191,7 @@ def settle(seen: DeploymentView) -> DeploymentView:
     raise AssertionError("the plan does not settle")
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(situations)
 def test_planning_is_deterministic_and_blind_to_order(seen: DeploymentView) -> None:
     seen = sound(seen)
@@ -202,7 +202,7 @@ def test_planning_is_deterministic_and_blind_to_order(seen: DeploymentView) -> N
     assert set(plan(seen).actions) == set(plan(shuffled).actions)
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(situations)
 def test_a_settled_fleet_is_left_alone(seen: DeploymentView) -> None:
     settled = settle(sound(seen))
@@ -215,7 +215,7 @@ def outcome(seen: DeploymentView) -> list[str]:
     return sorted(r.replica.spec.template for r in settle(seen).replicas)
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(situations, st.integers(0, 12))
 def test_any_prefix_of_a_plan_converges_to_the_same(seen: DeploymentView, length: int) -> None:
     seen = sound(seen)
@@ -225,7 +225,7 @@ def test_any_prefix_of_a_plan_converges_to_the_same(seen: DeploymentView, length
     assert outcome(partly) == outcome(seen)
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(situations)
 def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
     """After any planned termination enough replicas serve, and there are never too many."""
@@ -285,7 +285,7 @@ def check_ending(
         assert answering >= least
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(situations)
 def test_no_node_is_assigned_more_than_it_has(seen: DeploymentView) -> None:
     seen = sound(seen)
@@ -299,14 +299,14 @@ def assert_fits(after: Sequence[NodeView], before: dict[str, NodeView]) -> None:
         assert view.used_bytes <= room
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(situations)
 def test_no_action_is_taken_twice_on_one_replica(seen: DeploymentView) -> None:
     names = [a.name for a in plan(sound(seen)).actions if not isinstance(a, RemoveDeployment)]
     assert len(names) == len(set(names))
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(situations)
 def test_a_deleted_deployment_places_no_replica(seen: DeploymentView) -> None:
     if seen.deployment is not None and seen.deployment.metadata.deletion_timestamp is None:

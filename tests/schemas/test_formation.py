@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.formation import WIDTH, WINDOWS, Formation, Seat, rendezvous
 from schemas.shardgroup import MOST_RANKS, Backend
-from tests.support.examples import few
+from tests.support.sampling import samples
 
 FORMED = datetime(2026, 11, 1, tzinfo=UTC)
 UID = "6f1c0f6e-1111-4222-8333-444455556666"
@@ -64,7 +64,7 @@ def tables(draw: st.DrawFn) -> list[Seat]:
     return [seat(at, links=links) for at, links in enumerate(sizes)]
 
 
-@settings(max_examples=few(300))
+@settings(max_examples=samples(300))
 @given(
     seats=tables(),
     uid=st.uuids().map(str),
@@ -87,7 +87,7 @@ def test_every_rank_derives_the_same_ports_without_overlaps(
         assert tuple(address.rpartition(":")[0] for address in rank) == one.addresses
 
 
-@settings(max_examples=few(200))
+@settings(max_examples=samples(200))
 @given(uid=st.uuids().map(str), epoch=st.integers(1, 10**6), later=st.integers(1, WINDOWS - 1))
 def test_the_next_epochs_take_other_ports(uid: str, epoch: int, later: int) -> None:
     now, after = (rendezvous(uid, formation(epoch + more), PAIR) for more in (0, later))

@@ -12,7 +12,7 @@ from schemas.kinds import KINDS, Kind, by_alias, by_name
 from schemas.meta import API_VERSION, ApiObject
 from store import codec
 from store.port import KeyValue
-from tests.support.examples import few
+from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -23,7 +23,7 @@ def item(value: bytes) -> KeyValue:
 
 
 @every_kind
-@settings(max_examples=few(20), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=samples(20), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_an_object_survives_a_round_trip_through_the_store(kind: Kind, data: st.DataObject) -> None:
     obj = data.draw(objects(kind.type))
@@ -49,7 +49,7 @@ def trees(node: Any) -> list[dict[str, Any]]:
 
 
 @every_kind
-@settings(max_examples=few(8), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=samples(8), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_an_unknown_field_is_refused_at_every_depth(kind: Kind, data: st.DataObject) -> None:
     tree = json.loads(codec.encode(data.draw(objects(kind.type))))

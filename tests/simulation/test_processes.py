@@ -32,6 +32,8 @@ from tests.support.cluster import killing_signal
 from tests.support.fleet import Fleet
 from tests.support.waiting import until, until_async
 
+pytestmark = pytest.mark.full
+
 AGENTS = 20
 WANTED = {"big": 10, "mid": 6, "low": 4}
 MANIFEST = """

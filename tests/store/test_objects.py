@@ -17,8 +17,8 @@ from store.errors import NewerDocumentError, UndecodableError
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.support import schemas_strategies
-from tests.support.examples import few
 from tests.support.fleets import deployment
+from tests.support.sampling import samples
 
 LEASED = {
     "Endpoint": keys.ENDPOINT_PREFIX,
@@ -29,7 +29,7 @@ LEASED = {
 PLAIN_KINDS = [kind for kind in KINDS if kind.name != "Node"]
 every_kind = pytest.mark.parametrize("kind", PLAIN_KINDS, ids=lambda kind: kind.name)
 slowly = settings(
-    max_examples=few(6),
+    max_examples=samples(6),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 

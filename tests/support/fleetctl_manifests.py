@@ -4,10 +4,13 @@ from hypothesis import strategies as st
 
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectMeta
+from schemas.node import Node
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
-from store import codec
-from store.port import Put
+from store import codec, objects
+from store.port import Put, Transport
+from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleets import PROOF
+from tests.support.reconciler_agents import put_lease, put_node
 
 DEPLOYMENT = """
 apiVersion: fleet/v1alpha1
@@ -56,3 +59,32 @@ def put_replica(
             ),
         )
     )
+
+
+async def apply_deployments(fleet: MemoryFleet, *names: str) -> None:
+    """Apply a ModelDeployment for each name."""
+    await fleet.applied("---\n".join(DEPLOYMENT.replace("NAME", name) for name in names))
+
+
+async def read_deployment(transport: Transport, name: str) -> ModelDeployment:
+    """Return a stored deployment."""
+    found = await objects.get(transport, ModelDeployment, name)
+    assert found is not None
+    return found
+
+
+async def join_node(
+    transport: Transport, *names: str, labels: dict[str, str] | None = None
+) -> None:
+    """Write nodes as after they joined, with the specs of the reconciler."""
+    for name in names:
+        meta = ObjectMeta(name=name, uid=f"uid-{name}", generation=1, labels=labels or {})
+        puts = [put_node(name), put_lease(name), codec.put_spec(Node(metadata=meta))]
+        await transport.commit([], puts)
+
+
+async def read_node(transport: Transport, name: str) -> Node:
+    """Return a stored node."""
+    found = await objects.get(transport, Node, name)
+    assert found is not None
+    return found

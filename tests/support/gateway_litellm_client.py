@@ -1,4 +1,4 @@
-"""LiteLLM as a client, in an environment of its own: `python litellm_client.py URL` prints its results as JSON.
+"""LiteLLM as a client, in an environment of its own: `python gateway_litellm_client.py URL` prints its results as JSON.
 
 It sends the same requests as to three providers: OpenAI's, Anthropic's and Ollama's API.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.forwarding.resume_log import ResumeLog
+from gateway.forwarding.engine_stream import ResumeLog
 from tests.support.gateway_fake_engine import Call
 
 DONE = b"data: [DONE]\n\n"

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from gateway.routing.query import EndpointHealth
 from gateway.routing.table import (
+    EndpointHealth,
     Origin,
 )
 

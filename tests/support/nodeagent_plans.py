@@ -8,7 +8,7 @@ from nodeagent.actions import (
     ReportRank,
     StopEngine,
 )
-from nodeagent.replicas.observed import (
+from nodeagent.replicas.observation import (
     EpochEnd,
 )
 from schemas.deployment import ModelSource

@@ -78,7 +78,7 @@ async def synced(store: Transport, name: str) -> str:
     return word
 
 
-async def _look_again(store: Transport, name: str, commit: str) -> None:
+async def _requeue(store: Transport, name: str, commit: str) -> None:
     """Queue a source again, in case its last reconcile came too early."""
     now = await status(store, name)
     if (
@@ -93,7 +93,7 @@ async def said(
     store: Transport, name: str, type_: str, *, reason: str, commit: str = "", limit_s: float = 20.0
 ) -> Condition:
     """Wait until a source's condition has a reason (and the commit was seen); return it."""
-    await _look_again(store, name, commit)
+    await _requeue(store, name, commit)
 
     async def look() -> Condition | None:
         now = await status(store, name)
@@ -110,7 +110,7 @@ async def said(
 
 async def ready(store: Transport, name: str, commit: str) -> GitSourceStatus:
     """Wait until a commit is applied, and the source Ready."""
-    await _look_again(store, name, commit)
+    await _requeue(store, name, commit)
 
     async def look() -> GitSourceStatus | None:
         now = await status(store, name)

@@ -14,6 +14,7 @@ from engine.jobs import SamplingParams
 from tests.engine.batch.conftest import NewBatch
 from tests.support.engine_batches import GREEDY, PROMPTS, drain, job, run
 from tests.support.mlx_models import module
+from tests.support.sampling import samples
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
@@ -116,7 +117,7 @@ def test_a_nucleus_larger_than_the_candidates_is_found() -> None:
     assert int(mx.sum(kept[0] > 0).item()) == pytest.approx(size, abs=1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=samples(200), deadline=None)
 @given(seed=st.integers(-(2**63), 2**64), index=st.integers(0, 2**24))
 def test_a_random_number_is_in_range_and_depends_on_its_index(seed: int, index: int) -> None:
     number = uniform(seed, index)

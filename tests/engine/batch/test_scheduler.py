@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.batch.scheduler import Scheduler, StepSpeed, common_prefix
 from engine.batch.step_plan import LARGEST_CHUNK
 from engine.jobs import Job, SamplingParams
+from tests.support.sampling import samples
 
 
 def job(number: int, prompt: Sequence[int]) -> Job:
@@ -115,7 +116,7 @@ def test_without_memory_later_prompts_do_not_overtake_the_first() -> None:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(
     prompts=st.lists(
         st.tuples(st.integers(0, 3), st.integers(2, 400), st.integers(0, 400)), max_size=12

@@ -16,6 +16,7 @@ from engine.cache.block_tree import (
 )
 from engine.cache.copy_plan import plan_copies
 from tests.support.engine_naive_cache import WEIGHT, Table, Tokens, shared
+from tests.support.sampling import samples
 
 BLOCK = 4
 STATE = 55
@@ -78,7 +79,7 @@ def prefix_of(node: BlockNode) -> Tokens:
     return (*above, *memoryview(node.tokens).cast("I"))
 
 
-@settings(max_examples=70)
+@settings(max_examples=samples(70))
 @given(STEPS, LIMITS)
 def test_the_tree_behaves_like_a_table_of_prefixes(
     steps: list[tuple[str, Tokens]], limit: int
@@ -139,7 +140,7 @@ def can_go_on(blocks: BlockTree, tokens: Tokens, at: int) -> bool:
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=samples(40))
 @given(
     steps=st.lists(st.tuples(st.sampled_from("sssff"), TOKENS, st.integers(0, 6)), max_size=20),
     limit=LIMITS,
@@ -157,7 +158,7 @@ def test_windows_and_states(
             better = [
                 at for at in range(found.length + 1, len(tokens)) if can_go_on(blocks, tokens, at)
             ]
-            # With windows, a match inside a block may be missed, as matching.py says.
+            # With windows, a match inside a block may be missed, as block_tree.py explains.
             assert not [at for at in better if at % BLOCK == 0 or not rules.windows]
         nodes = list(blocks.recent())
         assert blocks.nbytes == sum(node.nbytes for node in nodes) <= limit
@@ -223,7 +224,7 @@ def test_blocks_that_do_not_fit_are_stored_in_part_and_states_completely_or_not(
     assert blocks.entries == 2
 
 
-@settings(max_examples=50)
+@settings(max_examples=samples(50))
 @given(TOKENS, TOKENS)
 def test_common_tokens(one: Tokens, other: Tokens) -> None:
     assert count_common(encode_tokens(one), encode_tokens(other)) == shared(one, other)

@@ -16,6 +16,7 @@ from engine.memory.pressure import PressureLevel
 from engine.openai import limits, request_body
 from engine.openai.request_body import GenerationRequest
 from models.footprint import KvFootprint, ServingLoad
+from tests.support.sampling import samples
 
 MIB = 2**20
 # 1 KiB a token and a state of 10 KiB.
@@ -128,7 +129,7 @@ def test_exactly_the_requests_that_fit_alone_are_accepted(
     assert (refusal is None) == shared.fits([prompt + wanted])
 
 
-@settings(max_examples=50)
+@settings(max_examples=samples(50))
 @given(budgets, st.lists(st.integers(2, 4000), min_size=1, max_size=12), st.data())
 def test_running_jobs_never_exceed_the_memory(
     shared: MemoryBudget, wanted: list[int], data: st.DataObject

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.memory import pressure
 from engine.memory.pressure import MemoryPressure, MemoryReading, PressureLevel
+from tests.support.sampling import samples
 
 WEIGHTS, LIMIT = 4000, 5000  # a room of 1,000, so that marks are at 850 and 950
 parts = st.integers(0, 1200)
@@ -48,7 +49,7 @@ def test_levels(used: list[int], found: list[PressureLevel]) -> None:
     assert levels(used) == found
 
 
-@settings(max_examples=50)
+@settings(max_examples=samples(50))
 @given(st.lists(parts, max_size=10), st.integers(0, 50))
 def test_a_mark_is_not_crossed_twice_by_small_steps(path: list[int], wobble: int) -> None:
     """Check that readings within half of the gap change the level at most once, after any history."""

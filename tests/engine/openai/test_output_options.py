@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.openai import request_body
 from schemas.wire.errors import RefusedError
+from tests.support.sampling import samples
 
 
 def parse(**fields: Any) -> request_body.GenerationRequest:
@@ -37,7 +38,7 @@ _TOOLS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=samples(200))
 @given(
     tools=_TOOLS | _JSON,
     choice=_JSON,

@@ -12,7 +12,7 @@ from tests.support.fleetctl_runner import MemoryFleet
 GOOD = "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n"
 SPEC = "spec: {model: {path: m}}\n"
 
-# What is applied, and what the refusal must say: where, what, and what would cure it.
+# A manifest, and the words that its error must contain: the place, the problem and the cure.
 BAD = [
     pytest.param("a: [1,\n", ["standard input:", "is not YAML"], id="not-yaml"),
     pytest.param("\tkind: x\n", ["standard input:1:1", "tab"], id="tab"),
@@ -55,12 +55,12 @@ BAD = [
 
 @pytest.mark.etcd
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("text", "said"), BAD)
+@pytest.mark.parametrize(("text", "expected"), BAD)
 async def test_a_bad_manifest_writes_nothing(
-    shared_fleet: MemoryFleet, tmp_path: Path, text: str, said: list[str]
+    shared_fleet: MemoryFleet, tmp_path: Path, text: str, expected: list[str]
 ) -> None:
     before = await revision(shared_fleet)
-    # A good object beside the bad one is not written either.
+    # A valid object next to the invalid one is not written either.
     good = "apiVersion: fleet/v1alpha1\nkind: NodePool\nmetadata: {name: p}\nspec: {nodes: [n]}\n"
     (tmp_path / "good.yaml").write_text(good)
     done = await shared_fleet.ctl(
@@ -68,7 +68,7 @@ async def test_a_bad_manifest_writes_nothing(
     )
     assert done.code == 1
     assert done.err.startswith("error: nothing was written:")
-    for word in said:
+    for word in expected:
         assert word in done.err
     assert await revision(shared_fleet) == before
 
@@ -138,7 +138,7 @@ async def test_no_fleet() -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("get", "nodse"), "did you mean nodes?"),
         (("get", "nodes/a", "b"), "KIND/NAME"),
@@ -152,7 +152,7 @@ async def test_no_fleet() -> None:
         (("get", "md", "--etcd", "ftp://x"), "http://HOST:PORT"),
     ],
 )
-async def test_misused_flags(words: tuple[str, ...], said: str) -> None:
+async def test_misused_flags(words: tuple[str, ...], expected: str) -> None:
     done = await fleetctl(*words)
     assert done.code == 2
-    assert said in done.err
+    assert expected in done.err

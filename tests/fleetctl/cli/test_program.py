@@ -29,7 +29,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "expected"),
     [
         pytest.param(KeyboardInterrupt(), 130, "error: interrupted\n", id="ctrl-c-while-a-verb-is-imported"),
         pytest.param(FULL, 1, "error: cannot write the output: No space left on device\n", id="full"),
@@ -50,17 +50,17 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 def test_exit_codes(
     error: BaseException,
     code: int,
-    said: str,
+    expected: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     with (tmp_path / "out").open("w") as out:
-        # What cannot be written is given up: not the tests' own output.
+        # The command discards its own output only, not the output of the tests.
         monkeypatch.setattr(sys, "stdout", out)
         with pytest.raises(SystemExit) as ended:
             fails_with(error).main(["fail"])
-    assert (ended.value.code, capsys.readouterr().err) == (code, said)
+    assert (ended.value.code, capsys.readouterr().err) == (code, expected)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ async def test_a_data_folder_without_a_fleet(tmp_path: Path) -> None:
 
 
 def test_messages_do_not_quote_grpc() -> None:
-    said = "FAILED_PRECONDITION: unix:/x/client:1: connect failed: addr: unix:/x/client:1 error: No such file or directory"
-    assert explain_connection_error("unix:/x/client:1", said) == "no etcd runs there"
+    expected = "FAILED_PRECONDITION: unix:/x/client:1: connect failed: addr: unix:/x/client:1 error: No such file or directory"
+    assert explain_connection_error("unix:/x/client:1", expected) == "no etcd runs there"
 
 
 async def test_help_verb() -> None:

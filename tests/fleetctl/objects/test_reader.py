@@ -26,11 +26,11 @@ from store.errors import NewerDocumentError, UndecodableError
 from store.memory import MemoryTransport
 from store.port import Put
 from store.reads import KeyValue
-from tests.support.examples import few
+from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-slowly = settings(max_examples=few(6), suppress_health_check=[HealthCheck.too_slow])
+slowly = settings(max_examples=samples(6), suppress_health_check=[HealthCheck.too_slow])
 MOMENT = TableContext(now=SystemClock().now())
 
 

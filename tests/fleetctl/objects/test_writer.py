@@ -79,7 +79,7 @@ async def test_a_deleted_object_is_an_error(transport: FaultyTransport) -> None:
 
 
 class Restless(FaultyTransport):
-    """A store in which the node's spec is there only while somebody else creates it."""
+    """A store in which the node's spec exists only while another writer creates it."""
 
     @override
     async def get(self, key: str) -> None:

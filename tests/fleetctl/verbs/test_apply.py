@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 NOTHING_THERE = "http://127.0.0.1:1"
 
 
-async def said(fleet: MemoryFleet, verb: str, text: str, *flags: str) -> Done:
+async def run_verb(fleet: MemoryFleet, verb: str, text: str, *flags: str) -> Done:
     return await fleet.ctl(verb, "-f", "-", *flags, stdin=text.encode())
 
 
@@ -42,16 +42,16 @@ async def replicas(fleet: MemoryFleet, name: str) -> int:
 async def test_changes_of_others_stay_with_a_warning(shared_fleet: MemoryFleet) -> None:
     await shared_fleet.applied(deployment_manifest("kept"))
     await scaled(shared_fleet, "kept", 5)
-    again = await said(shared_fleet, "apply", deployment_manifest("kept"))
+    again = await run_verb(shared_fleet, "apply", deployment_manifest("kept"))
     assert (again.code, again.out) == (0, "modeldeployment/kept unchanged\n")
     assert again.err == (
         "warning: modeldeployment/kept: spec.replicas stays 5, set by fleetctl-scale; the manifest says 2. "
         "Use --force-conflicts to overwrite it\n"
     )
-    differs = await said(shared_fleet, "diff", deployment_manifest("kept"))
+    differs = await run_verb(shared_fleet, "diff", deployment_manifest("kept"))
     assert (differs.code, differs.out, differs.err) == (0, "", again.err)
     assert await replicas(shared_fleet, "kept") == 5
-    forced = await said(shared_fleet, "apply", deployment_manifest("kept"), "--force-conflicts")
+    forced = await run_verb(shared_fleet, "apply", deployment_manifest("kept"), "--force-conflicts")
     assert (forced.out, forced.err) == ("modeldeployment/kept configured\n", "")
     assert await replicas(shared_fleet, "kept") == 2
 
@@ -62,7 +62,7 @@ async def test_a_conflict_names_its_owner_and_writes_nothing(
     await shared_fleet.applied(deployment_manifest("torn"))
     await scaled(shared_fleet, "torn", 5)
     text = pool_manifest("never") + deployment_manifest("torn", replicas=3)
-    refused = await said(shared_fleet, "apply", text)
+    refused = await run_verb(shared_fleet, "apply", text)
     told = (
         "standard input:12:13: ModelDeployment/torn: spec.replicas: is 5, set by fleetctl-scale; the manifest says "
         "3. To have the manifest's, give --force-conflicts; to leave it to them, remove it from the manifest\n"
@@ -70,9 +70,9 @@ async def test_a_conflict_names_its_owner_and_writes_nothing(
     assert (refused.code, refused.out) == (1, "")
     assert refused.err == f"error: nothing was written:\n{told}"
     assert (await shared_fleet.ctl("get", "np/never")).code == 1
-    differs = await said(shared_fleet, "diff", text)
+    differs = await run_verb(shared_fleet, "diff", text)
     assert (differs.code, differs.err) == (2, f"error: {told}")
-    forced = await said(shared_fleet, "diff", text, "--force-conflicts")
+    forced = await run_verb(shared_fleet, "diff", text, "--force-conflicts")
     assert forced.code == 1
     assert "-  replicas: 5\n+  replicas: 3\n" in forced.out
 
@@ -81,7 +81,7 @@ async def test_labels_outside_of_the_manifest_stay(shared_fleet: MemoryFleet) ->
     await shared_fleet.applied(deployment_manifest("named"))
     done = await shared_fleet.ctl("label", "md/named", "owner=kim")
     assert done.code == 0, done.err
-    again = await said(shared_fleet, "apply", deployment_manifest("named", labels="team: b"))
+    again = await run_verb(shared_fleet, "apply", deployment_manifest("named", labels="team: b"))
     assert (again.out, again.err) == ("modeldeployment/named configured\n", "")
     tree = json.loads((await shared_fleet.ctl("get", "md/named", "-o", "json")).out)
     assert tree["metadata"]["labels"] == {"owner": "kim", "team": "b"}
@@ -90,45 +90,47 @@ async def test_labels_outside_of_the_manifest_stay(shared_fleet: MemoryFleet) ->
 async def test_conflicts_between_field_managers(shared_fleet: MemoryFleet) -> None:
     await shared_fleet.applied(deployment_manifest("two"))
     flag = "--field-manager=ci"
-    same = await said(shared_fleet, "apply", deployment_manifest("two"), flag)
+    same = await run_verb(shared_fleet, "apply", deployment_manifest("two"), flag)
     assert same.out == "modeldeployment/two configured\n"
-    other = await said(shared_fleet, "apply", deployment_manifest("two", replicas=4), flag)
+    other = await run_verb(shared_fleet, "apply", deployment_manifest("two", replicas=4), flag)
     assert other.code == 1
     assert "spec.replicas: is 2, set by fleetctl; the manifest says 4" in other.err
 
 
 async def test_prune_deletes_removed_objects(shared_fleet: MemoryFleet) -> None:
     flags = ("--applyset=lab", "--prune")
-    first = await said(
+    first = await run_verb(
         shared_fleet, "apply", pool_manifest("lab-a") + pool_manifest("lab-b"), *flags
     )
     assert first.out == "nodepool/lab-a created\nnodepool/lab-b created\n", first.err
-    differs = await said(shared_fleet, "diff", pool_manifest("lab-b"), *flags)
+    differs = await run_verb(shared_fleet, "diff", pool_manifest("lab-b"), *flags)
     assert differs.code == 1
     assert differs.out.startswith("--- NodePool/lab-a (now)\n+++ /dev/null\n@@ -1,")
-    dry = await said(shared_fleet, "apply", pool_manifest("lab-b"), *flags, "--dry-run=server")
+    dry = await run_verb(shared_fleet, "apply", pool_manifest("lab-b"), *flags, "--dry-run=server")
     assert dry.out == (
         "nodepool/lab-b unchanged (server dry run)\nnodepool/lab-a pruned (server dry run)\n"
     )
-    only = await said(shared_fleet, "apply", pool_manifest("lab-b"), *flags, "--prune-allowlist=md")
+    only = await run_verb(
+        shared_fleet, "apply", pool_manifest("lab-b"), *flags, "--prune-allowlist=md"
+    )
     assert only.out == "nodepool/lab-b unchanged\n"
-    done = await said(shared_fleet, "apply", pool_manifest("lab-b"), *flags)
+    done = await run_verb(shared_fleet, "apply", pool_manifest("lab-b"), *flags)
     assert done.out == "nodepool/lab-b unchanged\nnodepool/lab-a pruned\n"
     assert (await shared_fleet.ctl("get", "np/lab-a")).code == 1
 
 
 async def test_an_object_belongs_to_one_set(shared_fleet: MemoryFleet) -> None:
-    await said(shared_fleet, "apply", pool_manifest("one"), "--applyset=mine")
-    refused = await said(shared_fleet, "apply", pool_manifest("one"), "--applyset=yours")
+    await run_verb(shared_fleet, "apply", pool_manifest("one"), "--applyset=mine")
+    refused = await run_verb(shared_fleet, "apply", pool_manifest("one"), "--applyset=yours")
     assert refused.code == 1
     assert "belongs to the apply set mine; the apply set yours cannot have it too" in refused.err
 
 
 async def test_objects_in_use_are_not_pruned(shared_fleet: MemoryFleet) -> None:
     flags = ("--applyset=used", "--prune")
-    await said(shared_fleet, "apply", pool_manifest("used-a"), *flags)
+    await run_verb(shared_fleet, "apply", pool_manifest("used-a"), *flags)
     await shared_fleet.applied(deployment_manifest("user") + "  placement: {pools: [used-a]}\n")
-    done = await said(shared_fleet, "apply", pool_manifest("used-b"), *flags)
+    done = await run_verb(shared_fleet, "apply", pool_manifest("used-b"), *flags)
     assert (done.code, done.out) == (1, "nodepool/used-b created\n")
     assert done.err == (
         "error: what is declared was written; pruning failed: NodePool/used-a is named by ModelDeployment/user. "
@@ -137,18 +139,20 @@ async def test_objects_in_use_are_not_pruned(shared_fleet: MemoryFleet) -> None:
 
 
 async def test_output_formats(shared_fleet: MemoryFleet) -> None:
-    named = await said(shared_fleet, "apply", pool_manifest("form"), "-o", "name")
+    named = await run_verb(shared_fleet, "apply", pool_manifest("form"), "-o", "name")
     assert named.out == "nodepool/form\n"
-    tree = json.loads((await said(shared_fleet, "apply", pool_manifest("form"), "-o", "json")).out)
+    tree = json.loads(
+        (await run_verb(shared_fleet, "apply", pool_manifest("form"), "-o", "json")).out
+    )
     assert tree["metadata"]["generation"] == 1
     assert "managedFields" not in tree["metadata"]
 
 
 async def test_apply_with_a_label_selector(shared_fleet: MemoryFleet) -> None:
     text = deployment_manifest("some-a", labels="x: y") + deployment_manifest("some-b")
-    done = await said(shared_fleet, "apply", text, "-l", "x=y")
+    done = await run_verb(shared_fleet, "apply", text, "-l", "x=y")
     assert done.out == "modeldeployment/some-a created\n"
-    none = await said(shared_fleet, "apply", text, "-l", "x=z")
+    none = await run_verb(shared_fleet, "apply", text, "-l", "x=z")
     assert (none.code, none.err) == (1, "error: no manifest has the labels x=z\n")
 
 
@@ -201,10 +205,10 @@ async def test_contradicting_flags_are_errors(flags: tuple[str, ...], told: str)
 async def test_diff_has_colours_only_on_request(
     shared_fleet: MemoryFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = await said(shared_fleet, "diff", pool_manifest("colour"))
+    plain = await run_verb(shared_fleet, "diff", pool_manifest("colour"))
     assert "\x1b" not in plain.out
     monkeypatch.setenv("FORCE_COLOR", "1")
-    shown = await said(shared_fleet, "diff", pool_manifest("colour"))
+    shown = await run_verb(shared_fleet, "diff", pool_manifest("colour"))
     assert "\x1b[32m+kind: NodePool\n\x1b[0m" in shown.out
 
 
@@ -214,7 +218,7 @@ async def test_a_damaged_inventory_is_an_error(
     await shared_transport.commit(
         [], [Put(key=keys.named(keys.APPLY_SET_PREFIX, "bad"), value=b"{}")]
     )
-    done = await said(shared_fleet, "apply", pool_manifest("x"), "--applyset=bad")
+    done = await run_verb(shared_fleet, "apply", pool_manifest("x"), "--applyset=bad")
     assert done.code == 1
     assert "/mlx-fleet/v1/applyset/bad: name: Field required" in done.err
 
@@ -268,7 +272,7 @@ async def test_an_apply_after_a_kill_completes_the_work(
     new.write_text(manifests("new"))
     done = await shared.ctl("apply", "-f", str(old), *FLAGS)
     assert done.code == 0, done.err
-    # In turn: the inventory is wider; some are written; some are pruned.
+    # Kill points in order: after the inventory was extended, after some writes, after some deletions.
     for revisions in (1, 3, 20):
         await killed_at(shared, transport, new, revisions)
         held = {key.name for key in (await apply_sets.read_set(transport, "many")).members}

@@ -36,6 +36,7 @@ async def test_demo_once(tmp_path: Path) -> None:
     assert ["smollm2", "2/2", "True"] in [words[:3] for words in tables]
 
 
+@pytest.mark.full
 @pytest.mark.fleet
 @pytest.mark.mlx
 @pytest.mark.timeout(300)

@@ -61,7 +61,7 @@ spec: {repository: "https://example.org/fleet.git"}
 
 @pytest.fixture(scope="module")
 async def described(shared_fleet: MemoryFleet, shared_transport: Transport) -> MemoryFleet:
-    """Return a fleet of declared objects, and of what the reconciler and agents would have said of them."""
+    """Return a fleet of declared objects with the statuses that the reconciler and agents would write."""
     done = await shared_fleet.ctl("apply", "-f", "-", stdin=MANIFESTS)
     assert done.code == 0, done.err
     now = SystemClock().now()
@@ -96,7 +96,7 @@ async def described(shared_fleet: MemoryFleet, shared_transport: Transport) -> M
 
 
 def part(text: str, title: str) -> list[list[str]]:
-    """Return the lines of one part, each as its cells."""
+    """Return the lines of one section as lists of cells."""
     _, _, rest = text.partition(f"\n{title}:\n")
     lines = []
     for line in rest.splitlines():

@@ -30,7 +30,7 @@ async def fleet_of(
     replicas: int = 1,
     min_available: int | str = 0,
 ) -> None:
-    """Have nodes, and a deployment all of whose replicas serve on the first of them."""
+    """Write nodes, and a deployment with all replicas ready on the first of them."""
     owner = deployment(name=name, replicas=replicas, min_available=min_available)
     status = ModelDeploymentStatus(ready_replicas=replicas, desired_replicas=replicas)
     key = keys.status_key("ModelDeployment", name)
@@ -45,8 +45,8 @@ async def fleet_of(
 async def test_a_drain_writes_the_spec_and_waits(shared: Fleet, transport: Transport) -> None:
     await fleet_of(transport, "goes", ("from-1", "to-1"), replicas=2)
     async with streaming(shared, "drain", "from-1") as running:
-        said = [await running.line() for _ in range(3)]
-        assert said == [
+        expected = [await running.line() for _ in range(3)]
+        assert expected == [
             "node/from-1 cordoned\n",
             "evicting replica/goes-0\n",
             "evicting replica/goes-1\n",
@@ -120,7 +120,7 @@ async def test_a_drain_that_another_user_ends(shared: Fleet, transport: Transpor
 
 
 async def test_replicas_that_cannot_move_are_reported_with_reasons(store: Fleet) -> None:
-    """A fleet of its own: what other tests left there would be a place to go."""
+    """Use a separate fleet: nodes of other tests could take the replicas."""
     shared_transport = connect(store.etcd.address)
     await fleet_of(shared_transport, "held", ("only", "full"), replicas=1, min_available="100%")
     big = deployment(name="big", memory="7Gi")
@@ -186,11 +186,11 @@ async def test_errors_have_hints(shared_fleet: MemoryFleet, shared_transport: Tr
     await fleet_of(shared_transport, "some", ("near-1",))
     missing = await shared_fleet.ctl("drain", "naer-1")
     assert missing.err == 'error: nodes "naer-1" not found; did you mean near-1?\n'
-    for words, said in (
+    for words, expected in (
         (("drain",), "which nodes? Give their names"),
         (("drain", "near-1", "--timeout", "soon"), "'soon' is not a duration"),
         (("drain", "near-1", "--dry-run=server"), "'server' is not one of 'none', 'client'"),
     ):
         done = await shared_fleet.ctl(*words)
         assert done.code == 2
-        assert said in done.err
+        assert expected in done.err

@@ -257,7 +257,7 @@ async def test_as_json(
 
 
 async def test_at_a_terminal(shared: Fleet, transport: Transport, editor: ScriptedEditor) -> None:
-    """The editor has the terminal: it reads what is typed, and Ctrl-C is its own."""
+    """The editor owns the terminal: it reads the input, and Ctrl-C reaches only it."""
     await applied(shared, "typed")
     editor.runs(
         "trap 'echo noted' INT; test -t 0 && test -t 1 && echo 'how many?'; "

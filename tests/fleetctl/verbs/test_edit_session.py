@@ -15,6 +15,7 @@ from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiObject
 from tests.support.fleetctl_manifests import SCALARS
+from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
 
 LINES = st.sampled_from(["#|", "#| no comment of ours", "# a comment", "kind: Node", "", "#| x\r"])
@@ -22,18 +23,18 @@ BODIES = st.lists(LINES, max_size=6).map("\n".join) | st.text(max_size=40)
 NOTES = st.lists(st.sampled_from(["x", "no comment of ours", "", "a\nb"]), max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(notes=NOTES, body=BODIES)
 def test_comments_of_the_user_are_kept(notes: list[str], body: str) -> None:
     assert edit_session.without_notes(notes, edit_session.with_notes(notes, body)) == body
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(notes=NOTES, body=BODIES, taken=st.sets(st.integers(0, 9)))
 def test_notes_may_be_removed_by_the_user(notes: list[str], body: str, taken: set[int]) -> None:
     ours = edit_session._marked_lines(notes)
     left = [line for number, line in enumerate(ours) if number not in taken]
-    # A line of the user's that reads as one of ours that was taken away is taken for it.
+    # A line of the user that equals a removed note is treated as that note.
     if not body.startswith(edit_session._marked_lines(["x"])[-1]):
         whole = "".join(f"{line}\n" for line in left) + body
         assert edit_session.without_notes(notes, whole) == body
@@ -65,7 +66,7 @@ def test_empty_texts(body: str, is_empty: bool) -> None:
     assert edit_session.is_empty(body) is is_empty
 
 
-# Null is not among them: nobody says it in an object.
+# Without null, which objects do not contain.
 KEYS = st.sampled_from(["a", "b", "c"])
 OBJECTS: st.SearchStrategy[Tree] = st.recursive(
     st.dictionaries(KEYS, SCALARS, max_size=3),
@@ -74,14 +75,14 @@ OBJECTS: st.SearchStrategy[Tree] = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(base=OBJECTS, ours=OBJECTS, theirs=OBJECTS)
 def test_concurrent_changes_are_merged(base: Tree, ours: Tree, theirs: Tree) -> None:
     assert is_equal(edit_session.merge_changes(base, base, theirs).tree, theirs)
     assert is_equal(edit_session.merge_changes(base, ours, base).tree, ours)
     assert edit_session.merge_changes(base, ours, ours).conflicts == ()
     merge = edit_session.merge_changes(base, ours, theirs)
-    # Told of what others did, the user may write over it; and what they did elsewhere stays.
+    # After the conflict was shown, the user may overwrite it; other changes of the other writer stay.
     again = edit_session.merge_changes(
         edit_session.acknowledge(base, merge.conflicts), ours, theirs
     )
@@ -115,7 +116,7 @@ SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)
 
 
 def drawn(data: st.DataObject, kind: Kind) -> ApiObject:
-    """Return an object as the store has it, and nobody deletes it."""
+    """Return an object as stored, not marked for deletion."""
     found = data.draw(objects(kind.type))
     assert isinstance(found, ApiObject)
     metadata = found.metadata.model_copy(update={"deletion_timestamp": None})
@@ -123,9 +124,9 @@ def drawn(data: st.DataObject, kind: Kind) -> ApiObject:
     return found.model_copy(update={"metadata": metadata, **status})
 
 
-# Few: each reads a whole manifest thrice.
+# Few examples: each reads a whole manifest three times.
 @pytest.mark.parametrize("kind", USERS, ids=lambda kind: kind.name)
-@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=samples(8), deadline=None, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 99), form=st.sampled_from(["yaml", "json"]))
 def test_an_unchanged_text_gives_the_same_object(
     kind: Kind, data: st.DataObject, seed: int, form: str

@@ -75,14 +75,14 @@ async def test_yaml_and_json() -> None:
 
 
 def below(model: kind_schema.KindSchema, field: kind_schema.FieldSchema, path: str) -> list[str]:
-    """Return the paths of all fields below one that say nothing about themselves."""
+    """Return the paths of all nested fields without a description."""
     silent = [] if field.description or field.name in _OBVIOUS else [path]
     for one in model.fields(field.schema):
         silent += below(model, one, f"{path}.{one.name}")
     return silent
 
 
-# Conditions' and references' fields that the whole world knows.
+# Well-known fields of conditions and references.
 _OBVIOUS = {"status", "reason", "kind", "name", "uid", "conditions", "metadata", "spec"}
 
 

@@ -19,6 +19,7 @@ from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleets import deployment
 from tests.support.manifests_texts import read
+from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "manifests"
@@ -29,7 +30,7 @@ def pool(**fields: object) -> NodePool:
     return NodePool(metadata=ObjectMeta(name="p"), spec=NodePoolSpec(**fields))  # type: ignore[arg-type]  # each test its own
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=samples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_manifest_contains_every_declared_field(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(THEIRS))

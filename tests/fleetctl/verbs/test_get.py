@@ -46,7 +46,7 @@ kind: ModelDeployment
 metadata: {name: llama-2}
 spec: {model: {path: llama}, replicas: 3}
 """
-# Long ago, so that ages are of this test's making.
+# Long ago, so that ages do not depend on the time of the test.
 LONG_AGO = b'"creationTimestamp":"2000-01-01T00:00:00Z"'
 
 
@@ -313,7 +313,7 @@ async def test_an_invalid_custom_columns_file_is_an_error(
 
 
 async def test_get_imports_nothing_slow(shared: Fleet) -> None:
-    """Reading without pydantic, an event loop and gRPC is what makes it quick: see bench/cli.py."""
+    """`get` reads without pydantic, an event loop and gRPC, which take long to import: see bench/cli.py."""
     code = (
         "import sys\n"
         "from fleetctl.__main__ import main\n"
@@ -341,7 +341,7 @@ async def test_grpc_is_the_fallback_of_the_json_gateway(tmp_path: Path) -> None:
 
 
 class Watching:
-    """A `fleetctl get -w` under way, and what it prints."""
+    """A running `fleetctl get -w`, and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, lines: asyncio.StreamReader) -> None:
         self._process = process
@@ -420,7 +420,7 @@ async def test_each_change_is_printed_once_in_aligned_columns(
         assert (await events.line()).split() == ["ADDED", "b", "Unknown", "?", "<unknown>"]
         assert await names.lines(2) == ["nodepool/a-long-name\n", "nodepool/b\n"]
         assert (await columns.lines(3))[2] == "b             <none>\n"
-        # A node's lease is nothing to who watches pools.
+        # The lease of a node does not concern a watch of pools.
         await transport.commit([], [Put(key=keys.node_lease_key("x"), value=b"{}")])
         await transport.commit([], pool("b", 12))
         assert await table.line() == "b             True      12      <unknown>\n"
@@ -433,7 +433,7 @@ async def test_each_change_is_printed_once_in_aligned_columns(
 
 
 async def _counting(transport: Transport, heard: asyncio.Event) -> None:
-    """Change a pool again and again until somebody has heard of it: nothing says when a watch stands."""
+    """Change a pool repeatedly until the watch prints it: nothing reports when a watch is established."""
     for number in count(1):
         with suppress(UnavailableError):
             await transport.commit([], pool("new", number))

@@ -16,6 +16,7 @@ from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
 from schemas.shardgroup import ShardGroup
+from tests.support.sampling import samples
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "import"
 
@@ -316,7 +317,7 @@ def test_secrets_are_listed_but_not_shown() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 @given(
     parts=st.dictionaries(
         st.sampled_from(["modelLoaded", "memoryHeadroom", "queueDepth", "prefixAffinity"]),

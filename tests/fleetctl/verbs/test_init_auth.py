@@ -187,7 +187,7 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param((), "which etcd?", id="no-etcd"),
+        pytest.param((), "no etcd given", id="no-etcd"),
         pytest.param(("--etcd", "unix:/run/etcd.sock"), "fleetctl up", id="unix"),
         pytest.param(("--etcd", "http://10.0.0.1:2379"), "in plain text", id="clear"),
         pytest.param(("--etcd", "http://etcd.lan:2379"), "in plain text", id="clear-name"),

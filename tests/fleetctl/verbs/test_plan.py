@@ -130,7 +130,7 @@ async def test_plan_without_changes_reports_unplaced_replicas(
     (tmp_path / "manifests" / "qwen.yaml").write_text(printed)
     done = await fleet.ctl("plan", "-R", "-f", str(tmp_path / "manifests"))
     assert (done.code, done.err) == (0, "")
-    # The replica in the store is of the version "t", which nobody knows any more.
+    # The replica in the store has the version "t", which has no revision.
     assert [line.split()[:4] for line in done.out.splitlines()[2:]] == [
         ["qwen-0", "replaced", "mac-1", "mac-2"],
         ["qwen-1", "new", "-", "mac-1"],
@@ -207,7 +207,7 @@ async def test_describe_shows_optional_parts_of_the_proof(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "expected"),
     [
         (("explain",), 2, "Missing argument"),
         (("explain", "placement"), 2, "name a deployment: explain placement NAME"),
@@ -219,11 +219,11 @@ async def test_describe_shows_optional_parts_of_the_proof(
     ],
 )  # fmt: skip
 async def test_errors_have_hints(
-    fleet: MemoryFleet, words: tuple[str, ...], code: int, said: str
+    fleet: MemoryFleet, words: tuple[str, ...], code: int, expected: str
 ) -> None:
     done = await fleet.ctl(*words)
     assert done.code == code
-    assert said in done.err
+    assert expected in done.err
     assert done.out == ""
 
 

@@ -37,7 +37,7 @@ async def read(shared_transport: Transport, name: str) -> ModelDeployment:
 
 
 async def keep(shared_transport: Transport, name: str, number: int, cause: str = "") -> None:
-    """Keep what the deployment runs now, as the reconciler does."""
+    """Record the current revision of the deployment, as the reconciler does."""
     owner = await read(shared_transport, name)
     hash_ = template_hash(owner)
     await shared_transport.commit(
@@ -105,14 +105,14 @@ async def test_status_waits_and_prints_progress(shared: Fleet, transport: Transp
         await say(transport, "waits", ConditionStatus.TRUE, "RolloutComplete")
         assert await running.line() == 'modeldeployment "waits" successfully rolled out\n'
         assert await running.ended() == 0
-    # A status that speaks of an older spec says nothing about this one.
+    # A status of an older generation does not count.
     await applied(shared, "waits", change=("small", "large"))
     now = await shared.ctl("rollout", "status", "md", "waits", "--no-watch")
     assert (now.code, now.out.startswith("Waiting for the reconciler")) == (0, True)
 
 
 @pytest.mark.parametrize(
-    ("truth", "reason", "message", "code", "said"),
+    ("truth", "reason", "message", "code", "expected"),
     [
         (ConditionStatus.TRUE, "CanaryRunning", "step 1 of 2", 0,
          'Waiting for modeldeployment "ends" rollout to finish: step 1 of 2...\n'),
@@ -129,12 +129,12 @@ async def test_final_states(
     reason: str,
     message: str,
     code: int,
-    said: str,
+    expected: str,
 ) -> None:
     await applied(shared_fleet, "ends")
     await say(shared_transport, "ends", truth, reason, message)
     done = await shared_fleet.ctl("rollout", "status", "ends", "-w" if code else "--no-watch")
-    assert (done.code, done.err or done.out) == (code, said)
+    assert (done.code, done.err or done.out) == (code, expected)
 
 
 async def test_history_and_undo(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
@@ -243,7 +243,7 @@ async def test_pause_resume_restart(shared_fleet: MemoryFleet, shared_transport:
     seen = await read(shared_transport, "one")
     assert (seen.spec.rollout.paused, seen.metadata.generation) == (True, 2)
     await keep(shared_transport, "one", 1)
-    for words, said in (
+    for words, expected in (
         (("pause", "one"), "modeldeployment/one is already paused"),
         (("undo", "one"), "cannot roll back modeldeployment/one while it is paused; resume it first "
          "with `fleetctl rollout resume one`"),
@@ -251,7 +251,7 @@ async def test_pause_resume_restart(shared_fleet: MemoryFleet, shared_transport:
          "with `fleetctl rollout resume one`"),
     ):  # fmt: skip
         refused = await shared_fleet.ctl("rollout", *words)
-        assert (refused.code, refused.err) == (1, f"error: {said}\n")
+        assert (refused.code, refused.err) == (1, f"error: {expected}\n")
     assert (
         await shared_fleet.ctl("rollout", "resume", "one")
     ).out == "modeldeployment/one resumed\n"
@@ -260,7 +260,7 @@ async def test_pause_resume_restart(shared_fleet: MemoryFleet, shared_transport:
     assert (await shared_fleet.ctl("rollout", "restart", "one")).code == 0
     seen = await read(shared_transport, "one")
     assert seen.metadata.generation == 4
-    # The manifest does not name the annotation, and must not take it back.
+    # The manifest does not mention the annotation, and must not remove it.
     same = await shared_fleet.ctl(
         "apply", "-f", "-", stdin=DEPLOYMENT.replace("NAME", "one").encode()
     )
@@ -269,7 +269,7 @@ async def test_pause_resume_restart(shared_fleet: MemoryFleet, shared_transport:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "expected"),
     [
         (("status",), 2, "Missing argument"),
         (("status", "a", "b"), 2, "give one deployment"),
@@ -290,12 +290,12 @@ async def test_errors_have_hints(
     shared_transport: Transport,
     words: tuple[str, ...],
     code: int,
-    said: str,
+    expected: str,
 ) -> None:
     await applied(shared_fleet, "nobody")
     done = await shared_fleet.ctl("rollout", *words)
     assert done.code == code
-    assert said in done.err
+    assert expected in done.err
 
 
 async def test_deployments_being_deleted_are_not_changed(

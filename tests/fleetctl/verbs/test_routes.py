@@ -23,7 +23,7 @@ from tests.support.waiting import until_async
 
 @asynccontextmanager
 async def two_gateways(shared_transport: Transport) -> AsyncIterator[tuple[Running, Running]]:
-    """Have two requests served by one of them, one by the other, and one by nobody."""
+    """Send two requests to the first gateway, one to the second, and one that fails."""
     world = World(shared_transport)
     async with (
         running(FakeEngine("m-0", dies_at_once)) as bad,

@@ -15,6 +15,7 @@ from fleetctl.support_bundle import redaction
 from fleetctl.support_bundle.contents import LOG_BYTES, BundleArchive
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.sampling import samples
 
 NOW = datetime(2026, 11, 22, 3, 4, 5, tzinfo=UTC)
 
@@ -113,7 +114,7 @@ _LETTERS = st.characters(codec="utf-8")
     place=st.sampled_from(_PLACES),
     after=st.text(alphabet=_LETTERS, max_size=40),
 )
-@settings(max_examples=100)
+@settings(max_examples=samples(100))
 def test_a_secret_is_redacted_in_any_context(before: str, place: str, after: str) -> None:
     planted = f"{before} {place.format(SECRET)} {after}"
     assert SECRET not in redaction.redact_text(planted)
@@ -122,7 +123,7 @@ def test_a_secret_is_redacted_in_any_context(before: str, place: str, after: str
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=100)
+@settings(max_examples=samples(100))
 def test_redaction_is_idempotent(found: str) -> None:
     once = redaction.redact_text(found)
     assert redaction.redact_text(once) == once

@@ -1,4 +1,4 @@
-"""Arguments of `fleetctl taint`, and the resulting taints. Pure."""
+"""`fleetctl taint`: arguments, the resulting taints, output and errors."""
 
 import click
 import pytest
@@ -7,6 +7,9 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.verbs import taint
 from fleetctl.verbs.taint import TaintRemoval
 from schemas.node import Taint
+from store.port import Transport
+from tests.support.fleetctl_manifests import join_node, read_node
+from tests.support.fleetctl_runner import MemoryFleet
 
 ANNA = Taint(key="owner", value="anna", effect="NoSchedule")
 SLOW = Taint(key="slow", effect="PreferNoSchedule")
@@ -24,7 +27,7 @@ def test_parse_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["a=b:NoShedule"], "'NoShedule' is not an effect. The effects are NoSchedule (no new replicas), Prefer"),
         (["a:noschedule"], "'noschedule' is not an effect. Did you mean NoSchedule? The effects are"),
@@ -37,10 +40,10 @@ def test_parse_changes() -> None:
         (["a:NoSchedule", "a-"], "a:NoSchedule cannot be added and removed at once"),
     ],
 )  # fmt: skip
-def test_invalid_taints_are_errors(words: list[str], said: str) -> None:
+def test_invalid_taints_are_errors(words: list[str], expected: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         taint.parse_changes(words)
-    assert said in caught.value.message
+    assert expected in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,59 @@ def test_updated_taints(words: list[str], overwrite: bool, after: tuple[Taint, .
 def test_impossible_changes_are_errors(words: list[str]) -> None:
     with pytest.raises(FleetctlError):
         taint.updated_taints("mac-1", (ANNA, SLOW), taint.parse_changes(words), overwrite=False)
+
+
+async def test_taint(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
+    await join_node(shared_transport, "tin-1", "tin-2")
+    done = await shared_fleet.ctl(
+        "taint", "tin-1", "owner=anna:NoSchedule", "slow:PreferNoSchedule"
+    )
+    assert (done.code, done.out) == (0, "node/tin-1 tainted\n")
+    twice = await shared_fleet.ctl("taint", "nodes", "tin-1", "owner=ben:NoSchedule")
+    assert (twice.code, twice.out) == (1, "")
+    assert twice.err == (
+        "error: node/tin-1 already has owner=anna:NoSchedule; change the value with --overwrite\n"
+    )
+    other = await shared_fleet.ctl("taint", "tin-1", "owner=ben:NoSchedule", "--overwrite")
+    assert other.out == "node/tin-1 tainted\n"
+    both = await shared_fleet.ctl("taint", "tin-1", "new:NoExecute", "slow-")
+    assert both.out == "node/tin-1 modified\n"
+    seen = await read_node(shared_transport, "tin-1")
+    assert [(t.key, t.value, t.effect) for t in seen.spec.taints] == [
+        ("owner", "ben", "NoSchedule"),
+        ("new", "", "NoExecute"),
+    ]
+    assert seen.metadata.generation == 4
+    missing = await shared_fleet.ctl("taint", "tin-1", "slow-")
+    assert missing.code == 1
+    assert missing.err == (
+        'error: taint "slow" not found on node/tin-1, which has owner=ben:NoSchedule, new:NoExecute\n'
+    )
+    # If one of several changes is invalid, none is written.
+    part = await shared_fleet.ctl("taint", "tin-2", "tin-1", "new:NoExecute")
+    assert (part.code, part.out) == (1, "")
+    assert (await read_node(shared_transport, "tin-2")).spec.taints == ()
+    gone = await shared_fleet.ctl("taint", "tin-1", "owner:NoSchedule-", "new=x:NoExecute-")
+    assert gone.out == "node/tin-1 untainted\n"
+
+
+MISUSED = [
+    (("taint", "mac-1"), 2, "which taint? Give KEY=VALUE:EFFECT"),
+    (("taint", "a:NoSchedule"), 2, "which nodes? Give their names, or -l or --all"),
+    (("taint", "mac-9", "a:NoSchedule"), 1, 'nodes "mac-9" not found'),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "expected"), MISUSED, ids=lambda v: str(v)[:40])
+async def test_errors_have_hints(
+    shared_fleet: MemoryFleet,
+    shared_transport: Transport,
+    words: tuple[str, ...],
+    code: int,
+    expected: str,
+) -> None:
+    await join_node(shared_transport, "mac-1")
+    done = await shared_fleet.ctl(*words)
+    assert done.code == code, done.err
+    assert expected in done.err
+    assert done.out == ""

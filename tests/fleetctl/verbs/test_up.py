@@ -102,6 +102,7 @@ def engines(folder: Path) -> list[object]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.fleet
 @pytest.mark.timeout(120)
 async def test_down_stops_orphaned_processes(tmp_path: Path, models_dir: Path) -> None:
@@ -114,6 +115,7 @@ async def test_down_stops_orphaned_processes(tmp_path: Path, models_dir: Path) -
     assert pids(folder) == {}
 
 
+@pytest.mark.full
 @pytest.mark.fleet
 @pytest.mark.timeout(120)
 async def test_an_interrupted_start_leaves_nothing_behind(tmp_path: Path, models_dir: Path) -> None:
@@ -131,6 +133,7 @@ async def test_an_interrupted_start_leaves_nothing_behind(tmp_path: Path, models
     assert processes.adopt(folder / "etcd" / "etcd.pid") is None
 
 
+@pytest.mark.full
 @pytest.mark.fleet
 @pytest.mark.timeout(180)
 async def test_of_two_concurrent_starts_one_fleet_remains(tmp_path: Path, models_dir: Path) -> None:

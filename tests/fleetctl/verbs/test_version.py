@@ -41,7 +41,7 @@ def versions(
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "expected"),
     [
         (versions(), []),
         (versions(client="1.5.0", gateway="1.3.9"), []),
@@ -77,8 +77,8 @@ def versions(
         ),
     ],
 )
-def test_version_skew_warnings(found: FleetVersions, said: list[str]) -> None:
-    assert version_skew.warnings(found, mlx_lm="0.32") == said
+def test_version_skew_warnings(found: FleetVersions, expected: list[str]) -> None:
+    assert version_skew.warnings(found, mlx_lm="0.32") == expected
 
 
 def test_nodes_of_one_version_share_a_line() -> None:

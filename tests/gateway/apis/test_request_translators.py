@@ -22,6 +22,7 @@ from gateway.request import HttpRequest, InferenceRequest
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from schemas.wire.errors import Refusal, RefusedError
+from tests.support.sampling import samples
 
 JSON = st.recursive(
     st.one_of(
@@ -91,7 +92,7 @@ def judged(ask: InferenceRequest) -> str:
     return ""
 
 
-@settings(max_examples=150)
+@settings(max_examples=samples(150))
 @given(asked())
 def test_every_request_becomes_an_engine_request_or_a_refusal(one: tuple[str, bytes]) -> None:
     found = answered(*one)

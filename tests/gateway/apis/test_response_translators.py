@@ -12,6 +12,7 @@ from gateway.apis.ollama.response_translator import GenerationTranslator
 from gateway.errors import interrupted
 from machinery.clock import SystemClock
 from tests.support.gateway_api_scripts import DONE, chunk, totals
+from tests.support.sampling import samples
 
 CALL = st.builds(
     lambda index, id_, name, arguments: {
@@ -49,7 +50,7 @@ def told(translator: ResponseTranslator, pieces: list[bytes], *, breaks: bool) -
     return out + (translator.broken(interrupted("it died")) if breaks else translator.end())
 
 
-@settings(max_examples=150)
+@settings(max_examples=samples(150))
 @given(pieces=PIECES, is_chat=st.booleans(), breaks=st.booleans())
 def test_lines(pieces: list[bytes], *, is_chat: bool, breaks: bool) -> None:
     translator = GenerationTranslator("m", SystemClock(), is_chat=is_chat)
@@ -65,7 +66,7 @@ def test_lines(pieces: list[bytes], *, is_chat: bool, breaks: bool) -> None:
             assert isinstance(call["function"]["arguments"], dict)
 
 
-@settings(max_examples=150)
+@settings(max_examples=samples(150))
 @given(pieces=PIECES, breaks=st.booleans())
 def test_events(pieces: list[bytes], *, breaks: bool) -> None:
     check(told(MessageTranslator("m", 9, shows_thoughts=True), pieces, breaks=breaks))
@@ -105,7 +106,7 @@ def check(out: bytes) -> None:
         assert at is None
 
 
-@settings(max_examples=30)
+@settings(max_examples=samples(30))
 @given(PIECES.filter(bool))
 def test_content_is_sent_once(pieces: list[bytes]) -> None:
     texts = ["a", "bc", "", "d"]

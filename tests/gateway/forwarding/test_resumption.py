@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from gateway.forwarding.attempt import AttemptRunner
-from gateway.forwarding.engine_stream import WAITING, EngineStream
-from gateway.forwarding.load_tracker import LoadTracker
-from gateway.forwarding.resume_log import ResumeLog, parse_fault
+from gateway.forwarding.engine_stream import WAITING, EngineStream, ResumeLog, parse_fault
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import RetryState
-from gateway.forwarding.router import Router
+from gateway.forwarding.router import LoadTracker, Router
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.request import InferenceRequest

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.request import InferenceRequest
 from gateway.routing.affinity import FIRST_BLOCK, AffinityMemory, BoundedMap, blocks_of, opening_of
-from gateway.routing.query import RoutingQuery
-from gateway.routing.table import ServedModel
+from gateway.routing.table import RoutingQuery, ServedModel
 from tests.support.gateway_world import target
 
 A, B = target("m-0"), target("m-1", port=2)

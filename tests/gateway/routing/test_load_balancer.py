@@ -18,9 +18,16 @@ from gateway.routing.load_balancer import (
     allowed,
     eligible_endpoints,
 )
-from gateway.routing.query import EndpointHealth, RoutingQuery
 from gateway.routing.selection import ChosenEndpoint, choose
-from gateway.routing.table import BackendBuilder, EngineEndpoint, Origin, RoutingTable, ServedModel
+from gateway.routing.table import (
+    BackendBuilder,
+    EndpointHealth,
+    EngineEndpoint,
+    Origin,
+    RoutingQuery,
+    RoutingTable,
+    ServedModel,
+)
 from gateway.state.build_table import endpoint_of
 from schemas import chips
 from schemas.chips import GIB
@@ -28,6 +35,7 @@ from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec
 from schemas.routing import PrefixAffinity, Routing, ScoreWeights, Strategy
 from tests.support.gateway_world import target
+from tests.support.sampling import samples
 
 A, B, C = (target(f"m-{n}", port=n + 1) for n in range(3))
 DRAWS = [n / 1009 for n in range(1009)]
@@ -388,7 +396,7 @@ def test_stale_news_leave_engines_even(count: int) -> None:
     assert sum(worst) / len(worst) < 5.8
 
 
-@settings(max_examples=30)
+@settings(max_examples=samples(30))
 @given(
     count=st.integers(2, SCAN_LIMIT),
     hot=st.integers(0, 1),

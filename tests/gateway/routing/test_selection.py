@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.query import EndpointHealth, RoutingQuery
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel, choose
 from gateway.routing.table import (
     BackendBuilder,
     CanarySplit,
+    EndpointHealth,
     EngineEndpoint,
+    RoutingQuery,
     RoutingTable,
     ServedModel,
     WeightedBackend,
@@ -22,6 +23,7 @@ from gateway.routing.table import (
 from schemas.routing import PrefixAffinity, Routing, Sessions, Strategy
 from tests.support.gateway_strategies import endpoint_health
 from tests.support.gateway_world import target
+from tests.support.sampling import samples
 
 A, B, C = (target(f"m-{n}", port=n + 1) for n in range(3))
 
@@ -161,7 +163,7 @@ def queries(draw: st.DrawFn) -> RoutingQuery:
     return query
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(backends=all_shares, health=endpoint_health, query=queries())
 def test_what_always_holds(
     backends: list[WeightedBackend], health: EndpointHealth, query: RoutingQuery
@@ -183,7 +185,7 @@ def test_what_always_holds(
         assert choice.endpoint.origin not in health.ejected
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(engines=some, routing=routings, health=endpoint_health, query=queries())
 def test_our_own_site_comes_first(
     engines: tuple[EngineEndpoint, ...],
@@ -200,7 +202,7 @@ def test_our_own_site_comes_first(
         assert choice.endpoint.site == "here"
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(
     engines=some, routing=routings, health=endpoint_health, query=queries(), other=st.floats(0, 1)
 )
@@ -225,7 +227,7 @@ def test_a_named_session_stays_as_long_as_its_engine_is_well(
     assert choose(table(backend), query, busier) != first
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(
     engines=some,
     health=endpoint_health,
@@ -241,7 +243,7 @@ def test_order_of_input_changes_nothing(
     assert one == choose(table(leased(*mixed)), query, health)
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(
     backends=all_shares,
     health=endpoint_health,

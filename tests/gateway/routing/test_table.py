@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.query import EndpointHealth, RoutingQuery
 from gateway.routing.selection import ChosenEndpoint, choose
 from gateway.routing.table import (
     BackendBuilder,
     CanarySplit,
+    EndpointHealth,
     EngineEndpoint,
+    RoutingQuery,
     RoutingTable,
     ServedModel,
 )
@@ -23,6 +24,7 @@ from schemas.deployment import CanaryStatus, ModelDeploymentStatus
 from tests.support.clock import FakeClock
 from tests.support.gateway_strategies import endpoint_health
 from tests.support.gateway_world import deployment, route, target
+from tests.support.sampling import samples
 
 OLD = tuple(target(f"a-{n}", "a", port=n + 1, template="old") for n in range(3))
 NEW = (target("a-3", "a", port=4, template="new"),)
@@ -132,7 +134,7 @@ engines = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=samples(50))
 @given(
     some=st.lists(engines, max_size=8),
     weight=st.integers(0, 100),
@@ -161,7 +163,7 @@ def test_only_endpoints_of_the_model_are_chosen(
             assert not mine - failed, "a trial leaves nobody unserved"
 
 
-@settings(max_examples=20)
+@settings(max_examples=samples(20))
 @given(weight=st.integers(0, 100), new=st.integers(1, 4), old=st.integers(1, 4))
 def test_weights_converge(weight: int, new: int, old: int) -> None:
     endpoints = [

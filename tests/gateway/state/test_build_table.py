@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.routing.query import EndpointHealth, RoutingQuery
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, choose
-from gateway.routing.table import EngineEndpoint, RoutingTable
+from gateway.routing.table import EndpointHealth, EngineEndpoint, RoutingQuery, RoutingTable
 from gateway.state.build_table import (
     ORPHAN_S,
     OrphanEndpoint,

@@ -26,6 +26,7 @@ from tests.support.gateway_calls import CHAT
 from tests.support.gateway_engine_scripts import chat, dies_at_once, dies_mid_stream, refuses
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway, target
+from tests.support.sampling import samples
 from tests.support.waiting import until
 
 
@@ -224,7 +225,7 @@ async def test_a_disk_that_hangs_costs_lines_and_no_request(tmp_path: Path) -> N
 requests = st.lists(st.tuples(st.integers(0, 3 * 24 * 3600), st.booleans()), max_size=30)
 
 
-@settings(max_examples=40)
+@settings(max_examples=samples(40))
 @given(requests)
 def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
     """The sums are those of the steps that are kept, whatever came when."""

@@ -16,6 +16,7 @@ from manifests.yaml import core_schema, parser
 from manifests.yaml.builder import MAX_DEPTH
 from manifests.yaml.nodes import plain_value
 from tests.support.manifests_texts import HEAD, deployment, pool
+from tests.support.sampling import samples
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "manifests"
 
@@ -107,7 +108,7 @@ def both(text: str) -> None:
     assert repr([plain_value(root) for root in slow.documents]) == repr(fast)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(_texts)
 def test_both_readers_return_the_same_values(text: str) -> None:
     both(text)
@@ -125,7 +126,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 @given(st.dictionaries(st.text(max_size=8), _values, min_size=1, max_size=4))
 def test_both_readers_read_back_a_dumped_tree(tree: Tree) -> None:
     both(core_schema.dump(tree))

@@ -283,21 +283,21 @@ INACTIVE = 468488 * PAGE
 
 
 @pytest.mark.parametrize(
-    ("sysctl", "pressure", "available"),
+    ("sysctl", "pressure"),
     [
-        ("kern.memorystatus_vm_pressure_level: 1\n", MemoryPressure.NORMAL, FREE + INACTIVE),
-        ("kern.memorystatus_vm_pressure_level: 2\n", MemoryPressure.WARNING, FREE),
-        ("kern.memorystatus_vm_pressure_level: 4\n", MemoryPressure.CRITICAL, 0),
-        ("kern.memorystatus_vm_pressure_level: 3\n", MemoryPressure.WARNING, FREE),
-        ("", MemoryPressure.WARNING, FREE),
+        ("kern.memorystatus_vm_pressure_level: 1\n", MemoryPressure.NORMAL),
+        ("kern.memorystatus_vm_pressure_level: 2\n", MemoryPressure.WARNING),
+        ("kern.memorystatus_vm_pressure_level: 4\n", MemoryPressure.CRITICAL),
+        ("kern.memorystatus_vm_pressure_level: 3\n", MemoryPressure.WARNING),
+        ("", MemoryPressure.WARNING),
     ],
 )
-def test_mac_memory(sysctl: str, pressure: MemoryPressure, available: int) -> None:
+def test_mac_memory(sysctl: str, pressure: MemoryPressure) -> None:
     seen = macos.parse_mac_memory(VM_STAT, sysctl)
     assert seen is not None
     assert seen.pressure is pressure
     assert seen.wired_bytes == 251554 * PAGE
-    assert macos.mac_available_bytes(seen) == available
+    assert (seen.free_bytes, seen.inactive_bytes) == (FREE, INACTIVE)
 
 
 def test_the_page_size_is_read() -> None:

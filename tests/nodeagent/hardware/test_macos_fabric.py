@@ -12,6 +12,7 @@ from nodeagent.hardware import linux, macos_fabric
 from nodeagent.hardware.macos_fabric import FabricOutput
 from nodeagent.hardware.probe import SystemMachineReader
 from schemas.node import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
+from tests.support.sampling import samples
 
 CAPTURES = Path(__file__).parent / "captures" / "fabric"
 
@@ -182,7 +183,7 @@ def cut(text: str) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(data=st.data(), machine=st.sampled_from(["book", "studio", "old"]))
 def test_damaged_output_is_never_an_error(data: st.DataObject, machine: str) -> None:
     whole = printed(machine)

@@ -22,7 +22,7 @@ from nodeagent.replicas.engine_tracker import (
     RankTracker,
     next_life,
 )
-from nodeagent.replicas.observed import ObservedEngine, ObservedRank, ObservedReplica, ProbeState
+from nodeagent.replicas.observation import ObservedEngine, ObservedRank, ObservedReplica, ProbeState
 from schemas.replica import RankStatus
 from tests.support.clock import FakeClock
 from tests.support.nodeagent_engine import TOKEN, FakeEngine

@@ -15,6 +15,7 @@ from reconciler.autoscaling.schedule import (
     next_occurrence,
 )
 from schemas.autoscaling import Autoscaling, ScheduleWindow
+from tests.support.sampling import samples
 
 BERLIN = ZoneInfo("Europe/Berlin")
 MINUTE = timedelta(minutes=1)
@@ -139,7 +140,7 @@ def _has(part: str, number: int) -> bool:
     return str(number) in part.split(",")
 
 
-@settings(max_examples=40)
+@settings(max_examples=samples(40))
 @given(cron=st.one_of(crons, every), zone=st.sampled_from(["UTC", "Asia/Kolkata"]), now=moments)
 def test_a_scan_of_every_minute_says_the_same(cron: str, zone: str, now: datetime) -> None:
     minute = now.replace(second=0)

@@ -31,6 +31,7 @@ from tests.support.reconciler_fabric import (
     with_port,
     with_status,
 )
+from tests.support.sampling import samples
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -267,7 +268,7 @@ def test_sizes_that_jaccl_does_not_take() -> None:
     assert [one.reason for one in find_faults(selecting, meshed(9))] == ["TooMany"]
 
 
-@settings(max_examples=100)
+@settings(max_examples=samples(100))
 @given(count=st.integers(2, 8), ring=st.booleans(), wires=st.integers(1, 3), order=st.randoms())
 def test_every_device_leads_to_the_rank_it_is_named_for(
     count: int, ring: bool, wires: int, order: random.Random

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.plan import plan
-from tests.support.examples import few
 from tests.support.reconciler_group_worlds import World
+from tests.support.sampling import samples
 
 seeds = st.integers(0, 2**32)
 
 
-@settings(max_examples=few(40), deadline=None)
+@settings(max_examples=samples(40), deadline=None)
 @given(seeds, st.integers(1, 12))
 def test_no_group_is_ever_half_assigned_nor_memory_given_twice(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
@@ -27,7 +27,7 @@ def test_no_group_is_ever_half_assigned_nor_memory_given_twice(seed: int, steps:
     world.check()
 
 
-@settings(max_examples=few(25), deadline=None)
+@settings(max_examples=samples(25), deadline=None)
 @given(seeds, st.integers(0, 6))
 def test_a_repeated_plan_writes_nothing(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
@@ -56,7 +56,7 @@ def test_a_repeated_plan_writes_nothing(seed: int, steps: int) -> None:
     assert again == []
 
 
-@settings(max_examples=few(10), deadline=None)
+@settings(max_examples=samples(10), deadline=None)
 @given(seeds)
 def test_a_crash_loop_ends(seed: int) -> None:
     """Whatever a group may fall back on, an epoch that never serves is not begun for ever."""

@@ -18,8 +18,8 @@ from reconciler.groups.model_split import (
 from reconciler.placement.memory_proof import ProofExtras, prove
 from schemas.node import ModelGeometry, SplitOptions
 from schemas.shardgroup import MOST_RANKS, Parallelism
-from tests.support.examples import few
 from tests.support.reconciler_group_models import MIXED_LAYERS, SMOL, mixed, piped
+from tests.support.sampling import samples
 
 
 def split_as(splitting: SplitOptions | None) -> ModelGeometry:
@@ -99,7 +99,7 @@ splittings = st.builds(
 )
 
 
-@settings(max_examples=few(200))
+@settings(max_examples=samples(200))
 @given(splitting=splittings | st.none(), size=st.integers(2, MOST_RANKS))
 def test_a_way_is_supported_exactly_if_it_has_no_reason_against_it(
     splitting: SplitOptions | None, size: int
@@ -174,7 +174,7 @@ def cases(draw: st.DrawFn) -> tuple[list[int], int, list[int], list[float]]:
     return layers, draw(st.integers(0, 40)), rooms, speeds
 
 
-@settings(max_examples=few(400))
+@settings(max_examples=samples(400))
 @given(case=cases())
 def test_the_split_is_the_best_of_all(case: tuple[list[int], int, list[int], list[float]]) -> None:
     layers, fixed, rooms, speeds = case
@@ -251,7 +251,7 @@ def test_a_model_that_has_no_pipeline_is_not_dealt_out() -> None:
 rooms = st.lists(st.integers(0, 3 * 2**20), min_size=2, max_size=4)
 
 
-@settings(max_examples=few(200))
+@settings(max_examples=samples(200))
 @given(
     geometry=st.sampled_from([piped(layers=(90_000, 120_000, 30_000) * 4), mixed()]),
     spare=rooms,

@@ -34,6 +34,7 @@ from store.port import Delete, Operation, Put
 from tests.support.fleets import GIB, NOW, deployment, replica
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.reconciler_store import CachedStore, pool
+from tests.support.sampling import samples
 
 NODES = ("a", "b", "c")
 MODELS = ("qwen", "llama")
@@ -169,7 +170,7 @@ async def check(seed: int, *, looks: float, limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [3, 1000], ids=["forgetful", "mindful"])
-@settings(max_examples=12)
+@settings(max_examples=samples(12))
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 1.0]))
 def test_the_cache_equals_a_fresh_read(limit: int, seed: int, looks: float) -> None:
     """Forgetful: the journal is too short, so everything is read again and again."""

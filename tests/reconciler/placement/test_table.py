@@ -11,8 +11,8 @@ from reconciler.placement.inputs import NodeView, PlacementRequest
 from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, Placer, place_replica
-from tests.support.examples import few
 from tests.support.reconciler_nodes import NAMES, fleets, wants
+from tests.support.sampling import samples
 
 Fleet = tuple[NodeView, ...]
 
@@ -38,7 +38,7 @@ def fill(want: PlacementRequest, fleet: Fleet, row: str) -> Fleet:
     return tuple(after if node is taken else node for node in fleet)
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(fleets, st.lists(wants(), min_size=2, max_size=2), st.integers(1, 6))
 def test_columns_decide_as_the_functions_do(
     fleet: Fleet, wanted: list[PlacementRequest], number: int
@@ -62,14 +62,14 @@ def test_columns_decide_as_the_functions_do(
         fleet = fill(want, fleet, outcome.node)
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(fleets, wants())
 def test_the_order_of_nodes_decides_nothing(fleet: Fleet, want: PlacementRequest) -> None:
     assert place_replica(want, fleet) == place_replica(want, tuple(reversed(fleet)))
     assert explain_nodes(want, fleet) == explain_nodes(want, tuple(reversed(fleet)))
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(fleets, fleets, st.lists(wants(), min_size=2, max_size=2), st.sets(st.sampled_from(NAMES)))
 def test_a_table_made_from_the_one_before_is_like_a_new_one(
     before: Fleet, other: Fleet, wanted: list[PlacementRequest], changed: set[str]
@@ -98,7 +98,7 @@ def same_outcomes(one: NodeTable, another: NodeTable, wanted: list[PlacementRequ
     return all(mine.claim(want) == theirs.claim(want) for want in (*wanted, *wanted))
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(fleets, wants())
 def test_every_node_that_refuses_says_why(fleet: Fleet, want: PlacementRequest) -> None:
     for one in explain_nodes(want, fleet):
@@ -112,7 +112,7 @@ def test_every_node_that_refuses_says_why(fleet: Fleet, want: PlacementRequest) 
             assert one.refusal.message
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(fleets, wants())
 def test_the_line_counts_every_node(fleet: Fleet, want: PlacementRequest) -> None:
     outcome = place_replica(want, fleet)
@@ -121,7 +121,7 @@ def test_the_line_counts_every_node(fleet: Fleet, want: PlacementRequest) -> Non
         assert summary_line(outcome).startswith(f"0/{len(fleet)} nodes fit: ")
 
 
-@settings(max_examples=few(100))
+@settings(max_examples=samples(100))
 @given(fleets, wants(), st.integers(1, 12))
 def test_no_node_is_given_more_than_it_has(
     fleet: Fleet, want: PlacementRequest, number: int

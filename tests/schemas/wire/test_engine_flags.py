@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.wire import engine_flags
 from schemas.wire.engine_flags import EngineFlags, EngineIdentity
+from tests.support.sampling import samples
 
 LEAST = EngineFlags(
     model_dir=Path("/m/tiny"),
@@ -67,7 +68,7 @@ def test_what_is_written_is_read_back(flags: EngineFlags) -> None:
     drain_s=st.none() | st.integers(0, 10**5).map(float),
     name=st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1),
 )
-@settings(max_examples=30)
+@settings(max_examples=samples(30))
 def test_any_values_are_read_back(
     queue_limit: int | None, bits: int | None, cache: int | None, drain_s: float | None, name: str
 ) -> None:

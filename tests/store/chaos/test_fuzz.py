@@ -10,12 +10,13 @@ import pytest
 
 from tests.support.chaos_fuzz import FLAGS, run_seeds
 from tests.support.chaos_transports import DEFAULT, WAYS
+from tests.support.sampling import samples
 from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.tcp_proxy import random_plan
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(480)]
 
-_SEEDS, _SEEDS_OF_OTHER_WAYS = 150, 40
+_SEEDS, _SEEDS_OF_OTHER_WAYS = samples(150, quick=40), samples(40, quick=20)
 
 
 @pytest.fixture(scope="module")
