@@ -1,17 +1,28 @@
-"""Writes what of the documentation follows from the code: JSON Schemas, and the picture of the layers.
+"""Generates the parts of the documentation that follow from the code.
 
-`tests/test_docs.py` compares what is committed with what this would write.
+These are the JSON Schemas, the reference of fleetctl, the picture of the layers and the tables of life cycles.
+`tests/test_docs.py` compares the committed files with what this generates.
 """
 
 import configparser
 import json
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from docs import fleetctl_reference
+from engine import lifecycle
+from nodeagent.replicas import engine_tracker
+from reconciler.groups import epochs
 from schemas.json_schema import json_schema, user_kinds
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- generated: layers -->", "<!-- end -->"
+LAYERS, LIFECYCLES, END = (
+    "<!-- generated: layers -->",
+    "<!-- generated: lifecycles -->",
+    "<!-- end -->",
+)
 
 
 def generated() -> dict[Path, str]:
@@ -24,7 +35,9 @@ def generated() -> dict[Path, str]:
         for kind in user_kinds()
     }
     architecture = ROOT / "docs" / "architecture.md"
-    files[architecture] = with_picture(architecture.read_text(), layers())
+    files[architecture] = with_section(architecture.read_text(), LAYERS, picture(layers()))
+    page = ROOT / "docs" / "internals" / "lifecycles.md"
+    files[page] = with_section(page.read_text(), LIFECYCLES, lifecycles())
     files[ROOT / "docs" / "reference" / "fleetctl.md"] = fleetctl_reference.page()
     files[ROOT / "fleetctl" / "cli" / "summaries.py"] = fleetctl_reference.summaries()
     return files
@@ -37,23 +50,64 @@ def layers() -> list[str]:
     return contracts["importlinter:contract:layers"]["layers"].strip().splitlines()
 
 
-def with_picture(text: str, rows: list[str]) -> str:
-    """Return the page with the picture of the layers put between its marks."""
+def picture(rows: list[str]) -> str:
+    """Return a picture of boxes, one above the other."""
     width = max(len(row) for row in rows) + 4
     rule = "+" + "-" * width + "+"
-    picture = "\n".join(
-        [rule, *(line for row in rows for line in (f"|{row.strip().center(width)}|", rule))]
+    boxes = [rule, *(line for row in rows for line in (f"|{row.strip().center(width)}|", rule))]
+    return "\n".join(["```", *boxes, "```"])
+
+
+def lifecycles() -> str:
+    """Return the tables of states, drawn from the transition tables that the code uses."""
+    engine = [(old, event, new) for (old, event), new in lifecycle.TRANSITIONS.items()]
+    process = [
+        (old, event, new)
+        for old, events in engine_tracker.TRANSITIONS.items()
+        for event, new in events.items()
+    ]
+    return "\n\n".join(
+        (
+            "## An engine, as it reports itself (`engine/lifecycle.py`)\n\n" + table(engine),
+            "## An engine process, as its agent knows it (`nodeagent/replicas/engine_tracker.py`)\n\n"
+            + table(process),
+            "## An epoch of a shard group (`reconciler/groups/epochs.py`)\n\n"
+            + table(epochs.TRANSITIONS),
+        )
     )
-    head, _, rest = text.partition(BEGIN)
+
+
+def table(transitions: Iterable[tuple[str, str, str]]) -> str:
+    """Return a table with a row for each state, a column for each event, and the next states in its cells."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    states: dict[str, None] = {}
+    events: dict[str, None] = {}
+    for old, event, new in transitions:
+        cells.setdefault((str(old), str(event)), []).append(str(new))
+        states.update({str(old): None})
+        events.update({str(event): None})
+    head = ["state", *events]
+    rows = [[state, *(" or ".join(cells.get((state, e), [])) for e in events)] for state in states]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def with_section(text: str, begin: str, content: str) -> str:
+    """Return the page with the content between its marks."""
+    head, _, rest = text.partition(begin)
     _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n```\n{picture}\n```\n{END}{tail}"
+    return f"{head}{begin}\n{content}\n{END}{tail}"
 
 
 def main() -> None:
-    """Write all generated files."""
+    """Write all generated files, until they do not change: fleetctl reads its own summaries."""
+    is_changed = False
     for path, content in generated().items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        if not path.exists() or path.read_text() != content:
+            path.write_text(content)
+            is_changed = True
+    if is_changed:
+        subprocess.run([sys.executable, "-m", "docs.generate"], check=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from store.port import Put, Transport
 
 _LOCAL = "127.0.0.1"
 log = logging.getLogger(__name__)
-# Same as the leases of nodes (docs/architecture.md, section 3): a dead gateway delays nothing for
+# Same as the leases of nodes (docs/architecture.md, "Life of an apply"): a dead gateway delays nothing for
 # longer.
 LEASE_TTL_S = 4
 _CLOSE_S = 1.0

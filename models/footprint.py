@@ -1,7 +1,7 @@
 """The memory proof's formula: bytes of KV caches and activations of a model under a load. Pure.
 
-The reconciler's placement proof and the engine's admission both use it. Figures and sources: docs/architecture.md,
-section 5; measured with mlx-lm on models of random weights (tests/models/test_cache_rules_mlx.py).
+The reconciler's placement proof and the engine's admission both use it. Parts and sources: docs/internals/memory-proof.md.
+Measured with mlx-lm on models of random weights (tests/models/test_cache_rules_mlx.py).
 """
 
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ from store.port import Transport
 
 log = logging.getLogger(__name__)
 
-# A new leader takes over within 5 s of the old one's death (docs/architecture.md, section 7): the lease's time to
+# A new leader takes over within 5 s of the old one's death (docs/architecture.md, "Processes and failures"): the lease's time to
 # live, and half a second until etcd notices that it expired.
 _ELECTION_TTL_S = 4
 

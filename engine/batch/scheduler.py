@@ -18,7 +18,7 @@ from engine.jobs import Job
 Tokens = npt.NDArray[np.int64]
 
 # A piece of a prompt may stall streams for the time of this many of their own tokens, within these bounds: a stall
-# under a quarter of a second goes unnoticed, one above a second is noticed by everybody.
+# under a quarter of a second goes unnoticed, one above a second is noticed by every client.
 _STALL_STEPS, _STALL_MIN_S, _STALL_MAX_S = 3.0, 0.25, 1.0
 # The stall while more prompts wait than sequences run; on a GPU a piece of mlx-lm's own length takes as long.
 _STALL_CROWD_S = 2.0

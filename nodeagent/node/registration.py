@@ -38,7 +38,7 @@ async def is_replica_deleted(transport: Transport, replica: str) -> bool:
 
 log = logging.getLogger(__name__)
 
-# At most 5 s (docs/architecture.md, section 3). etcd notices an expiry up to half a second late, so with 4 s the endpoints
+# At most 5 s (docs/architecture.md, "Life of an apply"). etcd notices an expiry up to half a second late, so with 4 s the endpoints
 # of a dead Mac vanish within 5 s.
 LEASE_TTL_S = 4
 

@@ -1,6 +1,6 @@
 """The memory proof: the bytes that one rank of a model needs, and how they compare with an engine's peak. Pure.
 
-Formulas and their sources: docs/architecture.md, section 5; caches and activations: models/footprint.py.
+Formulas and their sources: docs/internals/memory-proof.md; caches and activations: models/footprint.py.
 """
 
 from collections.abc import Sequence

@@ -104,7 +104,7 @@ def test_attributes_of_a_server() -> None:
 
 
 def test_status_lines_by_code() -> None:
-    """gateway/http/response_writer.py writes them itself."""
+    """gateway/http/request_context.py writes them itself."""
     assert httptools_impl.STATUS_LINE[200] == b"HTTP/1.1 200 OK\r\n"
 
 

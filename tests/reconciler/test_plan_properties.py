@@ -1,4 +1,4 @@
-"""Properties of all plans: docs/architecture.md, section 7, numbers 1, 2 and 8."""
+"""Properties of all plans: docs/architecture.md, "Invariants", numbers 1, 2 and 8."""
 
 from collections.abc import Sequence
 from dataclasses import replace

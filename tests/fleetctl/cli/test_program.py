@@ -141,7 +141,7 @@ async def test_help_verb() -> None:
         (("drain", "mac-1", "--delete-emptydir-data"), "replicas keep no data on a node"),
         (("drain", "mac-1", "--force"), "change it there"),
         (("drain", "mac-1", "--disable-eviction"), "the reconciler manages all replicas"),
-        (("logs", "qwen-0", "-c", "engine"), "--rank N says which Mac"),
+        (("logs", "qwen-0", "-c", "engine"), "select the Mac with --rank N"),
         (("get", "md", "--chunk-size=500"), "long lists are always read in pages"),
         (("version", "--short"), "the output is short"),
         (("explain", "md..spec"), "md..spec: a name is missing next to a dot; write KIND.FIELD.FIELD"),

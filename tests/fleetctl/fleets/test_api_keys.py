@@ -41,7 +41,7 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     assert made.err.splitlines() == [
         "warning: no deployment or route serves the name fast yet.",
         "warning: no deployment or route serves the name qwen/best yet.",
-        "apikey/ci created. It is shown only this once:",
+        "apikey/ci created. The key is shown only once:",
     ]
     key = await stored(shared_transport, "ci")
     assert key is not None
@@ -53,7 +53,7 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
 
     again = await shared_fleet.ctl("create", "apikey", "ci")
     assert (again.code, again.out) == (1, "")
-    assert "there is an apikey ci already" in again.err
+    assert "apikey/ci already exists" in again.err
     assert "fleetctl delete apikey ci" in again.err
     assert await stored(shared_transport, "ci") == key
 
@@ -123,9 +123,9 @@ async def test_a_key_is_revoked(shared_fleet: MemoryFleet, shared_transport: Tra
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("create", "apikey", "Not_A_Name"), 2, "NAME: 'Not_A_Name' cannot be used"),
+        (("create", "apikey", "Not_A_Name"), 2, "NAME: 'Not_A_Name' is not valid"),
         (("create", "apikey", "a", "--model", "no model"), 2, "--model: 'no model'"),
-        (("create", "apikey", "a", "--expires", "soon"), 2, "a time such as 30d"),
+        (("create", "apikey", "a", "--expires", "soon"), 2, "a duration such as 30d"),
         (("create", "apikey", "a", "--expires", "2020-01-01"), 2, "is not in the future"),
         (("create", "apikey", "a", "--concurrency", "0"), 2, "--concurrency"),
         (("create", "deployment", "a"), 2, "did you mean modeldeployment?"),
@@ -134,8 +134,8 @@ async def test_a_key_is_revoked(shared_fleet: MemoryFleet, shared_transport: Tra
         (("get", "apikey", "nobody"), 1, 'apikeys "nobody" not found'),
         (("describe", "apikey"), 2, "expected one API key"),
         (("delete", "apikey"), 2, "no API key given"),
-        (("label", "apikey/ci", "a=b"), 2, "API keys carry no labels"),
-        (("label", "apikeys", "ci", "--list"), 2, "API keys carry no labels"),
+        (("label", "apikey/ci", "a=b"), 2, "API keys have no labels"),
+        (("label", "apikeys", "ci", "--list"), 2, "API keys have no labels"),
     ],
 )
 async def test_refusals(

@@ -65,7 +65,7 @@ async def test_a_conflict_names_its_owner_and_writes_nothing(
     refused = await run_verb(shared_fleet, "apply", text)
     told = (
         "standard input:12:13: ModelDeployment/torn: spec.replicas: is 5, set by fleetctl-scale; the manifest says "
-        "3. To have the manifest's, give --force-conflicts; to leave it to them, remove it from the manifest\n"
+        "3. To use the manifest's value, give --force-conflicts; to keep the current one, remove the field from the manifest\n"
     )
     assert (refused.code, refused.out) == (1, "")
     assert refused.err == f"error: nothing was written:\n{told}"
@@ -133,7 +133,7 @@ async def test_objects_in_use_are_not_pruned(shared_fleet: MemoryFleet) -> None:
     done = await run_verb(shared_fleet, "apply", pool_manifest("used-b"), *flags)
     assert (done.code, done.out) == (1, "nodepool/used-b created\n")
     assert done.err == (
-        "error: what is declared was written; pruning failed: NodePool/used-a is named by ModelDeployment/user. "
+        "error: all objects were written; pruning failed: NodePool/used-a is used by ModelDeployment/user. "
         "Change or delete it first. Not pruned: NodePool/used-a. Applying again is safe, and tries again\n"
     )
 

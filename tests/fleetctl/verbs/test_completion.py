@@ -146,7 +146,7 @@ async def test_fish() -> None:
     out = await printed("fish", "--no-config", "-c", f"fleetctl completion fish | source; {asked}")
     shown = [line.partition("\t") for line in out.splitlines()]
     assert [text for text, _, _ in shown] == ["quark", "qwen-coder", "status", "fleet.yaml"]
-    assert shown[2][2].startswith("Show how far")
+    assert shown[2][2].startswith("Show the progress of a rollout")
 
 
 class Keyboard:

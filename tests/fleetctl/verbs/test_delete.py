@@ -63,7 +63,7 @@ async def test_an_object_in_use_does_not_stop_the_others(shared_fleet: MemoryFle
     )
     words = ("delete", "np", "held", "fred", "free")
     told = (
-        "error: NodePool/held is named by ModelDeployment/holder. Change or delete it first\n"
+        "error: NodePool/held is used by ModelDeployment/holder. Change or delete it first\n"
         'error: nodepools "fred" not found; did you mean free?\n'
     )
     dry = await shared_fleet.ctl(*words, "--dry-run=server")
@@ -105,7 +105,7 @@ async def test_a_timeout_reports_the_reason(shared_fleet: MemoryFleet) -> None:
         (("apikey/a", "-l", "a=b"), 2, "API keys are deleted by name, without -l"),
         (("apikey/a", "--all"), 2, "API keys are deleted by name, without --all"),
         (("md/a", "--cascade=away"), 2, "foreground"),
-        (("endpoints", "a"), 1, "Endpoint/a is not for users to delete: the fleet writes it"),
+        (("endpoints", "a"), 1, "Endpoint/a cannot be deleted by users: the fleet writes it"),
     ],
 )
 async def test_contradicting_flags_are_errors(

@@ -150,7 +150,7 @@ async def test_a_model_that_no_node_has_inspected(fleet: MemoryFleet, tmp_path: 
     )
     unseen = await fleet.ctl("plan", "-f", "-", stdin=manifest)
     assert unseen.out.splitlines()[-1] == (
-        "modeldeployment/fresh: 1 replica cannot be placed: 0/6 nodes fit: 3 yet to look at the model, 1 cordoned, "
+        "modeldeployment/fresh: 1 replica cannot be placed: 0/6 nodes fit: 3 yet to inspect the model, 1 cordoned, "
         "1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does "
         "not name); agents inspect the model after the apply. Use --models-dir to inspect files on this machine"
     )
