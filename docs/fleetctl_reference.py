@@ -31,6 +31,8 @@ def page() -> str:
 
 
 def _context(parent: click.Context | None, name: str, command: click.Command) -> click.Context:
+    # click keeps a command's help option from its first use, which may have had other names.
+    command._help_option = None  # noqa: SLF001 - no other way to forget it
     return click.Context(
         command,
         parent=parent,

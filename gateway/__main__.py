@@ -66,7 +66,7 @@ _FILES_OF_MACOS = 10_240
 @click.option(
     "--max-body",
     type=click.IntRange(min=1),
-    default=8 << 20,
+    default=GatewayLimits().max_body_bytes,
     envvar="FLEET_GATEWAY_MAX_BODY",
     show_default=True,
     help="Largest request body, in bytes.",

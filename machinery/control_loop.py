@@ -127,7 +127,7 @@ async def run_loop(
     *,
     transient: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Reconcile the keys of the queue for ever, one at a time.
+    """Reconcile the keys of the queue forever, one at a time.
 
     `transient` errors are expected (the store is unreachable, another writer was first): the key is retried with
     backoff and one log line. Any other error is a defect: the key is retried too, and the traceback is logged.

@@ -229,7 +229,7 @@ class AdminServer:
         """Why it does not listen."""
 
     async def run(self) -> None:
-        """Listen and serve for ever; while the port is in use, try again every 30 s."""
+        """Listen and serve forever; while the port is in use, try again every 30 s."""
         while True:
             try:
                 listener = listen(self._host, self._port)

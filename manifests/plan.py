@@ -39,7 +39,7 @@ class ApplyMode:
 
     @property
     def takes_over(self) -> bool:
-        """True if objects of other sets are taken over. Never for a GitSource: two of them would alternate for ever."""
+        """True if objects of other sets are taken over. Never for a GitSource: two of them would alternate forever."""
         return self.force is True and not self.manager.startswith("gitsource/")
 
 

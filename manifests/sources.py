@@ -113,7 +113,7 @@ def _passed(name: str, found: os.stat_result) -> int | None:
 
 
 def _check(name: str, found: os.stat_result) -> None:
-    """Refuse special files before opening them: opening a FIFO waits for a writer, possibly for ever."""
+    """Refuse special files before opening them: opening a FIFO waits for a writer, possibly forever."""
     if not stat.S_ISREG(found.st_mode):
         kind = "a FIFO" if stat.S_ISFIFO(found.st_mode) else "a device or socket"
         raise _failed(

@@ -1,4 +1,4 @@
-"""Did-you-mean suggestions, and values as error messages show them. Pure; imports no models."""
+"""Did-you-mean suggestions, and values as error messages show them. Pure; imports no pydantic models."""
 
 import difflib
 import json

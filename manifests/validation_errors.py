@@ -162,7 +162,7 @@ def _missing(it: FieldError) -> Explanation:
 
 def _unknown(it: FieldError) -> Explanation:
     word = str(it.path[-1])
-    return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known are")
+    return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known fields")
 
 
 def _integer(it: FieldError) -> Explanation:

@@ -35,7 +35,7 @@ class _AdapterConfig(BaseModel):
 
 
 class _AdapterFormat(BaseModel):
-    """The fields that tell other adapter formats from mlx-lm's."""
+    """The fields that distinguish other adapter formats from mlx-lm's."""
 
     fine_tune_type: str = "lora"
     peft_type: str | None = None

@@ -82,7 +82,7 @@ class Agent:
         return AgentApi(view, self._transport, port=port, on_change=self._describer.request)
 
     async def run(self) -> None:
-        """Run for ever. Engines are stopped only when the store says so, never because the agent ends.
+        """Run forever. Engines are stopped only when the store says so, never because the agent ends.
 
         Raises:
             NameTakenError: another live agent has the node's name.

@@ -150,7 +150,7 @@ class NodeDescriber:
         self._requested.set()
 
     async def run(self, references: ReferenceTasks, api: AgentApi | None) -> None:
-        """Inspect deployed models and the machine, and write the status when it changes, for ever."""
+        """Inspect deployed models and the machine, and write the status when it changes, forever."""
         await self._dependencies.deployments.wait_synced()
         last_error = ""
         while True:

@@ -30,8 +30,8 @@ from store.port import Transport
 
 log = logging.getLogger(__name__)
 
-# A new leader takes over within 5 s of the old one's death (docs/architecture.md, "Processes and failures"): the lease's time to
-# live, and half a second until etcd notices that it expired.
+# A new leader takes over within 5 s of the old one's death (docs/architecture.md, "Processes and failures"): the
+# lease's time to live, plus up to half a second until etcd notices that it has expired.
 _ELECTION_TTL_S = 4
 
 
@@ -91,7 +91,7 @@ class Controller:
         )
 
     async def run(self) -> None:
-        """Run for ever."""
+        """Run forever."""
         self._handlers.connect()
         if self._gitops is not None:
             self._gitops.connect()

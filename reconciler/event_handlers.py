@@ -57,7 +57,7 @@ class EventHandlers:
         caches.leases.on_change(self._on_lease)
 
     async def run(self) -> None:
-        """Queue what was collected, for ever."""
+        """Queue what was collected, forever."""
         while True:
             await self._has_collected.wait()
             await self._clock.sleep(_COLLECT_S)

@@ -53,7 +53,7 @@ class Executor:
         if self._ledger is None:
             ledger = await self._transport.get(self._fence().key)
             if ledger is None:
-                raise ConflictError("this process leads no longer")
+                raise ConflictError("this process is no longer the leader")
             if ledger.mod_revision > ledger.create_revision:
                 self._assigned_at = (
                     ledger.mod_revision

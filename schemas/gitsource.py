@@ -19,9 +19,9 @@ def _repository(text: str) -> str:
     scheme, colon, rest = text.partition("://")
     if colon and scheme in _SCHEMES and rest.strip("/") and not re.search(r"[\s\x00-\x1f]", text):
         if re.match(r"[^/@]*:[^/@]*@", rest):
-            raise ValueError("must not have a password in it; write credentials.passwordFile")
+            raise ValueError("must not contain a password; use credentials.passwordFile")
         if rest.startswith("-"):
-            raise ValueError("must not begin its host with a dash")
+            raise ValueError("must not have a host that begins with a dash")
         return text
     if _SCP.fullmatch(text) and not text.startswith("-"):
         return text
@@ -73,7 +73,7 @@ class GitReference(ApiModel):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if sum(one is not None for one in (self.branch, self.tag, self.commit)) != 1:
-            raise ValueError("needs one of branch, tag and commit")
+            raise ValueError("needs exactly one of branch, tag and commit")
         return self
 
 

@@ -184,7 +184,9 @@ def _taints_differ(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
     seen = [(taint.key, taint.effect) for taint in taints]
     twice = sorted({f"{key}:{effect}" for key, effect in seen if seen.count((key, effect)) > 1})
     if twice:
-        raise ValueError(f"has {', '.join(twice)} more than once; a key may have each effect once")
+        raise ValueError(
+            f"has {', '.join(twice)} more than once; each pair of key and effect may occur only once"
+        )
     return taints
 
 

@@ -15,7 +15,7 @@ Parallelism = Literal["Tensor", "Pipeline"]
 MOST_RANKS = 16
 MOST_JACCL_RANKS = 8
 FIRST_PORT = 20000
-# The fleet sets these itself; a value of a user could only contradict it.
+# The fleet sets these itself; a user's value could only contradict it.
 _OURS = frozenset(
     {
         *("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_JACCL_RING"),

@@ -81,7 +81,7 @@ class MemoryTransport:
 
     def _check_size(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> None:
         if max(len(guards), len(operations)) > MAX_OPERATIONS:
-            raise TooLargeError(f"a transaction takes {MAX_OPERATIONS} operations")
+            raise TooLargeError(f"a transaction takes at most {MAX_OPERATIONS} operations")
         if sum(len(op.value) for op in operations if isinstance(op, Put)) > _MAX_BYTES:
             raise TooLargeError("request is too large")
         for op in operations:

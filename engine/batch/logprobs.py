@@ -20,11 +20,11 @@ class BatchLogprobs:
     tops: tuple[int, ...]
     """The number of alternatives that each of these rows asks for."""
     own: Array
-    """Of the chosen tokens; shape (rows,)."""
+    """Log probabilities of the chosen tokens; shape (rows,)."""
     tokens: Array
     """The alternatives, likeliest first; shape (rows, most alternatives)."""
     logprobs: Array
-    """Of the alternatives; the same shape."""
+    """Log probabilities of the alternatives; the same shape as `tokens`."""
 
     @property
     def arrays(self) -> tuple[Array, ...]:

@@ -144,7 +144,9 @@ class _SchemaWalk:
         _expect(name == "const" or (isinstance(value, list) and bool(value)), here, "a list")
         self._values += _count_values(value, here, 0)
         if self._values > _MAX_VALUES:
-            raise GrammarError(f"{here}: a schema can list at most {_MAX_VALUES} values.")
+            raise GrammarError(
+                f"{here}: a schema can list at most {_MAX_VALUES} values in 'enum' and 'const'."
+            )
         return value
 
     def _limit(self, name: str, value: Json, here: str) -> Json:

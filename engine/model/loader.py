@@ -155,7 +155,7 @@ def load_codec(folder: Path, config: dict[str, Any]) -> TextCodec:
 
 @contextmanager
 def raise_unusable(culprit: Path | str) -> Iterator[None]:
-    """Turn any exception into a ModelUnusableError that names the culprit, while only files can be at fault."""
+    """Turn any exception into a ModelUnusableError that names the culprit; for code that only bad files make fail."""
     try:
         yield
     except Exception as error:
@@ -211,7 +211,7 @@ def _slices(parameters: Iterable[tuple[str, Any]]) -> Iterable[list[tuple[str, A
 
 
 def has_output_head(folder: Path) -> bool:
-    """Return whether the weights have an output head of their own; a tied head may never have been trained."""
+    """Return whether the weights contain an output head; one tied to the embeddings may never have been trained."""
     return any("lm_head." in name for name in tensor_names(folder))
 
 
@@ -255,7 +255,7 @@ def _prefixed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def apply_adapter(model: Model, folder: Path) -> None:
-    """Wrap the layers of a LoRA adapter; its weights are read with the model's, when they are evaluated.
+    """Wrap the layers that a LoRA adapter changes; its weights are read with the model's, when they are evaluated.
 
     Raises:
         ModelUnusableError: the folder is no valid adapter, or it belongs to another model.
@@ -281,6 +281,3 @@ def _summarize_error(error: Exception) -> str:
     if not tensors:
         return head
     return f"{len(tensors)} of its tensors do not fit, first {tensors[0]}"
-
-
-# an mlx.nn.Module; mlx ships no types

@@ -26,7 +26,7 @@ class PeerMonitor:
 
     def __init__(self, rank: int) -> None:
         self.is_parting = False
-        """True if this rank releases the others, so that their end is no failure."""
+        """True if this rank releases the others, so that their end is not a failure."""
         self._rank = rank
         self._lifelines: dict[int, socket.socket] = {}
         self._ready = asyncio.Event()
@@ -45,7 +45,7 @@ class PeerMonitor:
         self._ready.set()
 
     async def watch(self) -> str | None:
-        """Wait until the group ends; return the reason and the rank that caused it, None if it was this rank."""
+        """Wait until the group ends; return a reason that names the rank at fault, None if it was this rank."""
         await self._ready.wait()
         async with asyncio.TaskGroup() as group:
             failure = group.create_task(self._wait_for_failure())
@@ -62,7 +62,7 @@ class PeerMonitor:
         await self._failed.wait()
 
     async def close(self, reason: str | None) -> None:
-        """Send this rank's reason to end, None if it was asked to, and close the lifelines."""
+        """Send the reason why this rank ends (None: it was asked to), and close the lifelines."""
         message: RankMessage = StopMessage()
         if reason is not None:
             # Rank 0 passes the reason of another rank on unchanged.

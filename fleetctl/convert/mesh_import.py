@@ -28,7 +28,7 @@ _KNOWN, _BELOW_MESH = ("discovery", "routing", "tiers"), ("role", "failover_time
 _LISTS = ("nodes", "peers", "hosts", "static")
 
 _REASONS = {
-    "enabled": OmissionReason(text="a fleet is on while its agents run; there is no switch"),
+    "enabled": OmissionReason(text="a fleet is active while its agents run; there is no switch"),
     "role": OmissionReason(
         text="any number of reconcilers run and one leads; all gateways are equal", is_shown=True
     ),

@@ -227,7 +227,7 @@ class LocalFleet:
             path.unlink(missing_ok=True)
 
     def _check_gateway_port(self) -> None:
-        """Refuse an occupied port now; the gateway itself would retry for ever."""
+        """Refuse an occupied port now; the gateway itself would retry forever."""
         settings = self._settings
         if processes.adopt(settings.data_dir.record("gateway")) is not None:
             return  # the port belongs to our own gateway, which is adopted

@@ -21,7 +21,7 @@ __all__ = ["read", "read_one", "read_peaks", "ready_nodes", "table_context"]
 
 
 async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[ApiObject]:
-    """Return the named objects, or all of the kind; events in the order of time.
+    """Return the named objects, or all of the kind; events in chronological order.
 
     Raises:
         FleetctlError: an object does not exist; the message has the nearest name.
@@ -89,6 +89,6 @@ async def read_peaks(transport: Transport, replica: Replica) -> tuple[int, ...]:
 
 
 async def table_context(transport: StoreReader, clock: Clock, kind: Kind) -> TableContext:
-    """Return what tables of this kind need beside the objects."""
+    """Return what tables of this kind need in addition to the objects."""
     ready = await ready_nodes(transport) if kind.name == "Node" else frozenset()
     return TableContext(now=clock.now(), ready_nodes=ready)

@@ -1,4 +1,4 @@
-"""The gateway's own log over HTTP. Readers need a ticket of the store; API keys do not count."""
+"""The gateway's own log over HTTP. Readers need a ticket from the store; API keys are not accepted."""
 
 import logging
 from collections.abc import Awaitable, Callable

@@ -144,7 +144,7 @@ class AdminRoutes:
         )
 
     async def overview(self) -> Response:
-        """Return the cards of a dashboard."""
+        """Return the summary figures of a dashboard."""
         nodes = await self.context.nodes.nodes()
         counts = dashboard.count_workers(dashboard.all_workers(self.context, nodes))
         return _json(dashboard.overview(self.context, counts))

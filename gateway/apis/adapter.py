@@ -86,7 +86,7 @@ def decode(
     if unknown is not None:
         name, where = unknown[1], unknown[2]
         if where:
-            raise invalid(f"'{name[:100]}' is not known in '{where[:200]}'.", param=name[:100])
+            raise invalid(f"Unknown field '{name[:100]}' in '{where[:200]}'.", param=name[:100])
         message = unknown_name("field", name, kind.__struct_fields__, meant)
         raise invalid(message, param=name[:100])
     wrong = _WRONG.match(text)

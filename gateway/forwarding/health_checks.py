@@ -69,7 +69,7 @@ class ProbeSchedule:
     ) -> list[EngineEndpoint]:
         """Return the endpoints to check now, the most urgent first; each is in progress until `done`.
 
-        `awaited`: endpoints that requests have been waiting on for `WAITED_S`.
+        `awaited`: endpoints that requests have been waiting on for `AWAITED_S`.
         """
         urgent, quiet = [], []
         for origin, heard_s in self._heard_s.items():

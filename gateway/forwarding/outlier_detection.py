@@ -65,7 +65,7 @@ class Breaker:
         return now_s < self._until_s or (self.is_open and (self.is_gone or self._is_on_trial))
 
     def until_s(self) -> float:
-        """Return the time at which `shuns` can change without an event."""
+        """Return the time at which `is_avoided` can change without an event."""
         return self._until_s
 
     def begin_trial(self, now_s: float) -> bool:
@@ -112,7 +112,7 @@ class Breaker:
         return True
 
     def record_success(self, sent_s: float, now_s: float) -> None:
-        """Record an answered request that was sent at `asked_s`."""
+        """Record an answered request that was sent at `sent_s`."""
         self._count(now_s, is_failure=False)
         if self.is_open and sent_s < self._opened_s:
             return  # sent before the breaker opened
@@ -202,7 +202,7 @@ class OutlierDetector:
         return opened
 
     def record_success(self, endpoint: EngineEndpoint, sent_s: float, now_s: float) -> None:
-        """Record a response to a request sent at `asked_s`."""
+        """Record a response to a request sent at `sent_s`."""
         breaker = self.breakers.get(endpoint.origin)
         if breaker is not None:
             breaker.record_success(sent_s, now_s)

@@ -75,7 +75,7 @@ async def machine_vitals(view: AgentView) -> Json:
     """Return the machine's memory and the metrics of every rank here; None (null) where they are unknown."""
     machine = await asyncio.to_thread(_machine_memory)
     timeout = aiohttp.ClientTimeout(total=_ENGINE_TIMEOUT_S)
-    # A copy: engines may start and end while they are asked.
+    # A copy: engines may start and end while their metrics are fetched.
     found = sorted(view.engines.items())
     async with aiohttp.ClientSession(timeout=timeout) as session:
         ranks = await asyncio.gather(*(_rank_vitals(view, session, *one) for one in found))

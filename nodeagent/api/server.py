@@ -279,7 +279,7 @@ class AgentApi:
         )
 
     async def run(self) -> None:
-        """Serve for ever."""
+        """Serve forever."""
         await self._server.run()
 
     def fill(self, status: NodeStatus) -> NodeStatus:

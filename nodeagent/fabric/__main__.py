@@ -1,7 +1,7 @@
 """One rank of a fabric test: connects, sums arrays of each size with the other ranks, and prints measurements.
 
 Its deadlines use SIGALRM with the default action: while MLX connects it holds the interpreter's lock, so no Python
-code runs, and rank 0 would wait for ever. The kernel ends the process all the same. Only this module imports mlx in
+code runs, and rank 0 would wait forever. The kernel ends the process all the same. Only this module imports mlx in
 this package, and only it writes the environment.
 """
 

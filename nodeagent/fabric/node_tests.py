@@ -106,7 +106,7 @@ class FabricTestRank:
         self._changed_result.set()
 
     async def _publish(self) -> None:
-        """Write the result under the lease whenever it changes, for ever; delete it at the end."""
+        """Write the result under the lease whenever it changes, forever; delete it at the end."""
         try:
             while True:
                 self._changed_result.clear()
@@ -153,7 +153,7 @@ class NodeFabricTests:
         self._is_resumed = False
 
     async def run(self, registration: NodeRegistration, on_change: Callable[[], None]) -> None:
-        """Take part for ever; `on_change` is called when the condition may have changed."""
+        """Take part forever; `on_change` is called when the condition may have changed."""
         self._tests.on_change(lambda _: self._changed.set())
         running: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:

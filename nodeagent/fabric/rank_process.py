@@ -20,7 +20,7 @@ from schemas.formation import Rendezvous
 from schemas.shardgroup import Backend
 
 FABRIC_MODULE = "nodeagent.fabric"
-# A rank of MLX's ring tries for 31 s to reach its neighbour (MLX 0.32: 1, 2, 4, 8, 16 s); rank 0 waits for ever.
+# A rank of MLX's ring tries for 31 s to reach its neighbour (MLX 0.32: 1, 2, 4, 8, 16 s); rank 0 waits forever.
 CONNECT_TIMEOUT_S = 45
 # 64 MB around a ring over Wi-Fi at 3 MB/s.
 ROUND_TIMEOUT_S = 60

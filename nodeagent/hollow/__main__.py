@@ -87,7 +87,7 @@ def main(log_level: str, **options: Any) -> None:
             feed = SharedCaches(connections[0], clock)
 
             async def run_mac(number: int) -> None:
-                # Agents that start together renew their leases together for ever, and the last one of each burst is late.
+                # Agents that start together renew their leases together forever, and the last one of each burst is late.
                 await clock.sleep(options["lease"] / 3 * number / len(macs))
                 await macs[number].agent(connections[number // _MACS_PER_CONNECTION], feed).run()
 

@@ -114,7 +114,7 @@ class HollowEngine:
     is_silent: bool = False
     """True if it hangs: it runs and does not answer."""
     is_stuck: bool = False
-    """True if it makes no progress: it answers and is busy for ever."""
+    """True if it makes no progress: it answers and is busy forever."""
 
     @property
     def ready_at(self) -> float:

@@ -73,7 +73,7 @@ class SharedCaches:
         self._deployment_handlers: dict[str, Callable[[str], None]] = {}
 
     async def run(self) -> None:
-        """Watch the store, for ever."""
+        """Watch the store, forever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._replicas.run())
             group.create_task(self._deployments.run())

@@ -38,8 +38,8 @@ async def is_replica_deleted(transport: Transport, replica: str) -> bool:
 
 log = logging.getLogger(__name__)
 
-# At most 5 s (docs/architecture.md, "Life of an apply"). etcd notices an expiry up to half a second late, so with 4 s the endpoints
-# of a dead Mac vanish within 5 s.
+# The endpoints of a dead Mac must vanish within 5 s (docs/architecture.md, "Life of an apply"), and etcd notices an
+# expiry up to half a second late.
 LEASE_TTL_S = 4
 
 
@@ -75,7 +75,7 @@ class NodeRegistration:
         return session.id if session is not None and session.valid() else None
 
     async def keep(self, on_new_session: Callable[[], None], *, ttl_s: int = LEASE_TTL_S) -> None:
-        """Hold a lease for ever; replace one that is lost, and call `on_new_session` for each.
+        """Hold a lease forever; replace one that is lost, and call `on_new_session` for each.
 
         Raises:
             NameTakenError: another live agent has our name.

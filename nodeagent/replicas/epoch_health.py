@@ -1,6 +1,6 @@
 """The health of a group's epoch, judged by this node's rank of it. Pure.
 
-MLX notices a lost peer only sometimes, and may spin for ever (docs/operations/shardgroups.md), so the agent decides.
+MLX notices a lost peer only sometimes, and may spin forever (docs/operations/shardgroups.md), so the agent decides.
 """
 
 from models import golden_question

@@ -268,7 +268,7 @@ class _Totals:
 
 
 class DemandTotals:
-    """The sums over all gateways, for each deployment since it is needed."""
+    """The sums over all gateways, for each deployment since it was first needed."""
 
     def __init__(self) -> None:
         self._gateways: dict[str, _Gateway] = {}
@@ -303,7 +303,7 @@ class DemandTotals:
         return self._demands.get(deployment)
 
     def measured(self, deployment: str, template: str) -> VersionMetrics | None:
-        """Return the metrics of a version since its deployment is needed; None if it is not."""
+        """Return the metrics of a version since its deployment was first needed; None if it is not needed."""
         if deployment not in self._demands:
             return None
         return self._totals[deployment].versions.get(template, VersionMetrics())

@@ -56,7 +56,7 @@ class DemandScraper:
         )
 
     async def run(self) -> None:
-        """Scrape every second, for ever; does nothing while no deployment needs it."""
+        """Scrape every second, forever; does nothing while no deployment needs it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._gateways.run())
             await self._gateways.wait_synced()

@@ -120,7 +120,7 @@ class GitOpsController:
                 self._queue.add(name)
 
     async def lead(self, leadership: Leadership) -> None:
-        """Reconcile sources for ever.
+        """Reconcile sources forever.
 
         Raises:
             AuthorityLostError: this process leads no longer (in an exception group).

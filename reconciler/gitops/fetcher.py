@@ -138,7 +138,7 @@ async def _watch(process: Process, clock: Clock) -> None:
             return
         if used > _MEMORY:
             process.kill()
-            raise _TooLargeError(f"it used more than {_MEMORY >> 20:,} MiB of memory")
+            raise _TooLargeError(f"fetching used more than {_MEMORY >> 20:,} MiB of memory")
 
 
 async def _early_end(process: Process, last_line: str) -> FetchFailure:

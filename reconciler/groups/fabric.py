@@ -345,7 +345,7 @@ def _unreachable(
             yield FabricFault(
                 reason="LoopbackAddress",
                 message=f"only {name} itself reaches {address}; start its agent with "
-                "--node-address, or write spec.members[].addresses",
+                "--address, or write spec.members[].addresses",
             )
         # A rank binds its address, so the machine must have it. Agents report no IPv6 addresses.
         is_known = bool(there) and number.version == 4 and not number.is_loopback
@@ -353,7 +353,7 @@ def _unreachable(
             yield FabricFault(
                 reason="NotItsAddress",
                 message=f"{name} has no address {address}; it has {', '.join(there)}. Correct "
-                "spec.members[].addresses or the agent's --node-address",
+                "spec.members[].addresses or the agent's --address",
             )
 
 
@@ -366,7 +366,7 @@ def _nowhere_to_meet(group: ShardGroupSpec, nodes: Sequence[NamedStatus]) -> Ite
         yield FabricFault(
             reason="NoMeetingPlace",
             message=f"the address of {name} in spec.members belongs to one cable, and all ranks must meet there; "
-            "start its agent with a --node-address on a network that all members share",
+            "start its agent with an --address on a network that all members share",
         )
 
 

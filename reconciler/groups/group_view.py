@@ -16,7 +16,7 @@ class GroupView:
     name: str
     spec: ShardGroupSpec
     members: tuple[str, ...]
-    """Its nodes: in rank order if it lists them, else by name as its selector finds them."""
+    """Its nodes: in rank order if it lists them, else those that its selector matches, by name."""
     machines: Mapping[str, NodeStatus] = field(default_factory=dict)
     """Node statuses of the members, for their cables; a member that never reported is missing."""
 
@@ -40,7 +40,7 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupForm:
-    """The form in which ranks work together: a Formation without the secret and time of its write."""
+    """How the ranks of a replica work together: a Formation without its secret and its start time."""
 
     group: str
     backend: Backend

@@ -132,7 +132,7 @@ def drop_seen_changes(
 
     Watches are opened at the last revision seen, not at the next one, and the changes of that revision are
     dropped here. Older etcd (such as 3.4.23) accepts a watch at the revision that was compacted last, without
-    the deletions of that revision (etcd issues 18089 and 19179), so a cache would keep a deleted key for ever.
+    the deletions of that revision (etcd issues 18089 and 19179), so a cache would keep a deleted key forever.
     Opened one revision earlier, such a watch is refused as compacted.
     """
     fresh = tuple(change for change in changes if change.mod_revision > after_revision)

@@ -9,8 +9,6 @@ import pytest
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.waiting import until_async
 
-pytestmark = pytest.mark.full
-
 MANIFEST = """apiVersion: fleet/v1alpha1
 kind: ModelDeployment
 metadata: {name: tiny}

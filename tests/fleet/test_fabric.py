@@ -16,7 +16,7 @@ from store.etcd.connect import connect
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.waiting import until, until_async
 
-pytestmark = [pytest.mark.full, pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 GROUP = """
 apiVersion: fleet/v1alpha1
 kind: ShardGroup

@@ -93,7 +93,7 @@ async def test_a_missing_object_is_reported_with_suggestions(transport: Transpor
 
 @pytest.mark.parametrize("kind", ["Revision", "Endpoint", "Event", "Pod"])
 async def test_kinds_that_the_fleet_writes_are_refused(kind: str) -> None:
-    with pytest.raises(WriteRefusedError, match="cannot be deleted by users"):
+    with pytest.raises(WriteRefusedError, match="cannot be deleted: only the fleet"):
         await delete.delete(FaultyTransport(InstantClock()), kind, "a", CLOCK)
 
 

@@ -263,12 +263,12 @@ UNKNOWN = [
     ),
     pytest.param(
         spec("  placement: {gpu: 1}\n"),
-        f":7:15: {QWEN}: spec.placement.gpu: unknown field. Known are: {PLACEMENT}",
+        f":7:15: {QWEN}: spec.placement.gpu: unknown field. Known fields: {PLACEMENT}",
         id="strange-field",
     ),
     pytest.param(
         f"{HEAD}kind: NodePool\nmetadata: {{name: a, uuid: b}}\nspec: {{nodes: [a]}}\n",
-        ":3:21: NodePool/a: metadata.uuid: unknown field. Known are: name, labels, annotations",
+        ":3:21: NodePool/a: metadata.uuid: unknown field. Known fields: name, labels, annotations",
         id="metadata-field",
     ),
     pytest.param(

@@ -12,6 +12,7 @@ import pytest
 from nodeagent.engines.engine_processes import EngineProcess
 from schemas.meta import find_condition, is_true
 from schemas.replica import Endpoint, RankStatus, Replica
+from schemas.shardgroup import FIRST_PORT
 from store import codec, keys
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.nodeagent_agents import AgentProcess, Desk, answers
@@ -38,7 +39,9 @@ class Pair:
     async def form(self, **fields: Any) -> Replica:
         """Write the next epoch."""
         self.epoch += 1
-        made = group(*NAMES, name=NAME, uid="pair", epoch=self.epoch, port=30_000, **fields)
+        # The uid chooses the ports of the epoch: another test run must not choose the same.
+        uid = f"pair-{os.getpid()}"
+        made = group(*NAMES, name=NAME, uid=uid, epoch=self.epoch, port=FIRST_PORT, **fields)
         ranks = tuple(
             rank.model_copy(update={"addresses": ("127.0.0.1",)}) for rank in made.spec.ranks
         )

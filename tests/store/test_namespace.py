@@ -49,5 +49,5 @@ def test_an_invalid_prefix_is_refused(memory: MemoryTransport, prefix: str) -> N
 
 async def test_an_empty_prefix_is_no_namespace(memory: MemoryTransport) -> None:
     assert namespace.with_prefix(memory, "") is memory
-    with pytest.raises(ValueError, match="beside the prefix"):
+    with pytest.raises(ValueError, match="must begin with a slash"):
         await namespace.with_prefix(memory, "/blue").get("-2/a")

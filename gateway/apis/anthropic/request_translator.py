@@ -190,7 +190,9 @@ def _kind(block: object, role: str, where: str) -> str:
     if not isinstance(block, dict) or not isinstance(kind, str) or kind not in _KINDS[role]:
         raise _no_such_block(kind, role, where)
     for name in block.keys() - _FIELDS[kind]:
-        raise invalid(f"'{str(name)[:100]}' is not known in a block of type '{kind}'.", param=where)
+        raise invalid(
+            f"'{str(name)[:100]}' is not a field of a block of type '{kind}'.", param=where
+        )
     for name in _FIELDS[kind] & _TYPES.keys():
         if not isinstance(block.get(name), _TYPES[name]):
             what = "an object" if name == "input" else "a string"
@@ -387,7 +389,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             param=f"{where}.type",
         )
     for name in tool.keys() - _TOOL_FIELDS:
-        raise invalid(f"'{name[:100]}' is not known in '{where}'.", param=where)
+        raise invalid(f"Unknown field '{name[:100]}' in '{where}'.", param=where)
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise invalid(

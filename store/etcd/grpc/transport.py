@@ -154,7 +154,7 @@ class GrpcTransport:
                     continue
                 lags = answer.created and answer.header.revision < after_revision
                 if lags and await self._newest(prefix) < after_revision:
-                    # A watch on a future revision would be silent for ever.
+                    # A watch on a future revision would be silent forever.
                     raise ReplacedError("the store was replaced or rolled back")
                 batch = _batch(answer, tuple(fragments), after_revision)
                 fragments = []

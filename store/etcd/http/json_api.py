@@ -3,7 +3,7 @@
 Formats differ between builds of etcd (spacing, grpc-gateway v1 and v2 error bodies). Integers of 64 bits are strings,
 bytes are base64, zeros and empty values are omitted.
 
-The only importer of etcd3-py. Of its AioClient, URL, prefix, headers and raw calls are used. Its constructor blocks and
+The only importer of etcd3-py. Only AioClient's URL, prefix, headers and raw calls are used. Its constructor blocks and
 fails while etcd is down, its codec costs milliseconds a call, and its streams lose events, so those are replaced: see
 docs/adr/0002-etcd-client.md and tests/store/etcd/http/test_etcd3_streams.py.
 """
@@ -54,7 +54,7 @@ def loads(raw: bytes) -> Json:
     """Parse a JSON object.
 
     Raises:
-        UnavailableError: it is not JSON, so the server is not etcd, or the answer was cut.
+        UnavailableError: it is not a JSON object: the server is not etcd, or the answer was truncated.
 
     """
     try:

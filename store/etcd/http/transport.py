@@ -91,7 +91,7 @@ class HttpTransport:
             async for line in lines:
                 frame = json_api.loads(line)
                 if _lags(frame, after_revision) and await self._newest(prefix) < after_revision:
-                    # A watch on a future revision would be silent for ever.
+                    # A watch on a future revision would be silent forever.
                     raise ReplacedError("the store was replaced or rolled back")
                 batch = self._batch(frame, after_revision)
                 if batch:

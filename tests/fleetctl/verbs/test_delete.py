@@ -105,7 +105,11 @@ async def test_a_timeout_reports_the_reason(shared_fleet: MemoryFleet) -> None:
         (("apikey/a", "-l", "a=b"), 2, "API keys are deleted by name, without -l"),
         (("apikey/a", "--all"), 2, "API keys are deleted by name, without --all"),
         (("md/a", "--cascade=away"), 2, "foreground"),
-        (("endpoints", "a"), 1, "Endpoint/a cannot be deleted by users: the fleet writes it"),
+        (
+            ("endpoints", "a"),
+            1,
+            "Endpoint/a cannot be deleted: only the fleet creates and removes such objects",
+        ),
     ],
 )
 async def test_contradicting_flags_are_errors(

@@ -104,7 +104,7 @@ async def test_anthropics_client_understands_what_is_not_there(
         ("/v1/messages", {"stop": ["x"]}, "Unknown field: 'stop'. Did you mean 'stop_sequences'?"),
         ("/v1/messages", {"response_format": {}}, "'response_format'. Did you mean 'output_config.format'?"),
         ("/v1/messages", {"max_completion_tokens": 1}, "Did you mean 'max_tokens'?"),
-        ("/v1/messages", {"metadata": {"stop": 1}}, "'stop' is not known in 'metadata'"),
+        ("/v1/messages", {"metadata": {"stop": 1}}, "Unknown field 'stop' in 'metadata'"),
     ],
 )  # fmt: skip
 async def test_a_field_is_named_as_it_was_sent(

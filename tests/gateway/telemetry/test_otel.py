@@ -240,7 +240,7 @@ def test_tracing_follows_the_environment(
     ("name", "value", "says"),
     [
         ("OTEL_TRACES_EXPORTER", "console", "only otlp and none"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf only"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "only http/protobuf is supported"),
     ],
 )
 def test_unsupported_operations_are_refused_with_a_reason(
@@ -257,7 +257,7 @@ def test_a_wrong_variable_is_refused_at_the_start() -> None:
         main, ["--port", "0", "--etcd", "unix:/s"], env={"OTEL_TRACES_EXPORTER": "zipkin"}
     )
     assert result.exit_code == 2
-    assert "OTEL_TRACES_EXPORTER=zipkin: only otlp and none are possible" in result.stderr
+    assert "OTEL_TRACES_EXPORTER=zipkin: only otlp and none are supported" in result.stderr
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
