@@ -11,7 +11,7 @@ PORT ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo stop test unit test-full coverage lint format docs proto lock bench-apply bench-cli bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-start bench-shard clean
+.PHONY: help setup demo stop test unit test-full coverage lint format docs proto lock bench-apply bench-cli bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-start bench-shard bench-walks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -120,6 +120,9 @@ bench-engine: $(READY)  ## our engine beside mlx_lm.server and beside raw MLX, i
 
 bench-engine-start: $(READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start
+
+bench-walks: $(READY)  ## files of code that run for an apply, a chat and a lost node, in a minute
+	@$(BIN)/python -m bench.walks
 
 bench-shard: $(READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with mlx_lm.server, in five minutes
 	@$(BIN)/python -m bench.shard

@@ -40,7 +40,7 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupForm:
-    """How the ranks of a replica work together: a Formation without its secret and its start time."""
+    """The form in which the ranks of a replica work together: a Formation without its secret and its start time."""
 
     group: str
     backend: Backend

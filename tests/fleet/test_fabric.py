@@ -154,7 +154,7 @@ async def test_a_rank_that_is_lost_ends_the_test(fleet: Fleet, lost: int) -> Non
         there[lost].send_signal(signal.SIGKILL)
         done = await running
     assert done.code == 1
-    assert "error: the test broke off: rank" in done.err
+    assert "error: the test failed: rank" in done.err
     await nothing_left(fleet)
 
 
@@ -168,7 +168,7 @@ async def test_one_test_of_a_group_at_a_time_and_none_after_ctrl_c(fleet: Fleet)
         await until(lambda: len(ranks(fleet)) == 2, what="ranks")
         second = await fleet.ctl("fabric", "bench", "pair")
         assert second.code == 1
-        assert "shardgroup/pair is being tested already" in second.err
+        assert "a test of shardgroup/pair is already running" in second.err
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)

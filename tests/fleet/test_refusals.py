@@ -71,5 +71,5 @@ async def alive(fleet: Fleet) -> None:
     assert refused.code == 1
     assert "Node/node-1 is alive" in refused.err
     unheard = await fleet.ctl("wait", "node/node-1", "--for=condition=Redy", "--timeout=100ms")
-    assert "it has no such condition, but " in unheard.err
+    assert "it has no such condition, only " in unheard.err
     assert " DiskPressure, " in unheard.err

@@ -182,7 +182,8 @@ async def files_broken(group: Group, wanted: list[str]) -> None:
     assert "failed 3 times in a row" in said
     assert "fleetctl rollout restart" in said
     await nothing_runs(fleet)
-    assert await group.epoch() == epoch + 1
+    # On a slow machine the group serves for a minute before the kill, which clears the failures before it.
+    assert await group.epoch() in (epoch + 1, epoch + 2)
     tokenizer.write_text(whole)
     done = await fleet.ctl("rollout", "restart", "modeldeployment/big")
     assert done.code == 0, done.err
