@@ -34,7 +34,8 @@ MANIFEST = (
 )
 _FULL = (
     "import asyncio, sys\n"
-    "from fleetctl import printers, reader\n"
+    "from fleetctl.objects import reader\n"
+    "from fleetctl.output import printers\n"
     "from fleetctl.objects.kind_args import kind_of\n"
     "from machinery.clock import SystemClock\n"
     "from store.etcd.address import EtcdAddress\n"
@@ -43,9 +44,9 @@ _FULL = (
     "async def main():\n"
     "    transport = connect(EtcdAddress(socket=Path(sys.argv[1])))\n"
     "    found = await reader.read(transport, kind_of('md'), ())\n"
-    "    moment = await reader.moment(transport, SystemClock(), kind_of('md'))\n"
+    "    context = await reader.table_context(transport, SystemClock(), kind_of('md'))\n"
     "    await transport.close()\n"
-    "    print(printers.table(found, moment, is_wide=False))\n"
+    "    print(printers.table(found, context, is_wide=False))\n"
     "asyncio.run(main())\n"
 )
 
