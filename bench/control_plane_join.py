@@ -9,8 +9,8 @@ import asyncio
 import time
 
 from bench.control_plane_parts import Bench, TooSlowError, used, wait_for
-from nodeagent.node.registration import LEASE_TTL_S
 from store import keys
+from store.leases import LEASE_TTL_S
 
 NODES, PROCESSES, VICTIMS = 1000, 4, 5
 # No other nodes are waited for when one is gone: what is measured is how soon its replicas are replaced.

@@ -39,11 +39,11 @@ class RequestRecord:
     endpoint: str
     begun_s: float
     is_generation: bool
-    """Whether it asks the model for something. Health checks and scrapes are not logged."""
+    """True if it asks the model for something. Health checks and scrapes are not logged."""
     status: int = 0
     """0 until the response starts."""
     is_answered: bool = False
-    """Whether the last byte of the response was sent."""
+    """True if the last byte of the response was sent."""
     model: str = ""
     ticket: Ticket | None = None
     trace_id: str = ""

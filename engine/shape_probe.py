@@ -2,7 +2,7 @@
 
     python -m engine.shape_probe FOLDER PARENT
 
-It builds the model as an engine does (engine/model/loader.py), with lazy weights, splits it with a stub group, and
+It builds the model as an engine does (engine/model/loader.py), with lazy weights, splits it with a group that only has a rank and a size, and
 traces an answer that is never computed: mlx knows every shape, and mlx-lm raises its errors. It prints one line of JSON
 (models/split_options.py reads it). It ends by itself if the process PARENT ends, if it takes too long, or if mlx-lm
 starts to compute with the weights.

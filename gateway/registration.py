@@ -18,14 +18,11 @@ from machinery.version import version
 from schemas.records import GatewayLease
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
-from store.leases import LeaseSession
+from store.leases import LEASE_TTL_S, LeaseSession
 from store.port import Put, Transport
 
 _LOCAL = "127.0.0.1"
 log = logging.getLogger(__name__)
-# Same as the leases of nodes (docs/architecture.md, "Life of an apply"): a dead gateway delays nothing for
-# longer.
-LEASE_TTL_S = 4
 _CLOSE_S = 1.0
 
 

@@ -226,7 +226,7 @@ class AdminServer:
         self.url = ""
         """The URL of the server; "" while it does not listen."""
         self.error = ""
-        """Why it does not listen."""
+        """The reason it does not listen."""
 
     async def run(self) -> None:
         """Listen and serve forever; while the port is in use, try again every 30 s."""

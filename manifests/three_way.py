@@ -22,7 +22,7 @@ from manifests.trees import (
 _LONG = 256
 
 Force: TypeAlias = bool | Literal["drift"]
-"""Which value wins where others wrote the same fields. False: theirs. True: the manifest's. "drift": the manifest's,
+"""The value that wins where others wrote the same fields. False: theirs. True: the manifest's. "drift": the manifest's,
 unless another manifest has a different value."""
 
 

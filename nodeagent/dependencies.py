@@ -19,13 +19,13 @@ from nodeagent.engines.references import GoldenReferences, ReferencesPort
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
-from nodeagent.node.registration import LEASE_TTL_S
 from schemas.deployment import ModelDeployment
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 from store import codec, keys
 from store.informer import Informer
+from store.leases import LEASE_TTL_S
 from store.port import Transport
 
 T_co = TypeVar("T_co", covariant=True)

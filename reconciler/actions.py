@@ -15,7 +15,7 @@ class CreateReplica:
     name: str
     ranks: tuple[RankAssignment, ...]
     form: GroupForm | None = None
-    """How the ranks work together; None for one rank."""
+    """The form in which the ranks work together; None for one rank."""
     content: RevisionTemplate
     """The version that it runs."""
 

@@ -25,14 +25,10 @@ from schemas.meta import ObjectKey
 from store import keys
 from store.errors import StoreError
 from store.events import EventRecorder
-from store.leases import Election, Leadership
+from store.leases import LEASE_TTL_S, Election, Leadership
 from store.port import Transport
 
 log = logging.getLogger(__name__)
-
-# A new leader takes over within 5 s of the old one's death (docs/architecture.md, "Processes and failures"): the
-# lease's time to live, plus up to half a second until etcd notices that it has expired.
-_ELECTION_TTL_S = 4
 
 
 class Leftover(NamedTuple):
@@ -106,7 +102,7 @@ class Controller:
         for informer in self._caches.all():
             await informer.wait_synced()
         election = Election(
-            self._transport, self._clock, key=keys.ELECTION_RECONCILER, ttl_s=_ELECTION_TTL_S
+            self._transport, self._clock, key=keys.ELECTION_RECONCILER, ttl_s=LEASE_TTL_S
         )
         while True:
             leadership = await election.campaign(self._identity)

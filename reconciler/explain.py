@@ -28,7 +28,7 @@ class NodeExplanation:
     room_bytes: int = 0
     """Memory that may be assigned on it."""
     is_preferred: bool = False
-    """Whether it qualifies for the model's size tier; other nodes are used only if none does."""
+    """True if it qualifies for the model's size tier; other nodes are used only if none does."""
     score: float = 0.0
     parts: tuple[ScorePart, ...] = ()
 

@@ -48,7 +48,7 @@ class ForecastStep:
     before: str = ""
     """Its node; with several ranks, all nodes in rank order, joined by commas."""
     outcome: PlacementOutcome | None = None
-    """Where it goes, or why it cannot; None for a replica that ends."""
+    """Its destination, or the reason it has none; None for a replica that ends."""
     memory: MemoryProof | None = None
     """Memory that it needs there, all ranks together."""
     because: str = ""

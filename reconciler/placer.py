@@ -30,7 +30,7 @@ class Assignment:
 
     ranks: tuple[RankAssignment, ...]
     form: GroupForm | None = None
-    """How the ranks work together; None for one rank."""
+    """The form in which the ranks work together; None for one rank."""
 
     @property
     def node(self) -> str:

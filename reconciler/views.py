@@ -18,15 +18,15 @@ class ReplicaView:
     version: int
     """mod_revision of the replica that was read."""
     is_owned: bool = True
-    """Whether this deployment owns it, and not an earlier one of the same name."""
+    """True if this deployment owns it, and not an earlier one of the same name."""
     is_ready: bool = False
-    """Whether it has an endpoint, which lives as long as its node's lease."""
+    """True if it has an endpoint, which lives as long as its node's lease."""
     reported_ready: bool = False
-    """Whether the last report of its agent says Ready. It stays so while the agent is away: the engine may serve."""
+    """True if the last report of its agent says Ready. It stays so while the agent is away: the engine may serve."""
     is_stopped: bool = False
-    """Whether every agent reports that its rank has stopped, or is lost."""
+    """True if every agent reports that its rank has stopped, or is lost."""
     is_node_lost: bool = False
-    """Whether one of its nodes has been away for longer than the grace period."""
+    """True if one of its nodes has been away for longer than the grace period."""
     problem: str = ""
     """Problem that an agent reports, in one sentence."""
     epoch: Epoch | None = None
@@ -99,7 +99,7 @@ class DeploymentView:
     requeue_after_s: float | None = None
     """Seconds until a grace period or a wait ends; None if only changes matter."""
     awaits_reports: bool = False
-    """Whether ready nodes have not inspected the model yet, so that it is too early to place."""
+    """True if ready nodes have not inspected the model yet, so that it is too early to place."""
 
     @property
     def desired_replicas(self) -> int:

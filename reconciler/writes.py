@@ -41,7 +41,7 @@ class GuardedWrite:
     guards: tuple[Guard, ...]
     operations: tuple[Operation, ...]
     is_assignment: bool = False
-    """Whether it assigns a rank to a node."""
+    """True if it assigns a rank to a node."""
 
 
 def split_into_batches(

@@ -221,7 +221,7 @@ class ModelDeploymentStatus(Status):
     ready_replicas: int = 0
     """Replicas that answer."""
     refusals: tuple[NodeRefusal, ...] = ()
-    """Why nodes cannot take the missing replicas (at most 20 nodes)."""
+    """The reasons why nodes cannot take the missing replicas (at most 20 nodes)."""
 
 
 class ModelDeployment(ApiObject):

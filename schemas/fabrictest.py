@@ -63,6 +63,6 @@ class FabricRank(ApiModel):
     node: ObjectName
     state: Literal["Running", "Done", "Failed"]
     message: str = ""
-    """Why it failed."""
+    """The reason it failed."""
     figures: tuple[FabricFigures, ...] = ()
     """The results so far."""

@@ -58,7 +58,7 @@ class Formation(ApiModel):
     fallback: int = 0
     """The variant in use: 0 is the group as declared, n its n-th fallback."""
     because: str = ""
-    """Why the previous epoch ended."""
+    """The reason the previous epoch ended."""
     fits_single: bool = False
     """True if the Mac of rank 0 has room for the whole model: then it makes the golden answer first."""
     golden: GoldenAnswer | None = None

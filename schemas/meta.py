@@ -112,11 +112,11 @@ FLEET_ANNOTATIONS = "fleet/"
 RESTARTED_AT = "fleet/restarted-at"
 """The time of the last `fleetctl rollout restart`; part of what engines are started with."""
 ENDED_BECAUSE = "fleet/ended-because"
-"""Why a replica drains: the reason in one word, then a message."""
+"""The cause of a drain: the reason in one word, then a message."""
 APPLY_SET = "fleet/apply-set"
 """The apply set that an object belongs to (schemas/records.py); only that set prunes it."""
 CHANGE_CAUSE = "kubernetes.io/change-cause"
-"""Why a deployment was changed, as in kubectl; kept with the revision."""
+"""The cause of a change, as in kubectl; kept with the revision."""
 
 # Finalizers of a deployment that is being deleted: its replicas end first, or are left running.
 FOREGROUND = "fleet/foreground"

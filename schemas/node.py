@@ -101,7 +101,7 @@ class SplitOptions(ApiModel):
     layer_groups: tuple[int, ...] = ()
     """For each layer the index of its group in the geometry's `groups`; empty if unknown."""
     unknown: str = ""
-    """Why none of this is known."""
+    """The reason none of this is known."""
 
 
 class ModelGeometry(ApiModel):
@@ -150,9 +150,9 @@ class ModelReport(ApiModel):
     geometry: ModelGeometry | None = None
     """Set if the model is present and usable."""
     reason: str = ""
-    """Why it cannot be used, for machines."""
+    """The reason it cannot be used, for machines."""
     message: str = ""
-    """Why it cannot be used, for people."""
+    """The reason it cannot be used, for people."""
 
 
 class AdapterReport(ApiModel):
@@ -163,9 +163,9 @@ class AdapterReport(ApiModel):
     weights_bytes: int = 0
     """Bytes of its weights in memory; 0 if it cannot be used."""
     reason: str = ""
-    """Why it cannot be used, for machines."""
+    """The reason it cannot be used, for machines."""
     message: str = ""
-    """Why it cannot be used, for people."""
+    """The reason it cannot be used, for people."""
 
 
 class Taint(ApiModel):

@@ -80,4 +80,4 @@ class Ticket(ApiModel):
     hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of the secret, which fleetctl sends to the agent itself only."""
     user: str = ""
-    """The user who asks, for the agent's log: `anna@studio`."""
+    """The user that asks, for the agent's log: `anna@studio`."""

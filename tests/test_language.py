@@ -4,8 +4,9 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,19 @@ def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
             text = ast.get_docstring(node)
             if text:
                 yield getattr(node, "lineno", 1), text
+            yield from _attribute_docstrings(node.body)
+
+
+def _attribute_docstrings(body: Sequence[ast.stmt]) -> Iterator[tuple[int, str]]:
+    """Yield the strings that follow an assignment: documentation of a field or a constant."""
+    for before, statement in pairwise(body):
+        if not isinstance(before, ast.Assign | ast.AnnAssign) or not isinstance(
+            statement, ast.Expr
+        ):
+            continue
+        value = statement.value
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield statement.lineno, value.value.strip()
 
 
 def test_modules_are_named_by_nouns() -> None:

@@ -35,7 +35,7 @@ class Aim:
     value: float
     bound: float
     is_least: bool
-    """Whether the bound is the least that it may be, or the most."""
+    """True for a lower bound, False for an upper one."""
 
     @property
     def is_met(self) -> bool:

@@ -27,7 +27,7 @@ class RequestOptions:
     timeout_s: float | None = None
     """Seconds from the arrival to the end of the answer; None waits without a limit."""
     is_resumable: bool = False
-    """Whether a gateway wants resume comments, and may send the field `fleet`."""
+    """True if a gateway wants resume comments, and may send the field `fleet`."""
 
 
 def read_options(request_headers: Mapping[str, str]) -> RequestOptions:

@@ -162,9 +162,9 @@ class GenerationRequest:
     is_echoed: bool = False
     has_performance: bool = False
     is_fitted: bool = False
-    """Whether `max_tokens` may be lowered to the room that is left."""
+    """True if `max_tokens` may be lowered to the room that is left."""
     is_resumable: bool = False
-    """Whether the stream carries resume comments; only for streams of one choice."""
+    """True if the stream carries resume comments; only for streams of one choice."""
     resumed: ResumePoint | None = None
     format: output_options.RequiredSchema | None = None
     """The schema that the text must match."""

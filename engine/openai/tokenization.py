@@ -44,7 +44,7 @@ class TokenizeRequest:
 
     request: GenerationRequest
     has_tokens: bool
-    """Whether the response has the tokens, too."""
+    """True if the response has the tokens, too."""
 
 
 def accepted_parameters() -> EndpointParameters:

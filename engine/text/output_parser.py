@@ -121,7 +121,7 @@ class OutputParser:
     )
     calls: ToolCallParser = field(default_factory=lambda: ToolCallParser(call_format=None))
     is_parallel: bool = True
-    """Whether the answer may continue after its first call."""
+    """True if the answer may continue after its first call."""
     call_seed: str = ""
     """The ids of calls are derived from this text."""
     finish: Finish | None = None

@@ -27,7 +27,7 @@ class CallPiece:
     arguments: str
     """JSON, or the next part of it."""
     is_complete: bool
-    """Whether this is the last piece."""
+    """True if this is the last piece."""
 
 
 @dataclass(frozen=True, slots=True)

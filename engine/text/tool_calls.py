@@ -55,9 +55,9 @@ class ToolCallFormat:
     syntax: CallSyntax | None
     """The syntax that a grammar enforces; None if calls can only be parsed."""
     is_native: bool
-    """Whether the model's chat template renders tools, calls and results; otherwise the prompt describes them."""
+    """True if the model's chat template renders tools, calls and results; otherwise the prompt describes them."""
     is_json: bool = False
-    """Whether a call is one JSON object, so that an end marker inside a JSON string does not end it."""
+    """True if a call is one JSON object, so that an end marker inside a JSON string does not end it."""
 
 
 # For models whose template knows no tools, and for enforced calls of models whose own format cannot be enforced.
@@ -121,13 +121,13 @@ class ToolCallParser:
     call_format: ToolCallFormat | None
     tools: Tools = ()
     must_call: bool = False
-    """Whether the answer can only be calls: text that is left over is then a cut call and hidden."""
+    """True if the answer can only be calls: text that is left over is then a cut call and hidden."""
     _held: str = ""
     _is_inside: bool = False
     _object: _ObjectScanner | None = None
     """Set while arguments are read."""
     _has_arguments: bool = False
-    """Whether all arguments of the open call were yielded."""
+    """True if all arguments of the open call were yielded."""
     _has_called: bool = False
     _names: frozenset[str] = field(init=False)
 

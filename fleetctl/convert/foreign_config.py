@@ -31,7 +31,7 @@ class OmissionReason:
     text: str
     """The fleet's alternative, or what to do."""
     is_shown: bool = True
-    """Whether each value below the path gets its own comment line."""
+    """True if each value below the path gets its own comment line."""
 
 
 def leaf_nodes(path: Path, node: YamlNode | None) -> Iterator[tuple[Path, YamlNode]]:

@@ -83,7 +83,7 @@ class StoreHealth:
     write_error: str = ""
     """Reason why writes fail; empty if they succeed."""
     is_restoring: bool = False
-    """Whether the store is marked as being restored."""
+    """True if the store is marked as being restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class ProbeResult:
     offset_s: float | None = None
     """Lead of its clock over this machine's, in seconds, accurate to one; None if unknown."""
     holds_lease: bool = True
-    """Whether the process reports that it holds its lease."""
+    """True if the process reports that it holds its lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

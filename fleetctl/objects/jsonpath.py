@@ -92,7 +92,7 @@ class SliceStep:
 
     cut: slice
     is_bounded: bool = True
-    """Whether an index beyond the end is an error; otherwise it finds nothing."""
+    """True if an index beyond the end is an error; otherwise it finds nothing."""
 
     def apply(self, value: Any, _: Any) -> Iterator[Any]:
         """Yield the items of a list.

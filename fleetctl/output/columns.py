@@ -22,7 +22,7 @@ class Column(NamedTuple):
     cell: Cell
     is_wide: bool = False
     is_timeless: bool = True
-    """Whether the cell stays the same when only time passes."""
+    """True if the cell stays the same when only time passes."""
     wide_cell: Cell | None = None
     """The cell for `-o wide`, if it differs."""
 

@@ -27,11 +27,11 @@ class TableOptions(NamedTuple):
 
     is_wide: bool = False
     has_labels: bool = False
-    """Whether all labels are a column."""
+    """True if all labels are a column."""
     label_columns: tuple[str, ...] = ()
     """Labels with their own column."""
     has_kind: bool = False
-    """Whether names are written as kind/name."""
+    """True if names are written as kind/name."""
 
 
 def table(

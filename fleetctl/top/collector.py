@@ -67,7 +67,7 @@ class NodeSample:
     ranks: tuple[RankSample, ...] = ()
     """Ranks on the node; if the agent did not answer, those whose engines did."""
     is_complete: bool = False
-    """Whether `ranks` contains all ranks of the node."""
+    """True if `ranks` contains all ranks of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class SampleCollector:
     _bearers: Mapping[str, str]
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_PARALLEL))
     is_stale: bool = False
-    """Whether an agent refused its ticket: the agent is new, or the tickets expired."""
+    """True if an agent refused its ticket: the agent is new, or the tickets expired."""
 
     async def sample(self, inventory: FleetInventory) -> FleetSample:
         """Return a sample of the fleet."""

@@ -17,7 +17,7 @@ class Figure:
     value: float | None = None
     """None if no process reported it."""
     is_complete: bool = True
-    """Whether all parts are known; if not, the true value is at least this."""
+    """True if all parts are known; if not, the true value is at least this."""
 
     @property
     def sort_key(self) -> float:

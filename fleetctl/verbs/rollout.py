@@ -34,7 +34,7 @@ class RolloutProgress:
     is_done: bool = False
     is_failed: bool = False
     is_unobserved: bool = False
-    """Whether the reconciler has not observed the current generation of the deployment."""
+    """True if the reconciler has not observed the current generation of the deployment."""
 
 
 def rollout_progress(deployment: ModelDeployment) -> RolloutProgress:

@@ -23,6 +23,7 @@ from gateway.upstream.connection import BrokenResponseError, Headers
 from gateway.upstream.connection_pool import UpstreamResponse
 from machinery.clock import NEVER, Clock
 from schemas.wire import streams
+from schemas.wire.errors import ErrorBody
 from schemas.wire.streams import DONE
 
 _COMMENT = streams.RESUME_COMMENT
@@ -201,12 +202,10 @@ def parse_fault(fault: bytes) -> tuple[str, bool]:
     """
     if not fault.startswith(_ERROR):
         return "the engine sent invalid data", True
-    try:
-        error = orjson.loads(fault[len(b"data: ") :])["error"]
-        message, kind, code = (str(error.get(name)) for name in ("message", "type", "code"))
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+    error = ErrorBody.parse(fault[len(b"data: ") :])
+    if error is None:
         return "the engine sent invalid data", True
-    return message, kind == "server_error" and code != "request_timeout"
+    return error.message, error.type == "server_error" and error.code != "request_timeout"
 
 
 def split_events(held: bytes, piece: bytes, limit: int = _HELD_LIMIT) -> tuple[bytes, bytes]:

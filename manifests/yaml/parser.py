@@ -137,7 +137,7 @@ class MappingStart(StartEvent, Protocol):
 
     start_mark: TextPosition
     flow_style: bool | None
-    """Whether it is written in braces."""
+    """True if it is written in braces."""
 
 
 class ValueBuilder:

@@ -12,11 +12,11 @@ from machinery.clock import SystemClock
 from machinery.process_main import run_until_signal
 from nodeagent.hollow.engines import HollowTiming
 from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status
-from nodeagent.node.registration import LEASE_TTL_S
 from schemas import quantity
 from schemas.node import ModelGeometry, ModelReport
 from store.etcd.connect import connect
 from store.etcd.flags import address_from_flags, etcd_options
+from store.leases import LEASE_TTL_S
 
 # The geometry that every model path has: 8 billion parameters in 4 bits, as Llama 3.1 8B.
 _MODEL_GEOMETRY = ModelGeometry(

@@ -32,7 +32,6 @@ from nodeagent.hollow.engines import (
     HollowReferences,
     HollowTiming,
 )
-from nodeagent.node.registration import LEASE_TTL_S
 from schemas import chips
 from schemas.deployment import ModelDeployment
 from schemas.meta import Labels
@@ -40,6 +39,7 @@ from schemas.node import AdapterReport, ModelGeometry, ModelReport, NodeStatus
 from schemas.replica import Replica
 from store import codec, keys
 from store.informer import Informer
+from store.leases import LEASE_TTL_S
 from store.port import Transport
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
-from store.leases import LeaseSession
+from store.leases import LEASE_TTL_S, LeaseSession
 from store.port import ModRevisionGuard, Put, Transport
 
 NOT_RESTORING: Final = ModRevisionGuard(key=keys.RESTORING, mod_revision=0)
@@ -37,10 +37,6 @@ async def is_replica_deleted(transport: Transport, replica: str) -> bool:
 
 
 log = logging.getLogger(__name__)
-
-# The endpoints of a dead Mac must vanish within 5 s (docs/architecture.md, "Life of an apply"), and etcd notices an
-# expiry up to half a second late.
-LEASE_TTL_S = 4
 
 
 class NameTakenError(Exception):

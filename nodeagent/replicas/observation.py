@@ -52,7 +52,7 @@ class ObservedRank:
     probe_failures: int = 0
     """Consecutive failures to answer the golden question."""
     epoch_end: EpochEnd | None = None
-    """Why its epoch was given up."""
+    """The reason its epoch was given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class ObservedReplica:
     is_stale: bool = False
     """True if that endpoint leads to an engine that is gone, because the store was unreachable."""
     start_error: str = ""
-    """Why this machine could not start the engine."""
+    """The reason this machine could not start the engine."""
     reported: RankStatus | None = None
     """Our last report in the store."""
     rank: int = 0

@@ -55,7 +55,7 @@ class ScalingInputs:
     highest: int
     """The highest recommendation within the window for scaling down."""
     is_idle: bool
-    """Whether there was certainly no request for the idle time."""
+    """True if there was certainly no request for the idle time."""
 
 
 def recommended_replicas(demand: Demand | None, current: int, target: int) -> int:

@@ -27,7 +27,7 @@ class Demand:
     silent: tuple[str, ...] = ()
     """Addresses of gateways that did not answer the last scrape; their previous answer counts for a while."""
     is_complete: bool = False
-    """Whether there is a gateway, and all answered the last scrape."""
+    """True if there is a gateway, and all answered the last scrape."""
 
     @property
     def requests(self) -> int:

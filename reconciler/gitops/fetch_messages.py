@@ -58,7 +58,7 @@ class FetchRequest(ApiModel):
     known: str | None = None
     """Commit whose documents the leader has: if it is still the newest, they are not sent."""
     offline: bool = False
-    """Whether to read only commits that were fetched before."""
+    """True to read only commits that were fetched before."""
     timeout_s: float
 
 

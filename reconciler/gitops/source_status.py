@@ -46,7 +46,7 @@ class SourceProblem:
     reason: str
     message: str
     stalls: bool
-    """Whether it stays until a person or a commit fixes it."""
+    """True if it stays until a person or a commit fixes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

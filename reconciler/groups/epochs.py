@@ -85,15 +85,15 @@ class Epoch:
     message: str = ""
     """The reason in a sentence."""
     is_lost: bool = False
-    """Whether it is over and a Mac of it is away."""
+    """True if it is over and a Mac of it is away."""
     is_steady: bool = False
-    """Whether it has served for a minute."""
+    """True if it has served for a minute."""
     over_s: float = 0.0
     """Seconds since its end was written to the status."""
     served_s: float = 0.0
     """Seconds for which it has served without a break; 0 while it does not serve."""
     is_given_up: bool = False
-    """Whether it is over and all shapes of the group have failed."""
+    """True if it is over and all shapes of the group have failed."""
     golden: GoldenAnswer | None = None
     """Golden answer of this epoch, or of the earlier one that it is checked against."""
 

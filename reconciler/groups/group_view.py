@@ -52,7 +52,7 @@ class GroupForm:
     model: str
     """Folder of the model that runs."""
     fits_single: bool = False
-    """Whether the Mac of rank 0 has room for the whole model."""
+    """True if the Mac of rank 0 has room for the whole model."""
     golden: GoldenAnswer | None = None
     """Golden answer of an earlier epoch of this model."""
 

@@ -94,7 +94,7 @@ class QuietCalendar:
     """Message by name of a pool in quiet hours."""
     since: datetime
     until: datetime | None
-    """When the calendar must be computed again; None if no pool has quiet hours."""
+    """The time at which the calendar must be computed again; None if no pool has quiet hours."""
 
     def holds(self, now: datetime) -> bool:
         """Return whether the calendar is valid at `now`; it is not after the clock was set back."""

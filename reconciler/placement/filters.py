@@ -145,7 +145,7 @@ class NodeFilter:
     aspect: Callable[[PlacementRequest], Hashable] = lambda _: None
     """The part of a request that it depends on."""
     is_passing: bool = False
-    """Whether the answer may change on the same Mac, such as readiness."""
+    """True if the answer may change on the same Mac, such as readiness."""
 
 
 def is_ready(_: PlacementRequest, node: NodeView) -> Rejection | None:

@@ -80,7 +80,7 @@ class Allocation:
     version: int = 0
     """mod_revision of the replica that was read."""
     is_ending: bool = False
-    """Whether the replica drains already, so that its memory will be free."""
+    """True if the replica drains already, so that its memory will be free."""
     nodes: tuple[str, ...] = ()
     """All nodes with a rank of the replica, if there are several: they free their memory together."""
 

@@ -41,7 +41,7 @@ class Unschedulable:
     """The first rejected nodes by name, with their reasons."""
     fitting: int = 0
     note: str = ""
-    """What the reconciler does about it, such as waiting or preempting."""
+    """The reconciler's next step, such as waiting or preempting."""
     group: str = ""
     """The ShardGroup that the nodes are members of; empty for a replica on a single Mac."""
     ranks: int = 1

@@ -46,7 +46,7 @@ class State:
     answered_at: dict[str, float] = field(default_factory=dict)
     """When the replica of a uid last had an endpoint."""
     runs: Callable[[str, str], bool] = lambda _node, _uid: False
-    """Whether an engine of the replica with the uid really runs on the node."""
+    """True if an engine of the replica with the uid really runs on the node."""
     changed_at: dict[str, float] = field(default_factory=dict)
     """When what users or agents say last changed, by key."""
 

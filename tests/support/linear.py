@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether there is such an order; if not, `stuck` are the calls that fit nowhere."""
+    """True if there is such an order; if not, `stuck` are the calls that fit nowhere."""
 
     holds: bool
     stuck: tuple[Call, ...] = ()

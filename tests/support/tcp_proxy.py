@@ -76,7 +76,7 @@ class TcpProxy:
             writer.transport.abort()
 
     def refuse(self, refuses: bool) -> None:
-        """Whether new connections are closed at once."""
+        """True if new connections are closed at once."""
         self._refuses = refuses
 
     @asynccontextmanager
