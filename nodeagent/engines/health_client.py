@@ -14,6 +14,8 @@ from schemas.wire.errors import ErrorBody
 HEALTH_TIMEOUT_S = 2.0
 # A first token of a cold model on a busy machine.
 _PROBE_TIMEOUT_S = 120.0
+# Another process may listen on an engine's port. The largest answer of an engine is an embedding, below 1 MiB.
+_MAX_BODY_BYTES = 4 << 20
 # The code with which an embedding model refuses a completion.
 _NOT_A_TEXT_MODEL = "not_a_text_model"
 
@@ -83,7 +85,7 @@ class HealthClient:
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             async with self._client().get(self._url(port, "/health"), timeout=timeout) as response:
-                tree = orjson.loads(await response.read())
+                tree = orjson.loads(await _read_body(response))
             if tree["replicaUid"] != replica_uid:
                 return None
             return _parse_health(tree)
@@ -140,12 +142,22 @@ class HealthClient:
         timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         url = self._url(port, path)
         async with self._client().post(url, json=body, timeout=timeout) as response:
-            return response.status, await response.read()
+            return response.status, await _read_body(response)
 
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body; raises aiohttp.ClientPayloadError if it is larger than any answer of an engine."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_BODY_BYTES:
+            raise aiohttp.ClientPayloadError(f"the answer is larger than {_MAX_BODY_BYTES} bytes")
+    return bytes(body)
 
 
 def _error_code(body: bytes) -> str | None:

@@ -18,6 +18,10 @@ from tests.support.nodeagent_groups import GOLDEN
         b'{"state":"Ready"}',
         b'{"replicaUid":"u1"}',
         b'{"state":"Ready","replicaUid":"u2"}',
+        pytest.param(
+            b'{"state":"Ready","replicaUid":"u1","message":"' + b"x" * (5 << 20) + b'"}',
+            id="too large",
+        ),
     ],
 )
 async def test_answers_of_other_processes_are_ignored(
@@ -43,6 +47,13 @@ async def test_an_answer_without_a_token_fails_the_probe(
 ) -> None:
     port.completion, port.status = said, status
     assert await client.probe(port.number, "x") != ""
+
+
+async def test_an_answer_larger_than_any_engines_fails_the_probe(
+    port: FakeEngine, client: HealthClient
+) -> None:
+    port.completion = b'{"usage":{"completion_tokens":1},"x":"' + b"x" * (5 << 20) + b'"}'
+    assert "the answer is larger than 4194304 bytes" in await client.probe(port.number, "x")
 
 
 async def test_an_embedding_model_is_probed_with_an_embedding(
