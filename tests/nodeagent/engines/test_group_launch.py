@@ -124,7 +124,10 @@ async def test_a_rank_is_started_and_found_again(
     ours = EngineProcesses(folder, node="b", host=HOST, first_port=24_100)
     assert ours.last_epoch("qwen-0", "u1") == 0
     started = ours.start(engine_order(group("a", "b", epoch=3), folder, 1), taken=())
-    inherited = psutil.Process(started.child.record.pid).environ()
+    # In the middle of its exec a process has no environment yet.
+    inherited = await until(
+        psutil.Process(started.child.record.pid).environ, what="its environment"
+    )
     assert inherited["MLX_RANK"] == "1"
     assert inherited["MLX_FLEET_GROUP_SECRET"] == "s3cret"
     assert inherited["FLEET_OTHER"] == "kept"

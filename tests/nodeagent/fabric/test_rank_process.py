@@ -36,9 +36,11 @@ def order(folder: Path, *, rank: int = 0, rounds: int = 10_000) -> FabricRankOrd
 
 
 def ranks() -> list[psutil.Process]:
-    """Return the ranks that this process started."""
+    """Return the ranks that this process started and that have not ended."""
     return [
-        one for one in psutil.Process().children() if rank_process.FABRIC_MODULE in one.cmdline()
+        one
+        for one in psutil.Process().children()
+        if one.status() != psutil.STATUS_ZOMBIE and rank_process.FABRIC_MODULE in one.cmdline()
     ]
 
 
