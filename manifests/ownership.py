@@ -6,7 +6,7 @@ merge. An Update entry holds the fields that a manager changed in another way. A
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -19,7 +19,9 @@ from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject
 from manifests.three_way import Force, OtherManagers
 from manifests.trees import ABSENT, Path, Tree, key_of, show_path, spec_of
-from schemas.meta import FLEET_ANNOTATIONS, ApiObject, ManagedFieldsEntry, ObjectKey
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, RevisionTemplate
+from schemas.gitsource import source_of_manager
+from schemas.meta import CHANGE_CAUSE, FLEET_ANNOTATIONS, ApiObject, ManagedFieldsEntry, ObjectKey
 
 Obj = TypeVar("Obj", bound=ApiObject)
 
@@ -34,6 +36,8 @@ class FieldConflict:
     place: Path
     owner: str
     """The other manager, such as `fleetctl-scale`; empty if it is not recorded."""
+    applier: str = ""
+    """The manager whose manifest has another value, such as `gitsource/fleet`; empty if no manifest has."""
     theirs: Tree
     """The value in the store; None if it is not set."""
     ours: Tree
@@ -76,6 +80,8 @@ def record_update(before: Obj, after: Obj, manager: str, now: datetime) -> Obj:
     old, new = declaration.declarable_fields(before), declaration.declarable_fields(after)
     fields = [show_path(path) for path in trees.changed_paths(old, new)]
     entries = before.metadata.managed_fields
+    if has_stale_cause(before, after):
+        after, entries = _without_cause(after), release_fields(entries, [_CAUSE])
     if fields:
         own = next((e for e in entries if e.operation == "Update" and e.manager == manager), None)
         others = release_fields((e for e in entries if e is not own), fields)
@@ -117,19 +123,21 @@ def merge_manifest(
 
     """
     ours = declaration.applied_fields(loaded.obj)
-    entry = apply_entry(manager, ours, now)
     if existing is None:
         new = diff.new_object(loaded.obj, now=now, uid=uid)
-        return MergedObject(obj=with_managed_fields(new, (entry,)))
+        return MergedObject(obj=with_managed_fields(new, (apply_entry(manager, ours, now),)))
     entries = existing.metadata.managed_fields
     own = _apply_entry_of(entries, manager)
-    if own is not None and own.applied == entry.applied and diff.is_same(existing, loaded.obj):
+    owned, in_git = _split_by_git(ours, entries, manager)
+    new_entries = (apply_entry(manager, owned, now),) if _has_fields(owned) or not in_git else ()
+    is_reapplied = _applied_texts(own) == _applied_texts(*new_entries)
+    if is_reapplied and diff.is_same(existing, loaded.obj):
         return MergedObject(obj=existing)  # the usual case of a repeated apply
     theirs = declaration.declarable_fields(existing)
     others = other_managers(entries, manager, force=force)
     # An object without any manifest so far is adopted: its fields count as applied by this manager.
     is_adopted = own is None and not others.applied
-    base = trees.subtract(theirs, ours) if is_adopted else last_applied(own)
+    base = trees.subtract(theirs, ours) if is_adopted else trees.overlay(last_applied(own), in_git)
     result = three_way.merge(base, ours, theirs, others)
     kept = tuple(_conflict(key_of(existing), one) for one in result.kept_by_others)
     conflicts = tuple(_conflict(key_of(existing), one) for one in result.conflicts)
@@ -140,10 +148,137 @@ def merge_manifest(
         raise ManifestErrors([_invalid(loaded, merged)]) from merged
     before = tuple(e for e in entries if e is not own)
     remaining = release_fields(before, map(show_path, result.owned), result.owned)
-    is_changed = merged is not existing or own is None or own.applied != entry.applied
-    if not is_changed and remaining == before:
+    if merged is existing and is_reapplied and remaining == before:
         return MergedObject(obj=existing, kept_by_others=kept)
-    return MergedObject(obj=with_managed_fields(merged, (*remaining, entry)), kept_by_others=kept)
+    if CHANGE_CAUSE not in loaded.obj.metadata.annotations and has_stale_cause(existing, merged):
+        merged, remaining = _without_cause(merged), release_fields(remaining, [_CAUSE])
+    managed = (*remaining, *new_entries)
+    return MergedObject(obj=with_managed_fields(merged, managed), kept_by_others=kept)
+
+
+_NO_FIELDS: Mapping[str, Tree] = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
+_CAUSE = show_path(("metadata", "annotations", CHANGE_CAUSE))
+_TEMPLATE = {
+    name: field.alias or name
+    for name, field in RevisionTemplate.model_fields.items()
+    if name in ModelDeploymentSpec.model_fields
+}
+
+
+def has_stale_cause(before: ApiObject, after: ApiObject) -> bool:
+    """Return whether a change to a new version keeps a change cause that belongs to an earlier version.
+
+    A cause is meant for the next change, so it is stale if the version changed since it was written. A cause that a
+    manifest contains is never stale.
+    """
+    if not isinstance(before, ModelDeployment) or not isinstance(after, ModelDeployment):
+        return False
+    cause = before.metadata.annotations.get(CHANGE_CAUSE)
+    if cause is None or after.metadata.annotations.get(CHANGE_CAUSE) != cause:
+        return False
+    if all(getattr(before.spec, name) == getattr(after.spec, name) for name in _TEMPLATE):
+        return False
+    entries = before.metadata.managed_fields
+    path = ("metadata", "annotations", CHANGE_CAUSE)
+    applied = [last_applied(entry) for entry in entries if entry.operation == "Apply"]
+    if any(trees.value_at(tree, path) is not ABSENT for tree in applied):
+        return False
+    written = [entry.time for entry in entries if _CAUSE in entry.fields]
+    changed = [entry.time for entry in entries if _has_template(entry)]
+    return not written or bool(changed and max(written) < max(changed))
+
+
+def _has_template(entry: ManagedFieldsEntry) -> bool:
+    """Return whether an entry owns a field of the version that engines run."""
+    if entry.operation == "Apply":
+        spec = last_applied(entry)["spec"]
+        return isinstance(spec, dict) and not spec.keys().isdisjoint(_TEMPLATE.values())
+    heads = {re.split(r"[.\[]", field.removeprefix("spec."))[0] for field in entry.fields}
+    return not heads.isdisjoint(_TEMPLATE.values())
+
+
+def _without_cause(obj: Obj) -> Obj:
+    annotations = {k: v for k, v in obj.metadata.annotations.items() if k != CHANGE_CAUSE}
+    metadata = obj.metadata.model_copy(update={"annotations": annotations})
+    return obj.model_copy(update={"metadata": metadata})
+
+
+def _applied_texts(*entries: ManagedFieldsEntry | None) -> list[str]:
+    return [entry.applied for entry in entries if entry is not None]
+
+
+def _split_by_git(
+    ours: Fields, entries: Iterable[ManagedFieldsEntry], manager: str
+) -> tuple[Fields, Fields]:
+    """Return the fields that the manager owns when it applies them, and those that it leaves to GitSources.
+
+    An apply of the files of a repository changes nothing, and must not make its manager an owner: the next commit
+    would conflict with it. GitSources always own what they apply.
+    """
+    if source_of_manager(manager) is not None:
+        return ours, {}
+    trees_in_git = [last_applied(entry) for entry in git_entries(entries)]
+    if not trees_in_git:
+        return ours, {}
+    own, shared = _split(ours, trees_in_git)
+    return trees.overlay(_NO_FIELDS, own), shared
+
+
+def _split(ours: Mapping[str, Tree], kept: Sequence[Mapping[str, Tree]]) -> tuple[Fields, Fields]:
+    own: Fields = {}
+    shared: Fields = {}
+    for key, value in ours.items():
+        theirs = [tree[key] for tree in kept if key in tree]
+        if isinstance(value, dict) and value:
+            inner = _split(value, [tree for tree in theirs if isinstance(tree, dict)])
+            own |= {key: inner[0]} if inner[0] else {}
+            shared |= {key: inner[1]} if inner[1] else {}
+        elif any(three_way.matches(one, value) for one in theirs):
+            shared[key] = three_way.abbreviate(value)
+        else:
+            own[key] = value
+    return own, shared
+
+
+def _has_fields(tree: Tree) -> bool:
+    """Return whether a manifest sets anything: empty mappings of metadata and spec do not count."""
+    return any(map(_has_fields, tree.values())) if isinstance(tree, dict) else True
+
+
+def git_entries(entries: Iterable[ManagedFieldsEntry]) -> list[ManagedFieldsEntry]:
+    """Return the Apply entries of GitSources."""
+    return [
+        entry
+        for entry in entries
+        if entry.operation == "Apply" and source_of_manager(entry.manager) is not None
+    ]
+
+
+def fields_kept_in_git(before: ApiObject, after: ApiObject) -> dict[str, tuple[str, ...]]:
+    """Return the fields that differ although the manifest of a GitSource has them, by the name of the source."""
+    applied = {
+        entry.manager: last_applied(entry) for entry in git_entries(before.metadata.managed_fields)
+    }
+    if not applied:
+        return {}
+    old, new = declaration.declarable_fields(before), declaration.declarable_fields(after)
+    changed = list(trees.changed_paths(old, new))
+    found = {
+        source_of_manager(manager) or "": tuple(
+            show_path(path) for path in changed if trees.value_at(tree, path) is not ABSENT
+        )
+        for manager, tree in applied.items()
+    }
+    return {source: fields for source, fields in found.items() if fields}
+
+
+def release_manifest(existing: Obj, manager: str) -> Obj:
+    """Return the object without the ownership that the manager has by its manifest; all values stay."""
+    entries = existing.metadata.managed_fields
+    own = _apply_entry_of(entries, manager)
+    if own is None:
+        return existing
+    return with_managed_fields(existing, tuple(entry for entry in entries if entry is not own))
 
 
 def withdraw_manifest(existing: Obj, manager: str) -> Obj:
@@ -206,8 +341,7 @@ def apply_entry(manager: str, applied: Fields, now: datetime) -> ManagedFieldsEn
 def last_applied(entry: ManagedFieldsEntry | None) -> Fields:
     """Return the fields of an Apply entry; empty without one."""
     tree = json.loads(entry.applied) if entry is not None else {}
-    empty: Fields = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
-    return {**empty, **tree}
+    return {**_NO_FIELDS, **tree}
 
 
 def with_managed_fields(obj: Obj, entries: tuple[ManagedFieldsEntry, ...]) -> Obj:
@@ -316,6 +450,7 @@ def _conflict(key: ObjectKey, one: three_way.FieldDisagreement) -> FieldConflict
         path=show_path(one.path),
         place=one.path,
         owner=one.owner,
+        applier=one.applier,
         theirs=one.theirs,
         ours=one.ours,
     )

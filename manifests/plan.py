@@ -12,6 +12,7 @@ from manifests.load import LoadedObject
 from manifests.ownership import FieldConflict, MergedObject
 from manifests.three_way import Force
 from manifests.trees import key_of, show_path
+from schemas.gitsource import source_of_manager
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
 from store.port import MAX_OPERATIONS
@@ -38,9 +39,13 @@ class ApplyMode:
     """The apply set that the objects are assigned to; empty keeps their sets."""
 
     @property
+    def is_git_source(self) -> bool:
+        return source_of_manager(self.manager) is not None
+
+    @property
     def takes_over(self) -> bool:
         """True if objects of other sets are taken over. Never for a GitSource: two of them would alternate forever."""
-        return self.force is True and not self.manager.startswith("gitsource/")
+        return self.force is True and not self.is_git_source
 
 
 _BY_FLEETCTL = ApplyMode()
@@ -138,17 +143,28 @@ def _change(before: ApiObject | None, merged: MergedObject, apply_set: str) -> C
 def _conflict(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> ManifestError:
     ours, theirs = ownership.show_value(one.ours), ownership.show_value(one.theirs)
     message = f"is {theirs}, set by {one.writer}; the manifest says {ours}"
-    hint = (
+    problem = item.document.problem(one.place, message, _conflict_hint(item, one, how))
+    return replace(problem, path=show_path(one.place))
+
+
+def _conflict_hint(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> str:
+    """Return the ways out of a conflict: for a GitSource, and for an apply by a person."""
+    if how.is_git_source:
+        take = "To use the manifest's value, set spec.force of the GitSource"
+        if one.applier and source_of_manager(one.applier) is None:
+            flag = "" if one.applier == "fleetctl" else f" --field-manager={one.applier}"
+            name = f"{item.key.kind.lower()}/{item.key.name}"
+            take = f"To use the manifest's value, run: fleetctl apply --release {name}{flag}"
+        return f"{take}; to keep the current one, remove the field here"
+    if source_of_manager(one.applier) is not None:
+        return (
+            f"Change it in the repository of {one.applier}, which keeps this object; --force-conflicts "
+            f"takes the field, and stalls {one.applier}"
+        )
+    return (
         "To use the manifest's value, give --force-conflicts; to keep the current one, remove the field "
         "from the manifest"
     )
-    if how.manager.startswith("gitsource/"):
-        hint = (
-            "To use the manifest's value, set spec.force of the GitSource; to keep the current one, "
-            "remove the field here"
-        )
-    problem = item.document.problem(one.place, message, hint)
-    return replace(problem, path=show_path(one.place))
 
 
 def _too_large(item: LoadedObject, obj: ApiObject) -> Iterator[ManifestError]:
@@ -247,6 +263,14 @@ def stored_bytes(obj: ApiObject) -> int:
     """Return the bytes of writing the object: its document, and its key in put and guard."""
     put = codec.put_spec(obj)
     return len(put.value) + 2 * len(put.key)
+
+
+def change_text(change: Change) -> str:
+    """Return a change as a unified diff; empty if nothing changes."""
+    if isinstance(change, UnchangedObject):
+        return ""
+    before = change.before if isinstance(change, ConfiguredObject) else None
+    return diff.diff_text(before, change.obj)
 
 
 def changed_keys(changes: Iterable[Change]) -> list[ObjectKey]:

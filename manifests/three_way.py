@@ -67,6 +67,8 @@ class FieldDisagreement:
     path: Path
     owner: str
     """The other manager; empty if it is not recorded."""
+    applier: str = ""
+    """The manager whose manifest has another value; empty if no manifest has."""
     theirs: Tree
     """The value in the store; None if it is not set."""
     ours: Tree
@@ -164,10 +166,10 @@ class _Merge:
         if self._others.force is True:
             return self._own(path, ours)
         if applier:
-            owner = updater or applier
-            self.conflicts.append(
-                FieldDisagreement(path=path, owner=owner, theirs=theirs, ours=ours)
+            found = FieldDisagreement(
+                path=path, owner=updater or applier, applier=applier, theirs=theirs, ours=ours
             )
+            self.conflicts.append(found)
             return theirs
         if not self._is_changed(path, base, theirs) or self._others.force == "drift":
             return self._own(path, ours)

@@ -127,6 +127,18 @@ def subtract(tree: Mapping[str, Tree], other: Mapping[str, Tree]) -> dict[str, T
     return rest
 
 
+def overlay(tree: Mapping[str, Tree], over: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Return the tree with the fields of the other over it; mappings are merged."""
+    merged = dict(tree)
+    for key, value in over.items():
+        there = merged.get(key)
+        if isinstance(there, dict) and isinstance(value, dict):
+            merged[key] = overlay(there, value)
+        else:
+            merged[key] = value
+    return merged
+
+
 def iter_paths(tree: Tree, path: Path = ()) -> Iterator[Path]:
     """Yield the path of every field, mappings included; lists count as one value."""
     if isinstance(tree, dict):

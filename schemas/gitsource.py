@@ -11,8 +11,22 @@ from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
 
 SYNC_REQUESTED = "fleet/sync-requested"
 """The annotation that requests a sync; `fleetctl sync` writes another value each time."""
+DIFF_REQUESTED = "fleet/diff-requested"
+"""The annotation that requests a preview: `fleetctl diff gs/NAME` and `fleetctl sync --dry-run`."""
+_MANAGER = "gitsource/"
 _SCHEMES = ("https", "http", "ssh", "git", "file")
 _SCP = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s:][^\s]*")
+
+
+def manager_of(source: str) -> str:
+    """Return the field manager that applies the manifests of a source."""
+    return f"{_MANAGER}{source}"
+
+
+def source_of_manager(manager: str) -> str | None:
+    """Return the source of a field manager; None for other managers."""
+    name = manager.removeprefix(_MANAGER)
+    return name if name and name != manager else None
 
 
 def _repository(text: str) -> str:
@@ -148,13 +162,50 @@ class Drift(ApiModel):
     """The field managers that wrote them."""
 
 
+class GitCommit(ApiModel):
+    """The author and subject of a commit; without control characters, and cut if they are long."""
+
+    author: Annotated[str, StringConstraints(max_length=100)] = ""
+    """The name of the author."""
+    subject: Annotated[str, StringConstraints(max_length=200)] = ""
+    """The first line of the message."""
+
+
+class PreviewedChange(ApiModel):
+    """A change that the newest commit would make to one object."""
+
+    kind: str
+    name: ObjectName
+    action: Literal["created", "configured", "pruned"]
+    diff: str = ""
+    """Unified diff of the live object and the manifest; cut if it is long."""
+
+
+class SourcePreview(ApiModel):
+    """The changes that the next sync would make, for one request."""
+
+    request: str
+    """The value of the annotation that requested it."""
+    revision: str = ""
+    """The newest commit; empty if it could not be fetched."""
+    changes: tuple[PreviewedChange, ...] = ()
+    omitted: int = 0
+    """The number of further changes, which are left out of a large preview."""
+    problem: str = ""
+    """The reason why the commit could not be applied; empty if it could."""
+
+
 class GitSourceStatus(Status):
     """The observed state of a source. Conditions: Ready, Reconciling, Stalled."""
 
     observed_revision: str = ""
     """The newest commit that was found, as `main@9f1c...`."""
+    observed_commit: GitCommit | None = None
+    """Author and subject of the newest commit."""
     applied_revision: str = ""
     """The commit whose manifests are all in the store."""
+    applied_commit: GitCommit | None = None
+    """Author and subject of the applied commit."""
     applied_at: datetime | None = None
     """Time at which all of them were first in the store."""
     inventory: tuple[InventoryEntry, ...] = ()
@@ -163,6 +214,8 @@ class GitSourceStatus(Status):
     """The objects that differ from it, where driftPolicy is Warn."""
     last_sync: str = ""
     """The last `fleetctl sync` that was carried out."""
+    preview: SourcePreview | None = None
+    """The answer to `fleetctl diff gs/NAME`; removed with the request."""
 
 
 class GitSource(ApiObject):

@@ -13,7 +13,7 @@ SUMMARIES: dict[str, str] = {
     "delete": "Delete objects.",
     "demo": "Start a fleet of two nodes, deploy a small model, and chat with it.",
     "describe": "Show details of objects: spec, status, owners of fields, related objects and events.",
-    "diff": "Show what an apply would change.",
+    "diff": "Show what an apply would change, or the next sync of a GitSource.",
     "doctor": "Check every part of the fleet, and print problems with their remedies.",
     "down": "Stop the fleet that `fleetctl up` runs on this machine, with all processes that it left behind.",
     "drain": "Move all replicas away from nodes, and stop placing new ones there.",

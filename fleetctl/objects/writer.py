@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects import git_warnings
 from fleetctl.objects.targets import object_ref
 from machinery.clock import Clock
 from manifests import ownership, plan
@@ -70,7 +71,7 @@ async def write_edit(
     """Change an object in the store and record `manager` as the owner; with None, `edit` records the owner itself.
 
     `edit` (pure) receives the current object and returns the changed one, or None if nothing changes. A node that has
-    only a status, from its agent, gets its spec here.
+    only a status, from its agent, gets its spec here. A change of a field that a GitSource keeps prints a warning.
 
     Raises:
         FleetctlError: the object is gone, or `edit` refused.
@@ -88,6 +89,7 @@ async def write_edit(
             if not await _create_node_spec(transport, clock, obj, tracked):
                 continue
             stored = tracked.result or obj
+        await git_warnings.warn_of_fields(transport, obj, tracked.kept_in_git)
         return WriteResult(obj=_with_status_of(obj, stored), is_changed=tracked.result is not None)
     raise ConflictError(f"{object_ref(obj)} is created and deleted repeatedly")
 
@@ -97,6 +99,8 @@ class _TrackedEdit(Generic[Obj]):
 
     def __init__(self, edit: Edit[Obj], manager: str | None, clock: Clock) -> None:
         self.result: Obj | None = None
+        self.kept_in_git: dict[str, tuple[str, ...]] = {}
+        """The changed fields that GitSources keep, by the name of the source."""
         self._edit = edit
         self._manager = manager
         self._clock = clock
@@ -108,7 +112,9 @@ class _TrackedEdit(Generic[Obj]):
         changed = self._edit(current)
         if changed is not None and self._manager is not None:
             changed = ownership.record_update(current, changed, self._manager, self._clock.now())
-        self.result = changed or self.result
+        if changed is not None:
+            self.result = changed
+            self.kept_in_git = ownership.fields_kept_in_git(current, changed)
         return changed
 
 

@@ -167,6 +167,28 @@ def _revision(source: Tree, _: TableContext) -> str:
     return f"{branch}{at_sign}{commit[:_COMMIT_SHOWN]}"
 
 
+def _source_status(source: Tree, _: TableContext) -> str:
+    """Return the reason of Ready, such as Applied or Refused; Suspended from the moment when the user says so."""
+    if field_at(source, "spec", "suspend"):
+        return "Suspended"
+    ready = object_trees.condition(source, "Ready")
+    return "" if ready is None else str(ready.get("reason", ""))
+
+
+def _source_why(source: Tree, _: TableContext) -> str:
+    """Return the message of Ready, unless the newest commit is applied."""
+    ready = object_trees.condition(source, "Ready")
+    is_well = ready is None or ready.get("reason") == "Applied"
+    return "" if ready is None or is_well else str(ready.get("message", ""))
+
+
+def _commit(source: Tree, _: TableContext) -> str:
+    """Return `Anna: longer context`, of the applied commit."""
+    commit = field_at(source, "status", "appliedCommit")
+    parts = (field_at(commit, "author"), field_at(commit, "subject"))
+    return ": ".join(str(part) for part in parts if part)
+
+
 def _limit(field: str) -> Cell:
     return lambda key, _: str(field_at(key, "spec", field) or "-")
 
@@ -224,11 +246,14 @@ DECLARED_COLUMNS: dict[str, Columns] = {
     "GitSource": (
         NAME,
         Column("READY", condition("Ready")),
+        Column("SUSPENDED", lambda source, _: str(bool(field_at(source, "spec", "suspend")))),
+        Column("STATUS", _source_status),
         Column("REVISION", _revision, wide_cell=text("status", "appliedRevision")),
         AGE,
+        Column("COMMIT", _commit, is_wide=True),
         Column("REPOSITORY", text("spec", "repository"), is_wide=True),
         Column("PATH", text("spec", "path"), is_wide=True),
-        Column("WHY", reason("Ready"), is_wide=True),
+        Column("WHY", _source_why, is_wide=True),
     ),
     "ApiKey": (
         NAME,

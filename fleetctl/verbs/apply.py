@@ -1,4 +1,4 @@
-"""`fleetctl apply` and `fleetctl diff`: apply manifests to the store, or show what that would change."""
+"""`fleetctl apply` and `fleetctl diff`: apply manifests to the store, or show what that or a GitSource would change."""
 
 import re
 import sys
@@ -8,27 +8,36 @@ from typing import Any
 import click
 
 from fleetctl.cli import terminal
-from fleetctl.cli.arguments import manifests_option, recursive_option, result_options
+from fleetctl.cli.arguments import parse_duration, recursive_option, result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
-from fleetctl.objects import selectors
+from fleetctl.objects import git_preview, git_warnings, selectors, targets, writer
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.output.results import ResultPrinter
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests import diff as differing
+from manifests import ownership
 from manifests.apply import ApplyOptions, ApplyPreview, ApplyResult, PruneError
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject, load_objects
 from manifests.ownership import FieldConflict
-from manifests.plan import Change, ConfiguredObject
-from schemas.meta import NAME_PATTERN
+from manifests.plan import change_text
+from schemas.gitsource import source_of_manager
+from schemas.meta import NAME_PATTERN, ApiObject
 from store.codec import UndecodableError
 
 _IS_NAME = re.compile(NAME_PATTERN)
 
 _OPTIONS = (
+    click.option(
+        "-f",
+        "--filename",
+        "files",
+        multiple=True,
+        help="Manifest file, folder, or - for standard input. Can be repeated.",
+    ),
     click.option(
         "-l",
         "--selector",
@@ -79,22 +88,45 @@ _UNSUPPORTED_FLAGS = (
 
 def apply_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags of apply and diff: manifests, field manager and pruning."""
-    for option in reversed((manifests_option, recursive_option, *_OPTIONS, *_UNSUPPORTED_FLAGS)):
+    for option in reversed((*_OPTIONS[:1], recursive_option, *_OPTIONS[1:], *_UNSUPPORTED_FLAGS)):
         command = option(command)
     return command
 
 
-@click.command()
+_APPLY_HELP = """Create or change objects to match the manifests.
+
+\b
+  fleetctl apply -f fleet/
+  fleetctl apply -f - --dry-run=server
+  fleetctl apply --release md/qwen
+
+All manifests are checked before anything is written. Fields that other field managers changed meanwhile (with fleetctl
+scale, for example) keep their values, unless the manifests change them as well. In that case apply fails and writes
+nothing; --force-conflicts lets the manifests win.
+
+An object that a GitSource keeps is changed in its repository. Fields that its manifest has are not taken over. If an
+earlier apply took some, --release gives them back.
+"""
+
+
+@click.command(help=_APPLY_HELP)
+@click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
 @apply_options
+@click.option(
+    "--release",
+    is_flag=True,
+    help="Give up the ownership of the objects' fields, which keep their values. Takes names or -f.",
+)
 @result_options
 @store_options
-def apply(**options: Any) -> None:
-    """Create or change objects to match the manifests.
-
-    All manifests are checked before anything is written. Fields that other field managers changed meanwhile (with
-    fleetctl scale, for example) keep their values, unless the manifests change them as well. In that case apply fails
-    and writes nothing; --force-conflicts lets the manifests win.
-    """
+def apply(words: tuple[str, ...], **options: Any) -> None:
+    """Create or change objects to match the manifests."""
+    if options["release"]:
+        run(_release(words, options))
+        return
+    if words:
+        raise click.UsageError("give manifests with -f; names are for --release")
+    _require_files(options)
     mode = _parse_options(options)
     results = ResultPrinter.of(options)
     try:
@@ -143,10 +175,15 @@ def _parse_options(options: dict[str, Any]) -> ApplyOptions:
     )
 
 
+def _require_files(options: dict[str, Any]) -> None:
+    if not options["files"]:
+        raise click.UsageError("Missing option '-f' / '--filename'.")
+
+
 def _manager(name: str) -> str:
     if not name or len(name) > 128 or not name.isprintable():
         raise click.UsageError("--field-manager: give a name of 1 to 128 printable characters")
-    if name.startswith("gitsource/"):
+    if source_of_manager(name) is not None:
         raise click.UsageError(
             f"--field-manager: {name} is reserved for the reconciler (GitSource)"
         )
@@ -178,13 +215,33 @@ async def _apply(
 ) -> ApplyResult:
     async with open_store(options) as transport:
         try:
-            return await applying.apply(transport, loaded, SystemClock(), mode)
+            done = await applying.apply(transport, loaded, SystemClock(), mode)
         except ManifestErrors as error:
             raise FleetctlError(f"nothing was written:\n{error}") from error
         except PruneError:
             raise
         except (ApplyError, UndecodableError) as error:
             raise FleetctlError(str(error)) from error
+        await git_warnings.warn_of_objects(transport, (one.obj for one in done.outcomes))
+        return done
+
+
+async def _release(words: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Give up the ownership of objects' fields."""
+    manager, results = _manager(options["field_manager"]), ResultPrinter.of(options)
+    chosen = targets.parse_selections(words, options, verb="release", is_all=None)
+
+    def release(obj: ApiObject) -> ApiObject | None:
+        released = ownership.release_manifest(obj, manager)
+        return None if released is obj else released
+
+    async with open_store(options) as transport:
+        for obj in await targets.read_all_selected(transport, chosen):
+            written = await writer.write_edit(
+                transport, SystemClock(), obj, release, manager=None, is_dry=results.is_dry
+            )
+            done = "released" if written.is_changed else f"has no fields of {manager}"
+            results.print_object(written.obj, done)
 
 
 def _print_outcomes(applied: ApplyResult, results: ResultPrinter) -> None:
@@ -202,14 +259,30 @@ def _warn_kept(kept: Sequence[FieldConflict]) -> None:
         )
 
 
-@click.command()
-@apply_options
-@store_options
-def diff(**options: Any) -> None:
-    """Show what an apply would change.
+_DIFF_HELP = """Show what an apply would change, or the next sync of a GitSource.
 
-    Exit code 0: no changes; 1: changes; more than 1: an error.
-    """
+\b
+  fleetctl diff -f fleet/
+  fleetctl diff gs/fleet
+
+For a GitSource, the leading reconciler fetches the newest commit and compares the live objects with it; nothing is
+written, also if the source is suspended.
+
+Exit code 0: no changes; 1: changes; more than 1: an error.
+"""
+
+
+@click.command(help=_DIFF_HELP)
+@click.argument("words", nargs=-1, metavar="[gs/NAME...]")
+@apply_options
+@click.option("--timeout", default="2m", show_default=True, help="For gs/NAME: time limit.")
+@store_options
+def diff(words: tuple[str, ...], **options: Any) -> None:
+    """Show what an apply would change, or the next sync of a GitSource."""
+    if words:
+        _diff_sources(words, options)
+        return
+    _require_files(options)
     try:
         preview = run(_preview(_load(options), _parse_options(options), options))
     except ManifestErrors as error:
@@ -227,6 +300,28 @@ def diff(**options: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
+def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Print the changes that the next sync of GitSources would make."""
+    if options["files"]:
+        raise click.UsageError("give gs/NAME, or manifests with -f, but not both")
+    [chosen] = targets.parse_selections(
+        words, {**options, "selector": ""}, verb="diff", is_all=None
+    )
+    try:
+        previews = run(git_preview.request_all(chosen, parse_duration(options["timeout"]), options))
+    except FleetctlError as error:
+        raise DiffError(error.message) from error
+    for found in previews:
+        for change in found.preview.changes:
+            click.echo(colour_diff(change.diff), nl=False)
+        if found.preview.omitted:
+            click.echo(f"... and {found.preview.omitted} more objects", err=True)
+        if found.preview.problem:
+            raise DiffError(f"gitsource/{found.source}: {found.preview.problem}")
+    if any(found.preview.changes for found in previews):
+        raise click.exceptions.Exit(1)
+
+
 async def _preview(
     loaded: list[LoadedObject], mode: ApplyOptions, options: dict[str, Any]
 ) -> ApplyPreview:
@@ -235,14 +330,6 @@ async def _preview(
             return await applying.preview(transport, loaded, SystemClock(), mode)
         except (ManifestErrors, UndecodableError) as error:
             raise FleetctlError(str(error)) from error
-
-
-def change_text(change: Change) -> str:
-    """Return a change as a unified diff; empty if nothing changes."""
-    before = change.before if isinstance(change, ConfiguredObject) else None
-    if not isinstance(change, ConfiguredObject) and change.obj.metadata.resource_version:
-        return ""  # unchanged
-    return differing.diff_text(before, change.obj)
 
 
 def colour_diff(text: str) -> str:

@@ -21,7 +21,7 @@ from reconciler.placement import memory_proof as placement_memory_proof
 from schemas import quantity
 from schemas.deployment import ModelDeployment
 from schemas.event import Event
-from schemas.gitsource import GitSource
+from schemas.gitsource import GitCommit, GitSource
 from schemas.meta import ApiObject, ManagedFieldsEntry, is_true
 from schemas.node import Node
 from schemas.pools import NodePool, in_pool, selects
@@ -255,9 +255,10 @@ def _source_sections(source: GitSource, now: datetime) -> list[str]:
         return ["Revisions: the repository has not been fetched yet"]
     since = status.applied_at
     applied = "never" if since is None else f"{printers.age(since, now)} ago"
+    newest, stored = status.observed_commit or GitCommit(), status.applied_commit or GitCommit()
     rows = [
-        ("Newest", status.observed_revision or "<none>", ""),
-        ("Applied", status.applied_revision or "<none>", applied),
+        ("Newest", status.observed_revision or "<none>", "", newest.author, newest.subject),
+        ("Applied", status.applied_revision or "<none>", applied, stored.author, stored.subject),
     ]
     drift = [
         (f"{one.kind.lower()}/{one.name}", ", ".join(one.fields), ", ".join(one.managers) or "?")
@@ -265,7 +266,7 @@ def _source_sections(source: GitSource, now: datetime) -> list[str]:
     ]
     inventory = [(one.kind, one.name) for one in status.inventory]
     return [
-        table_section("Revisions", ("", "COMMIT", "SINCE"), rows),
+        table_section("Revisions", ("", "COMMIT", "SINCE", "AUTHOR", "SUBJECT"), rows),
         table_section("Drift", ("OBJECT", "FIELDS", "CHANGED BY"), drift),
         table_section("Inventory", ("KIND", "NAME"), inventory),
     ]

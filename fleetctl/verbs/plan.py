@@ -13,12 +13,11 @@ from fleetctl.cli.arguments import manifests_option, recursive_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.output import memory_proof, printers
-from fleetctl.verbs.apply import change_text
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors
 from manifests.load import LoadedObject, load_objects
-from manifests.plan import Change, UnchangedObject
+from manifests.plan import Change, UnchangedObject, change_text
 from models import inspection
 from reconciler import forecast, snapshot
 from reconciler.forecast import ForecastKind, ForecastStep

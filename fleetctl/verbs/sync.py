@@ -10,7 +10,7 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.objects import reader, writer
+from fleetctl.objects import git_preview, reader, targets, writer
 from fleetctl.objects.kind_args import kind_of
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import SYNC_REQUESTED, GitSource
@@ -36,17 +36,51 @@ class SyncOutcome:
 @click.argument("sources", nargs=-1, metavar="[SOURCE...]")
 @click.option("--timeout", default="5m", show_default=True, help="Time limit, such as 90s or 5m.")
 @click.option("--wait/--no-wait", "waits", default=True, help="Wait for the outcome.")
+@click.option(
+    "--dry-run",
+    "is_dry",
+    is_flag=True,
+    help="Show what the newest commits would change, and change nothing.",
+)
 @store_options
-def sync(sources: tuple[str, ...], timeout: str, *, waits: bool, **options: Any) -> None:
+def sync(
+    sources: tuple[str, ...], timeout: str, *, waits: bool, is_dry: bool, **options: Any
+) -> None:
     """Fetch new commits now, and wait until they are applied.
 
-    Without SOURCE, all GitSources are synchronised. Exit code 1 if a source is not applied and ready.
+    Without SOURCE, all GitSources are synchronised. Exit code 1 if a source is not applied and ready. With --dry-run,
+    nothing is applied; `fleetctl diff gs/NAME` shows the differences line by line.
     """
     limit_s = parse_duration(timeout)
+    if is_dry:
+        _preview(_parse_names(sources), limit_s, options)
+        return
     found = run(_sync(_parse_names(sources), limit_s if waits else None, options))
     for one in found:
         click.echo(one.text, err=not one.is_ready)
     if not all(one.is_ready for one in found):
+        raise click.exceptions.Exit(1)
+
+
+def _preview(names: tuple[str, ...], limit_s: float, options: dict[str, Any]) -> None:
+    """Print the objects that the newest commits would change."""
+    chosen = targets.selection(kind_of("gitsources"), names, is_all=not names)
+    found = run(git_preview.request_all(chosen, limit_s, options))
+    for one in found:
+        head, preview = f"gitsource/{one.source}", one.preview
+        if preview.problem:
+            click.echo(
+                f"{head} {preview.revision or 'was not fetched'}: {preview.problem}", err=True
+            )
+            continue
+        count = len(preview.changes) + preview.omitted
+        what = f"{count} change{'' if count == 1 else 's'}" if count else "nothing would change"
+        click.echo(f"{head} {preview.revision}: {what}")
+        for change in preview.changes:
+            click.echo(f"{change.kind.lower()}/{change.name} {change.action} (dry run)")
+        if preview.omitted:
+            click.echo(f"... and {preview.omitted} more", err=True)
+    if any(one.preview.problem for one in found):
         raise click.exceptions.Exit(1)
 
 

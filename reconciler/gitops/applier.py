@@ -15,11 +15,9 @@ from reconciler.gitops.source_status import (
     LoadedCommit,
     SourceProblem,
     apply_set_name,
-    manager_of,
-    source_of_manager,
 )
 from schemas import kinds
-from schemas.gitsource import Drift, GitSource
+from schemas.gitsource import Drift, GitSource, manager_of, source_of_manager
 from schemas.meta import ApiObject, ObjectKey
 from schemas.records import ApplySet
 from store import codec, keys
@@ -107,7 +105,9 @@ async def apply_commit(
             if source.spec.drift_policy == "Warn":
                 return result
             drift = result.drift
-        done = await manifests_apply.apply(transport, loaded_commit.loaded, clock, _options(source))
+        done = await manifests_apply.apply(
+            transport, loaded_commit.loaded, clock, apply_options(source)
+        )
     except ManifestErrors as errors:
         return CommitResult(
             problem=SourceProblem(reason="Refused", message=errors.show(_SHOWN), stalls=True)
@@ -124,13 +124,14 @@ async def _drifted(
     transport: Transport, clock: Clock, source: GitSource, loaded_commit: LoadedCommit
 ) -> CommitResult:
     """Return the objects as they are, and the changes of other managers."""
-    options = _options(source, force=False)
+    options = apply_options(source, force=False)
     prospect = await manifests_apply.preview(transport, loaded_commit.loaded, clock, options)
     drift = _drift_of(prospect.changes)
     return CommitResult(objects=tuple(change.obj for change in prospect.changes), drift=drift)
 
 
-def _options(source: GitSource, *, force: bool | None = None) -> ApplyOptions:
+def apply_options(source: GitSource, *, force: bool | None = None) -> ApplyOptions:
+    """Return the options with which a source applies its commits."""
     spec = source.spec
     corrects_drift = spec.drift_policy == "Correct"
     return ApplyOptions(

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from manifests.overlay import SourceDocument
 from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
+from schemas.gitsource import GitCommit
 from schemas.meta import ApiModel
 
 FailureReason: TypeAlias = Literal[
@@ -80,6 +81,8 @@ class FetchResponse(ApiModel):
 
     revision: str = ""
     """The commit; empty if it is not known."""
+    commit: GitCommit | None = None
+    """Author and subject of the commit, if it was read."""
     failure: FetchFailure | None = None
     documents: int = 0
     """Number of lines that follow."""

@@ -10,7 +10,7 @@ from machinery.clock import Clock
 from machinery.control_loop import Requeue
 from manifests.errors import ManifestErrors
 from manifests.load import Document, read_objects
-from reconciler.gitops import applier, fetch_messages, source_status
+from reconciler.gitops import applier, fetch_messages, previews, source_status
 from reconciler.gitops.applier import CommitResult
 from reconciler.gitops.fetch_messages import FetchRequest
 from reconciler.gitops.fetcher import FetchResult, fetch
@@ -133,6 +133,7 @@ class GitSourceReconciler:
         state = source_status.current_state(self._states.get(name), source)
         self._states[name] = state
         self._watch_keys(source)
+        source = await self._answer_preview(source)
         if source.spec.suspend:
             await self._write_status(source, SourceResult(is_suspended=True))
             return None
@@ -147,11 +148,37 @@ class GitSourceReconciler:
         await self._apply(source, state, version_of)
         return Requeue(source_status.requeue_after_s(state, source, self._clock.monotonic()))
 
+    async def _answer_preview(self, source: GitSource) -> GitSource:
+        """Write a requested preview into the status; return the source with it."""
+        request = source_status.requested_preview(source)
+        if not request or source_status.is_preview_current(source):
+            return source
+        found = await fetch(self._fetch_request(source, known=None), self._clock)
+        preview = await previews.compute(
+            self._transport, self._clock, source, found, request=request
+        )
+
+        def with_preview(now: GitSource) -> GitSourceStatus | None:
+            return (now.status or GitSourceStatus()).model_copy(update={"preview": preview})
+
+        try:
+            await mutate_status(self._transport, self._clock, GitSource, source.name, with_preview)
+        except NotFoundError:
+            return source  # it was deleted, which queues it
+        return source.model_copy(update={"status": with_preview(source)})
+
     def _watch_keys(self, source: GitSource) -> None:
+        """Watch the objects that were applied, and those of a commit that may have been refused."""
         inventory = source.status.inventory if source.status is not None else ()
+        state = self._states.get(source.name)
+        loaded_commit = state.loaded_commit if state is not None else None
         self.watched_keys[source.name] = frozenset(
             (
                 *(keys.spec_key(one.kind, one.name) for one in inventory),
+                *(
+                    keys.spec_key(*one.key)
+                    for one in (loaded_commit.loaded if loaded_commit else ())
+                ),
                 *(keys.status_key(one.kind, one.name) for one in source.spec.health_checks),
                 *(keys.status_key("GitSource", one) for one in source.spec.depends_on),
             )
@@ -190,6 +217,11 @@ class GitSourceReconciler:
         state.fetched_at, state.sync = self._clock.monotonic(), sync
         failure, commit = found.answer.failure, found.answer.revision
         if commit:
+            state.newest_info = (
+                found.answer.commit or state.newest_info
+                if commit == state.newest
+                else found.answer.commit
+            )
             state.newest = commit
             state.observed = source_status.revision_of(source.spec.reference, commit)
         if failure is not None:
@@ -228,7 +260,9 @@ class GitSourceReconciler:
             )
             return
         revision = source_status.revision_of(source.spec.reference, commit)
-        state.loaded_commit = LoadedCommit(revision=revision, commit=commit, loaded=loaded)
+        state.loaded_commit = LoadedCommit(
+            revision=revision, commit=commit, info=found.answer.commit, loaded=loaded
+        )
 
     def _fetch_request(
         self, source: GitSource, *, known: str | None, offline: str = ""
@@ -271,23 +305,22 @@ class GitSourceReconciler:
         """Apply the loaded commit, unless it is applied and unchanged; write the status."""
         loaded_commit, problem = state.loaded_commit, state.problem
         if loaded_commit is None:
-            await self._write_status(
-                source, SourceResult(observed=state.observed, problem=problem, sync=state.sync)
-            )
+            await self._write_status(source, _failed(state, problem))
             return
         if not _is_settled(state, loaded_commit, version_of):
             result = await self._apply_commit(source, state, loaded_commit)
             problem = problem or result.problem
             if result.problem is not None:
-                found = SourceResult(observed=state.observed, problem=problem, sync=state.sync)
-                await self._write_status(source, found)
+                await self._write_status(source, _failed(state, problem))
                 return
         waiting = await self._failing_checks(source, state)
         if waiting is not None and waiting.stalls:
             problem = problem or waiting
         found = SourceResult(
             observed=state.observed,
+            observed_commit=state.newest_info,
             applied=loaded_commit.revision,
+            applied_commit=loaded_commit.info,
             inventory=_inventory(loaded_commit),
             drift=state.drift,
             problem=problem,
@@ -355,6 +388,16 @@ class GitSourceReconciler:
             return  # it was deleted, which queues it
         self._watch_keys(source.model_copy(update={"status": new}))
         await record_status(self._recorder, source, source.status, new)
+
+
+def _failed(state: SourceState, problem: SourceProblem | None) -> SourceResult:
+    """Return the result of a commit that is not applied."""
+    return SourceResult(
+        observed=state.observed,
+        observed_commit=state.newest_info,
+        problem=problem,
+        sync=state.sync,
+    )
 
 
 def _is_settled(

@@ -11,8 +11,10 @@ from datetime import datetime
 from manifests.load import LoadedObject
 from schemas import duration
 from schemas.gitsource import (
+    DIFF_REQUESTED,
     SYNC_REQUESTED,
     Drift,
+    GitCommit,
     GitReference,
     GitSource,
     GitSourceStatus,
@@ -55,6 +57,8 @@ class SourceResult:
 
     observed: str = ""
     """Newest revision that was fetched; empty if there is none."""
+    observed_commit: GitCommit | None = None
+    applied_commit: GitCommit | None = None
     applied: str = ""
     """Revision that is applied completely; empty if none was applied now."""
     inventory: tuple[InventoryEntry, ...] | None = None
@@ -77,11 +81,14 @@ def compute_status(source: GitSource, found: SourceResult, now: datetime) -> Git
     status = GitSourceStatus(
         observed_generation=source.metadata.generation,
         observed_revision=found.observed or old.observed_revision,
+        observed_commit=found.observed_commit if found.observed else old.observed_commit,
         applied_revision=applied,
+        applied_commit=found.applied_commit if found.applied else old.applied_commit,
         applied_at=now if is_new else old.applied_at,
         inventory=inventory,
         drift=found.drift,
         last_sync=found.sync or old.last_sync,
+        preview=old.preview if is_preview_current(source) else None,
         conditions=old.conditions,
     )
     conditions: Sequence[Condition] = old.conditions
@@ -222,6 +229,8 @@ class LoadedCommit:
     revision: str
     """The commit with its branch or tag: `main@9f1c...`."""
     commit: str
+    info: GitCommit | None = None
+    """Author and subject."""
     loaded: tuple[LoadedObject, ...]
 
 
@@ -238,6 +247,8 @@ class SourceState:
     observed: str = ""
     newest: str = ""
     """Newest commit that was fetched, even if it is broken."""
+    newest_info: GitCommit | None = None
+    """Author and subject of the newest commit."""
     loaded_commit: LoadedCommit | None = None
     """Newest valid commit."""
     problem: SourceProblem | None = None
@@ -254,6 +265,17 @@ def current_state(state: SourceState | None, source: GitSource) -> SourceState:
     if state is not None and (state.uid, state.generation) == (meta.uid, meta.generation):
         return state
     return SourceState(uid=meta.uid, generation=meta.generation)
+
+
+def requested_preview(source: GitSource) -> str:
+    """Return the last requested preview; empty if there is none."""
+    return source.metadata.annotations.get(DIFF_REQUESTED, "")
+
+
+def is_preview_current(source: GitSource) -> bool:
+    """Return whether the status has the preview that is requested."""
+    preview = source.status.preview if source.status is not None else None
+    return preview is not None and preview.request == requested_preview(source)
 
 
 def requested_sync(source: GitSource) -> str:
@@ -307,13 +329,3 @@ def short_revision(revision: str) -> str:
 def apply_set_name(source: str) -> str:
     """Return the apply set of a source; the prefix keeps it apart from sets of `fleetctl apply --applyset`."""
     return f"gitsource.{source}"
-
-
-def manager_of(source: str) -> str:
-    return f"gitsource/{source}"
-
-
-def source_of_manager(manager: str) -> str | None:
-    """Return the source of a field manager; None for other managers."""
-    head, _, name = manager.partition("/")
-    return name if head == "gitsource" and name else None

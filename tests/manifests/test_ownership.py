@@ -22,7 +22,7 @@ from schemas import kinds
 from schemas.deployment import KvCache, ModelDeployment
 from schemas.gitsource import GitSource
 from schemas.kinds import Kind
-from schemas.meta import APPLY_SET, RESTARTED_AT, ApiModel, ApiObject
+from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiModel, ApiObject
 from tests.support.manifests_texts import HEAD, deployment, read, route
 from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
@@ -309,6 +309,63 @@ def test_a_manifest_can_be_withdrawn() -> None:
     assert [one.manager for one in after.metadata.managed_fields] == ["fleetctl-label"]
     assert after.spec.model.path == "models/qwen"
     assert ownership.withdraw_manifest(after, "fleetctl") is after
+
+
+def test_an_apply_leaves_fields_to_the_source_that_has_them() -> None:
+    obj = made(deployment(rest="  concurrency: 9\n"), manager="gitsource/a")
+    assert again(obj, deployment(rest="  concurrency: 9\n")) is obj
+    mine = again(obj, deployment(meta="  labels: {a: b}\n"))
+    assert owner(mine, "metadata.labels.a") == "fleetctl"
+    assert owner(mine, "spec.concurrency") == "gitsource/a"
+    assert again(mine, deployment(meta="  labels: {a: b}\n")) is mine
+    assert [one.manager for one in again(mine, deployment()).metadata.managed_fields] == [
+        "gitsource/a"
+    ]
+    lost = merged(obj, deployment(replicas=5))
+    assert [(one.path, one.applier) for one in lost.conflicts] == [("spec.replicas", "gitsource/a")]
+
+
+def test_a_released_manifest_leaves_its_values() -> None:
+    obj = made(deployment(rest="  concurrency: 9\n"))
+    after = ownership.release_manifest(obj, "fleetctl")
+    assert (after.spec.concurrency, after.metadata.managed_fields) == (9, ())
+    assert ownership.release_manifest(after, "fleetctl") is after
+
+
+def annotated(obj: ModelDeployment, cause: str, at: datetime) -> ModelDeployment:
+    """Return the deployment as `fleetctl annotate` leaves it."""
+    metadata = obj.metadata.model_copy(update={"annotations": {CHANGE_CAUSE: cause}})
+    after = obj.model_copy(update={"metadata": metadata})
+    return ownership.record_update(obj, after, "fleetctl-annotate", at)
+
+
+def changed_at(obj: ModelDeployment, at: datetime, **spec: Any) -> ModelDeployment:
+    after = obj.model_copy(update={"spec": obj.spec.model_copy(update=spec)})
+    return ownership.record_update(obj, after, "fleetctl-patch", at)
+
+
+def test_a_change_cause_belongs_to_one_version() -> None:
+    noted = annotated(made(deployment()), "longer", LATER + timedelta(minutes=1))
+    scaled = changed_at(noted, LATER + timedelta(minutes=2), replicas=7)
+    longer = changed_at(scaled, LATER + timedelta(minutes=3), context_length=1024)
+    # Written before the change, it is the cause of the change.
+    assert longer.metadata.annotations == {CHANGE_CAUSE: "longer"}
+    undone = changed_at(longer, LATER + timedelta(minutes=4), context_length=2048)
+    assert undone.metadata.annotations == {}
+    assert all("change-cause" not in f for e in undone.metadata.managed_fields for f in e.fields)
+    assert changed_at(longer, LATER, replicas=8).metadata.annotations != {}
+
+
+def test_an_apply_does_not_carry_a_change_cause_over_to_the_next_version() -> None:
+    noted = annotated(made(deployment()), "longer", LATER + timedelta(minutes=1))
+    longer = changed_at(noted, LATER + timedelta(minutes=3), context_length=1024)
+    assert again(longer, deployment(replicas=9)).metadata.annotations != {}
+    assert again(longer, deployment(rest="  concurrency: 9\n")).metadata.annotations == {}
+    # A cause in the manifest is repeated by its author.
+    why = deployment(meta=f"  annotations: {{{CHANGE_CAUSE}: faster}}\n")
+    kept = again(again(longer, why, force=True), why + "  concurrency: 9\n")
+    assert kept.metadata.annotations == {CHANGE_CAUSE: "faster"}
+    assert again(kept, deployment()).metadata.annotations == {}
 
 
 def test_an_apply_without_a_set_keeps_the_set() -> None:

@@ -51,6 +51,8 @@ class Repository:
         branch: str = "main",
         parents: bool = True,
         clock: int = 0,
+        message: str = "a change",
+        author: str = "Anna <anna@example.com>",
     ) -> str:
         """Commit files (None removes one); return the hash. Without parents it is a force-push."""
         for path, content in changes.items():
@@ -69,19 +71,27 @@ class Repository:
             store.add_object(blob)
             blobs.append((path.encode(), blob.id, _LINK if is_link else _FILE))
         tree = commit_tree(store, blobs) if blobs else self._empty()
-        return self.commit_tree(tree, branch=branch, parents=parents, clock=clock)
+        how = {"branch": branch, "message": message, "author": author}
+        return self.commit_tree(tree, parents=parents, clock=clock, **how)
 
     def commit_tree(
-        self, tree: bytes, *, branch: str = "main", parents: bool = True, clock: int = 0
+        self,
+        tree: bytes,
+        *,
+        branch: str = "main",
+        parents: bool = True,
+        clock: int = 0,
+        message: str = "a change",
+        author: str = "Anna <anna@example.com>",
     ) -> str:
         """Commit a tree that is in the repository, however strange."""
         ref = Ref(f"refs/heads/{branch}".encode())
         made = Commit()
         made.tree = ObjectID(tree)
-        made.author = made.committer = b"Anna <anna@example.com>"
+        made.author = made.committer = author.encode()
         made.author_time = made.commit_time = 1_700_000_000 + clock
         made.author_timezone = made.commit_timezone = 0
-        made.message = b"a change"
+        made.message = message.encode()
         if parents and ref in self.repo.refs:
             made.parents = [self.repo.refs[ref]]
         self.repo.object_store.add_object(made)

@@ -49,7 +49,7 @@ def _end_with_parent() -> None:
 def _answer(
     request: FetchRequest, secrets: list[str]
 ) -> tuple[FetchResponse, tuple[SourceDocument, ...]]:
-    revision = b""
+    revision, info = b"", None
     try:
         remote = None if request.offline else make_remote(request)
         secrets.extend(remote.secrets if remote is not None else ())
@@ -59,15 +59,17 @@ def _answer(
             if revision.decode() == request.known:
                 return FetchResponse(revision=request.known), ()
             with repository.open_repository(folder) as repo:
-                files = CommitTree(repo, repository.commit_of(repo, revision), request.repository)
+                commit = repository.commit_of(repo, revision)
+                info = repository.describe_commit(commit)
+                files = CommitTree(repo, commit, request.repository)
                 found = files.documents(request.path).documents
         answer = FetchResponse(
-            revision=revision.decode(), documents=len(found), files=len(files.names)
+            revision=revision.decode(), commit=info, documents=len(found), files=len(files.names)
         )
     except (FetchError, *CAUGHT) as error:
         failure = to_failure(error, request.repository)
         clean = failure.model_copy(update={"message": redact(failure.message, secrets)})
-        return FetchResponse(revision=revision.decode(), failure=clean), ()
+        return FetchResponse(revision=revision.decode(), commit=info, failure=clean), ()
     return answer, found
 
 

@@ -112,8 +112,12 @@ def short_message(error: BaseException) -> str:
     if isinstance(cause, urllib3.exceptions.MaxRetryError) and cause.reason is not None:
         error = cause.reason  # without the pool and its retries
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return text[:_LONGEST] or type(error).__name__
+    return printable(text, _LONGEST) or type(error).__name__
+
+
+def printable(text: str, limit: int) -> str:
+    """Return a text of others as one line that is safe on a terminal, cut to `limit` characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:limit]
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:

@@ -28,7 +28,14 @@ from dulwich.repo import Repo
 from machinery.files import make_private_folder
 from manifests import suggestions
 from reconciler.gitops.fetch_messages import FetchRequest
-from reconciler.gitops.fetch_process.errors import BROKEN, FetchError, secret_forms, short_message
+from reconciler.gitops.fetch_process.errors import (
+    BROKEN,
+    FetchError,
+    printable,
+    secret_forms,
+    short_message,
+)
+from schemas.gitsource import GitCommit
 
 # A server that is silent for this long counts as away; the whole fetch has its own limit.
 SILENCE_S = 20.0
@@ -153,6 +160,7 @@ _MOST_PACKS = 24
 # The commit that the cache has, so that the server leaves it out.
 _HELD = Ref(b"refs/heads/held")
 _MOST_TAGS = 5
+_MESSAGE_BYTES = 4096
 
 
 @contextmanager
@@ -258,6 +266,15 @@ def commit_of(repo: Repo, sha: bytes) -> Commit:
         message = f"{sha.decode()} is not a commit but a {found.type_name.decode()}"
         raise FetchError("ReferenceNotFound", message)
     return found
+
+
+def describe_commit(commit: Commit) -> GitCommit:
+    """Return the author's name and the subject of a commit. Both are whatever a committer wrote."""
+    author = commit.author.decode("utf-8", "replace").partition("<")[0]
+    subject, _, _ = commit.message.lstrip()[:_MESSAGE_BYTES].partition(b"\n")
+    return GitCommit(
+        author=printable(author, 100), subject=printable(subject.decode("utf-8", "replace"), 200)
+    )
 
 
 def _choose(request: FetchRequest, refs: Mapping[Ref, ObjectID]) -> ObjectID:

@@ -15,6 +15,8 @@ from schemas.gitsource import (
     GitSourceStatus,
     HealthCheck,
     InventoryEntry,
+    manager_of,
+    source_of_manager,
 )
 from schemas.meta import ApiObject, Condition, ConditionStatus, ObjectKey, ObjectMeta
 from schemas.pools import NodePool, NodePoolSpec, NodePoolStatus
@@ -186,10 +188,10 @@ def test_revisions() -> None:
     assert source_status.revision_of(GitReference(commit=commit), commit) == commit
     assert source_status.commit_in(f"feature/a@b@{commit}") == commit
     assert source_status.short_revision(f"main@{commit}") == "main@9f1c9f1"
-    assert source_status.source_of_manager(source_status.manager_of("fleet")) == "fleet"
-    assert source_status.source_of_manager("fleetctl") is None
+    assert source_of_manager(manager_of("fleet")) == "fleet"
+    assert source_of_manager("fleetctl") is None
 
 
 def test_the_longest_name_of_a_source_is_that_of_a_set() -> None:
     name = source_status.apply_set_name("g" * 128)
-    assert ApplySet(name=name, manager=source_status.manager_of("g"), updated=NOW).name == name
+    assert ApplySet(name=name, manager=manager_of("g"), updated=NOW).name == name

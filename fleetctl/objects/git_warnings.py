@@ -1,0 +1,56 @@
+"""Warnings about objects that a GitSource keeps: a change by hand lasts only until the source restores its manifests."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import click
+
+from manifests import ownership
+from manifests.errors import join_names
+from manifests.trees import key_of
+from schemas.gitsource import GitSource, source_of_manager
+from schemas.meta import ApiObject, ObjectKey
+from store import objects
+from store.port import Transport
+
+_SHOWN = 3
+
+
+async def warn_of_fields(
+    transport: Transport, obj: ApiObject, fields: Mapping[str, Sequence[str]]
+) -> None:
+    """Print a warning for each GitSource whose fields a command changed; `fields` are by the source's name."""
+    for name, paths in fields.items():
+        source = await objects.get(transport, GitSource, name)
+        if source is None:
+            continue
+        rest = len(paths) - _SHOWN
+        shown = ", ".join(paths[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+        what = f"{shown} of {obj.kind.lower()}/{obj.name}"
+        click.echo(f"warning: {what} is kept by gitsource/{name}{_effect(source)}", err=True)
+
+
+async def warn_of_objects(transport: Transport, applied: Iterable[ApiObject]) -> None:
+    """Print a warning for each GitSource that keeps some of the objects that were applied by hand."""
+    kept: dict[str, list[ObjectKey]] = {}
+    for obj in applied:
+        for entry in ownership.git_entries(obj.metadata.managed_fields):
+            kept.setdefault(source_of_manager(entry.manager) or "", []).append(key_of(obj))
+    for name, keys in kept.items():
+        source = await objects.get(transport, GitSource, name)
+        if source is None:
+            continue
+        one = f"{keys[0].kind.lower()}/{keys[0].name} is"
+        what = one if len(keys) == 1 else f"{join_names(keys)} are"
+        click.echo(f"warning: {what} kept by gitsource/{name}{_effect(source)}", err=True)
+
+
+def _effect(source: GitSource) -> str:
+    """Return what the source does about a change by hand, and what to do instead."""
+    instead = f"commit the change to {source.spec.repository} instead"
+    if source.spec.suspend:
+        return f", which is suspended: `fleetctl resume gs/{source.name}` restores its manifest"
+    if source.spec.drift_policy == "Warn":
+        return f", which reports the change as drift; {instead}"
+    return (
+        f", which restores its manifest; {instead}, or first run: fleetctl suspend gs/{source.name}"
+    )
