@@ -16,74 +16,15 @@ from pydantic_core import ErrorDetails
 
 from machinery.gc_pause import pause_collection
 from manifests import overlay, sources, suggestions, validation_errors
+from manifests.documents import Document, ParsedDocuments
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.overlay import ParsedDocuments, SourceDocument
-from manifests.trees import Path, Tree, key_of, show_path
+from manifests.trees import Path, Tree, key_of
 from manifests.trees import derived_node_labels as derived_labels
 from manifests.yaml import nodes, parser
 from manifests.yaml.nodes import YamlNode
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import API_VERSION, FLEET_OWNED, ApiModel, ApiObject, ObjectKey, ObjectMeta
-
-
-class Document:
-    """One document of a file: its value, and the places of everything in it.
-
-    Most files have no errors, so places may be given as a function that finds them on first use.
-    """
-
-    __slots__ = ("_root", "_tree", "source")
-
-    def __init__(
-        self, *, source: str, root: YamlNode | Callable[[], YamlNode], tree: Tree = None
-    ) -> None:
-        self.source = source
-        self._root = root
-        self._tree = tree
-
-    @property
-    def root(self) -> YamlNode:
-        """The value with its places."""
-        if not isinstance(self._root, YamlNode):
-            self._root = self._root()
-        return self._root
-
-    @property
-    def tree(self) -> Tree:
-        """The plain value."""
-        return nodes.plain_value(self.root) if self._tree is None else self._tree
-
-    @property
-    def line(self) -> int:
-        return self.root.mark.line
-
-    def problem(
-        self, path: Path, message: str, hint: str = "", *, at_key: bool = False
-    ) -> ManifestError:
-        """Return a problem of the field, with its place."""
-        find = nodes.mark_of_key if at_key else nodes.mark_of_value
-        mark = find(self.root, path)
-        return ManifestError(
-            source=mark.source or self.source,
-            line=mark.line,
-            column=mark.column,
-            about=self._about(),
-            path=show_path(path),
-            message=message,
-            hint=hint,
-        )
-
-    def text_at(self, *path: str) -> str | None:
-        """Return the text at the path; None if there is none."""
-        found = self.tree
-        for part in path:
-            found = found.get(part) if isinstance(found, dict) else None
-        return found if isinstance(found, str) else None
-
-    def _about(self) -> str:
-        kind, name = self.text_at("kind"), self.text_at("metadata", "name")
-        return f"{kind}/{name}" if kind and name else kind or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +48,6 @@ class LoadedObject:
 
 
 __all__ = [
-    "Document",
     "LoadedObject",
     "load_documents",
     "load_objects",
@@ -195,15 +135,10 @@ def read_model(document: Document, model: type[Model]) -> Model:
 def _scan(
     paths: Sequence[str], *, recursive: bool, stdin: BinaryIO | None
 ) -> tuple[list[Document], list[ManifestError]]:
-    texts = list(sources.read_all(paths, recursive=recursive, stdin=stdin))
-    quick = _parse_fast(texts)
-    if quick is not None:
-        documents, problems = quick
-    else:
-        found = parse_texts(texts)
-        combined = overlay.combine(found.documents, _read_base)
-        documents = [Document(source=one.source, root=one.root) for one in combined.documents]
-        problems = [*found.problems, *combined.problems]
+    found = _read_texts(sources.read_all(paths, recursive=recursive, stdin=stdin))
+    combined = overlay.combine(found.documents, _read_base)
+    documents = list(combined.documents)
+    problems = [*found.problems, *combined.problems]
     if not documents and not problems:
         named = ", ".join(sources.STDIN_NAME if p == sources.STDIN else p for p in paths)
         message = "no object in it: it is empty, or has only comments"
@@ -211,22 +146,16 @@ def _scan(
     return documents, problems
 
 
-def _parse_fast(
-    texts: Sequence[tuple[str, str | ManifestError]],
-) -> tuple[list[Document], list[ManifestError]] | None:
-    """Return the result of `parse_texts` with places on demand; None if there is an overlay."""
+def _read_texts(texts: Iterable[tuple[str, str | ManifestError]]) -> ParsedDocuments:
+    """Return the result of `parse_texts`, with places on demand."""
     documents: list[Document] = []
     problems: list[ManifestError] = []
     for name, text in texts:
         trees = None if isinstance(text, ManifestError) else parser.parse_values(text)
         kinds_there = [tree.get("kind") for tree in trees or () if isinstance(tree, dict)]
-        if overlay.KIND in kinds_there:
-            return None
         if trees is None or isinstance(text, ManifestError) or "List" in kinds_there:
             found = parse_texts([(name, text)])
-            if any(overlay.is_overlay(one.root) for one in found.documents):
-                return None
-            documents.extend(Document(source=one.source, root=one.root) for one in found.documents)
+            documents.extend(found.documents)
             problems.extend(found.problems)
             continue
         roots = cache(partial(parser.parse, text, name))
@@ -234,7 +163,7 @@ def _parse_fast(
             Document(source=name, root=partial(_root, roots, index), tree=tree)
             for index, tree in enumerate(trees)
         )
-    return documents, problems
+    return ParsedDocuments(documents=tuple(documents), problems=tuple(problems))
 
 
 def _root(roots: Callable[[], parser.ParsedFile], index: int) -> YamlNode:
@@ -243,7 +172,7 @@ def _root(roots: Callable[[], parser.ParsedFile], index: int) -> YamlNode:
 
 def parse_texts(texts: Iterable[tuple[str, str | ManifestError]]) -> ParsedDocuments:
     """Return the documents of files, given as names and texts (or the error of reading them)."""
-    documents: list[SourceDocument] = []
+    documents: list[Document] = []
     problems: list[ManifestError] = []
     for name, text in texts:
         if isinstance(text, ManifestError):
@@ -252,13 +181,13 @@ def parse_texts(texts: Iterable[tuple[str, str | ManifestError]]) -> ParsedDocum
         parsed = parser.parse(text, name)
         problems.extend(parsed.problems)
         roots = [item for root in parsed.documents for item in _unpacked(root)]
-        documents.extend(SourceDocument(source=name, root=root) for root in roots)
+        documents.extend(Document(source=name, root=root) for root in roots)
     return ParsedDocuments(documents=tuple(documents), problems=tuple(problems))
 
 
 def _read_base(path: str) -> ParsedDocuments:
     """Return the documents of an overlay's base."""
-    return parse_texts(sources.read_all([path], recursive=True, stdin=None))
+    return _read_texts(sources.read_all([path], recursive=True, stdin=None))
 
 
 def _unpacked(root: YamlNode) -> list[YamlNode]:
@@ -301,14 +230,15 @@ def _duplicate(document: Document, first: Document) -> ManifestError:
 
 def _object(document: Document) -> ApiObject | list[ManifestError]:
     """Return the document as an object, or all its problems."""
-    if not isinstance(document.tree, dict):
+    declared = document.tree
+    if not isinstance(declared, dict):
         message = f"expected an object, got {suggestions.describe_node(document.root)}"
         return [document.problem((), message, "Begin with: apiVersion, kind, metadata, spec")]
     problems = _version_problems(document)
     kind = _kind(document)
     if isinstance(kind, ManifestError):
         return [*problems, kind]
-    tree, owned = _without_fleet_owned(document)
+    tree, owned = _without_fleet_owned(document, declared)
     problems.extend(owned)
     try:
         found = kind.type.model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
@@ -357,10 +287,11 @@ def _kind(document: Document) -> Kind | ManifestError:
     return kind
 
 
-def _without_fleet_owned(document: Document) -> tuple[object, list[ManifestError]]:
+def _without_fleet_owned(
+    document: Document, declared: dict[str, Tree]
+) -> tuple[object, list[ManifestError]]:
     """Return the tree without the fleet's fields, and a problem for each unless `get` printed the document."""
-    assert isinstance(document.tree, dict)
-    tree = {**document.tree}
+    tree = {**declared}
     metadata = tree.get("metadata")
     owned: list[Path] = [("status",)] if "status" in tree else []
     if isinstance(metadata, dict):
@@ -368,7 +299,7 @@ def _without_fleet_owned(document: Document) -> tuple[object, list[ManifestError
         tree["metadata"] = {k: v for k, v in metadata.items() if k not in _OWNED}
     tree.pop("status", None)
     if document.text_at("metadata", "uid"):
-        return _without_derived_labels(tree, document.tree), []
+        return _without_derived_labels(tree, declared), []
     message = "is set by the fleet"
     return tree, [document.problem(p, message, "Remove it", at_key=True) for p in owned]
 

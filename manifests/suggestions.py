@@ -24,6 +24,25 @@ def did_you_mean(word: str, known: Sequence[str], what: str) -> str:
     return f"{what}: {', '.join(known)}" if known else ""
 
 
+def is_typing_error(word: str, known: str) -> bool:
+    """Return whether a word is a known one with one letter added, left out, replaced or swapped with its neighbour.
+
+    Numbers do not count: `mac-1` and `mac-2` are two names.
+    """
+    if word == known or abs(len(word) - len(known)) > 1:
+        return False
+    start = 0
+    while start < min(len(word), len(known)) and word[start] == known[start]:
+        start += 1
+    end = 0
+    while end < min(len(word), len(known)) - start and word[-1 - end] == known[-1 - end]:
+        end += 1
+    ours, theirs = word[start : len(word) - end], known[start : len(known) - end]
+    if any(sign.isdigit() for sign in ours + theirs):
+        return False
+    return max(len(ours), len(theirs)) == 1 or (len(ours) == 2 and ours == theirs[::-1])
+
+
 def describe_node(node: YamlNode | None) -> str:
     """Return the node's value with its type: `"two" (a string)`."""
     content = node.content if node is not None else None

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from fleetctl.support_bundle import redaction
 from manifests import suggestions
+from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.load import Document
 from manifests.trees import Path, show_path
 from manifests.yaml import nodes, parser
 from manifests.yaml.nodes import YamlNode

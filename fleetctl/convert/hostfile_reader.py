@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from manifests import suggestions
+from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.load import Document
 from manifests.trees import Path
 from manifests.yaml import parser
 from manifests.yaml.nodes import YamlNode, find_node

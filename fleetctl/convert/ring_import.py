@@ -13,8 +13,8 @@ from fleetctl.convert.manifest_drafts import (
     object_name,
     resolve_nodes,
 )
+from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.load import Document
 from manifests.trees import Tree
 from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 from schemas import duration

@@ -9,8 +9,9 @@ from fleetctl.objects import git_warnings
 from fleetctl.objects.targets import object_ref
 from machinery.clock import Clock
 from manifests import ownership, plan
+from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.load import Document, LoadedObject, read_objects
+from manifests.load import LoadedObject, read_objects
 from manifests.observe import ObservedObjects, observe
 from manifests.plan import ApplyMode, Write
 from manifests.trees import Tree, object_tree, spec_of

@@ -9,8 +9,9 @@ from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.load import Document, LoadedObject, load_documents, read_model
+from manifests.load import LoadedObject, load_documents, read_model
 from models import inspection as model_folders
 from nodeagent.hollow import hollow_status
 from schemas import chips, quantity

@@ -9,8 +9,9 @@ import click
 from fleetctl.cli.arguments import manager_option, result_options
 from fleetctl.cli.connect import store_options
 from fleetctl.objects import key_values
+from manifests.documents import Document
 from manifests.errors import ManifestErrors
-from manifests.load import Document, LoadedObject, read_objects
+from manifests.load import LoadedObject, read_objects
 from manifests.trees import Tree
 from manifests.yaml import parser
 from schemas.meta import API_VERSION

@@ -15,7 +15,7 @@ MAX_DEPTH = 64
 # The limit of one file, with aliases expanded: about 4,000 deployments, and 5 s of reading.
 MAX_NODES = 100_000
 # Characters of a text that count as one node.
-_TEXT_PER_NODE = 40
+TEXT_PER_NODE = 40
 
 
 class StopError(Exception):
@@ -72,7 +72,9 @@ class Builder:
             self._take_key(mark, content, text, is_plain=is_plain)
             return
         self._count(mark, 1)
-        size = 1 + len(text) // _TEXT_PER_NODE
+        if not text and is_plain and self._stack and self._stack[-1].key is not None:
+            mark = self._stack[-1].key[1]  # an empty value is at its key
+        size = 1 + len(text) // TEXT_PER_NODE
         self._take(YamlNode(mark=mark, content=content, text=text, size=size), anchor)
 
     def alias(self, mark: Mark, anchor: str) -> None:

@@ -3,9 +3,9 @@
 Only the scanner and the parser of both libraries are used, event by event. Values are built here, so that a hostile
 file cannot run code, nest deeper than the stack, or grow without limit through aliases.
 
-ruamel reads YAML 1.2 and reports errors well, but is pure Python. libyaml (PyYAML's) is twenty times as fast:
-`parse_values` uses it for texts that both read alike, and returns None for all others. Values without places are ten
-times as cheap.
+ruamel reads YAML 1.2 and reports errors well, but is pure Python. libyaml (PyYAML's) is twenty times as fast: it reads
+every text that both read alike, and ruamel all others, texts with errors among them. `parse_values` leaves out the
+places, which cost more than the values.
 """
 
 import re
@@ -31,9 +31,9 @@ from ruamel.yaml.events import (
 from manifests.errors import ManifestError
 from manifests.trees import Tree
 from manifests.yaml import core_schema
-from manifests.yaml.builder import MAX_DEPTH, MAX_NODES, Builder, StopError
+from manifests.yaml.builder import MAX_DEPTH, MAX_NODES, TEXT_PER_NODE, Builder, StopError
 from manifests.yaml.core_schema import dump
-from manifests.yaml.nodes import Mark, YamlNode
+from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 
 # Part of the scanner's message, our message, and the remedy; first match wins.
 _SCANNER_ERRORS: tuple[tuple[str, str, str], ...] = (
@@ -140,6 +140,22 @@ class MappingStart(StartEvent, Protocol):
     """True if it is written in braces."""
 
 
+class FastBuilder(Protocol):
+    """A builder of documents from libyaml's events; every method may raise NotPlainError."""
+
+    def scalar(self, event: Any) -> None:
+        """Add a scalar, which may be a key."""
+
+    def mapping(self, event: Any) -> None:
+        """Begin a mapping."""
+
+    def sequence(self, event: Any) -> None:
+        """Begin a list."""
+
+    def close(self, event: Any) -> None:
+        """End the innermost mapping or list."""
+
+
 class ValueBuilder:
     """Collects the values of documents from events; empty documents are left out.
 
@@ -230,6 +246,114 @@ class ValueBuilder:
             raise NotPlainError  # a scalar document, whose end readers see differently
 
 
+class NodeBuilder:
+    """Collects the nodes of documents from events; the rules are those of ValueBuilder, and the places are kept."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.documents: list[YamlNode] = []
+        self._above: list[_OpenNode] = []
+        self._count = 0
+
+    def scalar(self, event: ScalarStart) -> None:
+        """Add a scalar, which may be a key.
+
+        Raises:
+            NotPlainError: the builder must read the text.
+
+        """
+        if event.anchor is not None or event.tag is not None:
+            raise NotPlainError
+        text = event.value
+        value: core_schema.Scalar = text
+        if not event.style:
+            value = _resolve_cached(text) if len(text) < _LONG else _resolve(text)
+        mark = _mark(event)
+        above = self._above[-1] if self._above else None
+        if above is not None and above.entries is not None and above.key is None:
+            if not isinstance(value, str) or value in above.entries:
+                raise NotPlainError
+            above.key, above.key_mark = value, mark
+            return
+        if not text and not event.style:
+            # The libraries place an empty value differently, so it is placed at its key.
+            if above is None or above.entries is None:
+                raise NotPlainError
+            mark = above.key_mark
+        size = 1 + len(text) // TEXT_PER_NODE
+        self._put(YamlNode(mark=mark, content=value, text=text, size=size))
+
+    def mapping(self, event: MappingStart) -> None:
+        """Begin a mapping.
+
+        Raises:
+            NotPlainError: the builder must read the text.
+
+        """
+        if event.flow_style and self._text[event.start_mark.index] != "{":
+            raise NotPlainError
+        self._begin(event, is_mapping=True)
+
+    def sequence(self, event: StartEvent) -> None:
+        """Begin a list.
+
+        Raises:
+            NotPlainError: the builder must read the text.
+
+        """
+        self._begin(event, is_mapping=False)
+
+    def close(self, _event: object) -> None:
+        """End the innermost mapping or list."""
+        ended = self._above.pop()
+        content = ended.items if ended.entries is None else ended.entries
+        node = YamlNode(mark=ended.mark, content=content, size=ended.size, height=ended.height)
+        if self._above:
+            self._put(node)
+        else:
+            self.documents.append(node)
+
+    def _begin(self, event: StartEvent, *, is_mapping: bool) -> None:
+        if event.anchor is not None or event.tag is not None or len(self._above) >= MAX_DEPTH:
+            raise NotPlainError
+        above = self._above[-1] if self._above else None
+        if above is not None and above.entries is not None and above.key is None:
+            raise NotPlainError  # a key that is not a text
+        self._count += 1
+        self._above.append(_OpenNode(_mark(event), {} if is_mapping else None))
+
+    def _put(self, node: YamlNode) -> None:
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise NotPlainError
+        if not self._above:
+            if node.content is not None:
+                raise NotPlainError  # a scalar document, whose end readers see differently
+            return
+        into = self._above[-1]
+        into.size += node.size
+        into.height = max(into.height, 1 + node.height)
+        if into.entries is None:
+            into.items.append(node)
+            return
+        assert into.key is not None
+        into.entries[into.key] = MappingEntry(mark=into.key_mark, node=node)
+        into.key = None
+
+
+class _OpenNode:
+    """A mapping (with entries) or list that is not complete yet."""
+
+    __slots__ = ("entries", "height", "items", "key", "key_mark", "mark", "size")
+
+    def __init__(self, mark: Mark, entries: dict[str, MappingEntry] | None) -> None:
+        self.mark = self.key_mark = mark
+        self.entries = entries
+        self.items: list[YamlNode] = []
+        self.key: str | None = None
+        self.size = self.height = 1
+
+
 def _resolve(text: str) -> core_schema.Scalar:
     if text == "<<":
         raise NotPlainError  # a merge key, or a text: the builder decides
@@ -270,6 +394,15 @@ class ParsedFile:
 def parse(text: str, source: str) -> ParsedFile:
     """Return the documents of the text; empty ones are left out. Raises nothing."""
     text = text.removeprefix("\ufeff")
+    if _is_read_alike(text):
+        nodes = NodeBuilder(text)
+        if _feed_fast(nodes, text):
+            return ParsedFile(documents=tuple(nodes.documents), problems=())
+    return _parse_slowly(text, source)
+
+
+def _parse_slowly(text: str, source: str) -> ParsedFile:
+    """Return the documents and problems of a text, by ruamel."""
     found = _FORBIDDEN.search(text)
     if found is not None:
         return ParsedFile(documents=(), problems=(_forbidden(text, found, source),))
@@ -291,21 +424,27 @@ def parse(text: str, source: str) -> ParsedFile:
 def parse_values(text: str) -> list[Tree] | None:
     """Return the documents' values without places; None if only `parse` can read the text."""
     text = text.removeprefix("\ufeff")
-    if (
-        CParser is None
-        or text.startswith(("%", "..."))
-        or any(map(text.__contains__, _OTHER_SIGNS))
-    ):
-        return None
-    if _OTHER_BLOCKS.search(text):
-        return None
     made = ValueBuilder(text)
+    return made.documents if _is_read_alike(text) and _feed_fast(made, text) else None
+
+
+def _is_read_alike(text: str) -> bool:
+    """Return whether libyaml may read the text, as far as its signs tell."""
+    if CParser is None or text.startswith(("%", "...")):
+        return False
+    if any(map(text.__contains__, _OTHER_SIGNS)):
+        return False
+    return _OTHER_BLOCKS.search(text) is None
+
+
+def _feed_fast(builder: FastBuilder, text: str) -> bool:
+    """Feed libyaml's events to a builder; return whether it could read all of them."""
     takes: dict[type[object], Callable[[Any], None]] = {
-        yaml.ScalarEvent: made.scalar,
-        yaml.MappingStartEvent: made.mapping,
-        yaml.SequenceStartEvent: made.sequence,
-        yaml.MappingEndEvent: made.close,
-        yaml.SequenceEndEvent: made.close,
+        yaml.ScalarEvent: builder.scalar,
+        yaml.MappingStartEvent: builder.mapping,
+        yaml.SequenceStartEvent: builder.sequence,
+        yaml.MappingEndEvent: builder.close,
+        yaml.SequenceEndEvent: builder.close,
         **dict.fromkeys(_NOTHING, lambda _: None),
     }
     try:
@@ -313,8 +452,8 @@ def parse_values(text: str) -> list[Tree] | None:
         while type(event := next_event()) is not yaml.StreamEndEvent:
             takes[type(event)](event)
     except (NotPlainError, KeyError, yaml.YAMLError, ValueError):  # KeyError: an alias
-        return None
-    return made.documents
+        return False
+    return True
 
 
 _NOTHING = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)

@@ -8,7 +8,7 @@ error.
 import json
 from typing import Any, Literal, TypeAlias
 
-from manifests.overlay import SourceDocument
+from manifests.documents import Document
 from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 from schemas.gitsource import GitCommit
 from schemas.meta import ApiModel
@@ -90,12 +90,12 @@ class FetchResponse(ApiModel):
     """Number of files that they come from."""
 
 
-def line_of(document: SourceDocument) -> str:
+def line_of(document: Document) -> str:
     """Encode a document as one line."""
     return json.dumps([document.source, _packed(document.root)], separators=(",", ":"))
 
 
-def document_of(line: bytes) -> SourceDocument:
+def document_of(line: bytes) -> Document:
     """Decode the document of a line.
 
     Raises:
@@ -104,7 +104,7 @@ def document_of(line: bytes) -> SourceDocument:
     """
     try:
         source, root = json.loads(line)
-        return SourceDocument(source=str(source), root=_unpacked(root))
+        return Document(source=str(source), root=_unpacked(root))
     except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"not a document: {error}") from error
 

@@ -13,7 +13,7 @@ import psutil
 from pydantic import ValidationError
 
 from machinery.clock import Clock
-from manifests.overlay import SourceDocument
+from manifests.documents import Document
 from reconciler.gitops.fetch_messages import FetchFailure, FetchRequest, FetchResponse, document_of
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class FetchResult:
     """The response of the fetch process with its documents."""
 
     answer: FetchResponse
-    documents: tuple[SourceDocument, ...]
+    documents: tuple[Document, ...]
 
 
 class _TooLargeError(Exception):

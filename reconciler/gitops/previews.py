@@ -11,7 +11,7 @@ from machinery.gc_pause import pause_collection
 from manifests import apply as manifests_apply
 from manifests import diff
 from manifests.errors import ManifestErrors
-from manifests.load import Document, LoadedObject, read_objects
+from manifests.load import LoadedObject, read_objects
 from manifests.plan import CreatedObject, change_text
 from manifests.trees import key_of
 from reconciler.gitops import applier, source_status
@@ -62,9 +62,8 @@ def _refused(preview: SourcePreview, problem: str) -> SourcePreview:
 
 
 def _loaded(found: FetchResult) -> list[LoadedObject]:
-    documents = [Document(source=one.source, root=one.root) for one in found.documents]
     with pause_collection():
-        return read_objects(documents)
+        return read_objects(found.documents)
 
 
 def _changes(prospect: manifests_apply.ApplyPreview) -> list[PreviewedChange]:

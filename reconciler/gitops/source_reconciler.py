@@ -9,7 +9,7 @@ from pathlib import Path
 from machinery.clock import Clock
 from machinery.control_loop import Requeue
 from manifests.errors import ManifestErrors
-from manifests.load import Document, read_objects
+from manifests.load import read_objects
 from reconciler.gitops import applier, fetch_messages, previews, source_status
 from reconciler.gitops.applier import CommitResult
 from reconciler.gitops.fetch_messages import FetchRequest
@@ -249,11 +249,10 @@ class GitSourceReconciler:
             await self._load(source, state, found)
 
     async def _load(self, source: GitSource, state: SourceState, found: FetchResult) -> None:
-        documents = [Document(source=one.source, root=one.root) for one in found.documents]
         commit = found.answer.revision
         try:
             # In a thread: ten thousand objects take a second, and the leader must renew its leases.
-            loaded = tuple(await asyncio.to_thread(read_objects, documents))
+            loaded = tuple(await asyncio.to_thread(read_objects, found.documents))
         except ManifestErrors as errors:
             state.problem = SourceProblem(
                 reason="BrokenManifests", message=errors.show(_SHOWN), stalls=True

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import overlay
+from manifests import strategic_merge, suggestions
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
@@ -27,7 +27,9 @@ def node(text: str) -> YamlNode:
 
 def over(base: str, patch: str) -> object:
     """Return the patched base, or the problem."""
-    found, problems = overlay.apply_patch(node(base), node(patch), source="p.yaml", about="X")
+    found, problems = strategic_merge.apply_patch(
+        node(base), node(patch), source="p.yaml", about="X"
+    )
     if problems:
         return [f"{p.line}:{p.column} {p.path}: {p.message}" for p in problems]
     return None if found is None else nodes.plain_value(found)
@@ -182,6 +184,18 @@ def test_errors_are_reported_at_the_line_of_the_patch(tmp_path: Path) -> None:
             id="typo",
         ),
         pytest.param(
+            OVERLAY + "patches: [{path: x.yaml}]\n",
+            "4:1: Overlay: patches: unknown field. Remove it: every manifest of the folder that is not in "
+            "resources is a patch",
+            id="kustomize",
+        ),
+        pytest.param(
+            OVERLAY + "resources: [no.yaml]\n",
+            "4:13: Overlay: resources[0]: no.yaml has no manifest of the folder. "
+            "Name files of this folder; other folders belong into base",
+            id="no-resource",
+        ),
+        pytest.param(
             OVERLAY.replace("../base]", "../bass]"),
             "3:8: Overlay: base[0]: {root}/bass does not exist",
             id="no-folder",
@@ -212,6 +226,98 @@ def test_a_patch_without_a_target_is_reported(tmp_path: Path) -> None:
         f'{tmp_path}/site/pool.yaml:4:9: NodePool/studio: ["$patch"]: no base has NodePool/studio, '
         "so there is nothing to patch. Did you mean studios?"
     ]
+
+
+CHAT = HEAD + "kind: ModelDeployment\nmetadata: {name: chat}\nspec: {model: {path: m}}\n"
+LISTED = OVERLAY + "resources: [new.yaml]\n"
+
+
+@pytest.mark.parametrize(
+    ("overlay", "file", "text", "told"),
+    [
+        pytest.param(
+            OVERLAY,
+            "p.yaml",
+            CHAT.replace("chat", "chatt").replace("{model: {path: m}}", "{replicas: 2}"),
+            "no base has ModelDeployment/chatt, so there is nothing to patch. Did you mean chat? "
+            "A new object needs spec.model",
+            id="incomplete",
+        ),
+        pytest.param(
+            OVERLAY,
+            "p.yaml",
+            CHAT.replace("chat", "chta"),
+            "no base has ModelDeployment/chta, so there is nothing to patch. Did you mean chat? "
+            "If it is a new object, write in the overlay: resources: [p.yaml]",
+            id="complete",
+        ),
+        pytest.param(
+            LISTED,
+            "p.yaml",
+            CHAT.replace("chat", "coder"),
+            "no base has ModelDeployment/coder, so there is nothing to patch. The bases have: chat. "
+            "If it is a new object, write in the overlay: resources: [p.yaml]",
+            id="not-listed",
+        ),
+        pytest.param(
+            LISTED,
+            "new.yaml",
+            CHAT,
+            "is new by the overlay's resources, but {root}/base/chat.yaml has it, too. "
+            "Remove the file from resources to patch the object",
+            id="not-new",
+        ),
+    ],
+)
+def test_a_patch_is_told_from_a_new_object(
+    tmp_path: Path, overlay: str, file: str, text: str, told: str
+) -> None:
+    write(tmp_path, base__chat_yaml=CHAT, site__overlay_yaml=overlay)
+    (tmp_path / "site" / "new.yaml").write_text(CHAT.replace("chat", "other"))
+    (tmp_path / "site" / file).write_text(text)
+    name = text.split("name: ")[1].split("}")[0]
+    wanted = f"{tmp_path}/site/{file}:3:18: ModelDeployment/{name}: metadata.name: {told}"
+    assert wanted.format(root=tmp_path) in refused(tmp_path / "site")
+
+
+@pytest.mark.parametrize("name", ["chatt", "chat-2", "coder"])
+def test_resources_are_new_objects(tmp_path: Path, name: str) -> None:
+    write(
+        tmp_path,
+        base__chat_yaml=CHAT,
+        site__overlay_yaml=OVERLAY + "resources: [more]\n",
+        site__more__new_yaml=CHAT.replace("chat", name),
+        site__chat_yaml=CHAT.replace("{model: {path: m}}", "{replicas: 3}"),
+    )
+    loaded = load_objects([str(tmp_path / "site")])
+    assert [item.obj.name for item in loaded] == ["chat", name]
+
+
+@pytest.mark.parametrize("name", ["chat-2", "coder"])
+def test_without_resources_a_complete_object_of_another_name_is_new(
+    tmp_path: Path, name: str
+) -> None:
+    new = CHAT.replace("chat", name)
+    write(tmp_path, base__chat_yaml=CHAT, site__overlay_yaml=OVERLAY, site__new_yaml=new)
+    assert [item.obj.name for item in load_objects([str(tmp_path / "site")])] == ["chat", name]
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "expected"),
+    [
+        ("chatt", "chat", True),
+        ("cat", "chat", True),
+        ("chst", "chat", True),
+        ("chta", "chat", True),
+        ("chat", "chat", False),
+        ("chat2", "chat", False),
+        ("mac-1", "mac-2", False),
+        ("tach", "chat", False),
+        ("chatter", "chat", False),
+    ],
+)
+def test_typing_errors(word: str, known: str, expected: bool) -> None:
+    assert suggestions.is_typing_error(word, known) is expected
 
 
 @pytest.mark.parametrize("site", ["berlin", "lab"])

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from manifests import declaration, ownership, three_way
+from manifests.documents import Document
 from manifests.errors import ManifestErrors
-from manifests.load import Document, LoadedObject
+from manifests.load import LoadedObject
 from manifests.ownership import FieldConflict, MergedObject
 from manifests.three_way import Force
 from manifests.trees import spec_of

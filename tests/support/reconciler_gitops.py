@@ -8,8 +8,8 @@ from pathlib import Path
 
 from machinery.clock import SystemClock
 from manifests import apply
-from manifests.load import Document, read_objects
-from manifests.overlay import SourceDocument
+from manifests.documents import Document
+from manifests.load import read_objects
 from manifests.yaml.parser import parse
 from reconciler.controller import Controller
 from reconciler.gitops.source_reconciler import GitFolders
@@ -50,10 +50,8 @@ def source(name: str, repository: str, spec: str = "") -> str:
 
 async def applied(store: Transport, text: str, manager: str = "fleetctl") -> None:
     """Apply manifests as a person would."""
-    found = [
-        SourceDocument(source="test.yaml", root=root) for root in parse(text, "test.yaml").documents
-    ]
-    loaded = read_objects([Document(source=one.source, root=one.root) for one in found])
+    found = parse(text, "test.yaml").documents
+    loaded = read_objects([Document(source="test.yaml", root=root) for root in found])
     await apply.apply(store, loaded, CLOCK, apply.ApplyOptions(manager=manager, force=True))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 from types import TracebackType
 
-from manifests.overlay import SourceDocument
+from manifests.documents import Document
 from reconciler.gitops.fetch_messages import FetchRequest, FetchResponse, line_of
 from reconciler.gitops.fetch_process import repository
 from reconciler.gitops.fetch_process.commit_tree import CommitTree
@@ -48,7 +48,7 @@ def _end_with_parent() -> None:
 
 def _answer(
     request: FetchRequest, secrets: list[str]
-) -> tuple[FetchResponse, tuple[SourceDocument, ...]]:
+) -> tuple[FetchResponse, tuple[Document, ...]]:
     revision, info = b"", None
     try:
         remote = None if request.offline else make_remote(request)
@@ -80,7 +80,7 @@ def _newest(folder: Path, request: FetchRequest, remote: GitRemote | None) -> by
     return request.commit.encode()
 
 
-def _write(answer: FetchResponse, documents: tuple[SourceDocument, ...]) -> None:
+def _write(answer: FetchResponse, documents: tuple[Document, ...]) -> None:
     out = sys.stdout.buffer
     out.write(answer.model_dump_json(by_alias=True).encode() + b"\n")
     for document in documents:

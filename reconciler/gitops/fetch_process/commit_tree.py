@@ -12,8 +12,8 @@ from dulwich.objects import Blob, Commit, ObjectID, Tree
 from dulwich.repo import Repo
 
 from manifests import load, overlay, sources
+from manifests.documents import ParsedDocuments
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.overlay import ParsedDocuments
 from reconciler.gitops.fetch_process.errors import FetchError
 
 # Limits of one source: the members of an ApplySet, and eight times the size of ten thousand deployments.
