@@ -1,5 +1,6 @@
 """The command `fleet-reconciler`: flags and wiring."""
 
+import asyncio
 import os
 import socket
 import sys
@@ -11,10 +12,12 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller
-from reconciler.gitops.source_reconciler import GitFolders
+from reconciler.gitops import credentials, webhook
+from reconciler.gitops.credentials import GitSettings
 from store.etcd.connect import connect
 from store.etcd.flags import address_from_flags, etcd_options
 
@@ -43,7 +46,35 @@ from store.etcd.flags import address_from_flags, etcd_options
     default=Path(platformdirs.user_config_dir("mlx-fleet")) / "git",
     show_default=True,
     envvar="FLEET_GIT_CREDENTIALS",
-    help="Folder with the files that GitSources name in spec.credentials.",
+    help="Folder for the files that GitSources name in spec.credentials; each host has a folder in it.",
+)
+@click.option(
+    credentials.FLAG,
+    "credentials_from_git",
+    is_flag=True,
+    envvar="FLEET_ALLOW_CREDENTIALS_FROM_GIT",
+    help="Let GitSources that come out of a repository name credentials.",
+)
+@click.option(
+    "--api-host",
+    default="127.0.0.1",
+    show_default=True,
+    envvar="FLEET_RECONCILER_API_HOST",
+    help="Address of this machine for --git-webhook-secret-file.",
+)
+@click.option(
+    "--api-port",
+    type=click.IntRange(0, 65535),
+    default=4002,
+    show_default=True,
+    envvar="FLEET_RECONCILER_API_PORT",
+    help="Port for --git-webhook-secret-file; 0 for any.",
+)
+@click.option(
+    "--git-webhook-secret-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="FLEET_GIT_WEBHOOK_SECRET_FILE",
+    help="Listen for pushes at /hooks/git; the file has the secret that signs them.",
 )
 @click.option(
     "--log-level",
@@ -56,29 +87,51 @@ def main(
     git_dir: Path,
     git_credentials: Path,
     log_level: str,
-    **etcd: Any,
+    **options: Any,
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     house_logging.setup("reconciler", log_level)
-    etcd_address = address_from_flags(etcd)
+    etcd_address = address_from_flags(options)
+    secret_file = _secret_file(options["git_webhook_secret_file"])
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
-    git = GitFolders(
-        cache=git_dir.expanduser().absolute(), credentials=git_credentials.expanduser().absolute()
+    git = GitSettings(
+        cache=git_dir.expanduser().absolute(),
+        credentials=git_credentials.expanduser().absolute(),
+        credentials_from_git=options["credentials_from_git"],
     )
 
     async def run() -> None:
         clock = SystemClock()
         transport = connect(etcd_address)
+        controller = Controller(
+            transport, clock, identity=identity, grace_s=node_grace_period, git=git
+        )
         try:
-            await Controller(
-                transport, clock, identity=identity, grace_s=node_grace_period, git=git
-            ).run()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(controller.run())
+                if secret_file is not None:
+                    hook = webhook.Webhook(transport, clock, secret_file)
+                    address = (options["api_host"], options["api_port"])
+                    server = AdminServer(hook.app(), clock, address, lambda: None)
+                    group.create_task(server.run())
         finally:
             await transport.close()
 
     sys.exit(run_until_signal(run))
+
+
+def _secret_file(path: Path | None) -> Path | None:
+    """Return the webhook's secret file; an unusable one is refused at the start."""
+    if path is None:
+        return None
+    found = path.expanduser().absolute()
+    try:
+        webhook.read_secrets(found)
+    except webhook.SecretError as error:
+        raise click.UsageError(f"--git-webhook-secret-file: {error}") from error
+    return found
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from reconciler.demand.scraper import DemandScraper
 from reconciler.event_handlers import EventHandlers
 from reconciler.execute import Executor
 from reconciler.gitops.controller import GitOpsController
-from reconciler.gitops.source_reconciler import GitFolders
+from reconciler.gitops.credentials import GitSettings
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
@@ -68,7 +68,7 @@ class Controller:
         *,
         identity: str,
         grace_s: float,
-        git: GitFolders | None = None,
+        git: GitSettings | None = None,
     ) -> None:
         """Prepare to lead as `identity`; without folders for Git, GitSources are not reconciled."""
         self._transport = transport

@@ -2,7 +2,8 @@
 
 import re
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -27,6 +28,9 @@ def source_of_manager(manager: str) -> str | None:
     """Return the source of a field manager; None for other managers."""
     name = manager.removeprefix(_MANAGER)
     return name if name and name != manager else None
+
+
+_HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]+:[0-9a-f:.]*")
 
 
 def _repository(text: str) -> str:
@@ -74,6 +78,34 @@ RefName = Annotated[
 ]
 
 
+class RepositoryAddress(NamedTuple):
+    """The host and path of a repository, the same for all protocols; without a host it is a path on this machine."""
+
+    host: str
+    path: str
+
+
+def repository_address(text: str) -> RepositoryAddress:
+    """Return the host and path of an address; empty where it has none that can be used."""
+    scheme, colon, _ = text.partition("://")
+    if not colon:
+        found = _SCP.fullmatch(text)
+        head, _, path = text.partition(":") if found else ("", "", "")
+        host = head.rpartition("@")[2]
+    elif scheme == "file":
+        return RepositoryAddress("", urlsplit(text).path)
+    else:
+        try:
+            parts = urlsplit(text)
+            host, path = parts.hostname or "", parts.path
+        except ValueError:
+            host, path = "", ""
+    host = host.lower()
+    # The host names a folder, so it must not lead out of the one above.
+    is_plain = _HOST.fullmatch(host) is not None
+    return RepositoryAddress(host if is_plain else "", path.strip("/").removesuffix(".git").lower())
+
+
 class GitReference(ApiModel):
     """The commit to apply: a branch, a tag or a hash."""
 
@@ -92,7 +124,7 @@ class GitReference(ApiModel):
 
 
 class GitCredentials(ApiModel):
-    """Credentials for the repository; files are in the --git-credentials folder, on each Mac that may lead."""
+    """Credentials for the repository: files in the host's folder in --git-credentials, on each Mac that may lead."""
 
     username: Annotated[str, StringConstraints(max_length=250)] = ""
     """User over https; over ssh the address contains it."""
@@ -226,3 +258,10 @@ class GitSource(ApiObject):
     """The manifests to apply, and how."""
     status: GitSourceStatus | None = None
     """The observed state; written by the reconciler."""
+
+
+def with_sync_request(source: GitSource, request_id: str) -> GitSource:
+    """Return the source with the request of a sync; each request has another id."""
+    annotations = {**source.metadata.annotations, SYNC_REQUESTED: request_id}
+    metadata = source.metadata.model_copy(update={"annotations": annotations})
+    return source.model_copy(update={"metadata": metadata})

@@ -13,7 +13,7 @@ from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import git_preview, reader, targets, writer
 from fleetctl.objects.kind_args import kind_of
 from machinery.clock import Clock, SystemClock
-from schemas.gitsource import SYNC_REQUESTED, GitSource
+from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import Condition, ConditionStatus, find_condition
 from store import objects
 from store.errors import UnavailableError
@@ -144,7 +144,7 @@ async def _sync(
                 clock,
                 GitSource,
                 one.name,
-                lambda now: _with_sync_request(now, request_id),
+                lambda now: with_sync_request(now, request_id),
             )
         outcomes = [
             SyncOutcome(text=f"gitsource/{one} is suspended", is_ready=True) for one in suspended
@@ -163,12 +163,6 @@ async def _sync(
                 progress_line = _SyncProgress(one.name, request_id, progress)
                 outcomes.append(await _wait_outcome(transport, clock, progress_line, deadline))
         return outcomes
-
-
-def _with_sync_request(source: GitSource, request_id: str) -> GitSource:
-    notes = {**source.metadata.annotations, SYNC_REQUESTED: request_id}
-    metadata = source.metadata.model_copy(update={"annotations": notes})
-    return source.model_copy(update={"metadata": metadata})
 
 
 class _SyncProgress:

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
 from reconciler.gitops import applier
-from reconciler.gitops.source_reconciler import GitFolders, GitSourceReconciler
+from reconciler.gitops.credentials import GitSettings
+from reconciler.gitops.source_reconciler import GitSourceReconciler
 from reconciler.listers.caches import BY_KIND, Caches, object_key
 from store.errors import ConflictError, FencedError, StoreError
 from store.events import EventRecorder
@@ -94,13 +95,13 @@ class GitOpsController:
         clock: Clock,
         caches: Caches,
         recorder: EventRecorder,
-        folders: GitFolders,
+        git: GitSettings,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._caches = caches
         self._recorder = recorder
-        self._folders = folders
+        self._git = git
         self._queue: WorkQueue[str] = WorkQueue(clock)
         self._sources: GitSourceReconciler | None = None
 
@@ -127,7 +128,7 @@ class GitOpsController:
 
         """
         transport = FencedTransport(self._transport, leadership.guard)
-        sources = GitSourceReconciler(transport, self._clock, self._recorder, self._folders)
+        sources = GitSourceReconciler(transport, self._clock, self._recorder, self._git)
 
         async def reconcile_as_leader(name: str) -> Requeue | None:
             if not leadership.valid():

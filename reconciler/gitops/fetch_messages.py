@@ -24,6 +24,7 @@ FailureReason: TypeAlias = Literal[
     "HostKeyRefused",
     "CertificateRefused",
     "CredentialsMissing",
+    "CredentialsRefused",
     "RepositoryNotFound",
     "ReferenceNotFound",
     "PathNotFound",

@@ -3,16 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from machinery.clock import Clock
 from machinery.control_loop import Requeue
 from manifests.errors import ManifestErrors
 from manifests.load import read_objects
-from reconciler.gitops import applier, fetch_messages, previews, source_status
+from reconciler.gitops import applier, credentials, previews, source_status
 from reconciler.gitops.applier import CommitResult
-from reconciler.gitops.fetch_messages import FetchRequest
+from reconciler.gitops.credentials import GitSettings
+from reconciler.gitops.fetch_messages import (
+    FetchCredentials,
+    FetchFailure,
+    FetchRequest,
+    FetchResponse,
+)
 from reconciler.gitops.fetcher import FetchResult, fetch
 from reconciler.gitops.source_status import (
     LoadedCommit,
@@ -91,26 +95,16 @@ _SHOWN = 5
 _DEPENDENCY_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitFolders:
-    """Folders on this machine for Git."""
-
-    cache: Path
-    """Folder for fetched commits."""
-    credentials: Path
-    """Folder with the files that spec.credentials names."""
-
-
 class GitSourceReconciler:
     """Reconciles sources while this process leads; `transport` is fenced by the leadership."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, recorder: EventRecorder, folders: GitFolders
+        self, transport: Transport, clock: Clock, recorder: EventRecorder, git: GitSettings
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._recorder = recorder
-        self._folders = folders
+        self._git = git
         self._states: dict[str, SourceState] = {}
         self.watched_keys: dict[str, frozenset[str]] = {}
         """Keys of the store by source: a change of one of them queues the source."""
@@ -153,7 +147,7 @@ class GitSourceReconciler:
         request = source_status.requested_preview(source)
         if not request or source_status.is_preview_current(source):
             return source
-        found = await fetch(self._fetch_request(source, known=None), self._clock)
+        found = await self._fetch_commit(source)
         preview = await previews.compute(
             self._transport, self._clock, source, found, request=request
         )
@@ -211,7 +205,7 @@ class GitSourceReconciler:
             if loaded_commit is not None and loaded_commit.commit == state.newest
             else None
         )
-        found = await fetch(self._fetch_request(source, known=known), self._clock)
+        found = await self._fetch_commit(source, known=known)
         if found.answer.failure is not None and loaded_commit is None:
             await self._load_applied(source, state)
         state.fetched_at, state.sync = self._clock.monotonic(), sync
@@ -244,7 +238,7 @@ class GitSourceReconciler:
         commit = source_status.commit_in(status.applied_revision)
         if not commit:
             return
-        found = await fetch(self._fetch_request(source, known=None, offline=commit), self._clock)
+        found = await self._fetch_commit(source, offline=commit)
         if found.answer.failure is None:
             await self._load(source, state, found)
 
@@ -263,40 +257,29 @@ class GitSourceReconciler:
             revision=revision, commit=commit, info=found.answer.commit, loaded=loaded
         )
 
-    def _fetch_request(
-        self, source: GitSource, *, known: str | None, offline: str = ""
-    ) -> FetchRequest:
+    async def _fetch_commit(
+        self, source: GitSource, *, known: str | None = None, offline: str = ""
+    ) -> FetchResult:
+        """Fetch the newest commit, or read the commit `offline` from the cache, which needs no credentials."""
+        found = FetchCredentials() if offline else credentials.find(source, self._git)
+        if isinstance(found, FetchFailure):
+            return FetchResult(answer=FetchResponse(failure=found), documents=())
         spec = source.spec
         reference = spec.reference
         folder = f"{source.name}-{source.metadata.uid or 'x'}"
-        return FetchRequest(
+        request = FetchRequest(
             repository=spec.repository,
             branch=reference.branch if not offline else None,
             tag=reference.tag if not offline else None,
             commit=offline or reference.commit,
             path=spec.path,
-            cache=str(self._folders.cache / folder),
-            credentials=self._credentials(source),
+            cache=str(self._git.cache / folder),
+            credentials=found,
             known=known,
             offline=bool(offline),
             timeout_s=float(duration.parse(spec.timeout)),
         )
-
-    def _credentials(self, source: GitSource) -> fetch_messages.FetchCredentials:
-        credentials = source.spec.credentials
-        if credentials is None:
-            return fetch_messages.FetchCredentials()
-
-        def path_of(name: str | None) -> str | None:
-            return None if name is None else str(self._folders.credentials / name)
-
-        return fetch_messages.FetchCredentials(
-            username=credentials.username,
-            password_file=path_of(credentials.password_file),
-            ssh_key_file=path_of(credentials.ssh_key_file),
-            known_hosts_file=path_of(credentials.known_hosts_file),
-            ca_file=path_of(credentials.ca_file),
-        )
+        return await fetch(request, self._clock)
 
     async def _apply(
         self, source: GitSource, state: SourceState, version_of: Callable[[str], int]

@@ -12,9 +12,9 @@ from manifests.documents import Document
 from manifests.load import read_objects
 from manifests.yaml.parser import parse
 from reconciler.controller import Controller
-from reconciler.gitops.source_reconciler import GitFolders
+from reconciler.gitops.credentials import GitSettings
 from schemas.event import Event
-from schemas.gitsource import SYNC_REQUESTED, GitSource, GitSourceStatus
+from schemas.gitsource import GitSource, GitSourceStatus, with_sync_request
 from schemas.meta import ApiObject, Condition, find_condition
 from store import objects
 from store.mutate import mutate
@@ -24,15 +24,17 @@ from tests.support.waiting import until_async
 CLOCK = SystemClock()
 
 
-def places(root: Path) -> GitFolders:
-    return GitFolders(cache=root / "git", credentials=root / "credentials")
+def places(root: Path) -> GitSettings:
+    return GitSettings(cache=root / "git", credentials=root / "credentials")
 
 
 @asynccontextmanager
-async def leading(store: Transport, root: Path) -> AsyncIterator[asyncio.Task[None]]:
+async def leading(
+    store: Transport, root: Path, git: GitSettings | None = None
+) -> AsyncIterator[asyncio.Task[None]]:
     """Run a controller for the length of a block."""
     async with asyncio.TaskGroup() as group:
-        made = Controller(store, CLOCK, identity="test", grace_s=30.0, git=places(root))
+        made = Controller(store, CLOCK, identity="test", grace_s=30.0, git=git or places(root))
         task = group.create_task(made.run())
         try:
             yield task
@@ -67,12 +69,7 @@ async def synced(store: Transport, name: str) -> str:
     """Request a fetch, as `fleetctl sync` does; return the token of the request."""
     word = f"sync-{next(_syncs)}"
 
-    def ask(one: GitSource) -> GitSource:
-        notes = {**one.metadata.annotations, SYNC_REQUESTED: word}
-        metadata = one.metadata.model_copy(update={"annotations": notes})
-        return one.model_copy(update={"metadata": metadata})
-
-    await mutate(store, CLOCK, GitSource, name, ask)
+    await mutate(store, CLOCK, GitSource, name, lambda one: with_sync_request(one, word))
     return word
 
 
