@@ -15,7 +15,7 @@ from manifests.suggestions import describe_node, did_you_mean, nearest
 from manifests.trees import Path
 from manifests.yaml import nodes
 from manifests.yaml.nodes import YamlNode
-from schemas.deployment import ModelPath, ServedName
+from schemas.deployment import ModelPath, ModelSource, ServedName
 from schemas.duration import Unit
 from schemas.meta import FLEET_OWNED, LabelKey, LabelValue, ObjectMeta, ObjectName
 from schemas.quantity import Quantity
@@ -109,6 +109,22 @@ def _is_short(found: ErrorDetails, root: YamlNode) -> bool:
 
 
 _NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+# What users of model hubs write in spec.model.
+_HUB_WORDS = frozenset(
+    (
+        "repo",
+        "repository",
+        "hub",
+        "source",
+        "hf",
+        "huggingface",
+        "url",
+        "uri",
+        "id",
+        "name",
+        "revision",
+    )
+)
 _NAME_RULE = (
     'expected lower-case letters, digits, "-" and ".", beginning and ending with a letter or digit'
 )
@@ -162,22 +178,35 @@ def _missing(it: FieldError) -> Explanation:
 
 def _unknown(it: FieldError) -> Explanation:
     word = str(it.path[-1])
+    if _type_at(it.model, it.path[:-1]) is ModelSource and word in _HUB_WORDS:
+        return "unknown field", (
+            "Nothing is downloaded yet: put the model's folder on each Mac, and write its path "
+            "(docs/operations/models.md)"
+        )
     return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known fields")
 
 
 def _integer(it: FieldError) -> Explanation:
     content = it.node.content if it.node is not None else None
-    default = field_default(it.model, it.path)
-    example = str(default) if isinstance(default, int) else "2"
+    meant: int | None = None
     if isinstance(content, str):
-        word = content.strip().lower().replace("_", "").replace(",", "")
-        if word in _NUMBERS:
-            example = str(_NUMBERS.index(word))
-        elif word.isascii() and word.isdigit():
-            example = word
+        meant = _integer_of(content)
     elif isinstance(content, float) and content.is_integer():
-        example = str(int(content))
-    return f"expected an integer, got {describe_node(it.node)}", f"Write: {it.key}{example}"
+        meant = int(content)
+    hint = "" if meant is None else f"Write: {it.key}{meant}"
+    return f"expected an integer, got {describe_node(it.node)}", hint
+
+
+def _integer_of(text: str) -> int | None:
+    """Return the integer that a text means: `two`, `1_000` or `32k`, which is 32 x 1024 as for contexts and memory."""
+    word = text.strip().lower().replace("_", "").replace(",", "")
+    if word in _NUMBERS:
+        return _NUMBERS.index(word)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([km]?)i?", word, re.ASCII)
+    if found is None:
+        return None
+    number = float(found[1]) * {"": 1, "k": 2**10, "m": 2**20}[found[2]]
+    return int(number) if number.is_integer() else None
 
 
 def _string(it: FieldError) -> Explanation:
@@ -244,7 +273,10 @@ def _empty(_: FieldError) -> Explanation:
 
 
 def _value(it: FieldError) -> Explanation:
-    return str(it.context.get("error", it.fallback)), ""
+    unit, text = field_unit(it.model, it.path), it.node.content if it.node is not None else None
+    meant = unit.translate(text) if unit is not None and isinstance(text, str) else None
+    hint = f"Write: {it.key}{meant}" if meant is not None else ""
+    return str(it.context.get("error", it.fallback)), hint
 
 
 def _pattern(it: FieldError) -> Explanation:
@@ -254,10 +286,24 @@ def _pattern(it: FieldError) -> Explanation:
     if rule == _NAME_RULE and it.node is not None:
         slug = re.sub(r"[^a-z0-9.]+", "-", it.node.text.lower()).strip("-.")
         hint = f"Write: {it.key}{slug}" if slug else ""
+    if pattern == _pattern_of(Quantity) and it.node is not None:
+        hint = _quantity_hint(it)
     # For a key, the node at the path is the key's value, which is not what is wrong.
     if pattern == _pattern_of(LabelKey):
         return rule, ""
     return f"{rule}; got {describe_node(it.node)}", hint
+
+
+def _quantity_hint(it: FieldError) -> str:
+    """Return the quantity that a text such as `24GB` or `24 gib` means."""
+    text = it.node.text if it.node is not None else ""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([kmgt])(i?)b?", text.lower(), re.ASCII)
+    if found is None:
+        return ""
+    number, unit, is_binary = found.groups()
+    binary = f"{number}{unit.upper()}i"
+    decimal = f"{number}{'k' if unit == 'k' else unit.upper()}"
+    return f"Write: {it.key}{binary if is_binary else f'{decimal} or {binary}'}"
 
 
 def _rules() -> tuple[tuple[str | None, str], ...]:

@@ -14,6 +14,19 @@ _FINE_PATTERN = _PATTERN.removesuffix("$") + r"([0-9]{1,6}ms)?$"
 _PARTS = r"(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?"
 
 
+# Words that people write for units.
+_WORDS = {
+    "ms": ("ms", "msec", "millis", "millisecond", "milliseconds"),
+    "s": ("s", "sec", "secs", "second", "seconds"),
+    "m": ("m", "min", "mins", "minute", "minutes"),
+    "h": ("h", "hr", "hrs", "hour", "hours"),
+    "d": ("d", "day", "days"),
+}
+_WORDED = re.compile(
+    rf"([0-9]{{1,6}})\s*({'|'.join(sorted((w for words in _WORDS.values() for w in words), key=len, reverse=True))})"
+)
+
+
 @lru_cache(maxsize=1024)  # ten thousand objects use the same few
 def parse(text: str) -> int:
     """Return the seconds of a duration such as "90s", "10m" or "1h30m".
@@ -85,6 +98,24 @@ class Unit:
         if isinstance(found, bool) or not isinstance(found, int | float):
             return usual
         return self.spell(found) or usual
+
+    def translate(self, text: str) -> str | None:
+        """Return the duration that a text such as `10min` or `2 days` means; None if it means none."""
+        parts = _WORDED.findall(text.lower())
+        if not parts or "".join(f"{number}{word}" for number, word in parts) != re.sub(
+            r"[\s,]", "", text.lower()
+        ):
+            return None
+        totals = dict.fromkeys(("h", "m", "s", "ms"), 0)
+        for number, word in parts:
+            unit = next(unit for unit, words in _WORDS.items() if word in words)
+            totals["h" if unit == "d" else unit] += int(number) * (24 if unit == "d" else 1)
+        found = "".join(f"{number}{unit}" for unit, number in totals.items() if number)
+        try:
+            seconds = parse_fine(found) if self.is_fine else parse(found)
+        except ValueError:
+            return None
+        return None if self.is_positive and not seconds else found
 
     def spell(self, seconds: float) -> str | None:
         """Return the seconds as a duration, or None if the type has none for them."""

@@ -164,7 +164,7 @@ def test_errors_are_reported_at_the_line_of_the_patch(tmp_path: Path) -> None:
     write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=OVERLAY, site__pool_yaml=bad)
     assert refused(tmp_path / "site") == [
         f"{tmp_path}/site/pool.yaml:5:13: NodePool/studios: spec.priority: expected an integer, "
-        'got "high" (a string). Write: priority: 0',
+        'got "high" (a string)',
         f"{tmp_path}/site/pool.yaml:6:3: NodePool/studios: spec.nods: unknown field. "
         "Did you mean nodes?",
     ]
