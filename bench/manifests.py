@@ -20,11 +20,14 @@ import yaml
 from ruamel.yaml import YAML
 
 from machinery.clock import SystemClock
+from machinery.gc_pause import pause_collection
+from manifests import load
 from manifests.load import load_objects
 from manifests.observe import observe
 from manifests.trees import key_of
 from manifests.validate import validate
 from manifests.yaml import parser
+from reconciler.gitops.fetch_messages import document_of, line_of
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate
@@ -96,10 +99,23 @@ def write(root: Path, count: int) -> None:
         for start in range(0, count, PER_FILE):
             part = texts[start : start + PER_FILE]
             (folder / f"{start:05}.yaml").write_text("---\n".join(part))
+    overlay(root / "site", count)
     folder = root / "one_file_each"
     folder.mkdir()
     for number in range(count):
         (folder / f"model-{number:05}.yaml").write_text(manifest(number))
+
+
+def overlay(folder: Path, count: int) -> None:
+    """Write an overlay of all of them, with patches for those that a site changes."""
+    folder.mkdir()
+    head = "apiVersion: fleet/v1alpha1\nkind: "
+    (folder / "overlay.yaml").write_text(f"{head}Overlay\nbase: [../together]\n")
+    patches = [
+        f"{head}ModelDeployment\nmetadata: {{name: model-{n:05}}}\nspec: {{replicas: 3}}\n"
+        for n in range(0, count, CHANGED_EVERY)
+    ]
+    (folder / "patches.yaml").write_text("---\n".join(patches))
 
 
 def texts(root: Path) -> Iterator[str]:
@@ -148,6 +164,18 @@ def our_load(root: Path) -> object:
     return load_objects([str(root)])
 
 
+def our_overlay(root: Path) -> object:
+    return load_objects([str(root.parent / "site")])
+
+
+def our_commit(root: Path) -> object:
+    """Read the overlay as a GitSource does: parsed by the fetch process, sent with all places, typed by the leader."""
+    with pause_collection():
+        found = load.parse_texts([(path.name, path.read_text()) for path in sorted(root.iterdir())])
+        lines = [line_of(one).encode() for one in found.documents]
+        return load.read_objects([document_of(line) for line in lines])
+
+
 PARTS: dict[str, Callable[[Path], object]] = {
     "events, ruamel (pure Python)": events_of_ruamel,
     "events, libyaml (C)": events_of_libyaml,
@@ -156,6 +184,8 @@ PARTS: dict[str, Callable[[Path], object]] = {
     "ours: values without places": our_trees,
     "ours: values with places": our_nodes,
     "ours: typed and checked": our_load,
+    "ours: an overlay of them": our_overlay,
+    "ours: a commit of them": our_commit,
 }
 
 
@@ -256,6 +286,8 @@ def ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:
         "ruamel_round_trip_over_load": (rows["values, ruamel round-trip"], ours),
         "yaml_of_load": (rows["ours: values without places"], ours),
         "libyaml_of_diff": (rows["events, libyaml (C)"], diff),
+        "overlay_over_load": (rows["ours: an overlay of them"], ours),
+        "commit_over_load": (rows["ours: a commit of them"], ours),
         "diff_over_pyyaml_c": (diff, rows["values, PyYAML CSafeLoader"]),
         "store_of_diff": (rows["of it, reading the store"], diff),
     }

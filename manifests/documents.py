@@ -61,7 +61,7 @@ class Document:
         if self._tree is None:
             node = nodes.find_node(self.root, path)
             return node.content if node is not None and isinstance(node.content, str) else None
-        found = self._tree
+        found: Tree = self._tree
         for part in path:
             found = found.get(part) if isinstance(found, dict) else None
         return found if isinstance(found, str) else None

@@ -1,11 +1,12 @@
 """The messages between the leader and the fetch process: lines of JSON. Pure; imports no Git.
 
 One line is the request; one line is the response, followed by one line for each document of the commit. Documents
-travel parsed, with the positions of their fields: the leader never parses foreign YAML, and still names the line of an
+travel parsed, with the places of their fields: the leader never parses foreign YAML, and still names the line of an
 error.
 """
 
 import json
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from manifests.documents import Document
@@ -92,22 +93,35 @@ class FetchResponse(ApiModel):
 
 
 def line_of(document: Document) -> str:
-    """Encode a document as one line."""
-    return json.dumps([document.source, _packed(document.root)], separators=(",", ":"))
+    """Encode a document as one line: its file, its value, and the places of everything in it."""
+    places = _encoded(_packed(document.root))
+    return _encoded([document.source, document.tree, places])
 
 
 def document_of(line: bytes) -> Document:
-    """Decode the document of a line.
+    """Decode the document of a line. Places are decoded on first use: they are as large as ten values.
 
     Raises:
         ValueError: the line is not a document.
 
     """
     try:
-        source, root = json.loads(line)
-        return Document(source=str(source), root=_unpacked(root))
-    except (TypeError, KeyError, RecursionError) as error:
+        source, tree, places = json.loads(line)
+        return Document(source=str(source), root=partial(_root, str(places)), tree=tree)
+    except (TypeError, RecursionError) as error:
         raise ValueError(f"not a document: {error}") from error
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _root(places: str) -> YamlNode:
+    """Return the document with its places; without them if they are broken, for they only serve messages."""
+    try:
+        return _unpacked(json.loads(places))
+    except (ValueError, TypeError, RecursionError):
+        return YamlNode(mark=Mark(line=1, column=1), content={})
 
 
 def _packed(node: YamlNode) -> list[Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 from types import TracebackType
 
+from machinery.gc_pause import pause_collection
 from manifests.documents import Document
 from reconciler.gitops.fetch_messages import FetchRequest, FetchResponse, line_of
 from reconciler.gitops.fetch_process import repository
@@ -34,8 +35,9 @@ def main() -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     secrets: list[str] = []
     sys.excepthook = lambda kind, error, trace: _write_error(kind, error, trace, secrets)
-    answer, documents = _answer(request, secrets)
-    _write(answer, documents)
+    with pause_collection():  # ten thousand manifests are a million objects, which all live on
+        answer, documents = _answer(request, secrets)
+        _write(answer, documents)
 
 
 def _end_with_parent() -> None:
