@@ -17,7 +17,7 @@ import click
 from fleetctl.cli import arguments
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
-from fleetctl.objects import targets
+from fleetctl.objects import git_warnings, targets
 from fleetctl.output.results import ResultPrinter
 from fleetctl.verbs import edit_session
 from fleetctl.verbs.edit_session import EditSession, RejectedError, load_text
@@ -167,6 +167,7 @@ class EditedFile:
             click.echo(f"{outcome.obj.kind.lower()}/{outcome.obj.name} {outcome.result}")
         for conflict in applied.kept_by_others:
             click.echo(f"warning: {conflict.kept_message}", err=True)
+        await git_warnings.warn_of_objects(transport, (one.obj for one in applied.outcomes))
 
     def _replace(self, text: str) -> None:
         """Replace the file atomically."""

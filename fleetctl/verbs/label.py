@@ -37,7 +37,7 @@ _ANNOTATE_HELP = """Set and remove annotations of objects: notes for people and 
   fleetctl annotate nodes --all bought=2026 --overwrite
   fleetctl annotate md qwen --list
 
-`fleetctl rollout history` shows kubernetes.io/change-cause with the next revision.
+`fleetctl rollout history` shows kubernetes.io/change-cause with the next revision; the change after it removes it.
 """
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from store.port import Transport
+from tests.support.fleetctl_editor import ScriptedEditor
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.gitrepo import Repository, deployment, pool
 from tests.support.reconciler_gitops import leading
@@ -157,6 +158,27 @@ async def test_a_change_of_what_git_keeps_is_a_warning(
         f"warning: {fields} of modeldeployment/{name} is kept by gitsource/{name}, which restores its manifest; "
         f"commit the change to {repo.url} instead, or first run: fleetctl suspend gs/{name}\n"
     )
+
+
+async def test_an_edit_of_what_git_keeps_is_a_warning(
+    git: MemoryFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = Repository(tmp_path / "edited.git")
+    repo.commit({"a.yaml": deployment("edited")})
+    await kept(git, repo, "edited")
+    editor = ScriptedEditor(tmp_path / "editor")
+    monkeypatch.setenv("FLEETCTL_EDITOR", editor.command)
+    editor.types("replicas: 1", "replicas: 3")
+    done = await git.ctl("edit", "md/edited")
+    assert done.out == "modeldeployment/edited edited\n"
+    assert (
+        "warning: spec.replicas of modeldeployment/edited is kept by gitsource/edited" in done.err
+    )
+    file = tmp_path / "edited.yaml"
+    file.write_text(deployment("edited"))
+    editor.types("replicas: 1", "replicas: 1  # as in Git")
+    done = await git.ctl("edit", "-f", str(file))
+    assert "warning: modeldeployment/edited is kept by gitsource/edited" in done.err
 
 
 async def test_a_change_of_what_git_leaves_out_is_no_warning(

@@ -1,11 +1,15 @@
 """The real fetch process against real servers on loopback, and against hostile repositories."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import asyncssh
+import pytest
 
-from reconciler.gitops.fetch_messages import FetchCredentials
+from manifests.documents import Document
+from manifests.yaml.parser import parse
+from reconciler.gitops.fetch_messages import FetchCredentials, document_of, line_of
 from tests.support.gitrepo import Repository, pool
 from tests.support.ports import free_port
 from tests.support.reconciler_fetch import fetched, message, reason
@@ -88,6 +92,22 @@ async def test_over_ssh_server_and_client_authenticate(tmp_path: Path) -> None:
         url, tmp_path / "cache", who=FetchCredentials(ssh_key_file=files.ssh_key_file)
     )
     assert "credentials.knownHostsFile" in message(unknown)
+
+
+def test_a_document_travels_with_the_places_of_its_fields() -> None:
+    text = pool("a", priority=3)
+    (root,) = parse(text, "a.yaml").documents
+    line = line_of(Document(source="a.yaml", root=root)).encode()
+    there = document_of(line)
+    assert there.text_at("metadata", "name") == "a"
+    for path in (("spec", "priority"), ("metadata", "labels"), ("spec", "missing")):
+        assert there.problem(path, "x") == Document(source="a.yaml", root=root).problem(path, "x")
+    # Broken places cost the line number only.
+    source, tree, _ = json.loads(line)
+    broken = document_of(json.dumps([source, tree, "[1"]).encode())
+    assert (broken.tree, broken.problem(("spec",), "x").line) == (tree, 1)
+    with pytest.raises(ValueError, match="not a document"):
+        document_of(b"1")
 
 
 async def test_no_server(tmp_path: Path) -> None:
