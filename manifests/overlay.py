@@ -116,11 +116,16 @@ def _overlaid(
         _report(run, overlay, ("base",), f"is more than {_MAX_DEPTH} overlays deep", "")
         return []
     run.above.append(name)
-    below: list[Document] = []
+    below: dict[_Key, Document] = {}
     for at, base in bases:
         found = run.read(posixpath.normpath(posixpath.join(folder, base)))
         run.problems.extend(_blamed(overlay, at, found.problems))
-        below.extend(_combine(run, found.documents))
+        for one in _combine(run, found.documents):
+            first = below.setdefault(_key(one), one)
+            if first is not one:
+                message = f"has {one.text_at('kind')}/{one.text_at('metadata', 'name')} at {one.source}:{one.line}"
+                hint = f"{first.source}:{first.line} has it, too: remove one of them"
+                _report(run, overlay, ("base", at), message, hint)
     run.above.pop()
     return _patched(run, overlay, below, patches)
 
@@ -147,11 +152,10 @@ def _blamed(overlay: Document, at: int, problems: Sequence[ManifestError]) -> li
 def _patched(
     run: _OverlayRun,
     overlay: Document,
-    below: Sequence[Document],
+    below: Mapping[_Key, Document],
     patches: Sequence[Document],
 ) -> list[Document]:
-    there: dict[_Key, Document | None] = {_key(one): one for one in below}
-    twice = [one for one in below if there[_key(one)] is not one]
+    there: dict[_Key, Document | None] = dict(below)
     resources = _resources(run, overlay, patches)
     new: list[Document] = []
     for patch in patches:
@@ -171,9 +175,7 @@ def _patched(
             root, problems = apply_patch(base.root, patch.root, source=patch.source, about=about)
             run.problems.extend(problems)
             there[key] = None if root is None else Document(source=base.source, root=root)
-    merged = [one for one in there.values() if one is not None]
-    # The loader reports objects that are declared twice.
-    return [*merged, *twice, *new]
+    return [*(one for one in there.values() if one is not None), *new]
 
 
 def _is_new(

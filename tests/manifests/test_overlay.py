@@ -171,6 +171,37 @@ def test_errors_are_reported_at_the_line_of_the_patch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("patch", "place"),
+    [
+        pytest.param("spec:\n  contextLength: 2048\n", "4:1", id="fields-that-contradict"),
+        pytest.param("spec:\n  model: null\n", "4:1", id="a-required-field-is-removed"),
+    ],
+)
+def test_errors_of_the_merged_object_are_reported_at_the_patch(
+    tmp_path: Path, patch: str, place: str
+) -> None:
+    base = CHAT.replace("{model: {path: m}}", "{model: {path: m}, kvCache: {window: 4096}}")
+    head = HEAD + "kind: ModelDeployment\nmetadata: {name: chat}\n"
+    write(
+        tmp_path,
+        base__chat_yaml=base.replace("{model:", "{contextLength: 8192, model:"),
+        site__overlay_yaml=OVERLAY,
+        site__patch_yaml=head + patch,
+    )
+    [told] = refused(tmp_path / "site")
+    assert told.startswith(f"{tmp_path}/site/patch.yaml:{place}: ModelDeployment/chat: spec")
+
+
+def test_an_object_of_two_bases_is_reported_at_the_overlay(tmp_path: Path) -> None:
+    both = OVERLAY.replace("[../base]", "[../base, ../more]")
+    write(tmp_path, base__a_yaml=CHAT, more__b_yaml=CHAT, site__overlay_yaml=both)
+    assert refused(tmp_path / "site") == [
+        f"{tmp_path}/site/overlay.yaml:3:17: Overlay: base[1]: has ModelDeployment/chat at "
+        f"{tmp_path}/more/b.yaml:1. {tmp_path}/base/a.yaml:1 has it, too: remove one of them"
+    ]
+
+
+@pytest.mark.parametrize(
     ("overlay", "said"),
     [
         pytest.param(
