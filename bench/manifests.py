@@ -38,7 +38,7 @@ COUNT = 10_000
 PER_FILE = 1_000
 # What reads a whole tree with the places of all values takes minutes: of that, a few files are read, and the rest reckoned.
 SLOW_FILES = 2
-SLOW = ("events, ruamel (pure Python)", "values, ruamel round-trip", "ours: values with places")
+SLOW = ("events, ruamel (pure Python)", "values, ruamel round-trip")
 # What a day's work changes of a large repository.
 CHANGED_EVERY = 100
 
