@@ -1,0 +1,155 @@
+"""Reasons of ModelDeployments, ModelRoutes, NodePools and ShardGroups, and of events about what the reconciler does."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, normal, problem
+
+SECTION: Final = ReasonSection(
+    title="ModelDeployment: Available, Placed, Progressing, Scaling, Preempted",
+    shown_by="fleetctl describe md NAME",
+    reasons=(
+        problem(
+            "Unschedulable",
+            "At least one replica has no node. The message counts the nodes by reason.",
+            "`fleetctl explain placement NAME` gives the reason for each Mac; see the table above.",
+        ),
+        problem(
+            "CrashLooping",
+            "A shard group's ranks failed three times in a row in every shape.",
+            "Correct the cause in the message, then `fleetctl rollout restart NAME`.",
+        ),
+        problem(
+            "ReplicaNotReady",
+            "A replica has a node, but does not serve. The message names it.",
+            "Look up its reason under Replica, then read `fleetctl logs REPLICA --previous`.",
+        ),
+        problem(
+            "Stalled",
+            "The rollout made no progress for `spec.rollout.progressDeadline`.",
+            "Correct the cause in the message, or `fleetctl rollout undo NAME`.",
+        ),
+        problem(
+            "CanaryFailed",
+            "The new version was worse than the analysis allows, and was rolled back.",
+            "Read the figures in the message. Correct the manifest and apply it again.",
+        ),
+        problem(
+            "Paused",
+            "`spec.rollout.paused` is true.",
+            "`fleetctl rollout resume NAME`",
+        ),
+        problem(
+            "HigherPriority",
+            "A replica ended because a deployment of a higher priority needed its memory.",
+            "Add memory, or change `spec.priority`.",
+        ),
+        problem(
+            "DemandUnknown",
+            "A gateway does not report its load, so no replica is removed.",
+            "Start the gateway that the message names, or correct its `--advertise-address`.",
+        ),
+        problem(
+            "AtMaximum",
+            "The load needs more replicas than `maxReplicas`.",
+            "Raise `spec.autoscaling.maxReplicas` if the Macs have room.",
+        ),
+        normal("AllReplicasReady", "As many replicas serve as are declared."),
+        normal("ScaledToZero", "No replica is declared or needed."),
+        normal("ReplicasStarting", "Replicas have nodes and start."),
+        normal("AllPlaced", "Each replica has a node."),
+        normal("Placing", "Nodes are being chosen."),
+        normal("RollingOut", "Replicas are being replaced by the new version."),
+        normal("RolloutComplete", "Each replica runs the newest version."),
+        normal("CanaryRunning", "The new version gets its share of requests and is measured."),
+        normal("NotPreempted", "The replicas that were displaced have a node again."),
+        normal("Fixed", "`spec.replicas` sets the number; autoscaling is off."),
+        normal("Steady", "The load fits the number of replicas."),
+        normal("ScaledUp", "The load needs more replicas."),
+        normal("ScaledDown", "The load, or the declaration, needs fewer replicas."),
+        normal("Stabilizing", "The load changed, but not for long enough yet."),
+        normal("Idle", "There are no requests; the first one starts a replica."),
+        normal("Woken", "A request waits, so the first replica starts."),
+        normal("AtMinimum", "`minReplicas` keeps more replicas than the load needs."),
+    ),
+)
+
+OTHER_KINDS: Final = ReasonSection(
+    title="ModelRoute, NodePool, ShardGroup: Accepted, Ready",
+    shown_by="fleetctl describe KIND NAME",
+    reasons=(
+        problem(
+            "BackendNotFound",
+            "The route names a ModelDeployment that does not exist.",
+            "Create the deployment, or correct the name in the route.",
+        ),
+        problem(
+            "NoNodes",
+            "No Mac of the pool is ready.",
+            "Compare `spec.selector` and `spec.nodes` with `fleetctl get nodes --show-labels`.",
+        ),
+        problem(
+            "MemberNotReady",
+            "Fewer Macs of the group are ready than it needs.",
+            "Start the agents that the message names, or add a spare to `spec.members`.",
+        ),
+        problem(
+            "UnknownNode",
+            "The group names a node that never joined.",
+            "Correct the name in `spec.members`, or start the agent with that `--name`.",
+        ),
+        normal("BackendsFound", "All deployments of the route exist."),
+        normal("NodesReady", "The pool has a Mac that is ready."),
+        normal("MembersReady", "The group has as many ready Macs as it needs."),
+    ),
+)
+
+EVENTS: Final = ReasonSection(
+    title="Events: what the fleet did",
+    shown_by="fleetctl events",
+    reasons=(
+        problem(
+            "Preempted",
+            "A replica ends because a deployment of a higher priority needs its memory.",
+            "Add memory, or change `spec.priority`.",
+        ),
+        problem(
+            "ReplicaMoved",
+            "A replica got another node, because its Mac stayed away for the grace period.",
+            "Look at the Mac that was lost: `fleetctl describe node NODE`.",
+        ),
+        problem(
+            "ReplicaReformed",
+            "A shard group starts again, perhaps on other Macs or as a fallback.",
+            "The message has the cause; look it up under Replica.",
+        ),
+        problem(
+            "ProofCorrected",
+            "A replica takes more memory than was proven; the proof was raised.",
+            "Nothing now. Lower `contextLength` or `concurrency` if the Mac becomes short of memory.",
+        ),
+        problem(
+            "Drifted",
+            "Somebody changed an object that a GitSource keeps, and `driftPolicy` is Warn.",
+            "Commit the change, or set `driftPolicy: Correct`.",
+        ),
+        problem(
+            "DriftCorrected",
+            "An object of a GitSource was changed by hand, and was put back.",
+            "Change the manifest in the repository.",
+        ),
+        normal("NodeReady", "A node renews its lease again."),
+        normal("ReplicaPlaced", "A replica got a node."),
+        normal("ReplicaAdopted", "A replica without a deployment belongs to this one now."),
+        normal("ReplicaOrphaned", "A replica keeps running without its deployment."),
+        normal("ReplicaRemoved", "A replica has ended."),
+        normal("NewRevision", "The deployment has a new version."),
+        normal("Scaled", "The number of desired replicas changed."),
+        normal("Outdated", "A replica of an older version ends."),
+        normal("OutdatedInPlace", "It ends before its replacement starts, as both do not fit."),
+        normal("Evicted", "A replica leaves a Mac that is drained or withheld."),
+        normal("OwnerDeleted", "A replica ends because its deployment was deleted."),
+        normal("OwnerReplaced", "A replica of a deleted deployment of the same name ends."),
+        normal("GroupLost", "A replica ends because its ShardGroup cannot run it any more."),
+        normal("Pruned", "A GitSource deleted objects that its repository no longer has."),
+    ),
+)

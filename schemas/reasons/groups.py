@@ -1,0 +1,181 @@
+"""Reasons of ShardGroups: why a group cannot be formed, and what is wrong with its cables."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, problem
+
+_RECOVERY: Final = (
+    "Start the Mac into Recovery, run `rdma_ctl enable` in Terminal, and restart. "
+    "This cannot be done remotely."
+)
+
+SECTION: Final = ReasonSection(
+    title="A shard group cannot be formed",
+    shown_by="fleetctl explain placement NAME",
+    reasons=(
+        problem(
+            "NoSuchGroup",
+            "`spec.sharding` names a ShardGroup that does not exist.",
+            "Create the group, or correct the name.",
+        ),
+        problem(
+            "UnknownNode",
+            "A member never joined the fleet.",
+            "Correct `spec.members`, or start the agent with that `--name`.",
+        ),
+        problem(
+            "TooFew",
+            "A group needs two Macs at least.",
+            "Add a member, or leave out `spec.sharding` of the deployment.",
+        ),
+        problem(
+            "TooMany",
+            "JACCL connects fewer Macs than this.",
+            "Write `backend: ring`, or a smaller `size`.",
+        ),
+        problem(
+            "TooFewMembers",
+            "The group's selector matches fewer Macs than `size`.",
+            "Label more Macs, or lower `size`.",
+        ),
+        problem(
+            "NodeUnknown",
+            "The agent of a member has never reported.",
+            "Start the agent, or correct `spec.members`.",
+        ),
+        problem(
+            "NotReady",
+            "The agent of a member does not answer, and the group has no spare.",
+            "Start the agent, or add a spare to `spec.members`.",
+        ),
+        problem(
+            "TensorImpossible",
+            "The model's heads cannot be split over this number of Macs.",
+            "Use a number from the message, or `parallelism: Pipeline`.",
+        ),
+        problem(
+            "PipelineImpossible",
+            "The model's layers cannot be divided over this number of Macs.",
+            "Use a number from the message, or another model.",
+        ),
+        problem(
+            "UnequalMembers",
+            "Tensor needs equal Macs.",
+            "Set `parallelism: Pipeline`, or `allowUnequal: true`.",
+        ),
+        problem(
+            "ModelsDiffer",
+            "The Macs have different models at the same path.",
+            "Copy one model to all of them.",
+        ),
+    ),
+)
+
+CABLES: Final = ReasonSection(
+    title="Cables and settings of a shard group",
+    shown_by="fleetctl fabric check GROUP",
+    reasons=(
+        problem(
+            "NoCable",
+            "Two Macs that need a Thunderbolt cable have none.",
+            "Plug in the cables that the message names, or use the layout that it offers.",
+        ),
+        problem(
+            "WrongCable",
+            "A cable leads to another port than `spec.members[].rdma` says.",
+            "Correct `spec.members[].rdma`, or leave it out: agents find the cables.",
+        ),
+        problem(
+            "SlowCable",
+            "The cable or a port is slower than Thunderbolt 5.",
+            "Use a Thunderbolt 5 cable between Thunderbolt 5 ports.",
+        ),
+        problem(
+            "PortDown",
+            "The RDMA device of a cable is down.",
+            "Turn RDMA on at both ends, and replug the cable. If it stays, restart the Mac.",
+        ),
+        problem(
+            "InBridge",
+            "The cable's interface belongs to the Thunderbolt Bridge.",
+            "Delete the bridge in System Settings, Network, Manage Virtual Interfaces.",
+        ),
+        problem(
+            "NoLinkAddress",
+            "The cable's interface has no IPv4 address.",
+            "Give each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30.",
+        ),
+        problem(
+            "SameAddress",
+            "Both ends of a cable have the same address.",
+            "Give each end an address of its own.",
+        ),
+        problem(
+            "NoDevice",
+            "A port has no RDMA device.",
+            "Use a port that has one. Leave `spec.members[].rdma` out if agents find the cables.",
+        ),
+        problem(
+            "DevicesDiffer",
+            "`spec.members` names a different number of devices at the two ends.",
+            "Name one device for each cable at both ends, or none.",
+        ),
+        problem(
+            "NoAddress",
+            "A Mac reports no address.",
+            "Start its agent with `--address`, or write `spec.members[].addresses`.",
+        ),
+        problem(
+            "LoopbackAddress",
+            "A Mac gives an address that only itself reaches.",
+            "Start its agent with `--address`, or write `spec.members[].addresses`.",
+        ),
+        problem(
+            "NotItsAddress",
+            "A Mac does not have the address that is written for it.",
+            "Correct `spec.members[].addresses`.",
+        ),
+        problem(
+            "NoMeetingPlace",
+            "The ranks have no address that all of them reach.",
+            "Start the agent with an `--address` in the common network.",
+        ),
+        problem("NotAMac", "RDMA over Thunderbolt needs a Mac.", "Use `backend: ring`."),
+        problem(
+            "FabricUnknown",
+            "The agent has not reported its ports yet.",
+            "Wait a minute. Then see `fleetctl logs node/NAME`.",
+        ),
+        problem(
+            "NoThunderbolt5",
+            "The Mac has no Thunderbolt 5 port.",
+            "Use `backend: ring`, or another Mac.",
+        ),
+        problem(
+            "NoRdma",
+            "This version of macOS has no RDMA over Thunderbolt.",
+            "Upgrade macOS, or use `backend: ring`.",
+        ),
+        problem("RdmaOff", "RDMA is turned off on the Mac.", _RECOVERY),
+        problem(
+            "NoRdmaDevice",
+            "The Mac has no RDMA device.",
+            "Restart the Mac. If that does not help, switch RDMA off and on again in Recovery.",
+        ),
+        problem(
+            "BuildsDiffer",
+            "The Macs run different builds of macOS.",
+            "Install the same version on all of them.",
+        ),
+        problem(
+            "NeedsReboot",
+            "A Mac must be restarted before it can be a member.",
+            "Restart it; the message says why.",
+        ),
+        problem(
+            "FabricUnhealthy",
+            "The last measurement of the cables failed.",
+            "Correct what the message says, and run `fleetctl fabric bench GROUP`.",
+        ),
+    ),
+)

@@ -1,0 +1,118 @@
+"""Reasons of nodes: lease, machine and policies."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, normal, problem
+
+SECTION: Final = ReasonSection(
+    title="Node",
+    shown_by="fleetctl describe node NAME",
+    reasons=(
+        problem(
+            "LeaseLost",
+            "The agent does not renew its lease: the Mac is off, asleep or cut off.",
+            "Wake the Mac and start `fleet-nodeagent`. Set `FLEET_ETCD` to the address of etcd.",
+        ),
+        problem(
+            "NodeNotReady",
+            "The node lost its lease (event).",
+            "Wake the Mac and start `fleet-nodeagent`.",
+        ),
+        problem(
+            "MemoryShort",
+            "MemoryPressure: programs wait for memory.",
+            "Close programs, or move replicas away with `fleetctl drain`.",
+        ),
+        problem(
+            "DiskAlmostFull",
+            "DiskPressure: less than 5 % or 5 GiB is free on the disk of the models.",
+            "Remove models or files until more than 7 % and 8 GiB are free.",
+        ),
+        problem(
+            "TooWarm",
+            "ThermalPressure: the processor is throttled.",
+            "Cool the Mac, or reduce its load.",
+        ),
+        problem(
+            "MemoryStranded",
+            "NeedsReboot: memory stays wired although no engine runs.",
+            "Quit other programs that hold models (Ollama, LM Studio). Else restart the Mac.",
+        ),
+        problem(
+            "UpdateWaiting",
+            "NeedsReboot: an update waits for a restart.",
+            "`fleetctl drain NODE`, restart, `fleetctl uncordon NODE`.",
+        ),
+        problem(
+            "ProcessUndying",
+            "NeedsReboot: an engine was killed and does not end.",
+            "Restart the Mac.",
+        ),
+        problem(
+            "RdmaDown",
+            "NeedsReboot: an RDMA device stays down after a rank has ended.",
+            "Pull and replug the cable. If that does not help, restart the Mac.",
+        ),
+        problem(
+            "CameBackTooOften",
+            "Flapping: the node was lost and came back too often.",
+            "Look for sleep, a bad cable or a restarting agent. The message has the time of its return.",
+        ),
+        problem(
+            "AgentVersion",
+            "VersionSkew: agent and reconciler are more than one minor version apart.",
+            "Upgrade the older one.",
+        ),
+        problem(
+            "MlxLmVersion",
+            "VersionSkew: mlx-lm is not the release that memory proofs were tested with.",
+            "Install the version that the message names.",
+        ),
+        problem(
+            "SameHardware",
+            "DuplicateHardware: another node is the same machine.",
+            "For a clone, start the agent with a new `--state-dir`. After a rename, "
+            "`fleetctl delete node OLD`.",
+        ),
+        problem(
+            "PoolPolicy",
+            "Withheld: a pool keeps the Mac for its owner now.",
+            "Wait, or change `spec.policy` of the pool.",
+        ),
+        problem(
+            "PortTaken",
+            "ApiServing: the agent's API cannot listen. Models are served all the same.",
+            "Start the agent with another `--api-port`, or stop the other program.",
+        ),
+        problem(
+            "NotReadable",
+            "A part of the machine could not be read for a minute.",
+            "The agent's log names it: `fleetctl logs node/NAME`.",
+        ),
+        problem(
+            "WrongSums",
+            "FabricHealthy: sums over the cables were wrong.",
+            "Replace the cable. Compare the versions of macOS and MLX: `fleetctl fabric matrix`.",
+        ),
+        problem(
+            "TooSlow",
+            "FabricHealthy: the cables are slower than Thunderbolt 5.",
+            "Look for a cable or a port that is not Thunderbolt 5.",
+        ),
+        problem(
+            "TestBrokeOff",
+            "FabricHealthy: the last test did not finish.",
+            "Run `fleetctl fabric bench GROUP` again.",
+        ),
+        normal("LeaseHeld", "The agent renews its lease."),
+        normal("EnoughMemory", "Memory is not short."),
+        normal("EnoughDisk", "There is space for more models."),
+        normal("CoolEnough", "Heat slows nothing down."),
+        normal("NoSensor", "The machine has no sensor for heat; usual in virtual machines."),
+        normal("NothingWaits", "No restart is needed."),
+        normal("NothingFound", "No other node is this machine, and no policy withholds it."),
+        normal("Steady", "The node does not flap."),
+        normal("VersionsAgree", "All versions fit together."),
+        normal("Measured", "The cables work at their speed."),
+    ),
+)

@@ -1,0 +1,174 @@
+"""Reasons why a node cannot take a replica."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, problem
+
+SECTION: Final = ReasonSection(
+    title="A replica has no node",
+    shown_by="fleetctl explain placement NAME",
+    reasons=(
+        problem(
+            "InsufficientMemory",
+            "The memory proof needs more than the Mac has left for models.",
+            "Lower `contextLength` or `concurrency`, choose a smaller or more quantised model, or free memory "
+            "on a Mac. If no Mac is large enough, use a ShardGroup.",
+        ),
+        problem(
+            "ModelNotFound",
+            "The folder in `spec.model.path` is not on this Mac.",
+            "Copy the model to the agent's models folder (`--models-dir`), or correct the path. Nothing is "
+            "downloaded. The agent looks again by itself.",
+        ),
+        problem(
+            "ModelUnusable",
+            "The folder is there, but it is no complete model in MLX format.",
+            "The message names the file. Download or convert the model again.",
+        ),
+        problem(
+            "ArchitectureUnsupported",
+            "The installed mlx-lm has no code for this kind of model.",
+            "Use a model that mlx-lm supports.",
+        ),
+        problem(
+            "ModelNotInspected",
+            "The agent has not looked at the model folder yet.",
+            "Wait some seconds. If it stays, see whether the agent runs: `fleetctl get nodes`.",
+        ),
+        problem(
+            "ModelNotUnderstood",
+            "The memory of this architecture is not known, so nothing can be proven.",
+            "Set `spec.resources.memory` to the memory of one replica.",
+        ),
+        problem(
+            "AdapterNotFound",
+            "The folder in `spec.model.adapter` is not on this Mac.",
+            "Copy the adapter to the Mac, or correct the path.",
+        ),
+        problem(
+            "AdapterUnusable",
+            "The folder is no adapter that mlx-lm can apply.",
+            "Use an adapter that `mlx_lm.lora` wrote. Fuse others with `mlx_lm.fuse`.",
+        ),
+        problem(
+            "ContextTooLong",
+            "`spec.contextLength` is longer than the model supports.",
+            "Lower `spec.contextLength` to the number in the message.",
+        ),
+        problem(
+            "KvCacheUnsupported",
+            "The model's caches cannot be packed or limited as `spec.kvCache` asks.",
+            "Remove the field that the message names.",
+        ),
+        problem(
+            "DraftUnsupported",
+            "The model or its draft model has layers that cannot take back a wrong token.",
+            "Remove `spec.model.draft`.",
+        ),
+        problem(
+            "NodeNotReady",
+            "The agent does not renew its lease: the Mac is off, asleep or cut off.",
+            "Wake the Mac and start `fleet-nodeagent`. After the grace period its replicas move.",
+        ),
+        problem(
+            "NodeCordoned",
+            "`spec.unschedulable` keeps new replicas away.",
+            "`fleetctl uncordon NODE`",
+        ),
+        problem(
+            "NodeDraining", "The Mac is being taken out of service.", "`fleetctl uncordon NODE`"
+        ),
+        problem(
+            "NodeTainted",
+            "The Mac has a taint that the deployment does not tolerate.",
+            "Add a toleration to `spec.placement.tolerations`, or remove the taint: "
+            "`fleetctl taint NODE KEY-`.",
+        ),
+        problem(
+            "NodeWithheld",
+            "The policy of a pool keeps the Mac for its owner: quiet hours, battery, or activity.",
+            "Wait, or change `spec.policy` of the pool that the message names.",
+        ),
+        problem(
+            "NodeFlapping",
+            "The Mac came back too often in a short time.",
+            "It is used again at the time in the message. Look for sleep, a bad cable or a restarting agent.",
+        ),
+        problem(
+            "NotInPool",
+            "The Mac is in none of the pools of `spec.placement.pools`.",
+            "Add the Mac to a pool, or remove the pool from the deployment.",
+        ),
+        problem(
+            "SelectorMismatch",
+            "The Mac lacks a label of `spec.placement.nodeSelector`.",
+            "`fleetctl label node NODE KEY=VALUE`, or change the selector.",
+        ),
+        problem(
+            "ChipMismatch",
+            "`spec.placement.chips` does not list the chip of this Mac.",
+            "Add the chip, or remove the field.",
+        ),
+        problem(
+            "TooFewGpuCores",
+            "The Mac has fewer GPU cores than `spec.placement.minGpuCores`.",
+            "Lower the number, or use a larger Mac.",
+        ),
+        problem(
+            "AntiAffinity",
+            "The Mac runs a deployment that `spec.placement.antiAffinity` keeps apart.",
+            "Add a Mac, or remove the rule.",
+        ),
+        problem(
+            "ReplicaLimit",
+            "The Mac has as many replicas of this deployment as `spec.placement.maxReplicasPerNode` allows.",
+            "Raise the limit, lower `spec.replicas`, or add a Mac.",
+        ),
+        problem(
+            "ReservedForGroup",
+            "A ShardGroup reserves the Mac (`reservation: Exclusive`).",
+            "Use another Mac, or set `reservation: Shared` in the group.",
+        ),
+        problem(
+            "InsufficientDisk",
+            "The Mac has less free disk space than its pool reserves.",
+            "Remove files, or lower `spec.reserved.disk` of the pool.",
+        ),
+        problem(
+            "MemoryPressure",
+            "macOS reports that memory is short on this Mac.",
+            "Close programs on the Mac, or move replicas away with `fleetctl drain`.",
+        ),
+        problem(
+            "DiskPressure",
+            "The disk with the models is almost full.",
+            "Remove models or files.",
+        ),
+        problem(
+            "ThermalPressure",
+            "The Mac slows down because it is hot.",
+            "Cool the Mac or reduce its load. New replicas come again a minute after it has cooled down.",
+        ),
+        problem(
+            "NeedsReboot",
+            "The Mac must be restarted; the message says why.",
+            "`fleetctl drain NODE`, restart the Mac, `fleetctl uncordon NODE`.",
+        ),
+        problem(
+            "DuplicateHardware",
+            "Two nodes report the same hardware: a cloned state folder, or a renamed Mac.",
+            "For a clone, start the agent with a new `--state-dir`. After a rename, "
+            "`fleetctl delete node OLD`.",
+        ),
+        problem(
+            "VersionSkew",
+            "The agent is more than one minor version away from the reconciler.",
+            "Upgrade the older one.",
+        ),
+        problem(
+            "NotInGroup",
+            "The Mac is no member of the deployment's ShardGroup.",
+            "Nothing, if others are. Else add the Mac to `spec.members` of the group.",
+        ),
+    ),
+)

@@ -1,0 +1,106 @@
+"""Reasons of replicas: the state of their engines and of the epochs of shard groups."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, normal, problem
+
+SECTION: Final = ReasonSection(
+    title="Replica: Ready, EpochOver, CrashLooping",
+    shown_by="fleetctl describe replica NAME",
+    reasons=(
+        problem(
+            "EngineEnded",
+            "The engine process ended; the message has its code and last line.",
+            "It is restarted with growing delays. Read `fleetctl logs NAME --previous`.",
+        ),
+        problem(
+            "ModelUnusable",
+            "The engine cannot load the model (exit code 2).",
+            "The message names the file or the flag. Correct the folder on this Mac.",
+        ),
+        problem(
+            "PortInUse",
+            "Another program listens on the engine's port.",
+            "End that program, or start the agent with another `--engine-port`.",
+        ),
+        problem(
+            "EngineFailed",
+            "The engine reports that it cannot serve.",
+            "It is restarted. Read `fleetctl logs NAME --previous`.",
+        ),
+        problem(
+            "EngineSilent",
+            "The engine runs, but does not answer its health check.",
+            "The agent restarts it if it stays silent. Look for swapping on the Mac.",
+        ),
+        problem(
+            "ProbeFailed",
+            "The model is loaded, but its first token or its golden answer is wrong.",
+            "Compare the model's files with their source, and the versions of macOS and MLX.",
+        ),
+        problem(
+            "CannotStart",
+            "The Mac could not start the engine's process.",
+            "The message has the error of the system. Correct it on that Mac.",
+        ),
+        problem(
+            "AgentAway",
+            "The Mac's agent does not answer; its engine may still serve.",
+            "Start `fleet-nodeagent` on that Mac. It adopts the engine.",
+        ),
+        problem(
+            "WaitingForAgent",
+            "The agent has not reported on this replica yet.",
+            "Wait some seconds. If it stays, see whether the agent runs: `fleetctl get nodes`.",
+        ),
+        problem(
+            "NodeLost",
+            "A Mac of the shard group is away.",
+            "The group starts again on a spare or as a fallback. Wake or replace the Mac.",
+        ),
+        problem(
+            "RankEnded",
+            "The process of a rank ended.",
+            "The group starts again. Read `fleetctl logs NAME --all-ranks --previous`.",
+        ),
+        problem(
+            "RankSilent",
+            "A rank does not answer its agent.",
+            "The group starts again. Look for swapping on that Mac.",
+        ),
+        problem(
+            "RankStuck",
+            "A rank works, but makes no progress.",
+            "The group starts again. Test the cables: `fleetctl fabric bench GROUP`.",
+        ),
+        problem(
+            "GoldenFailed",
+            "The group's answer to the fixed question differs from that of one process.",
+            "Compare the versions of macOS and MLX (`fleetctl fabric matrix`), and test the cables.",
+        ),
+        problem(
+            "TriedEverything",
+            "Every shape of the group failed three times in a row.",
+            "Correct the cause in the message, then `fleetctl rollout restart NAME`.",
+        ),
+        problem(
+            "MeasuredMore",
+            "The engine takes more memory than was proven; the proof was raised.",
+            "Nothing now. Lower `contextLength` or `concurrency` if the Mac becomes short of memory.",
+        ),
+        normal("Serving", "The replica answers requests."),
+        normal("Following", "A rank above 0 computes; rank 0 answers."),
+        normal("Starting", "The engine is about to start."),
+        normal("Joining", "A rank waits for the other ranks."),
+        normal("MakingReference", "One process answers the golden question for comparison."),
+        normal("Loading", "The engine loads the model."),
+        normal("WarmingUp", "The engine generates its first token, or its answer is checked."),
+        normal("EngineDraining", "The engine finishes its requests and takes no new ones."),
+        normal("Stopping", "The replica is being deleted."),
+        normal("EngineEnding", "The engine has not ended yet."),
+        normal("Served", "The epoch has served for a minute."),
+        normal("New", "The epoch has served for less than a minute."),
+        normal("GoesOn", "The epoch continues."),
+        normal("MayGoOn", "The group may start again."),
+    ),
+)

@@ -1,0 +1,109 @@
+"""Reasons of GitSources."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, normal, problem
+
+SECTION: Final = ReasonSection(
+    title="GitSource: Ready, Reconciling, Stalled",
+    shown_by="fleetctl describe gitsource NAME",
+    reasons=(
+        problem(
+            "Unreachable",
+            "The Git server does not answer.",
+            "Retried by itself. Check the address, the network and the proxy of the leading reconciler.",
+        ),
+        problem(
+            "TimedOut",
+            "The fetch took longer than `spec.timeout`.",
+            "Retried by itself. Raise `spec.timeout` for a large repository.",
+        ),
+        problem(
+            "NoSpace",
+            "The disk of `--git-dir` is full.",
+            "Free space on the machine of the leading reconciler.",
+        ),
+        problem(
+            "FetchingFailed",
+            "The server's answer is not Git, or the fetch process failed.",
+            "Retried by itself. Check `spec.repository`; the reconciler's log has the error.",
+        ),
+        problem(
+            "AuthenticationFailed",
+            "The server refuses the credentials.",
+            "Replace the file that `spec.credentials` names, on each machine that may lead.",
+        ),
+        problem(
+            "HostKeyRefused",
+            "The server's SSH host key is not in `knownHostsFile`.",
+            "Compare the key with the server's, then add it: `ssh-keyscan HOST`.",
+        ),
+        problem(
+            "CertificateRefused",
+            "The server's certificate is not trusted.",
+            "Name its authority's file in `spec.credentials.caFile`.",
+        ),
+        problem(
+            "CredentialsMissing",
+            "A file of `spec.credentials` is not in `--git-credentials`.",
+            "Copy it there, on each machine that may lead.",
+        ),
+        problem(
+            "RepositoryNotFound",
+            "There is no such repository, or the credentials may not read it.",
+            "Correct `spec.repository`, or give the key access.",
+        ),
+        problem(
+            "ReferenceNotFound",
+            "The branch, tag or commit does not exist.",
+            "Correct `spec.reference`; the message names the nearest one.",
+        ),
+        problem(
+            "PathNotFound",
+            "The folder `spec.path` is not in the commit.",
+            "Correct `spec.path`, or commit the folder.",
+        ),
+        problem(
+            "TooLarge",
+            "The repository or a file exceeds the limits of the fetch process.",
+            "Move manifests to a smaller repository.",
+        ),
+        problem(
+            "BrokenManifests",
+            "The newest commit has errors. The commit before stays applied.",
+            "Correct the lines that the message names, and push.",
+        ),
+        problem(
+            "Refused",
+            "The manifests conflict with fields that others own. Nothing was written.",
+            "Change the manifest, or take the fields over once with `spec.force`.",
+        ),
+        problem(
+            "ApplyFailed",
+            "The store did not accept the objects.",
+            "Retried by itself. Look at etcd: `fleetctl doctor`.",
+        ),
+        problem(
+            "DependencyNotReady",
+            "A source of `spec.dependsOn` is not Ready.",
+            "Correct that source first.",
+        ),
+        problem(
+            "DependencyCircle",
+            "`spec.dependsOn` forms a cycle.",
+            "Remove one of the dependencies.",
+        ),
+        problem(
+            "HealthCheckFailed",
+            "Objects of `spec.healthChecks` were not healthy within `spec.healthTimeout`.",
+            "Look up the reason of the object that the message names.",
+        ),
+        problem(
+            "Suspended",
+            "`spec.suspend` is set, so nothing is fetched or applied.",
+            "`fleetctl resume gitsource/NAME`",
+        ),
+        normal("Applied", "The newest commit is applied."),
+        normal("WaitingForHealth", "The commit is applied; its objects start."),
+    ),
+)

@@ -1,0 +1,63 @@
+"""Every reason that the fleet can write is documented with its meaning and its cure, and no documented reason is stale."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schemas.reasons import SECTIONS
+from tests.support.command_lines import unknown_words
+from tests.support.reasons import FoundReasons, find_reasons
+
+ROOT = Path(__file__).parent.parent
+ROWS = [(section.title, row) for section in SECTIONS for row in section.reasons]
+
+
+@pytest.fixture(scope="module")
+def found() -> FoundReasons:
+    return find_reasons(ROOT)
+
+
+def test_every_expression_that_is_a_reason_can_be_followed(found: FoundReasons) -> None:
+    assert found.unresolved == [], (
+        "write the reason as a constant, or extend tests/support/reasons.py"
+    )
+
+
+def test_every_reason_in_the_code_is_documented(found: FoundReasons) -> None:
+    documented = {row.name for _, row in ROWS}
+    missing = {
+        name: sorted(places) for name, places in found.reasons.items() if name not in documented
+    }
+    assert missing == {}, "add a row with its meaning and its cure to schemas/reasons/"
+
+
+def test_no_documented_reason_is_stale(found: FoundReasons) -> None:
+    stale = [f"{title}: {row.name}" for title, row in ROWS if row.name not in found.reasons]
+    assert stale == [], "no code writes this reason any more: remove its row"
+
+
+def test_a_section_has_each_reason_once() -> None:
+    keys = [(title, row.name) for title, row in ROWS]
+    assert sorted(set(keys)) == sorted(keys)
+
+
+def test_meanings_and_cures_are_sentences() -> None:
+    for title, row in ROWS:
+        assert row.meaning.endswith("."), f"{title}: {row.name}"
+        assert row.cure == "" or row.cure.endswith((".", "`")), f"{title}: {row.name}"
+
+
+def test_commands_in_cures_exist() -> None:
+    wrong = [
+        f"{row.name}: {command}: {word}"
+        for _, row in ROWS
+        for command in re.findall(r"`(fleetctl [^`]+)`", row.cure)
+        for word in unknown_words(command)
+    ]
+    wrong += [
+        f"{section.title}: {word}"
+        for section in SECTIONS
+        for word in unknown_words(section.shown_by)
+    ]
+    assert wrong == []
