@@ -1,6 +1,7 @@
 """Generates the parts of the documentation that follow from the code.
 
-These are the JSON Schemas, the reference of fleetctl, the picture of the layers and the tables of life cycles.
+These are the JSON Schemas, a page for each kind, the reference of fleetctl, the gateway's OpenAPI document, the
+tables of reasons and of model sizes, the picture of the layers and the tables of life cycles.
 `tests/test_docs.py` compares the committed files with what this generates.
 """
 
@@ -11,36 +12,46 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from docs import fleetctl_reference
+from docs import fleetctl_reference, gateway_openapi, kind_pages, model_sizes, reason_tables
 from engine import lifecycle
 from nodeagent.replicas import engine_tracker
 from reconciler.groups import epochs
 from schemas.json_schema import json_schema, user_kinds
 
 ROOT = Path(__file__).parent.parent
-LAYERS, LIFECYCLES, END = (
-    "<!-- generated: layers -->",
-    "<!-- generated: lifecycles -->",
-    "<!-- end -->",
-)
+DOCS = ROOT / "docs"
+END = "<!-- end -->"
 
 
 def generated() -> dict[Path, str]:
     """Return every generated file with its content."""
     files = {
-        ROOT / "docs" / "reference" / "schemas" / f"{kind.name}.json": json.dumps(
+        DOCS / "reference" / "schemas" / f"{kind.name}.json": json.dumps(
             json_schema(kind), indent=2
         )
         + "\n"
         for kind in user_kinds()
     }
-    architecture = ROOT / "docs" / "architecture.md"
-    files[architecture] = with_section(architecture.read_text(), LAYERS, picture(layers()))
-    page = ROOT / "docs" / "internals" / "lifecycles.md"
-    files[page] = with_section(page.read_text(), LIFECYCLES, lifecycles())
-    files[ROOT / "docs" / "reference" / "fleetctl.md"] = fleetctl_reference.page()
+    files |= {
+        DOCS / "reference" / "kinds" / name: page for name, page in kind_pages.pages().items()
+    }
+    for page, (name, content) in sections().items():
+        files[DOCS / page] = with_section((DOCS / page).read_text(), name, content)
+    files[DOCS / "reference" / "fleetctl.md"] = fleetctl_reference.page()
+    files[DOCS / "api" / "openapi.json"] = gateway_openapi.text()
     files[ROOT / "fleetctl" / "cli" / "summaries.py"] = fleetctl_reference.summaries()
     return files
+
+
+def sections() -> dict[str, tuple[str, str]]:
+    """Return the generated section of each page that is otherwise written by hand: its name and its content."""
+    return {
+        "architecture.md": ("layers", picture(layers())),
+        "internals/lifecycles.md": ("lifecycles", lifecycles()),
+        "models.md": ("sizes", model_sizes.table()),
+        "reference/http-api.md": ("routes", gateway_openapi.table()),
+        "troubleshooting.md": ("reasons", reason_tables.tables()),
+    }
 
 
 def layers() -> list[str]:
@@ -91,9 +102,11 @@ def table(transitions: Iterable[tuple[str, str, str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
-def with_section(text: str, begin: str, content: str) -> str:
+def with_section(text: str, name: str, content: str) -> str:
     """Return the page with the content between its marks."""
-    head, _, rest = text.partition(begin)
+    begin = f"<!-- generated: {name} -->"
+    head, found, rest = text.partition(begin)
+    assert found, f"no mark {begin}"
     _, _, tail = rest.partition(END)
     return f"{head}{begin}\n{content}\n{END}{tail}"
 

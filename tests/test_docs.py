@@ -3,17 +3,21 @@
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from docs import kind_pages
 from docs.generate import generated
+from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from manifests.yaml import nodes
 from schemas import kinds
 from schemas.json_schema import json_schema, user_kinds
 from schemas.routing import Routing
+from tests.support.command_lines import unknown_words
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.pages import anchors, code_blocks, command_lines, links, pages, prose
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,11 +47,90 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert "make test" in (ROOT / "README.md").read_text().split("```")[1]
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
-def test_links_lead_somewhere(path: str) -> None:
-    page = ROOT / path
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-        assert (page.parent / link).exists(), f"{path}: {link}"
+def test_links_and_anchors_lead_somewhere() -> None:
+    wrong: list[str] = []
+    for page in pages():
+        for target in links(page):
+            path, _, anchor = target.partition("#")
+            found = (page.parent / path).resolve() if path else page
+            is_page = found.suffix == ".md" and found.exists()
+            if not found.exists() or (anchor and is_page and anchor not in anchors(found)):
+                wrong.append(f"{page.relative_to(ROOT)}: {target}")
+    assert wrong == []
+
+
+# Pages of decisions and changes speak of commands of their time.
+_OF_THEIR_TIME = ("docs/adr/", "CHANGELOG.md")
+_OURS = r"(?:fleetctl|fleet-gateway|fleet-nodeagent|fleet-reconciler)"
+
+
+def _commands_on(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield every command line of ours on a page, in blocks and in sentences, with its place."""
+    for block in code_blocks(page):
+        for line in command_lines(block.text):
+            for command in re.findall(rf"(?:^|&& |; |\$\(|\| )({_OURS} [^|;&)]*)", line):
+                yield block.place, command
+    for command in re.findall(rf"`({_OURS} [^`]+)`", prose(page).replace("\n", " ")):
+        yield str(page.relative_to(ROOT)), command
+
+
+def test_commands_on_pages_exist() -> None:
+    """Verbs and flags of every command line, against the programs' own command trees."""
+    wrong: list[str] = []
+    count = 0
+    for page in pages():
+        name = str(page.relative_to(ROOT))
+        # The reference is generated from the same tree.
+        if name.startswith(_OF_THEIR_TIME) or name == "docs/reference/fleetctl.md":
+            continue
+        for place, command in _commands_on(page):
+            count += 1
+            wrong += [f"{place}: {command}: {word}" for word in unknown_words(command)]
+    assert wrong == []
+    assert count > 300
+
+
+def test_manifests_on_pages_are_valid(tmp_path: Path) -> None:
+    """Whole manifests as they are; the beginning of a spec within a ModelDeployment."""
+    wrong: list[str] = []
+    for page in pages():
+        for block in code_blocks(page):
+            if block.language != "yaml":
+                continue
+            text = block.text
+            if "apiVersion:" not in text:
+                text = _FRAGMENT_HEAD + text
+                text += "" if "model:" in block.text else "  model: {path: qwen}\n"
+            if (
+                "kind: Overlay" in text
+            ):  # it names a folder; tests/manifests/test_overlay.py has such folders
+                continue
+            path = tmp_path / "manifest.yaml"
+            path.write_text(text)
+            try:
+                load_objects([str(path)])
+            except ManifestErrors as errors:
+                wrong.append(f"{block.place}: {errors.show(5)}")
+    assert wrong == []
+
+
+_FRAGMENT_HEAD = "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: qwen}\n"
+
+
+def test_every_kind_of_users_has_a_page_and_an_example() -> None:
+    found = set(kind_pages.pages())
+    for kind in user_kinds():
+        assert f"{kind.name}.md" in found
+        assert f"kind: {kind.name}\n" in kind_pages.example_of(kind.name)
+
+
+async def test_examples_are_applied_together() -> None:
+    fleet = MemoryFleet()
+    for folder in ("quickstart", "manifests"):
+        done = await fleet.ctl("apply", "-f", str(ROOT / "examples" / folder))
+        assert done.code == 0, done.err
+    again = await fleet.ctl("diff", "-f", str(ROOT / "examples" / "manifests"))
+    assert (again.code, again.out) == (0, "")
 
 
 def test_the_lock_names_no_host_and_has_hashes() -> None:

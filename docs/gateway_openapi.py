@@ -1,0 +1,243 @@
+"""Generates the OpenAPI document of the gateway, and its page: from the routes and from the types that check bodies.
+
+Bodies of OpenAI's API are those that engines check, bodies of the other APIs those that the gateway checks.
+"""
+
+import json
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+from fastapi import FastAPI
+
+from engine.api import openapi as engine_openapi
+from gateway.admin.gateway_log import LOG_PATH
+from gateway.apis import registry
+from gateway.apis.anthropic import request_translator as anthropic
+from gateway.apis.ollama import request_translator as ollama
+from gateway.apis.openai import PATHS as OPENAI_PATHS
+from gateway.app import make_app
+from gateway.auth.access_control import PUBLIC_PATHS
+from gateway.forwarding.model_state import ModelStates
+from gateway.server import Gateway, GatewayLimits
+from machinery.clock import SystemClock
+from machinery.version import version
+from store.memory import MemoryTransport
+
+Json: TypeAlias = dict[str, Any]
+
+_SCHEMA_PATH = "#/components/schemas/"
+_JSON, _STREAM, _LINES, _TEXT = (
+    "application/json",
+    "text/event-stream",
+    "application/x-ndjson",
+    "text/plain",
+)
+_ADMIN_PATHS = ("/api/cluster/", "/api/dashboard/", "/queue", "/metrics/snapshot")
+# Bodies of the translated APIs by path, with the content type of a streamed response.
+_TRANSLATED: Mapping[str, Mapping[str, tuple[type[msgspec.Struct], str]]] = {
+    "Ollama": {
+        "/api/chat": (ollama.ChatBody, _LINES),
+        "/api/generate": (ollama.GenerateBody, _LINES),
+        "/api/embed": (ollama.EmbedBody, ""),
+        "/api/embeddings": (ollama.EmbeddingsBody, ""),
+    },
+    "Anthropic": {
+        "/v1/messages": (anthropic.MessagesBody, _STREAM),
+        "/v1/messages/count_tokens": (anthropic.CountBody, ""),
+    },
+}
+_MODEL_SUMMARIES = {
+    "/v1/chat/completions": "Generate the next message of a conversation.",
+    "/v1/completions": "Continue a text.",
+    "/v1/responses": "Generate a response; nothing is stored.",
+    "/v1/embeddings": "Return the embeddings of texts.",
+    "/v1/messages": "Generate the next message, in Anthropic's format.",
+    "/v1/messages/count_tokens": "Count the tokens of a conversation, in Anthropic's format.",
+    "/api/chat": "Generate the next message, in Ollama's format.",
+    "/api/generate": "Continue a prompt, in Ollama's format.",
+    "/api/embed": "Return the embeddings of texts, in Ollama's format.",
+    "/api/embeddings": "Return the embedding of one text, in Ollama's older format.",
+}
+_REFUSALS = {
+    "400": "The request is invalid, or no engine supports what it asks for.",
+    "401": "The API key is missing or unknown.",
+    "403": "The API key may not use this model.",
+    "404": "No model of that name is served.",
+    "413": "The body is larger than `--max-body`.",
+    "429": "A limit of the key, or the queue of the model, is full; see `Retry-After`.",
+    "502": "Every engine that was tried failed.",
+    "503": "No engine can serve the model now; see `Retry-After`.",
+    "504": "The deadline of the request passed.",
+}
+
+
+def make_gateway_app() -> FastAPI:
+    """Return the gateway's application over an empty store in memory; nothing is started."""
+    clock, transport = SystemClock(), MemoryTransport(SystemClock())
+    gateway = Gateway(
+        transport, clock, random.Random(0), GatewayLimits(), url="http://127.0.0.1:4000"
+    )
+    states = ModelStates(clock, silence_s=1.0, keep_alive_s=1.0)
+    return make_app(gateway._admin_context(transport, "docs", states))  # noqa: SLF001 - the context is built nowhere else
+
+
+def gateway_routes() -> Iterator[tuple[str, str, Json]]:
+    """Yield method, path and operation of everything that a gateway answers, except HEAD.
+
+    The operation of a path that FastAPI does not answer itself has its summary only.
+    """
+    model_paths = (*OPENAI_PATHS, *registry.PATHS)
+    for path in model_paths:
+        yield "post", path, {"description": _MODEL_SUMMARIES[path]}
+    with warnings.catch_warnings():
+        # Operation ids of several methods of one function are equal, and are not used here.
+        warnings.simplefilter("ignore")
+        described = make_gateway_app().openapi()["paths"]
+    for path, operations in described.items():
+        # The application has the model paths only to refuse other methods.
+        if path in model_paths or path.endswith("models/"):
+            continue
+        for method in sorted(set(operations) - {"head", "options"}):
+            yield method, path, operations[method]
+
+
+def document() -> Json:
+    """Return the OpenAPI document."""
+    bodies, schemas = _bodies()
+    paths: Json = {}
+    for method, path, own in gateway_routes():
+        paths.setdefault(path, {})[method] = _operation(path, bodies.get(path), own)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "mlx-fleet gateway",
+            "version": version(),
+            "description": "The APIs of OpenAI, Anthropic and Ollama over a fleet of Macs, and a read-only admin API.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "http://127.0.0.1:4000"}],
+        "security": [{"bearer": []}, {"apiKey": []}],
+        "tags": [{"name": one} for one in ("OpenAI", "Anthropic", "Ollama", "Admin", "Operation")],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    schema: str
+    stream: str = ""
+    """Content type of a streamed response; empty if there is none."""
+
+
+def _bodies() -> tuple[dict[str, _Body], Json]:
+    """Return the body of each path, and all schemas."""
+    of_engines = engine_openapi.build_document([], version=version())["components"]["schemas"]
+    bodies = {
+        path: _Body(schema=body.model.__name__, stream=_STREAM if body.is_streamable else "")
+        for path, body in engine_openapi.route_bodies().items()
+        if path in OPENAI_PATHS
+    }
+    schemas: Json = dict(of_engines)
+    for api, translated in _TRANSLATED.items():
+        references, definitions = msgspec.json.schema_components(
+            [kind for kind, _ in translated.values()], ref_template=_SCHEMA_PATH + "{name}"
+        )
+        names = {name: f"{api}{name.removeprefix(api)}" for name in definitions}
+        schemas |= {names[name]: _renamed(one, names) for name, one in definitions.items()}
+        for (path, (_, stream)), reference in zip(translated.items(), references, strict=True):
+            name = names[reference["$ref"].rpartition("/")[2]]
+            bodies[path] = _Body(schema=name, stream=stream)
+    return bodies, dict(sorted(schemas.items()))
+
+
+def _renamed(schema: Any, names: Mapping[str, str]) -> Any:
+    """Return a schema whose references and title have the new names."""
+    if isinstance(schema, list):
+        return [_renamed(one, names) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _renamed(value, names) for key, value in schema.items()}
+    if isinstance(found.get("$ref"), str):
+        found["$ref"] = _SCHEMA_PATH + names[found["$ref"].rpartition("/")[2]]
+    if found.get("title") in names:
+        found["title"] = names[found["title"]]
+    return found
+
+
+def _summary(own: Json) -> str:
+    return str(own.get("description", "")).partition("\n")[0]
+
+
+def _operation(path: str, body: _Body | None, own: Json) -> Json:
+    operation: Json = {"summary": _summary(own), "tags": [_tag(path)]}
+    if own.get("parameters"):
+        operation["parameters"] = [_parameter(one) for one in own["parameters"]]
+    if body is not None:
+        reference = {"$ref": _SCHEMA_PATH + body.schema}
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": reference}}}
+    operation["responses"] = _responses(path, body)
+    if path in PUBLIC_PATHS:
+        operation["security"] = []
+    return operation
+
+
+def _parameter(found: Json) -> Json:
+    schema = {key: value for key, value in found["schema"].items() if key != "title"}
+    return {**found, "schema": schema}
+
+
+def _tag(path: str) -> str:
+    if path.startswith("/v1/messages"):
+        return "Anthropic"
+    if path.startswith("/v1/models") or path in OPENAI_PATHS:
+        return "OpenAI"
+    if path.startswith(_ADMIN_PATHS):
+        return "Admin"
+    if path == "/" or path.startswith("/api/"):
+        return "Ollama"
+    return "Operation"
+
+
+def _responses(path: str, body: _Body | None) -> Json:
+    is_text = path == "/" or (path.startswith("/metrics") and path != "/metrics/snapshot")
+    content: Json = {_TEXT: {"schema": {"type": "string"}}} if is_text else _json_content()
+    if body is not None and body.stream:
+        content[body.stream] = {"schema": {"type": "string"}}
+    found: Json = {"200": {"description": "The response.", "content": content}}
+    if body is not None:
+        for status, meaning in _REFUSALS.items():
+            found[status] = {"description": meaning, "content": _json_content()}
+    elif path not in PUBLIC_PATHS:
+        for status in ("401", "403"):
+            found[status] = {"description": _REFUSALS[status], "content": _json_content()}
+    return found
+
+
+def _json_content() -> Json:
+    return {_JSON: {"schema": {"type": "object"}}}
+
+
+def text() -> str:
+    """Return the document as text."""
+    return json.dumps(document(), indent=2) + "\n"
+
+
+def table() -> str:
+    """Return the table of routes for the page."""
+    rows = ["| route | API | key | does |", "|---|---|---|---|"]
+    for method, path, own in gateway_routes():
+        key = "none" if path in PUBLIC_PATHS else "admin" if _tag(path) == "Admin" else "any"
+        key = "ticket" if path == LOG_PATH else key
+        rows.append(f"| `{method.upper()} {path}` | {_tag(path)} | {key} | {_summary(own)} |")
+    return "\n".join(rows)
