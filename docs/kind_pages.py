@@ -65,8 +65,7 @@ def _index() -> str:
             "|---|---|---|---|",
             *rows,
             "",
-            "`fleetctl explain KIND.FIELD` prints the same descriptions. JSON Schemas for editors are in",
-            "[reference/schemas](../schemas/).",
+            "`fleetctl explain KIND.FIELD` prints the same descriptions. Each page links to a JSON Schema for editors.",
             "",
         )
     )
