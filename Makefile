@@ -128,4 +128,25 @@ bench-shard: $(READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with mlx_
 	@$(BIN)/python -m bench.shard
 
 clean:  ## remove the virtual environment and the caches
-	@rm -rf $(VENV) $(LITELLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
+	@rm -rf $(VENV) $(LITELLM) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
+
+# MkDocs Material builds the site, and is needed for nothing else.
+SITE := .venv-docs
+.PHONY: site lock-site
+site: $(SITE)/.ready  ## build the documentation as a web site in build/site; it loads nothing from other hosts
+	@rm -rf build/pages && mkdir -p build/pages
+	@ln -s $(CURDIR)/README.md $(CURDIR)/CONTRIBUTING.md $(CURDIR)/CHANGELOG.md $(CURDIR)/LICENSE \
+	  $(CURDIR)/docs $(CURDIR)/examples build/pages
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --clean
+	@$(SITE)/bin/python docs/site_requests.py build/site
+
+$(SITE)/.ready: requirements-docs.txt
+	@echo "setting up $(SITE) (once; MkDocs Material)"
+	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements-docs.txt
+	@touch $@
+
+lock-site: $(SITE)/.ready  ## renew requirements-docs.txt
+	@$(PYTHON) -m venv $(SITE)/lock && $(SITE)/lock/bin/pip install --quiet uv
+	@$(SITE)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header requirements-docs.in -o requirements-docs.txt
